@@ -1,0 +1,33 @@
+"""Errors of the engine, shaped like PopTorch's: ``message``, ``type`` and ``location`` (facts/poptorch.md)."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Anything the engine refuses. ``message`` says what is wrong and the way out; ``location`` where."""
+
+    def __init__(self, message: str, *, type: str | None = None, location: str = "") -> None:
+        super().__init__(f"{message} [{location}]" if location else message)
+        self.message = message
+        self.type = type or self.__class__.__name__
+        self.location = location
+
+
+class RecoverableError(Error):
+    """Resetting the device and trying again may help."""
+
+
+class UnrecoverableError(Error):
+    """Trying again will not help."""
+
+
+class OutOfMemoryError(Error):
+    """A tile holds more than it has. The profile was saved first: ``profile_path``."""
+
+    def __init__(self, message: str, *, profile_path: str = "", location: str = "") -> None:
+        super().__init__(message, location=location)
+        self.profile_path = profile_path
+
+
+class LoweringError(Error):
+    """No lowering is registered for an operator of the model."""

@@ -1,0 +1,89 @@
+"""The captured step: what one micro-batch and one weight update compute, before anything is placed.
+
+Made by `ipu_exec.capture`, read by every later pass. Values are tensors (keyed by identity), storages are
+memory: a view or an in-place result is a new value on an old storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Storage:
+    """A piece of memory. ``role`` is one of `profiler.records.ROLES`."""
+
+    id: int
+    elements: int
+    dtype: str
+    role: str
+    name: str  # "layer.weight", "layer.weight/exp_avg", "layer/addmm:0"
+    parameter: int = -1  # for accumulators and optimiser state: the storage of their weight
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor: a strided view of a storage. ``producer`` is an index into ``Graph.ops``, -1 for a graph input."""
+
+    id: int
+    storage: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+    producer: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRef:
+    """Stands for a tensor among an operator's arguments."""
+
+    id: int
+
+
+@dataclass(slots=True)
+class OpNode:
+    """One ATen call.
+
+    ``args``/``kwargs`` are the call's, tensors replaced by ValueRef and lists by tuples. ``direction`` is
+    "forward", "backward" or "update"; ``block`` an index into ``Graph.blocks`` (-1: before the first block);
+    ``forward_op`` the forward operator that a backward one was made by (-1: unknown).
+    """
+
+    id: int
+    aten: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    writes: tuple[int, ...]  # values changed in place
+    direction: str
+    block: int
+    module: str
+    name: str
+    file: str = ""
+    line: int = 0
+    forward_op: int = -1
+
+
+@dataclass(slots=True)
+class BlockInfo:
+    """A Block as the model opened it."""
+
+    id: int
+    name: str
+    ipu_id: int | None
+
+
+@dataclass(slots=True)
+class Graph:
+    """One forward (and, in training, backward and optimiser step) of a model."""
+
+    ops: list[OpNode] = field(default_factory=list)
+    values: dict[int, Value] = field(default_factory=dict)
+    storages: dict[int, Storage] = field(default_factory=dict)
+    blocks: list[BlockInfo] = field(default_factory=list)
+    inputs: tuple[int, ...] = ()  # values streamed from the host, a micro-batch
+    outputs: tuple[int, ...] = ()  # values streamed back
+    training: bool = False

@@ -1,0 +1,157 @@
+"""What lowering takes and gives: the interface between operators and the machine model.
+
+``lower(spec, machine) -> Plan`` (see `ipu_exec.lowering`). A lowering is a pure function of an `OpSpec`
+and a `Machine`, so equal operators share one plan. All vectors are int64, one entry per tile of one IPU.
+Units: cycles are tile cycles (the six workers' round-robin already counted), bytes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+ITEM_BYTES = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float64": 4,  # the IPU has no 64-bit arithmetic: PopTorch narrows to 32 bits
+    "int64": 4,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one storage lies on the tiles. Two storages with the same key lie element by element together."""
+
+    key: Hashable
+    bytes: np.ndarray = field(compare=False, repr=False)  # over tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor as an operator sees it: a strided view of a storage that lies on tiles.
+
+    ``layout`` is None for a storage nobody placed yet (a weight before its first use, an output): the
+    lowering chooses, through ``Plan.input_layouts`` and ``Plan.output_layouts``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    offset: int = 0
+    storage_elements: int = 0
+    layout: Layout | None = None
+    role: str = "activation"  # of profiler.records.ROLES
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.item_bytes
+
+    def lies_with(self, other: Operand) -> bool:
+        """True where equal indices of both lie on the same tile, so that an elementwise op needs no exchange."""
+        return (
+            self.layout is not None
+            and other.layout is not None
+            and self.layout.key == other.layout.key
+            and (self.shape, self.strides, self.offset) == (other.shape, other.strides, other.offset)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One operator call, hashable. Arguments that are tensors are Operands, all else plain values."""
+
+    name: str  # "aten.addmm.default"
+    args: tuple[Any, ...]  # nested tuples for tensor lists
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[Operand | None, ...]  # layout None unless an output shares an input's storage
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Tensor arguments in order, lists flattened; ``Plan.input_layouts`` counts by this."""
+        found: list[Operand] = []
+
+        def walk(value: Any) -> None:
+            if isinstance(value, Operand):
+                found.append(value)
+            elif isinstance(value, tuple):
+                for item in value:
+                    walk(item)
+
+        walk(self.args)
+        walk(tuple(value for _, value in self.kwargs))
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Vertices:
+    """``count[tile]`` vertices of one type in a compute set."""
+
+    type: str  # "poplin::ConvPartial1x1Out<float,float>"
+    count: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A compute set. It lasts as long as its slowest tile."""
+
+    name: str
+    cycles: np.ndarray  # over tiles; 0 where nothing runs
+    vertices: tuple[Vertices, ...]
+    flops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An exchange between the tiles of one IPU. Its duration is `ipu_exec.machine.exchange_cycles`."""
+
+    name: str
+    bytes_in: np.ndarray
+    bytes_out: np.ndarray
+    fragments: np.ndarray  # contiguous pieces received
+    shared_bus: bool = False  # both tiles of each pair take the same data: twice the rate
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """Memory an operator needs while it runs: live from step ``first`` to step ``last`` of the plan, inclusive."""
+
+    name: str
+    bytes: np.ndarray
+    first: int
+    last: int
+    interleaved: bool = False  # must lie in region 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one operator runs: its steps in order, what it needs meanwhile, and where its results lie."""
+
+    steps: tuple[Compute | Exchange, ...]
+    temporaries: tuple[Temporary, ...] = ()
+    output_layouts: tuple[Layout | None, ...] = ()  # None: the output is a view of an input, or there is none
+    input_layouts: tuple[tuple[int, Layout], ...] = ()  # (operand index, wish) for operands nobody placed
+    constants: np.ndarray | None = None  # worklists and such, always live, bytes over tiles
+    note: str = ""  # how it was split, in words
+    estimated: bool = False
+
+    @property
+    def flops(self) -> int:
+        return sum(step.flops for step in self.steps if isinstance(step, Compute))

@@ -1,0 +1,106 @@
+"""The modelled machine: constants of each IPU generation and the costs that do not depend on an operator.
+
+Every number is from ``shared/facts/machine.md``; the short names of sources are the ones used there
+(PL, JIA, IS, EX, SG, MLP). Cycles are tile clock cycles, bytes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One generation of IPU. ``target("mk2")`` gives one by name."""
+
+    name: str
+    architecture: str
+    tiles: int
+    rows: int  # tiles of a column; sets the latency of an exchange
+    clock_hz: float
+    bytes_per_tile: int
+    region0_bytes: int  # not interleaved, and the only place for code
+    macs_fp16: int  # AMP multiply-accumulates a cycle a tile
+    macs_fp32: int
+    link_bytes_per_second: float  # to a neighbouring IPU, one direction
+    host_bytes_per_second: float
+    streaming_bytes_per_second: float  # streaming memory, one IPU's part
+    workers: int = 6
+    exchange_bytes_per_cycle: int = 4
+
+    @property
+    def link_bytes_per_cycle(self) -> float:
+        return self.link_bytes_per_second / self.clock_hz
+
+    @property
+    def host_bytes_per_cycle(self) -> float:
+        return self.host_bytes_per_second / self.clock_hz
+
+    def seconds(self, cycles: float) -> float:
+        return cycles / self.clock_hz
+
+
+_MK2_MEMORY = {"bytes_per_tile": 638_976, "region0_bytes": 212_992}
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("mk1", "ipu1", 1_216, 19, 1.6e9, 262_144, 131_072, 32, 8, 55e9, 5.9e9, 5.9e9),
+        Target("mk2", "ipu2", 1_472, 23, 1.33e9, *_MK2_MEMORY.values(), 64, 16, 55e9, 5.5e9, 5e9),
+        Target("c600", "ipu2", 1_472, 23, 1.5e9, *_MK2_MEMORY.values(), 64, 16, 55e9, 5.5e9, 5.5e9),
+        Target("bow", "ipu2", 1_472, 23, 1.85e9, *_MK2_MEMORY.values(), 64, 16, 55e9, 5.5e9, 5e9),
+    )
+}
+
+# Costs of the fixed steps, in cycles (facts/machine.md, 'Exchange, sync, host').
+SYNC_CYCLES = 100  # internal: 80-123 in the vendor's model (TUT4), 64-117 on hardware (LBM)
+EXTERNAL_SYNC_CYCLES = 600  # the vendor's global-sync constant; 501-642 measured over 16 IPUs (JIA)
+STREAM_STEP_CYCLES = 257  # begin, mid and end of a stream copy, each (TUT4)
+HOST_LATENCY_SECONDS = 9e-6  # JIA: 8.8 us to one tile, 9.9 us to all
+LINK_LATENCY_SECONDS = 0.7e-6  # JIA: 0.54-0.83 us to a neighbour
+LINK_HOP_SECONDS = 0.16e-6  # JIA: each further hop
+EXCHANGE_BASE_LATENCY = 170  # IS: 170 + 2 x row of the farther tile
+EXCHANGE_ROW_LATENCY = 2
+EXCHANGE_FRAGMENT_CYCLES = 3  # IS: control instructions a received fragment
+
+
+def target(name: str) -> Target:
+    """The target of that name; ValueError lists the known ones."""
+    try:
+        return TARGETS[name.lower()]
+    except KeyError:
+        raise ValueError(f"unknown target {name!r}; known: {', '.join(TARGETS)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a lowering may use: one IPU's tiles and the planner's knobs."""
+
+    target: Target
+    tiles: int  # available for compute (I/O tiles taken off)
+    proportion: float = 0.6  # availableMemoryProportion
+    partials: str = ""  # "float32", "float16"; "" = the data type of the operands
+
+
+def exchange_latency(target: Target) -> int:
+    """Cycles from the start of an exchange to the first word, for pairs spread over the chip.
+
+    IS: 170 + 2 x row of the farther tile, checked on hardware; with tiles everywhere the mean row counts.
+    """
+    return EXCHANGE_BASE_LATENCY + EXCHANGE_ROW_LATENCY * (target.rows // 2)
+
+
+def exchange_tile_cycles(
+    target: Target, bytes_in: np.ndarray, bytes_out: np.ndarray, fragments: np.ndarray, shared_bus: bool = False
+) -> np.ndarray:
+    """Cycles each tile spends in one exchange, latency included; 0 on tiles that neither send nor receive.
+
+    facts/cycles.md 9: the larger of words in (two tiles of a pair that take the same data share a bus:
+    8 bytes a cycle), words out, and three control instructions a received fragment.
+    """
+    rate = target.exchange_bytes_per_cycle * (2 if shared_bus else 1)
+    words = np.maximum(-(-bytes_in // rate), -(-bytes_out // target.exchange_bytes_per_cycle))
+    words = np.maximum(words, EXCHANGE_FRAGMENT_CYCLES * fragments)
+    return np.where(words > 0, words + exchange_latency(target), 0).astype(np.int64)

@@ -1,0 +1,357 @@
+"""The rows of a profile: one dataclass per table of ``profile.pop``.
+
+These dataclasses *are* the schema. `profiler.schema` makes a SQL table from each (``table`` names it,
+every field is a column), the writer stores instances, the reader gives them back as pandas frames, and
+``docs/pop-format.md`` is checked against them. A field typed ``Vector`` is a numpy array in memory and a
+reference into the ``vectors`` table on disk, where equal content is stored once.
+
+Units: cycles are tile clock cycles, bytes are bytes, times on the host are microseconds since the epoch.
+Vectors "over tiles" have one int64 entry per tile of one IPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+Vector = np.ndarray
+
+# Program types, spelled as libpva spells them (facts/pva.md, 1.3).
+ON_TILE_EXECUTE = "OnTileExecute"
+DO_EXCHANGE = "DoExchange"
+GLOBAL_EXCHANGE = "GlobalExchange"
+STREAM_COPY_BEGIN = "StreamCopyBegin"
+STREAM_COPY_MID = "StreamCopyMid"
+STREAM_COPY_END = "StreamCopyEnd"
+SYNC = "Sync"
+REPEAT = "Repeat"
+SEQUENCE = "Sequence"
+PROGRAM_TYPES = (
+    ON_TILE_EXECUTE,
+    DO_EXCHANGE,
+    GLOBAL_EXCHANGE,
+    STREAM_COPY_BEGIN,
+    STREAM_COPY_MID,
+    STREAM_COPY_END,
+    SYNC,
+    REPEAT,
+    SEQUENCE,
+)
+
+# What a slice of time on an IPU is spent on; the order is the legend's.
+KINDS = ("compute", "exchange", "sync", "external sync", "global exchange", "host I/O", "idle")
+
+# What a piece of the program is for; empty for copies, syncs and waits.
+DIRECTIONS = ("forward", "backward", "recompute", "update")
+
+# Where a pipeline cycle lies in the schedule.
+PHASES = ("ramp-up", "steady", "ramp-down", "update")
+
+# Storage categories, spelled as libpva spells them (facts/pva.md, 1.3).
+CATEGORIES = (
+    "variable",
+    "constant",
+    "vertexCode",
+    "vertexInstanceState",
+    "vertexFieldData",
+    "vectorListDescriptor",
+    "copyDescriptor",
+    "internalExchangeCode",
+    "globalExchangeCode",
+    "hostExchangeCode",
+    "hostExchangePacketHeader",
+    "controlCode",
+    "controlId",
+    "controlTable",
+    "instrumentationResults",
+    "message",
+    "stack",
+)
+
+# What a variable of category "variable" is to the model; code and the like have the role "program".
+ROLES = (
+    "weight",
+    "buffer",
+    "accumulator",
+    "optimiser state",
+    "stash",
+    "input",
+    "activation",
+    "gradient",
+    "temporary",
+    "stream buffer",
+    "program",
+)
+
+
+@dataclass(slots=True)
+class Target:
+    """The modelled machine. One row."""
+
+    table: ClassVar[str] = "target"
+
+    name: str  # "mk2", "bow", ...
+    architecture: str  # "ipu2", ...
+    num_ipus: int  # all IPUs of the run, replicas included
+    num_replicas: int
+    ipus_per_replica: int
+    tiles_per_ipu: int
+    bytes_per_tile: int
+    region0_bytes: int  # not interleaved; code can only be here
+    clock_hz: float
+    workers_per_tile: int
+
+
+@dataclass(slots=True)
+class Option:
+    """One setting of the run, as the user or a default gave it."""
+
+    table: ClassVar[str] = "options"
+
+    name: str  # dotted: "Training.gradientAccumulation"
+    value: str  # JSON
+
+
+@dataclass(slots=True)
+class Stage:
+    """One stage of the pipeline (or shard): its IPU and what a micro-batch costs there."""
+
+    table: ClassVar[str] = "stages"
+
+    id: int
+    ipu: int
+    forward_cycles: int
+    backward_cycles: int  # recompute included
+    recompute_cycles: int
+    update_cycles: int
+    stash_depth: int  # micro-batches kept between forward and backward; 0 for the last stage
+    stash_bytes: int  # of all of them, all tiles
+    weight_bytes: int
+    copy_bytes: int  # to the next stage, a micro-batch, forward
+
+
+@dataclass(slots=True)
+class Block:
+    """A Block of the user's model, in the order it was first met."""
+
+    table: ClassVar[str] = "blocks"
+
+    id: int
+    name: str
+    stage: int
+    ipu: int
+    forward_cycles: int
+    backward_cycles: int
+    update_cycles: int
+    weight_bytes: int
+
+
+@dataclass(slots=True)
+class Op:
+    """One ATen operator that was captured."""
+
+    table: ClassVar[str] = "ops"
+
+    id: int
+    name: str  # module path and what it does: "layer.3/attention/matmul"
+    aten: str  # "aten.addmm.default"
+    direction: str  # of DIRECTIONS
+    block: int  # -1: none
+    stage: int
+    ipu: int
+    module: str  # "layer.3.attention"
+    file: str  # the user's line; "" where unknown
+    line: int
+    forward_op: int  # the forward operator a backward one belongs to; -1: none
+    flops: int
+    cycles: int  # one execution, all of its steps
+    estimated: int  # 1 where a generic fallback stood in for a formula
+    plan: str  # how it was split over tiles, in words; "" where there was nothing to choose
+
+
+@dataclass(slots=True)
+class Program:
+    """A node of the program tree. Leaves are steps; roots have parent -1."""
+
+    table: ClassVar[str] = "program_tree"
+
+    id: int
+    parent: int
+    position: int  # among its siblings
+    type: str  # of PROGRAM_TYPES
+    name: str
+    repeat: int  # how often the body runs, for Repeat; else 1
+
+
+@dataclass(slots=True)
+class Step:
+    """A program step of one IPU: the unit of liveness and of execution.
+
+    ``position`` counts the steps of that IPU in program order (0 ...); liveness is indexed by it.
+    """
+
+    table: ClassVar[str] = "program_steps"
+
+    id: int
+    ipu: int
+    position: int
+    program: int  # leaf of the program tree
+    body: int  # the Body it belongs to
+    op: int  # -1: none (syncs, copies between IPUs, streams)
+    type: str
+    name: str
+    cycles: int  # the slowest tile's, latency included
+    compute_set: int  # -1: not an OnTileExecute
+    tile_cycles: Vector | None  # over tiles
+    bytes_in: Vector | None  # over tiles; exchanges only
+    bytes_out: Vector | None
+
+
+@dataclass(slots=True)
+class ComputeSet:
+    table: ClassVar[str] = "compute_set_info"
+
+    id: int
+    name: str
+    ipu: int
+    op: int
+    flops: int
+
+
+@dataclass(slots=True)
+class VertexType:
+    table: ClassVar[str] = "vertex_types"
+
+    id: int
+    name: str
+    code_bytes: int  # on each tile that has one (an estimate)
+    state_bytes: int  # of each instance
+
+
+@dataclass(slots=True)
+class VertexUse:
+    """How many vertices of a type a compute set has on each tile."""
+
+    table: ClassVar[str] = "vertices"
+
+    compute_set: int
+    vertex_type: int
+    count: Vector  # over tiles
+
+
+@dataclass(slots=True)
+class Variable:
+    """Something that lies in tile memory of one IPU, and when.
+
+    Live at the steps ``start <= position < stop`` of its IPU; an always-live one has 0 and the number of
+    steps. Nothing about liveness is stored but this.
+    """
+
+    table: ClassVar[str] = "variables"
+
+    id: int
+    name: str
+    ipu: int
+    category: str  # of CATEGORIES
+    role: str  # of ROLES
+    op: int  # that makes it; -1: none
+    block: int
+    stage: int
+    dtype: str
+    shape: str  # JSON list; "" where it has none
+    bytes: int  # sum over tiles
+    tile_bytes: Vector  # over tiles
+    interleaved: int  # 1: must lie in region 1
+    always_live: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Body:
+    """A piece of program that runs as one on one IPU: forward of a stage, a copy, the weight update...
+
+    ``starts`` are relative to the body's start; the last step lasts until the end of the task it runs in.
+    """
+
+    table: ClassVar[str] = "bodies"
+
+    id: int
+    name: str  # "stage 0 forward"
+    ipu: int
+    stage: int  # -1: none
+    kind: str  # "task" (its steps say the kinds), or one of KINDS where it is all one thing
+    direction: str  # of DIRECTIONS, or ""
+    cycles: int
+    steps: Vector  # step ids
+    starts: Vector  # cycles
+
+
+@dataclass(slots=True)
+class Trace:
+    """The execution of one call, stored by repetition: one device iteration as tasks, and how often it recurs.
+
+    The six columns have an entry per task. A task is a Body running on its IPU from start to end (cycles,
+    relative to the device iteration). Idle time is stored as tasks too: no gaps, no overlaps on an IPU.
+    """
+
+    table: ClassVar[str] = "traces"
+
+    id: int
+    iterations: int
+    iteration_cycles: int
+    task_start: Vector
+    task_end: Vector
+    task_body: Vector
+    task_ipu: Vector
+    task_micro_batch: Vector  # -1: none
+    task_pipeline_cycle: Vector
+
+
+@dataclass(slots=True)
+class PipelineCycle:
+    """One pipeline cycle of a device iteration; for sharded execution, one micro-batch."""
+
+    table: ClassVar[str] = "pipeline_cycles"
+
+    trace: int
+    position: int
+    phase: str  # of PHASES
+    start: int
+    end: int
+    slowest_ipu: int  # the one the others wait for
+
+
+@dataclass(slots=True)
+class Run:
+    """One call of the executor that was profiled."""
+
+    table: ClassVar[str] = "runs"
+
+    id: int
+    name: str
+    trace: int
+    cycle_start: int  # on the clock shared by all runs
+    host_start_us: int
+    host_end_us: int
+
+
+TABLES = (
+    Target,
+    Option,
+    Stage,
+    Block,
+    Op,
+    Program,
+    Step,
+    ComputeSet,
+    VertexType,
+    VertexUse,
+    Variable,
+    Body,
+    Trace,
+    PipelineCycle,
+    Run,
+)
