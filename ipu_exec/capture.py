@@ -1,0 +1,386 @@
+"""Capture: run one micro-batch and one weight update on fake tensors and write down every ATen call.
+
+The real module, the real autograd and the real optimiser run under ``FakeTensorMode``: shapes and dtypes are
+true, no weight is copied and nothing is computed. A ``TorchDispatchMode`` above it records each call.
+
+A forward op belongs to the Block open at that moment. A backward op is found by the autograd node that is
+running: its sequence number was taken when the forward op made it (design.md, decision 1).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ipu_exec import annotations
+from ipu_exec.errors import Error
+from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
+
+# Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
+_QUESTIONS = ("prim.", "profiler.")
+_SKIPPED = {"aten.lift_fresh.default", "aten._assert_async.msg", "aten._local_scalar_dense.default"}
+_OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+def capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    accumulate: bool = False,
+    find_loss: Callable[[Any], torch.Tensor] | None = None,
+) -> Graph:
+    """Record what one micro-batch computes; with an optimiser, its backward and the weight update too.
+
+    ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are added to
+    accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss from what the model
+    returns. Raises Error where the model asks for a tensor's content, which fake tensors do not have.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in state:
+            copy = mode.from_tensor(tensor.detach())
+            if isinstance(tensor, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+            state[id(tensor)] = copy
+        return state[id(tensor)]
+
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    fake_state = {name: fake(tensor) for name, tensor in {**parameters, **buffers}.items()}
+
+    with mode:
+        recorder = Recorder(training=optimizer is not None)
+        for name, tensor in fake_state.items():
+            recorder.know(tensor, "weight" if name in parameters else "buffer", name)
+        fake_args, fake_kwargs = tree_map(
+            lambda leaf: mode.from_tensor(leaf.detach()) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+        )
+        leaves = [leaf for leaf in tree_flatten((fake_args, fake_kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        recorder.graph.inputs = tuple(
+            recorder.know(leaf, "input", f"input.{index}") for index, leaf in enumerate(leaves)
+        )
+        fake_optimizer = None
+        trained: dict[str, torch.Tensor] = {}
+        if optimizer is not None:
+            updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            trained = {
+                name: fake_state[name] for name, p in model.named_parameters() if p.requires_grad and id(p) in updated
+            }
+            for name, parameter in trained.items():
+                if accumulate:
+                    parameter.grad = torch.zeros_like(parameter)
+                    recorder.know(parameter.grad, "accumulator", f"{name}/accumulator", parameter)
+            fake_optimizer = _fake_optimizer(optimizer, state)
+            _make_optimizer_state(fake_optimizer, trained, recorder, mode)
+
+        context = torch.enable_grad() if optimizer is not None else torch.no_grad()
+        annotations.reset_blocks()
+        with context, recorder.modules(model), recorder:
+            returned = torch.func.functional_call(model, fake_state, fake_args, fake_kwargs)
+            if fake_optimizer is not None:
+                if find_loss is None:
+                    raise Error("a training step needs to know which output is the loss: pass find_loss")
+                loss = find_loss(returned)
+                recorder.direction = "backward"
+                loss.backward()
+                recorder.direction = "update"
+                fake_optimizer.step()
+                if accumulate:
+                    for parameter in trained.values():
+                        if parameter.grad is not None:
+                            parameter.grad.zero_()
+        recorder.graph.outputs = tuple(
+            recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
+        )
+    recorder.name_gradients(trained)
+    return recorder.graph
+
+
+class Recorder(TorchDispatchMode):
+    """Writes each ATen call into ``graph``. ``direction`` says what the step is doing now."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.graph = Graph(training=training)
+        self.direction = "forward"
+        self._alive: list[Any] = []  # keeps ids of tensors and storages unique
+        self._values: dict[int, int] = {}
+        self._storages: dict[int, int] = {}
+        self._writers: dict[int, int] = {}  # storage -> last op that wrote it
+        self._parameter_storages: dict[int, int] = {}
+        self._nodes: dict[int, int] = {}  # autograd sequence number -> forward op
+        self._blocks: dict[str, int] = {}
+        self._module_stack: list[str] = [""]
+        self._locations: dict[tuple[str, int], tuple[str, int]] = {}
+
+    # -- tensors -----------------------------------------------------------------------------------------
+
+    def know(self, tensor: torch.Tensor, role: str, name: str, parameter: torch.Tensor | None = None) -> int:
+        """Register a tensor that exists before the step; returns its value."""
+        value = self.value(tensor)
+        storage = self.graph.storages[self.graph.values[value].storage]
+        storage.role, storage.name = role, name
+        if parameter is not None:
+            storage.parameter = self.graph.values[self.value(parameter)].storage
+        return value
+
+    def value(self, tensor: torch.Tensor, producer: int | None = None) -> int:
+        """The value of a tensor; a new one for a tensor, or a view, not met before."""
+        known = self._values.get(id(tensor))
+        if known is not None:
+            return known
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if key not in self._storages:
+            self._storages[key] = len(self.graph.storages)
+            self._alive.append(untyped)
+            self.graph.storages[self._storages[key]] = Storage(
+                self._storages[key], untyped.nbytes() // max(tensor.element_size(), 1), dtype, "activation", ""
+            )
+        storage = self._storages[key]
+        self._alive.append(tensor)
+        value = Value(
+            len(self.graph.values),
+            storage,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            int(tensor.storage_offset()),
+            dtype,
+            self._writers.get(storage, -1) if producer is None else producer,
+        )
+        self.graph.values[value.id] = value
+        self._values[id(tensor)] = value.id
+        return value.id
+
+    def name_gradients(self, trained: dict[str, torch.Tensor]) -> None:
+        """Say which storages are the gradients of weights, where no accumulator took them."""
+        for name, parameter in trained.items():
+            if parameter.grad is not None:
+                storage = self.graph.storages[self.graph.values[self.value(parameter.grad)].storage]
+                if storage.role != "accumulator":
+                    storage.role, storage.name = "gradient", f"{name}/gradient"
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith(_QUESTIONS):
+            return func(*args, **kwargs)
+        if name == "aten._local_scalar_dense.default":
+            return self._content(args[0])
+        out = func(*args, **kwargs)
+        if name not in _SKIPPED:
+            self._record(func, name, args, kwargs, out)
+        return out
+
+    def _content(self, tensor: torch.Tensor) -> float:
+        # Optimisers read their step counter on the host; every step costs the same, so any number will do.
+        if self.direction == "update":
+            return 2.0
+        file, line = self._location()
+        raise Error(
+            "the model reads the content of a tensor (.item(), float(), bool(), a branch on data), which decides "
+            "what runs; on an IPU the program is fixed at compile time. Keep the value a tensor (torch.where), or "
+            "compute it outside the model",
+            location=f"{file}:{line}",
+        )
+
+    def _record(self, func: Any, aten: str, args: Any, kwargs: Any, out: Any) -> None:
+        inputs: list[int] = []
+
+        def plain(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                inputs.append(self.value(item))
+                return ValueRef(inputs[-1])
+            if isinstance(item, (list, tuple)):
+                return tuple(plain(element) for element in item)
+            if isinstance(item, (torch.dtype, torch.layout, torch.device, torch.memory_format)):
+                return str(item).removeprefix("torch.")
+            return item if isinstance(item, (int, float, bool, str, type(None))) else None
+
+        schema = func._schema
+        positional, named, writes = [], [], []
+        for index, argument in enumerate(schema.arguments):
+            if argument.kwarg_only:
+                if argument.name in kwargs or argument.has_default_value():
+                    given = kwargs.get(argument.name, argument.default_value)
+                    named.append((argument.name, plain(given)))
+            else:
+                given = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+                positional.append(plain(given))
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = args[index] if index < len(args) else kwargs.get(argument.name)
+                writes += [self.value(leaf) for leaf in tree_flatten(given)[0] if isinstance(leaf, torch.Tensor)]
+
+        forward_op, block, module, (file, line) = self._origin()
+        op = OpNode(
+            id=len(self.graph.ops),
+            aten=aten,
+            args=tuple(positional),
+            kwargs=tuple(named),
+            inputs=tuple(inputs),
+            outputs=(),
+            writes=tuple(writes),
+            direction=self.direction,
+            block=block,
+            module=module,
+            name="",
+            file=file,
+            line=line,
+            forward_op=forward_op,
+        )
+        for value in writes:
+            self._writers[self.graph.values[value].storage] = op.id
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        op.outputs = tuple(self.value(r, op.id) if isinstance(r, torch.Tensor) else None for r in results)
+        op.name = self._op_name(op)
+        for index, output in enumerate(op.outputs):
+            if output is not None:
+                storage = self.graph.storages[self.graph.values[output].storage]
+                if not storage.name:
+                    storage.name = f"{op.name}:{index}"
+                    storage.role = "gradient" if self.direction == "backward" else "activation"
+        self.graph.ops.append(op)
+
+    def _op_name(self, op: OpNode) -> str:
+        short = op.aten.split(".")[1].strip("_")
+        if op.direction == "update":
+            weights = [self.graph.storages[self.graph.values[v].storage] for v in op.inputs]
+            owner = next((s if s.role == "weight" else self.graph.storages[s.parameter] for s in weights
+                          if s.role == "weight" or s.parameter >= 0), None)  # fmt: skip
+            op.module = owner.name.rpartition(".")[0] if owner else ""
+            return f"{owner.name.replace('.', '/') if owner else 'optimiser'}/update/{short}"
+        scope = op.module + "/" if op.module else ""
+        return f"{scope}gradient/{short}" if op.direction == "backward" else f"{scope}{short}"
+
+    def _origin(self) -> tuple[int, int, str, tuple[str, int]]:
+        """(forward op, block, module path, source line) of the call being recorded."""
+        ops = self.graph.ops
+        if self.direction == "forward":
+            sequence = torch.autograd._get_sequence_nr() - 1
+            if torch.is_grad_enabled() and sequence >= 0:
+                self._nodes.setdefault(sequence, len(ops))
+            return -1, self._open_block(), "/".join(part for part in self._module_stack if part), self._location()
+        if self.direction == "backward":
+            forward = self._forward_of(torch._C._current_autograd_node())
+            if forward >= 0:
+                op = ops[forward]
+                return forward, op.block, op.module, (op.file, op.line)
+            block = max((op.block for op in ops if op.direction == "forward"), default=-1)
+            return -1, block, "", ("", 0)
+        return -1, -1, "", ("", 0)
+
+    def _forward_of(self, node: Any) -> int:
+        """The forward op that made an autograd node; for an accumulation, the first op that used the weight."""
+        if node is None:
+            return -1
+        if node.name() != _ACCUMULATE:
+            return self._nodes.get(node._sequence_nr(), -1)
+        storage = self.graph.values[self.value(node.variable)].storage
+        return self._first_use(storage)
+
+    def _first_use(self, storage: int) -> int:
+        if storage not in self._parameter_storages:
+            values = self.graph.values
+            self._parameter_storages[storage] = next(
+                (op.id for op in self.graph.ops if any(values[v].storage == storage for v in op.inputs)), -1
+            )
+        return self._parameter_storages[storage]
+
+    def _open_block(self) -> int:
+        block = annotations.current_block()
+        if block is None:
+            return -1
+        name = str(block.user_id)
+        if name not in self._blocks:
+            self._blocks[name] = len(self.graph.blocks)
+            self.graph.blocks.append(BlockInfo(self._blocks[name], name, block.ipu_id))
+        return self._blocks[name]
+
+    def _location(self) -> tuple[str, int]:
+        """The innermost line of the user's own code."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not file.startswith(_OWN_CODE) and not file.startswith("<"):
+                return file, frame.f_lineno
+            frame = frame.f_back  # type: ignore[assignment]
+        return "", 0
+
+    @contextlib.contextmanager
+    def modules(self, model: torch.nn.Module) -> Iterator[None]:
+        """Keep the path of the modules being called while the step runs."""
+        names = {id(module): name for name, module in model.named_modules()}
+        paths: list[str] = []
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            path = names.get(id(module), module.__class__.__name__)
+            parent = paths[-1] if paths else ""
+            paths.append(path)
+            self._module_stack.append(path.removeprefix(parent + ".") if parent else path)
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            paths.pop()
+            self._module_stack.pop()
+
+        hooks = torch.nn.modules.module
+        handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _fake_optimizer(optimizer: torch.optim.Optimizer, fakes: dict[int, torch.Tensor]) -> torch.optim.Optimizer:
+    """The same optimiser over the fake parameters, one tensor at a time so that each update is seen."""
+    copy = object.__new__(type(optimizer))
+    copy.__dict__.update(optimizer.__dict__)
+    copy.__dict__.pop("step", None)  # a learning-rate scheduler's wrapper holds on to the real one
+    groups = []
+    for group in optimizer.param_groups:
+        known = [fakes[id(p)] for p in group["params"] if id(p) in fakes]
+        single = {key: False for key in ("foreach", "fused") if key in group}
+        groups.append({**group, "params": known, **single})
+    copy.param_groups = groups
+    copy.state = collections.defaultdict(dict)
+    return copy
+
+
+def _make_optimizer_state(
+    optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor], recorder: Recorder, mode: FakeTensorMode
+) -> None:
+    """One unrecorded step, so that the recorded one meets its state as every later step does."""
+    kept = {name: parameter.grad for name, parameter in trained.items()}
+    for parameter in trained.values():
+        parameter.grad = torch.zeros_like(parameter)
+    with _ScalarsAsTwo():
+        optimizer.step()
+    for name, parameter in trained.items():
+        parameter.grad = kept[name]
+        for key, tensor in optimizer.state[parameter].items():
+            if isinstance(tensor, torch.Tensor):
+                recorder.know(tensor, "optimiser state", f"{name}/{key}", parameter)
+
+
+class _ScalarsAsTwo(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 2.0
+        return func(*args, **(kwargs or {}))
