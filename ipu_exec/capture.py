@@ -50,9 +50,15 @@ def capture(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state: dict[int, torch.Tensor] = {}
 
+    def on_nothing(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "meta":
+            return mode.from_tensor(tensor.detach())
+        with mode:  # a model made on "meta", without weights in memory, is captured as if it had them
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in state:
-            copy = mode.from_tensor(tensor.detach())
+            copy = on_nothing(tensor)
             if isinstance(tensor, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
             state[id(tensor)] = copy
@@ -67,7 +73,7 @@ def capture(
         for name, tensor in fake_state.items():
             recorder.know(tensor, "weight" if name in parameters else "buffer", name)
         fake_args, fake_kwargs = tree_map(
-            lambda leaf: mode.from_tensor(leaf.detach()) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+            lambda leaf: on_nothing(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
         )
         leaves = [leaf for leaf in tree_flatten((fake_args, fake_kwargs))[0] if isinstance(leaf, torch.Tensor)]
         recorder.graph.inputs = tuple(
@@ -124,6 +130,7 @@ class Recorder(TorchDispatchMode):
         self._parameter_storages: dict[int, int] = {}
         self._nodes: dict[int, int] = {}  # autograd sequence number -> forward op
         self._blocks: dict[str, int] = {}
+        self._names: dict[str, int] = {}
         self._module_stack: list[str] = [""]
         self._locations: dict[tuple[str, int], tuple[str, int]] = {}
 
@@ -259,15 +266,30 @@ class Recorder(TorchDispatchMode):
         self.graph.ops.append(op)
 
     def _op_name(self, op: OpNode) -> str:
+        """Module path and what is done there; the second of a name is ``name_1``, so that names can be matched."""
         short = op.aten.split(".")[1].strip("_")
         if op.direction == "update":
-            weights = [self.graph.storages[self.graph.values[v].storage] for v in op.inputs]
-            owner = next((s if s.role == "weight" else self.graph.storages[s.parameter] for s in weights
-                          if s.role == "weight" or s.parameter >= 0), None)  # fmt: skip
-            op.module = owner.name.rpartition(".")[0] if owner else ""
-            return f"{owner.name.replace('.', '/') if owner else 'optimiser'}/update/{short}"
-        scope = op.module + "/" if op.module else ""
-        return f"{scope}gradient/{short}" if op.direction == "backward" else f"{scope}{short}"
+            weight = self._updated_weight(op)
+            op.module = weight.rpartition("/")[0]
+            name = f"{weight or 'optimiser'}/update/{short}"
+        else:
+            scope = op.module + "/" if op.module else ""
+            name = f"{scope}gradient/{short}" if op.direction == "backward" else f"{scope}{short}"
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return f"{name}_{count}" if count else name
+
+    def _updated_weight(self, op: OpNode) -> str:
+        """Path of the weight that an op of the optimiser works for; "" where it works for none in particular."""
+        for value in op.inputs:
+            storage = self.graph.storages[self.graph.values[value].storage]
+            if storage.parameter >= 0:
+                storage = self.graph.storages[storage.parameter]
+            if storage.role == "weight":
+                return storage.name.replace(".", "/")
+            if "/update/" in storage.name:
+                return storage.name.split("/update/")[0]
+        return ""
 
     def _origin(self) -> tuple[int, int, str, tuple[str, int]]:
         """(forward op, block, module path, source line) of the call being recorded."""

@@ -155,8 +155,15 @@ def pipelined(costs: Costs, micro_batches: int) -> Schedule:
     join = main + load.max(axis=1)
     tasks = _Tasks()
     where, body = np.nonzero(active)
-    tasks.add(kind[body], ipu[body], where, main[where] + before[where, body], spent[where, body],
-              stage[body], micro[where, body])  # fmt: skip
+    tasks.add(
+        kind[body],
+        ipu[body],
+        where,
+        main[where] + before[where, body],
+        spent[where, body],
+        stage[body],
+        micro[where, body],
+    )
     for what, first, streams, offsets in (
         (STREAM_IN, start, costs.stream_in, in_offsets),
         (STREAM_OUT, join + sync, outputs, out_offsets),
@@ -218,8 +225,11 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
         tasks.add(STREAM_IN, costs.ipus[k], micro, start + offset, same * c, k, micro)
     for (k, c), offset in zip(outputs, out_offsets, strict=True):
         tasks.add(STREAM_OUT, costs.ipus[k], micro, start + at + offset, same * c, k, micro)
-    busiest = np.bincount(np.array([costs.ipus[k] for w, k, _, _ in offsets if w in (FORWARD, BACKWARD)]),
-                          [c for w, _, _, c in offsets if w in (FORWARD, BACKWARD)], costs.num_ipus)  # fmt: skip
+    busiest = np.bincount(
+        np.array([costs.ipus[k] for w, k, _, _ in offsets if w in (FORWARD, BACKWARD)]),
+        [c for w, _, _, c in offsets if w in (FORWARD, BACKWARD)],
+        costs.num_ipus,
+    )
     slowest = np.full(micro_batches, busiest.argmax())
     return _finish(costs, tasks, ["steady"] * micro_batches, start, start + length, slowest)
 

@@ -1,0 +1,265 @@
+"""Train a small digit classifier as a pipeline over four modelled IPUs, and look at where it waits.
+
+    python examples/mnist_pipeline.py --autoreport --profile-dir demo
+    ipu-report summary demo/training/profile.pop
+
+The network is cut into four Blocks, one pipeline stage and one IPU each. A *micro-batch* of images goes through
+the stages one after another; while IPU 1 works on it, IPU 0 works on the next. *Gradient accumulation* says how
+many micro-batches go through before the weights change: the pipeline fills at the start and drains at the end
+of each update, so more of them waste less. *Device iterations* are weight updates that run before Python is
+asked for more data. One call of the model therefore takes 40 x 10 x 10 = 4,000 images.
+
+Written as a PopTorch user would write it: only the import differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import math
+import struct
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+import ipu_exec as poptorch
+
+TEST_SHARE = 0.2
+MAX_SHIFT = 2  # pixels
+
+
+class ConvStage(nn.Module):
+    """Convolution, max pooling, ReLU."""
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels_in, channels_out, kernel_size=5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(functional.max_pool2d(self.conv(x), 2))
+
+
+class Network(nn.Module):
+    """Images [n, 1, 28, 28] to logits [n, 10]; with labels, the loss too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = ConvStage(1, 10)
+        self.layer2 = ConvStage(10, 20)
+        self.layer3 = nn.Linear(320, 256)
+        self.layer4 = nn.Linear(256, 10)
+
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        with poptorch.Block("B1"):
+            x = self.layer1(x)
+        with poptorch.Block("B2"):
+            x = self.layer2(x)
+        with poptorch.Block("B3"):
+            x = functional.relu(self.layer3(x.flatten(1)))
+        with poptorch.Block("B4"):
+            x = self.layer4(x)
+            if labels is None:
+                return x
+            return x, functional.cross_entropy(x, labels)
+
+
+# -- data ------------------------------------------------------------------------------------------------------
+
+
+class ShiftedDigits(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """``repeats`` passes over the images, each image moved by a few pixels anew.
+
+    scikit-learn's set has 1,437 images to train on, fewer than the 4,000 of one call; repeating them with random
+    shifts fills it with images that are not quite the same.
+    """
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, repeats: int, seed: int) -> None:
+        self.images, self.labels, self.repeats = images, labels, repeats
+        self.random = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return len(self.images) * self.repeats
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image = self.images[index % len(self.images)]
+        down, right = torch.randint(-MAX_SHIFT, MAX_SHIFT + 1, (2,), generator=self.random).tolist()
+        return torch.roll(image, (down, right), dims=(1, 2)), self.labels[index % len(self.labels)]
+
+
+def read_idx(path: Path) -> torch.Tensor:
+    """An IDX file of unsigned bytes (http://yann.lecun.com/exdb/mnist), gzipped or not, as uint8."""
+    content = path.read_bytes()
+    if content[:2] == b"\x1f\x8b":
+        content = gzip.decompress(content)
+    zero, kind, dimensions = struct.unpack_from(">HBB", content)
+    if zero != 0 or kind != 8:
+        raise SystemExit(f"{path} is no IDX file of unsigned bytes (it begins with {content[:4].hex()})")
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    values = torch.frombuffer(bytearray(content[4 + 4 * dimensions :]), dtype=torch.uint8)
+    if values.numel() != math.prod(shape):
+        raise SystemExit(f"{path} is cut short: {values.numel():,} bytes of {math.prod(shape):,}; fetch it again")
+    return values.reshape(shape)
+
+
+def load_mnist(directory: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Training images and labels, test images and labels from the four files of MNIST."""
+
+    def find(stem: str) -> torch.Tensor:
+        for name in (stem, f"{stem}.gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
+            if (directory / name).is_file():
+                return read_idx(directory / name)
+        raise SystemExit(f"--data {directory} has no {stem} or {stem}.gz; it needs the four IDX files of MNIST")
+
+    def images(stem: str) -> torch.Tensor:
+        return (find(stem).float() / 255).unsqueeze(1)
+
+    return (
+        images("train-images-idx3-ubyte"),
+        find("train-labels-idx1-ubyte").long(),
+        images("t10k-images-idx3-ubyte"),
+        find("t10k-labels-idx1-ubyte").long(),
+    )
+
+
+def load_small_digits(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """scikit-learn's 1,797 handwritten digits, 8x8 scaled up to 28x28; a fifth of them to test on."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = functional.interpolate(images, size=(28, 28), mode="bilinear", align_corners=False)
+    labels = torch.tensor(digits.target, dtype=torch.long)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    test = math.ceil(len(images) * TEST_SHARE)
+    return images[order[test:]], labels[order[test:]], images[order[:test]], labels[order[:test]]
+
+
+# -- running ---------------------------------------------------------------------------------------------------
+
+
+def make_options(args: argparse.Namespace, training: bool) -> poptorch.Options:
+    """Options for training, or for inference on the same IPUs."""
+    strategy = {"pipelined": poptorch.PipelinedExecution, "sharded": poptorch.ShardedExecution}[args.strategy]
+    options = poptorch.Options()
+    options.deviceIterations(args.device_iterations)
+    options.replicationFactor(args.replicas)
+    options.setExecutionStrategy(strategy(*(poptorch.Stage(f"B{ipu + 1}").ipu(ipu) for ipu in range(4))))
+    options.outputMode(poptorch.OutputMode.All)
+    options.randomSeed(args.seed)
+    options.target(args.target)
+    options.modelName("MNIST pipeline")
+    if training:
+        options.Training.gradientAccumulation(args.gradient_accumulation)
+        if args.offload_optimiser:
+            options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
+    if args.autoreport:
+        options.autoreport = True
+        options.autoreport_dir = args.profile_dir
+    return options
+
+
+def train(network: Network, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> None:
+    """Train, printing loss and accuracy of each epoch."""
+    options = make_options(args, training=True)
+    call = args.batch_size * options.batch_factor
+    repeats = math.ceil(call / len(images))
+    dataset: Dataset[tuple[torch.Tensor, torch.Tensor]] = TensorDataset(images, labels)
+    if repeats > 1:
+        dataset = ShiftedDigits(images, labels, repeats, args.seed)
+        print(f"{len(images):,} training images; an epoch is {repeats} passes, shifted at random, to fill a call")
+    loader = poptorch.DataLoader(
+        options,
+        dataset,
+        batch_size=args.batch_size,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(args.seed),
+    )
+    print(f"a call takes {loader.combinedBatchSize:,} images: micro-batch {args.batch_size} x gradient accumulation "
+          f"{args.gradient_accumulation} x device iterations {args.device_iterations} x replicas {args.replicas}")  # fmt: skip
+    model = poptorch.trainingModel(network.train(), options, poptorch.optim.AdamW(network.parameters(), lr=args.lr))
+    for epoch in range(1, args.epochs + 1):
+        start, losses, correct, seen = time.perf_counter(), [], 0, 0
+        for batch, wanted in loader:
+            logits, loss = model(batch, wanted)
+            losses.append(loss.mean().item())
+            correct += int((logits.argmax(1) == wanted).sum())
+            seen += len(wanted)
+        print(f"epoch {epoch:3d}: loss {sum(losses) / len(losses):.4f}, training accuracy {correct / seen:6.1%}, "
+              f"{time.perf_counter() - start:.1f} s", flush=True)  # fmt: skip
+    print(f"a call would take {model.cycleCount():,} cycles on the modelled IPUs")
+    model.destroy()
+
+
+def test(network: Network, images: torch.Tensor, labels: torch.Tensor, args: argparse.Namespace) -> float:
+    """Accuracy on images that were not trained on, by an inference model."""
+    options = make_options(args, training=False)
+    model = poptorch.inferenceModel(network.eval(), options)
+    call = args.batch_size * options.batch_factor
+    correct = 0
+    for first in range(0, len(images), call):
+        batch = images[first : first + call]
+        missing = call - len(batch)  # a call is always full: the gap is filled with images that are not counted
+        filled = torch.cat([batch, images[torch.arange(missing) % len(images)]])
+        predicted = model(filled)[: len(batch)].argmax(1)
+        correct += int((predicted == labels[first : first + call]).sum())
+    model.destroy()
+    return correct / len(images)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--strategy", choices=("pipelined", "sharded"), default="pipelined",
+        help="pipelined: all IPUs work at once, on different micro-batches; sharded: one IPU at a time "
+             "(default: %(default)s)")  # fmt: skip
+    add("--epochs", type=int, default=20, help="passes over the loader (default: %(default)s)")
+    add("--batch-size", type=int, default=40, metavar="N",
+        help="images of one micro-batch, what an IPU holds at a time (default: %(default)s)")  # fmt: skip
+    add("--gradient-accumulation", type=int, default=10, metavar="N",
+        help="micro-batches before a weight update; four stages need at least 7 (default: %(default)s)")  # fmt: skip
+    add("--device-iterations", type=int, default=10, metavar="N",
+        help="weight updates a call; micro-batches a call in inference (default: %(default)s)")  # fmt: skip
+    add("--replicas", type=int, default=1, metavar="N",
+        help="copies of the pipeline on four IPUs each, trained on different images (default: %(default)s)")  # fmt: skip
+    add("--lr", type=float, default=0.001, help="AdamW's learning rate (default: %(default)s)")
+    add("--offload-optimiser", action="store_true",
+        help="keep AdamW's two states a weight in streaming memory: less tile memory, more host I/O")  # fmt: skip
+    add("--target", default="mk2", help="machine to model: mk1, mk2, c600, bow (default: %(default)s)")
+    add("--autoreport", action="store_true", help="write training/profile.pop and inference/profile.pop")
+    add("--profile-dir", type=Path, default=None, metavar="DIR",
+        help="where to write profiles, here by default; switches --autoreport on")  # fmt: skip
+    add("--data", type=Path, default=None, metavar="DIR",
+        help="directory with the four IDX files of MNIST, gzipped or not; without it, scikit-learn's small set of "
+             "digits is used, which needs no download")  # fmt: skip
+    add("--seed", type=int, default=0, help="of weights, shuffling, shifts and the split (default: %(default)s)")
+    args = parser.parse_args()
+    args.autoreport = args.autoreport or args.profile_dir is not None
+    args.profile_dir = args.profile_dir or Path(".")
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    torch.manual_seed(args.seed)
+    loaded = load_mnist(args.data) if args.data else load_small_digits(args.seed)
+    train_images, train_labels, test_images, test_labels = loaded
+    network = Network()
+    try:
+        train(network, train_images, train_labels, args)
+        accuracy = test(network, test_images, test_labels, args)
+    except poptorch.Error as error:
+        raise SystemExit(f"error: {error}") from None
+    print(f"test accuracy {accuracy:.1%} on {len(test_images):,} images")
+    if args.autoreport:
+        for kind in ("training", "inference"):
+            print(f"profile: {args.profile_dir / kind / 'profile.pop'}")
+
+
+if __name__ == "__main__":
+    main()

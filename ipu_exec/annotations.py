@@ -1,0 +1,251 @@
+"""Blocks say which part of a model an operator belongs to; strategies say how Blocks become stages on IPUs.
+
+Which Block is open is the one thing kept globally, because PopTorch's annotations are made from inside a
+model's ``forward``, which has no place to pass it. `current_block` asks, `reset_blocks` starts a capture.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from ipu_exec.enums import AutoStage
+from ipu_exec.errors import Error
+
+Callee = TypeVar("Callee", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """A Block as an operator sees it."""
+
+    user_id: str
+    ipu_id: int | None
+
+
+@dataclass(slots=True)
+class _Open:
+    block: BlockState | None = None
+    depth: int = 0  # of `with Block`
+    next_id: int = 0
+    layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
+
+    def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
+        if user_id is None:
+            user_id = self.layer_ids.get(id(layer)) if layer is not None else None
+        if user_id is None:
+            user_id = str(self.next_id)
+            self.next_id += 1
+            if layer is not None:
+                self.layer_ids[id(layer)] = user_id
+        self.block = BlockState(user_id, ipu_id)
+
+
+_open = _Open()
+
+
+def current_block() -> BlockState | None:
+    """The Block an operator run now belongs to: the last one begun; None before the first."""
+    return _open.block
+
+
+def reset_blocks() -> None:
+    """Forget which Block is open and number automatic Blocks from "0" again."""
+    _open.block, _open.next_id, _open.layer_ids = None, 0, {}
+
+
+def _checked(what: str, user_id: str | int | None, ipu_id: int | None) -> tuple[str | None, int | None]:
+    if user_id is not None and (isinstance(user_id, bool) or not isinstance(user_id, (str, int))):
+        raise Error(f"{what}: user_id is a name or a number, not {user_id!r}; for example {what}('B1', ipu_id=0)")
+    if ipu_id is not None and (isinstance(ipu_id, bool) or not isinstance(ipu_id, int) or ipu_id < 0):
+        raise Error(f"{what}: ipu_id is the number of an IPU of the replica, 0 or more, not {ipu_id!r}")
+    return None if user_id is None else str(user_id), ipu_id
+
+
+class Block:
+    """``with Block("B1", ipu_id=0): ...`` puts the operators inside into that Block.
+
+    Operators after it stay in it until the next Block begins; inside another ``with Block`` they return to
+    the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order they are met.
+    """
+
+    def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
+        self._user_id, self._ipu_id = _checked("Block", user_id, ipu_id)
+        self._outer: list[BlockState | None] = []
+
+    def __enter__(self) -> Block:
+        self._outer.append(_open.block if _open.depth else None)
+        _open.depth += 1
+        _open.begin(self._user_id, self._ipu_id)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _open.depth -= 1
+        outer = self._outer.pop()
+        if outer is not None:
+            _open.block = outer
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Number Blocks without a ``user_id`` from "0" again; `reset_blocks` does the same at every capture."""
+        _open.next_id = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """The hook that `BeginBlock` puts on a layer. A class, so that modules can be copied and pickled."""
+
+    user_id: str | None
+    ipu_id: int | None
+
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        _open.begin(self.user_id, self.ipu_id, layer=module)
+
+
+def BeginBlock(layer_to_call: Callee, user_id: str | int | None = None, ipu_id: int | None = None) -> Callee:
+    """Begin a Block whenever ``layer_to_call`` is called; it lasts until the next one begins.
+
+    Takes a module (annotated in place and returned) or a function (returned wrapped). Error where the module
+    begins a Block already.
+    """
+    name, ipu = _checked("BeginBlock", user_id, ipu_id)
+    if isinstance(layer_to_call, torch.nn.Module):
+        begun = next((hook for hook in layer_to_call._forward_pre_hooks.values() if isinstance(hook, _Begin)), None)
+        if begun is not None:
+            raise Error(
+                f"BeginBlock: {type(layer_to_call).__name__} begins the Block {begun.user_id!r} already; a layer "
+                "begins one Block. Call removeBlocks(model) first to annotate it anew"
+            )
+        layer_to_call.register_forward_pre_hook(_Begin(name, ipu), prepend=True)
+        return layer_to_call
+    if not callable(layer_to_call):
+        raise Error(f"BeginBlock takes a module or a function, not {layer_to_call!r}")
+
+    @functools.wraps(layer_to_call)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        _open.begin(name, ipu, layer=layer_to_call)
+        return layer_to_call(*args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def BlockFunction(user_id: str | int | None = None, ipu_id: int | None = None) -> Callable[[Callee], Callee]:
+    """Decorator: the whole function runs inside that Block."""
+    name, ipu = _checked("BlockFunction", user_id, ipu_id)
+
+    def decorate(function: Callee) -> Callee:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with Block(name, ipu):
+                return function(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
+
+
+def removeBlocks(module: torch.nn.Module) -> None:
+    """Take off what `BeginBlock` put on ``module`` and the modules inside it."""
+    for layer in module.modules():
+        for key, hook in list(layer._forward_pre_hooks.items()):
+            if isinstance(hook, _Begin):
+                del layer._forward_pre_hooks[key]
+
+
+class Stage:
+    """The Blocks that one IPU runs as one stage. ``Stage("B1", "B2").ipu(0)`` says which."""
+
+    def __init__(self, *block_ids: str) -> None:
+        if not block_ids:
+            raise Error("Stage() names no Block; give it the user_id of at least one: Stage('B1')")
+        wrong = next((block for block in block_ids if not isinstance(block, str)), None)
+        if wrong is not None:
+            raise Error(f"Stage takes the user_ids of Blocks (text), not {wrong!r}")
+        self._blocks = tuple(block_ids)
+        self._ipu: int | None = None
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return self._blocks
+
+    @property
+    def ipu_id(self) -> int | None:
+        """The IPU it was given to; None: the strategy deals them out in order."""
+        return self._ipu
+
+    def ipu(self, ipu: int) -> Stage:
+        """Put the stage on that IPU (of each replica). Error where it is on another already."""
+        if isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0:
+            raise Error(f"{self}.ipu takes the number of an IPU, 0 or more, not {ipu!r}")
+        if self._ipu not in (None, ipu):
+            raise Error(f"{self} is on IPU {self._ipu} and cannot be on IPU {ipu} too; make it two stages")
+        self._ipu = ipu
+        return self
+
+    def __repr__(self) -> str:
+        blocks = ", ".join(repr(block) for block in self._blocks)
+        return f"Stage({blocks})" + ("" if self._ipu is None else f".ipu({self._ipu})")
+
+
+class ExecutionStrategy:
+    """How Blocks become stages. ``stages`` is empty where ``auto_stage`` decides."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, *args: AutoStage | Stage | str | Iterable[str]) -> None:
+        self.auto_stage = AutoStage.SameAsIpu
+        self.stages: tuple[Stage, ...] = ()
+        if len(args) == 1 and isinstance(args[0], AutoStage):
+            self.auto_stage = args[0]
+            return
+        self.stages = tuple(self._stage(arg) for arg in args)
+        owners: dict[str, Stage] = {}
+        for stage in self.stages:
+            for block in stage.blocks:
+                if block in owners:
+                    raise Error(
+                        f"{type(self).__name__}: Block {block!r} is named twice, in {owners[block]} and {stage}; "
+                        "a Block belongs to one stage"
+                    )
+                owners[block] = stage
+
+    def _stage(self, arg: AutoStage | Stage | str | Iterable[str]) -> Stage:
+        if isinstance(arg, Stage):
+            return arg
+        if isinstance(arg, str):
+            return Stage(arg)
+        if isinstance(arg, (list, tuple)):
+            return Stage(*arg)
+        raise Error(
+            f"{type(self).__name__} takes stages, the user_ids of Blocks, lists of them, or one AutoStage, not {arg!r}"
+        )
+
+    def stage(self, block_id: str) -> Stage:
+        """The stage that names the Block. Error where none does."""
+        for stage in self.stages:
+            if block_id in stage.blocks:
+                return stage
+        raise Error(f"{self} names no Block {block_id!r}")
+
+    def __repr__(self) -> str:
+        inside = ", ".join(map(repr, self.stages)) if self.stages else f"AutoStage.{self.auto_stage.name}"
+        return f"{type(self).__name__}({inside})"
+
+
+class PipelinedExecution(ExecutionStrategy):
+    """Stages work at the same time, each on its own micro-batch. PopTorch's default strategy."""
+
+    kind = "pipelined"
+
+
+class ShardedExecution(ExecutionStrategy):
+    """Stages work one after another on the same micro-batch."""
+
+    kind = "sharded"

@@ -1,0 +1,356 @@
+"""The compiler: its passes in order, from the user's model to an Executable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ipu_exec import memory, numerics, placement, program, schedule
+from ipu_exec.capture import capture
+from ipu_exec.enums import OutputMode
+from ipu_exec.errors import OutOfMemoryError
+from ipu_exec.graph import Graph
+from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
+from ipu_exec.machine import Machine, Target, target
+from ipu_exec.options import Options
+from profiler import records, schedules
+
+Progress = Callable[[float, str], None]
+_ONCE = (OutputMode.Final, OutputMode.Sum)
+
+
+def compile_step(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    optimizer: torch.optim.Optimizer | None,
+    training: bool,
+    progress: Progress = lambda done, what: None,
+) -> Executable:
+    """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's.
+
+    Raises Error for a placement that cannot be, LoweringError for an operator without lowering. Running out of
+    memory is not raised here: `Executable.check_memory` does, once the profile was saved.
+    """
+    micro_batches = int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
+    iterations = int(options.device_iterations) if training else 1
+    replicas = int(options.replication_factor)
+    strategy = options.execution_strategy
+    mode = options.output_mode
+    if mode is OutputMode.Default:
+        mode = OutputMode.Final if training else OutputMode.All
+
+    progress(0.0, "capture")
+    graph = capture(
+        model,
+        args,
+        kwargs,
+        optimizer=optimizer if training else None,
+        accumulate=training and micro_batches > 1,
+        find_loss=numerics.find_loss,
+    )
+
+    progress(0.3, "placement")
+    stages = placement.resolve_stages(strategy, graph.blocks)
+    placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
+    attached = placement.round_ipus(placed.num_ipus, bool(options.auto_round_num_ipus))
+    if placed.pipelined:
+        name = "Training.gradientAccumulation" if training else "deviceIterations"
+        placement.check_depth(len(stages), micro_batches, training, name)
+
+    progress(0.4, "lowering")
+    device = target(options.target_name)
+    machines = [_machine(device, options, ipu) for ipu in range(placed.num_ipus)]
+    offload = options.TensorLocations.location_optimizer.off_chip
+    tree = program.build(graph, placed, machines, program.ProgramOptions(replicas, mode in _ONCE, offload))
+
+    progress(0.8, "memory")
+    variables = memory.variables(graph, placed, tree, device, offload)
+
+    progress(0.9, "schedule")
+    step_ids = _number_steps(tree)
+    timeline = schedule.timeline(
+        placed,
+        tree,
+        step_ids,
+        training=training,
+        micro_batches=micro_batches,
+        iterations=iterations,
+        stream_out_once=mode in _ONCE,
+    )
+    progress(1.0, "done")
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
+    return Executable(
+        graph, placed, tree, variables, timeline, device, options, training, micro_batch, attached, step_ids
+    )
+
+
+def _machine(device: Target, options: Options, ipu: int) -> Machine:
+    proportion = options.available_memory_proportion.get(ipu, 0.6)
+    tiles = device.tiles - int(options.TensorLocations.num_io_tiles)
+    return Machine(
+        device, tiles if tiles == device.tiles else device.tiles, proportion, options.Precision.partials_type
+    )
+
+
+def _number_steps(tree: program.ProgramTree) -> list[list[int]]:
+    """Step ids body by body, counted over the whole program."""
+    numbered, at = [], 0
+    for body in tree.bodies:
+        numbered.append(list(range(at, at + len(body.steps))))
+        at += len(body.steps)
+    return numbered
+
+
+@dataclass
+class Executable:
+    """A compiled model: where everything runs, what it costs, and the rows its profile is made of."""
+
+    graph: Graph
+    placement: placement.Placement
+    tree: program.ProgramTree
+    variables: list[records.Variable]
+    timeline: schedule.Timeline
+    target: Target
+    options: Options
+    training: bool
+    micro_batch: int
+    attached_ipus: int  # of one replica, a power of two
+    step_ids: list[list[int]]
+
+    @property
+    def cycles_per_call(self) -> int:
+        """Cycles of one call of the executor: all its device iterations."""
+        return self.timeline.trace.iterations * self.timeline.trace.iteration_cycles
+
+    @cached_property
+    def overflow(self) -> memory.Overflow | None:
+        """The worst tile over its limit, if any."""
+        return memory.find_overflow(self.variables, self.tree, self.target)
+
+    def check_memory(self, profile_path: str = "") -> None:
+        """Raise OutOfMemoryError where a tile holds more than it has. ``profile_path``: where the profile lies."""
+        over = self.overflow
+        if over is None:
+            return
+        largest = "; ".join(f"{name} {size:,} B" for name, size in over.largest)
+        where = f"the profile is {profile_path}" if profile_path else "no profile was asked for (autoreport=True)"
+        raise OutOfMemoryError(
+            f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({over.step}): "
+            f"{over.bytes_over:,} bytes over its {self.target.bytes_per_tile:,}. The five largest things there: "
+            f"{largest}. {where[0].upper()}{where[1:]}. Give the stage fewer Blocks, lower the micro-batch size or "
+            f"setAvailableMemoryProportion, or keep optimiser state off the chip",
+            profile_path=profile_path,
+        )
+
+    # -- rows of the profile -------------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[list[Any]]:
+        """The rows of the profile but for its runs, in a few batches to be written one after the other."""
+        yield [self._target_row(), *self._option_rows()]
+        yield [*self._stage_rows(), *self._block_rows(), *self._op_rows()]
+        yield self._program_rows()
+        yield self.variables
+        yield [*self.timeline.bodies, self.timeline.trace, *self.timeline.pipeline_cycles]
+
+    def _target_row(self) -> records.Target:
+        device, replicas = self.target, int(self.options.replication_factor)
+        return records.Target(
+            device.name,
+            device.architecture,
+            self.attached_ipus * replicas,
+            replicas,
+            self.attached_ipus,
+            device.tiles,
+            device.bytes_per_tile,
+            device.region0_bytes,
+            device.clock_hz,
+            device.workers,
+        )
+
+    def _option_rows(self) -> list[records.Option]:
+        return [records.Option(name, json.dumps(value)) for name, value in sorted(self.options.flat().items())]
+
+    def _sum(self, stage: int, role: str) -> int:
+        return sum(v.bytes for v in self.variables if v.stage == stage and v.role == role)
+
+    def _stage_rows(self) -> list[records.Stage]:
+        stages = len(self.placement.stages)
+        updates: dict[int, int] = {}
+        for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
+            if op.direction == "update":
+                updates[stage] = updates.get(stage, 0) + self.tree.op_cycles.get(op.id, 0)
+        stashes = self.placement.pipelined and self.training
+        return [
+            records.Stage(
+                stage,
+                place.ipu,
+                self.tree.cycles(schedules.FORWARD, stage),
+                self.tree.cycles(schedules.BACKWARD, stage),
+                0,
+                updates.get(stage, 0),
+                schedules.stash_depth(stages, stage) if stashes else 0,
+                self._sum(stage, "stash"),
+                self._sum(stage, "weight"),
+                self.placement.cut_bytes(self.graph, stage, "forward"),
+            )
+            for stage, place in enumerate(self.placement.stages)
+        ]
+
+    def _block_rows(self) -> list[records.Block]:
+        spent: dict[tuple[int, str], int] = {}
+        for body in self.tree.bodies:
+            for step in body.steps:
+                if step.op >= 0:
+                    op = self.graph.ops[step.op]
+                    direction = {schedules.FORWARD: "forward", schedules.BACKWARD: "backward"}.get(body.task, "update")
+                    key = (op.block if direction != "update" else self._update_block(op.id), direction)
+                    spent[key] = spent.get(key, 0) + step.cycles
+        weights: dict[int, int] = {}
+        for variable in self.variables:
+            if variable.role == "weight":
+                weights[variable.block] = weights.get(variable.block, 0) + variable.bytes
+        stage_of = {name: k for k, stage in enumerate(self.placement.stages) for name in stage.blocks}
+        return [
+            records.Block(
+                block.id,
+                block.name,
+                stage_of[block.name],
+                self.placement.ipus[stage_of[block.name]],
+                *(spent.get((block.id, direction), 0) for direction in ("forward", "backward", "update")),
+                weights.get(block.id, 0),
+            )
+            for block in self.graph.blocks
+        ]
+
+    @cached_property
+    def _weight_blocks(self) -> dict[int, int]:
+        """Weight storage -> block of its first use."""
+        found: dict[int, int] = {}
+        for op in self.graph.ops:
+            if op.direction == "forward":
+                for value in op.inputs:
+                    storage = self.graph.values[value].storage
+                    if self.graph.storages[storage].role == "weight":
+                        found.setdefault(storage, op.block)
+        return found
+
+    @cached_property
+    def _update_blocks(self) -> dict[int, int]:
+        """Update op -> block of the weight it belongs to."""
+        found: dict[int, int] = {}
+        made: dict[int, int] = {}
+        for op in self.graph.ops:
+            if op.direction != "update":
+                continue
+            block = -1
+            for value in op.inputs:
+                storage = self.graph.storages[self.graph.values[value].storage]
+                owner = storage.parameter if storage.parameter >= 0 else storage.id
+                block = self._weight_blocks.get(owner, made.get(storage.id, -1))
+                if block >= 0:
+                    break
+            found[op.id] = block
+            for output in op.outputs:
+                if output is not None:
+                    made.setdefault(self.graph.values[output].storage, block)
+        return found
+
+    def _update_block(self, op: int) -> int:
+        return self._update_blocks.get(op, self.graph.ops[op].block)
+
+    def _op_rows(self) -> Iterator[records.Op]:
+        for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
+            plan = self.tree.op_plans.get(op.id)
+            yield records.Op(
+                op.id,
+                op.name,
+                op.aten,
+                op.direction,
+                self._update_block(op.id),
+                stage,
+                self.placement.ipus[stage],
+                op.module,
+                op.file,
+                op.line,
+                op.forward_op,
+                plan.flops if plan else 0,
+                self.tree.op_cycles.get(op.id, 0),
+                int(plan.estimated) if plan else 0,
+                plan.note if plan else "",
+            )
+
+    def _program_rows(self) -> list[Any]:
+        """The program tree, its leaves' steps, and the compute sets with their vertices."""
+        rows: list[Any] = []
+        tree = _Tree()
+        root = tree.add(-1, records.SEQUENCE, "main")
+        iteration = tree.add(root, records.REPEAT, "device iterations", self.timeline.trace.iterations)
+        cycles = sum(phase != "update" for phase in self.timeline.schedule.phases)
+        name = "pipeline cycles" if self.placement.pipelined else "micro-batches"
+        loop = tree.add(iteration, records.REPEAT, name, cycles)
+        update = tree.add(iteration, records.SEQUENCE, "weight update") if self.training else -1
+        types: dict[str, int] = {}
+        compute_sets = 0
+        position = {ipu: 0 for ipu in range(self.placement.num_ipus)}
+        for index, body in enumerate(self.tree.bodies):
+            once = body.task in (schedules.UPDATE, schedules.REDUCE)
+            node = tree.add(update if once else loop, records.SEQUENCE, body.name)
+            group, of = node, -1
+            for step, step_id in zip(body.steps, self.step_ids[index], strict=True):
+                if step.op != of:
+                    of = step.op
+                    group = tree.add(node, records.SEQUENCE, self.graph.ops[of].name) if of >= 0 else node
+                leaf = tree.add(group, step.type, step.name)
+                compute_set = -1
+                if step.type == records.ON_TILE_EXECUTE:
+                    compute_set, compute_sets = compute_sets, compute_sets + 1
+                    rows.append(records.ComputeSet(compute_set, step.name, body.ipu, step.op, step.flops))
+                    for vertices in step.vertices:
+                        kind = types.setdefault(vertices.type, len(types))
+                        rows.append(records.VertexUse(compute_set, kind, vertices.count))
+                rows.append(
+                    records.Step(
+                        step_id,
+                        body.ipu,
+                        position[body.ipu],
+                        leaf,
+                        index,
+                        step.op,
+                        step.type,
+                        step.name,
+                        step.cycles,
+                        compute_set,
+                        step.tile_cycles,
+                        step.bytes_in,
+                        step.bytes_out,
+                    )
+                )
+                position[body.ipu] += 1
+        rows += [
+            records.VertexType(kind, name, vertex_info(name)[0], STATE_BYTES + FIELD_BYTES)
+            for name, kind in types.items()
+        ]
+        return [*tree.rows, *rows]
+
+
+class _Tree:
+    """Program nodes in the making: ids in order of creation, positions among siblings."""
+
+    def __init__(self) -> None:
+        self.rows: list[records.Program] = []
+        self._children: dict[int, int] = {}
+
+    def add(self, parent: int, kind: str, name: str, repeat: int = 1) -> int:
+        position = self._children.get(parent, 0)
+        self._children[parent] = position + 1
+        self.rows.append(records.Program(len(self.rows), parent, position, kind, name, repeat))
+        return len(self.rows) - 1

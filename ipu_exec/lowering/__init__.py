@@ -1,0 +1,79 @@
+"""Operators over tiles: each becomes compute sets, exchanges and temporaries.
+
+``lower(spec, machine)`` gives the `Plan` of an operator. To add one, write a function and register it::
+
+    from ipu_exec.lowering import Builder, lowering
+
+    @lowering("mylib::scale")
+    def scale(spec, machine):
+        build = Builder(spec, machine)
+        lies = build.spread(0)
+        build.map("scale", "mul_scalar", lies.elements, spec.outputs[0].dtype)
+        return build.plan((lies.layout(spec.outputs[0].dtype),))
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ipu_exec.lowering import conv, elementwise, loss, matmul, pooling, reduce, softmax  # noqa: F401
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.layouts import linear_layout
+from ipu_exec.lowering.plan import Layout, OpSpec, Plan
+from ipu_exec.lowering.registry import find, is_view, lowering, registered
+from ipu_exec.lowering.vertices import vertex_info
+from ipu_exec.machine import Machine
+
+__all__ = [
+    "Builder",
+    "generic",
+    "is_view",
+    "linear_layout",
+    "lower",
+    "lowering",
+    "registered",
+    "vertex_info",
+]
+
+
+def lower(spec: OpSpec, machine: Machine) -> Plan:
+    """How ``spec`` runs on ``machine``; equal calls give the same object.
+
+    Views give an empty plan. Raises LoweringError for an operator that nobody registered.
+    """
+    return _lower(spec, machine, () if is_view(spec.name) else (find(spec.name),))
+
+
+@lru_cache(maxsize=65536)
+def _lower(spec: OpSpec, machine: Machine, function: tuple) -> Plan:
+    # the function is part of the key, so that registering another lowering later is seen
+    if not function:
+        return Plan((), output_layouts=(None,) * len(spec.outputs))
+    plan: Plan = function[0](spec, machine)
+    return plan
+
+
+def generic(spec: OpSpec, machine: Machine) -> Plan:
+    """A guess for an operator that nobody lowered, marked ``estimated``: everything is gathered to a linear layout
+    and visited once by a generic C++ vertex (20 worker cycles an element, facts/cycles.md 5).
+    """
+    build = Builder(spec, machine)
+    outputs = [out for out in spec.outputs if out is not None]
+    tensors = [*spec.operands, *outputs]
+    most = max(tensors, key=lambda t: t.elements, default=None)
+    if most is None:
+        return Plan((), output_layouts=(None,) * len(spec.outputs), estimated=True)
+    share = build.linear(most.elements, most.dtype)
+    for index, operand in enumerate(spec.operands):
+        source = build.place(index)
+        need = build.linear(operand.elements, operand.dtype).elements
+        first = build.fetch(f"operand {index}", source, need)
+        build.hold(f"operand {index}", need * operand.item_bytes, first, 1 << 30)
+    build.map(spec.name, "generic", share.elements, most.dtype)
+    layouts: list[Layout | None] = []
+    for out in spec.outputs:
+        layouts.append(None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype))
+    plan = build.plan(tuple(layouts), note="nobody lowered this operator: estimated")
+    return Plan(
+        plan.steps, plan.temporaries, plan.output_layouts, plan.input_layouts, plan.constants, plan.note, estimated=True
+    )

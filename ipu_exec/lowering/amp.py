@@ -1,0 +1,189 @@
+"""Cycles of the vertices that multiply and accumulate, and of reducing their partials (facts/cycles.md 1-4).
+
+All functions take and give numpy arrays (or what broadcasts to them); cycles are tile cycles of one vertex.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ipu_exec.lowering.layouts import ceil_div
+from ipu_exec.machine import Machine
+
+Ints = npt.ArrayLike
+WORKERS = 6
+COEFFICIENT_BYTES_PER_CYCLE = 8  # weights not interleaved, the planner's default
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The AMP unit for one data type on one machine.
+
+    ``in_group`` input channels by ``out_group`` output channels are held as coefficients at once;
+    ``load`` is the cycles to load them; ``half`` tells fp16 from fp32.
+    """
+
+    half: bool
+    in_group: int
+    out_group: int
+    item_bytes: int
+    partial_bytes: int
+
+    @property
+    def load(self) -> int:
+        return self.in_group * self.out_group * self.item_bytes // COEFFICIENT_BYTES_PER_CYCLE
+
+
+def unit_for(machine: Machine, dtype: str) -> Unit:
+    """The AMP unit: 16 x 16 channels for fp16 and 8 x 16 for fp32 on MK2, half the outputs on MK1.
+
+    MK1 multiplies half as many a cycle (facts/machine.md) at the same 4 (8) cycles a row, so half the outputs [der].
+    Integers and bfloat16 take the type that holds them.
+    """
+    half = dtype in ("float16", "bfloat16")
+    macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
+    in_group, row_cycles = (16, 4) if half else (8, 8)
+    partial = {"float16": 2, "half": 2, "float32": 4, "float": 4}.get(machine.partials, 2 if half else 4)
+    return Unit(half, in_group, macs * row_cycles // in_group, 2 if half else 4, partial if half else 4)
+
+
+def _rows_fp16(rows: np.ndarray, zeroing: bool) -> np.ndarray:
+    """Worker cycles for ``rows`` of one fp16 block, with state retention (-7)."""
+    first = 0 if zeroing else 1
+    cycles = np.select([rows == 0, rows == 1, rows == 2], [21, 32, 41], 37 + 4 * (rows - 3))
+    return cycles + first - 7
+
+
+def _rows_fp32(rows: np.ndarray, zeroing: bool) -> np.ndarray:
+    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1 (facts 2)."""
+    cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 34, 45], 46 + 8 * (rows - 3))
+    return cycles + np.where(rows > 0, (2 + 8 * rows) * int(zeroing), 0)
+
+
+def _block(rows: np.ndarray, zeroing: bool, half: bool) -> np.ndarray:
+    """I(z): the slowest worker's share of the rows of a block, in tile cycles."""
+    per_worker = _rows_fp16 if half else _rows_fp32
+    most = WORKERS * per_worker(ceil_div(rows, WORKERS), zeroing)
+    return np.maximum(most, WORKERS * per_worker(rows // WORKERS, zeroing) + 14)
+
+
+def conv_1x1_cycles(unit: Unit, rows: Ints, in_groups: Ints, out_groups: Ints, conv_groups: Ints = 1) -> np.ndarray:
+    """Cycles of ``poplin::ConvPartial1x1Out`` (facts/cycles.md 1); 0 where any count is 0.
+
+    fp16 with 96 rows, 4 in-groups, 2 out-groups: 5,011; fp32: 9,703.
+    """
+    rows, gi, go, groups = np.broadcast_arrays(*(np.asarray(a, np.int64) for a in (rows, in_groups, out_groups, conv_groups)))
+    retained = WORKERS * (7 + 3 * (gi * groups - 1)) if unit.half else 0
+    later = (gi - 1) * (15 + go * (19 + 6 + unit.load + _block(rows, False, unit.half)))
+    first = 11 + go * (18 + 7 + unit.load + _block(rows, True, unit.half))
+    cycles = 50 + retained + groups * (13 + later + first)
+    return np.where((rows > 0) & (gi > 0) & (go > 0) & (groups > 0), cycles, 0)
+
+
+def _segment(length: np.ndarray, half: bool) -> np.ndarray:
+    """Worker cycles for a row segment of an n x 1 vertex (facts/cycles.md 2), without its 3 of overhead."""
+    one, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
+    return np.select([length <= 0, length == 1, length == 2], [17, one, two], more)
+
+
+def worker_segments(segments: Ints, length: Ints, half: bool) -> np.ndarray:
+    """Cycles of the worker with most of ``segments`` field rows of ``length``, shared out over six workers."""
+    segments, length = np.broadcast_arrays(np.asarray(segments, np.int64), np.asarray(length, np.int64))
+    share = ceil_div(segments * length, WORKERS)
+    full, rest = share // np.maximum(length, 1), share % np.maximum(length, 1)
+    return full * (3 + _segment(length, half)) + np.where(rest > 0, 3 + _segment(rest, half), 0)
+
+
+def conv_nx1_cycles(
+    unit: Unit,
+    segments: Ints,
+    length: Ints,
+    kernel_rows: Ints,
+    kernel_cols: Ints,
+    in_groups: Ints,
+    out_groups: Ints,
+    conv_groups: Ints = 1,
+    filter_height: Ints = 1,
+) -> np.ndarray:
+    """Cycles of ``poplin::ConvPartialnx1`` (facts/cycles.md 2); 0 where any count is 0.
+
+    ``segments`` field rows of ``length`` outputs; ``filter_height`` kernel rows are multiplied in one pass, which
+    divides the input channels of a group.
+    """
+    segments, length, ky, kx, gi, go, groups, fh = np.broadcast_arrays(
+        *(
+            np.asarray(a, np.int64)
+            for a in (segments, length, kernel_rows, kernel_cols, in_groups, out_groups, conv_groups, filter_height)
+        )
+    )
+    worker = 17 + int(unit.half and unit.partial_bytes == 2) + worker_segments(segments, length, unit.half) - 9
+    start = np.select([fh == 1, fh == 2], [15, 46], 60)
+    inner = ceil_div(ky, fh) * (14 + kx * (12 + unit.load + start + 3 + WORKERS * worker))
+    zeroing = ceil_div(segments * length * go * unit.out_group * unit.partial_bytes * groups, 8)
+    cycles = 109 + groups * (16 + gi * (14 + go * (14 + inner))) + zeroing
+    some = (segments > 0) & (length > 0) & (gi > 0) & (go > 0) & (groups > 0)
+    return np.where(some, cycles, 0)
+
+
+def slic_cycles(segments: Ints, length: Ints, kernel_rows: Ints, kernel_cols: Ints, group_blocks: Ints) -> np.ndarray:
+    """Cycles of ``poplin::ConvPartial1x4SLIC`` (facts/cycles.md 3, MK2, fp16): windows of 1 x 4, two passes each.
+
+    ``group_blocks`` is how many blocks of 16 channels there are; a window's weights load in 34-85 cycles (60 taken).
+    """
+    segments, length, ky, kx, blocks = np.broadcast_arrays(
+        *(np.asarray(a, np.int64) for a in (segments, length, kernel_rows, kernel_cols, group_blocks))
+    )
+    row = 15 + np.maximum(length - 5, 0)
+    worker = 2 * ceil_div(segments, WORKERS) * row
+    windows = ky * ceil_div(kx, 4)
+    cycles = 109 + blocks * windows * (60 + WORKERS * worker)
+    return np.where((segments > 0) & (length > 0) & (blocks > 0), cycles, 0)
+
+
+def vmac_cycles(unit: Unit, segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.ndarray:
+    """Cycles of ``poplin::ConvPartialVerticalMac``: v multiply-accumulates a worker cycle (facts/cycles.md 3).
+
+    ``taps`` kernel elements times input channels of a group, ``vectors`` groups of v channels. A row segment
+    costs the worker 17 cycles of set-up for each tap, as in the n x 1 vertex.
+    """
+    segments, length, taps, vectors = np.broadcast_arrays(
+        *(np.asarray(a, np.int64) for a in (segments, length, taps, vectors))
+    )
+    worker = ceil_div(segments * vectors, WORKERS) * taps * (17 + length)
+    cycles = 109 + WORKERS * worker
+    return np.where((segments > 0) & (length > 0) & (taps > 0) & (vectors > 0), cycles, 0)
+
+
+def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) -> np.ndarray:
+    """Cycles of ``poplin::OuterProduct`` (facts/cycles.md 3) for one worker's share, times the six workers."""
+    groups, width, channels = np.broadcast_arrays(*(np.asarray(a, np.int64) for a in (groups, width, channels)))
+    share = ceil_div(width, WORKERS)
+    inner = 6 + np.maximum(ceil_div(channels - 12, 4), 0)
+    return np.where(width > 0, WORKERS * (25 + groups * (10 + share * inner)), 0)
+
+
+def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np.ndarray:
+    """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials (facts/cycles.md 4).
+
+    256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 where there is nothing to add.
+    """
+    outputs, depth = np.broadcast_arrays(np.asarray(outputs, np.int64), np.asarray(depth, np.int64))
+    loop, tail = (8, 8) if partial_bytes == 2 else (4, 7)
+    per_loop = loop * partial_bytes // 8 + 1
+    cycles = WORKERS * (32 + (per_loop * depth + tail) * ceil_div(outputs, loop * WORKERS))
+    return np.where((outputs > 0) & (depth > 1), cycles, 0)
+
+
+def reduction_stages(depth: int) -> tuple[int, ...]:
+    """How ``depth`` partials are added: the radix of each stage (one to 15, two to 124, three above)."""
+    stages = 0 if depth < 2 else 1 if depth < 16 else 2 if depth < 125 else 3
+    radices: list[int] = []
+    left = depth
+    for remaining in range(stages, 0, -1):
+        radix = left if remaining == 1 else int(np.ceil(depth ** (1 / stages) - 1e-9))
+        radices.append(min(radix, left))
+        left = int(ceil_div(left, radices[-1]))
+    return tuple(radices)

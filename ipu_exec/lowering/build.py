@@ -1,0 +1,127 @@
+"""A plan in the making: append steps, hold memory between them, finish.
+
+Lowerings use `Builder` so that each reads as the list of its compute sets and exchanges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ipu_exec.lowering import costs
+from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, linear, linear_layout, spread_of
+from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operand, OpSpec, Plan, Temporary, Vertices
+from ipu_exec.lowering.vertices import poplar_type
+from ipu_exec.machine import Machine
+
+FRAGMENT_BYTES = 256  # a received piece, where nothing says how the data is cut
+
+
+@dataclass
+class Builder:
+    """Steps and temporaries of one operator. ``spec`` is the operator; vectors are int64[machine.tiles]."""
+
+    spec: OpSpec
+    machine: Machine
+    steps: list[Compute | Exchange] = field(default_factory=list)
+    temporaries: list[Temporary] = field(default_factory=list)
+    wishes: dict[int, Layout] = field(default_factory=dict)
+
+    @property
+    def tiles(self) -> int:
+        return self.machine.tiles
+
+    @property
+    def next(self) -> int:
+        """Index of the step that comes next."""
+        return len(self.steps)
+
+    def compute(
+        self, name: str, vertex: str, cycles: np.ndarray, flops: int = 0, count: np.ndarray | None = None
+    ) -> int:
+        """Append a compute set of one vertex type (one vertex on each tile with cycles unless ``count``)."""
+        cycles = np.asarray(cycles, np.int64)
+        if count is None:
+            count = (cycles > 0).astype(np.int64)
+        self.steps.append(Compute(name, cycles, (Vertices(vertex, count),), int(flops)))
+        return len(self.steps) - 1
+
+    def exchange(
+        self,
+        name: str,
+        bytes_in: np.ndarray,
+        bytes_out: np.ndarray,
+        fragments: np.ndarray | None = None,
+        shared_bus: bool = False,
+    ) -> int:
+        """Append an exchange, unless nothing moves. Returns the index of the step (or of the next one)."""
+        bytes_in, bytes_out = np.asarray(bytes_in, np.int64), np.asarray(bytes_out, np.int64)
+        if not bytes_in.any():
+            return len(self.steps)
+        if fragments is None:
+            fragments = ceil_div(bytes_in, FRAGMENT_BYTES)
+        self.steps.append(Exchange(name, bytes_in, bytes_out, np.asarray(fragments, np.int64), shared_bus))
+        return len(self.steps) - 1
+
+    def hold(self, name: str, nbytes: np.ndarray, first: int, last: int, interleaved: bool = False) -> None:
+        """Keep bytes on tiles from step ``first`` to step ``last``."""
+        nbytes = np.asarray(nbytes, np.int64)
+        if nbytes.any():
+            self.temporaries.append(Temporary(name, nbytes, first, last, interleaved))
+
+    # -- elementwise pieces, shared by every compound operator
+
+    def map(self, name: str, kind: str, elements: np.ndarray, dtype: str, flops: int | None = None) -> int:
+        """Append an elementwise compute set of a kind of `costs.KINDS` over ``elements`` a tile."""
+        cost = costs.KINDS[kind]
+        cycles = cost.cycles(elements, dtype)
+        vertex = cost.vertex.replace("T", poplar_type(dtype), 1) if "T" in cost.vertex else cost.vertex
+        return self.compute(name, vertex, cycles, int(elements.sum()) * cost.flops if flops is None else flops)
+
+    def place(self, index: int, like: Spread | None = None) -> Operand:
+        """Operand ``index`` on tiles: if nobody placed it, wish for ``like`` (linear by default) and take that."""
+        operand = self.spec.operands[index]
+        if operand.layout is not None:
+            return operand
+        whole = like is not None and int(like.elements.sum()) == max(operand.storage_elements, operand.elements)
+        layout = like.layout(operand.dtype) if like is not None and whole else linear_layout(operand, self.tiles)
+        self.wishes.setdefault(index, layout)
+        return placed(operand, self.wishes[index])
+
+    def spread(self, index: int) -> Spread:
+        """How operand ``index`` lies, placed if need be."""
+        return spread_of(self.place(index), self.tiles)
+
+    def fetch(self, name: str, source: Operand, need: np.ndarray, broadcast: bool = False) -> int:
+        """Exchange ``need[tile]`` elements of ``source`` to the tiles. Returns the step that brings them."""
+        item = source.item_bytes
+        held = spread_of(source, self.tiles).elements
+        sent = held if broadcast else apportion(int(need.sum()), held)
+        return self.exchange(name, need * item, sent * item)
+
+    def linear(self, elements: int, dtype: str) -> Spread:
+        return linear(elements, ITEM_BYTES[dtype], self.tiles)
+
+    def plan(
+        self, outputs: tuple[Layout | None, ...], *, constants: np.ndarray | None = None, note: str = ""
+    ) -> Plan:
+        """The finished plan. An output that shares an input's storage keeps that storage's layout: None here."""
+        layouts = tuple(
+            None if out is None or out.layout is not None else layout
+            for out, layout in zip(self.spec.outputs, outputs, strict=True)
+        )
+        last = len(self.steps) - 1
+        kept = tuple(
+            t if t.last <= last else Temporary(t.name, t.bytes, min(t.first, last), last, t.interleaved)
+            for t in self.temporaries
+            if last >= 0
+        )
+        return Plan(tuple(self.steps), kept, layouts, tuple(sorted(self.wishes.items())), constants, note)
+
+
+def placed(operand: Operand, layout: Layout) -> Operand:
+    """The same operand on a layout."""
+    return Operand(
+        operand.shape, operand.dtype, operand.strides, operand.offset, operand.storage_elements, layout, operand.role
+    )

@@ -1,0 +1,239 @@
+"""Convolution and its gradients, by the planner in `product` (facts/cycles.md 2, 3, 12).
+
+Each is planned in every way that applies (AMP 1 x 1, AMP n x 1, inputs expanded to 1 x 1, SLIC, vector MAC, outer product)
+and the cheapest is taken. The gradient of the input is the convolution of the flipped weights; that of the weights
+is a convolution whose input channels are the batch (or batch and field, expanded); that of the bias a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.plan import Layout, OpSpec, Plan
+from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, search
+from ipu_exec.lowering.reduce import reduce_over
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution folded to two dimensions: (rows, columns), depth counted as rows.
+
+    Channels are those of one group.
+    """
+
+    batch: int
+    groups: int
+    in_channels: int
+    out_channels: int
+    in_field: tuple[int, int]
+    out_field: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+
+
+def _fold(values: tuple[int, ...]) -> tuple[int, int]:
+    """Spatial extents as (rows, columns): the last dimension is columns, all before it rows."""
+    return prod(values[:-1]), values[-1]
+
+
+def _pair(values: Any, rank: int) -> tuple[int, int]:
+    """Strides or dilations as (rows, columns)."""
+    many = tuple(values) if isinstance(values, tuple) else (values,)
+    many = many * rank if len(many) == 1 else many
+    return (1, many[-1]) if rank == 1 else (many[-2], many[-1])
+
+
+def geometry(
+    data: tuple[int, ...], weight: tuple[int, ...], out: tuple[int, ...], stride: Any, dilation: Any, groups: int
+) -> Geometry:
+    """Of an ordinary convolution, from the shapes of its input, weight and output."""
+    rank = len(weight) - 2
+    return Geometry(
+        data[0] if len(data) == rank + 2 else 1,
+        groups,
+        weight[1],
+        weight[0] // groups,
+        _fold(data[-rank:]),
+        _fold(out[-rank:]),
+        _fold(weight[2:]),
+        _pair(stride, rank),
+        _pair(dilation, rank),
+    )
+
+
+def forward_problem(g: Geometry) -> Problem:
+    """The convolution itself."""
+    return Problem(
+        g.groups,
+        g.batch * g.out_field[0],
+        g.out_field[1],
+        g.in_channels,
+        g.out_channels,
+        g.kernel,
+        g.stride,
+        g.dilation,
+        (1, 1),
+        g.out_field[0],
+        *g.in_field,
+    )
+
+
+def input_gradient_problem(g: Geometry) -> Problem:
+    """Outgoing gradients convolved with flipped weights; a stride leaves each kernel element only some outputs."""
+    return Problem(
+        g.groups,
+        g.batch * g.in_field[0],
+        g.in_field[1],
+        g.out_channels,
+        g.in_channels,
+        g.kernel,
+        (1, 1),
+        g.dilation,
+        g.stride,
+        g.in_field[0],
+        *g.out_field,
+    )
+
+
+def weight_gradient_problem(g: Geometry) -> Problem:
+    """The batch as input channels, the outgoing gradient as kernel, the weights' field as field."""
+    return Problem(
+        g.groups,
+        g.in_channels * g.kernel[0],
+        g.kernel[1],
+        g.batch,
+        g.out_channels,
+        g.out_field,
+        g.dilation,
+        g.stride,
+        (1, 1),
+        g.kernel[0],
+        *g.in_field,
+    )
+
+
+def expanded(problem: Problem, inputs: int) -> Problem:
+    """The same with kernel elements as further input channels: a 1 x 1 product of rearranged inputs.
+
+    ``inputs`` elements of the whole input arrive, each at every place it is multiplied from once a tile.
+    """
+    field = problem.segments * problem.width // prod(problem.field_stride)
+    channels = problem.in_channels * problem.taps
+    share = min(1.0, inputs / max(1, field * channels * problem.groups))
+    return replace(
+        problem,
+        segments=max(1, field),
+        width=1,
+        in_channels=channels,
+        kernel=(1, 1),
+        stride=(1, 1),
+        dilation=(1, 1),
+        field_stride=(1, 1),
+        image_rows=1,
+        in_rows=1,
+        in_cols=1,
+        expansion=share,
+        input_transform=True,
+    )
+
+
+def convolve(
+    build: Builder, name: str, problem: Problem, inputs: int, weights: int, dtype: str, input_elements: int
+) -> Product:
+    """Append the cheapest way to compute ``problem``."""
+    machine = build.machine
+    half = dtype in ("float16", "bfloat16")
+    plain = problem.taps == 1 and problem.stride == (1, 1) and problem.field_stride == (1, 1)
+    candidates: list[tuple[Problem, tuple[str, ...]]] = []
+    if plain:
+        outer = ("outer",) if problem.in_channels == 1 and problem.groups == 1 else ()
+        flat = replace(problem, segments=problem.segments * problem.width, width=1)
+        candidates.append((flat, ("1x1", *outer)))
+    else:
+        candidates.append((problem, ("nx1",)))
+        candidates.append((expanded(problem, input_elements), ("1x1",)))
+    if problem.groups > 1 or problem.in_channels <= 4:
+        slic = half and machine.target.architecture != "ipu1" and problem.in_channels <= 4 and problem.groups > 1
+        candidates.append((problem, ("vmac", *(("slic",) if slic else ()))))
+    # ties go to the one named first: AMP, SLIC, vector MAC, outer product
+    best, methods = min(candidates, key=lambda c: search(c[0], machine, dtype, c[1]).cycles)
+    run = problem.width if problem.width > 1 else 0
+    return add_product(build, name, best, methods, inputs, weights, dtype, run)
+
+
+def _as_placed(build: Builder, problem: Problem, inputs: int, weights: int, transposed: bool = False) -> Problem:
+    """The problem with what its operands cost that do not lie as planned."""
+    placed_weights = build.spec.operands[weights].layout is not None
+    return replace(
+        problem,
+        input_free=build.spec.operands[inputs].layout is None,
+        weight_free=not placed_weights,
+        weight_transform=placed_weights or transposed,
+        input_transform=transposed,
+    )
+
+
+@lowering("aten.convolution", "aten._convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d")
+def convolution(spec: OpSpec, machine: Machine) -> Plan:
+    """A convolution of any rank up to three, strided, dilated, grouped or transposed, with its bias."""
+    build = Builder(spec, machine)
+    data, weight = spec.operands[0], spec.operands[1]
+    out = spec.outputs[0]
+    assert out is not None
+    arguments = dict(zip(("bias", "stride", "padding", "dilation"), spec.args[2:6], strict=False))
+    if "conv" in spec.name and "convolution" in spec.name:
+        transposed, groups = bool(spec.args[6]), int(spec.args[8])
+    else:
+        transposed, groups = False, int(spec.args[6]) if len(spec.args) > 6 else 1
+    stride, dilation = arguments.get("stride", 1), arguments.get("dilation", 1)
+    if transposed:  # the gradient of the convolution from the output's shape to the input's
+        problem = input_gradient_problem(geometry(out.shape, weight.shape, data.shape, stride, dilation, groups))
+    else:
+        problem = forward_problem(geometry(data.shape, weight.shape, out.shape, stride, dilation, groups))
+    done = convolve(build, "conv", _as_placed(build, problem, 0, 1), 0, 1, data.dtype, data.elements)
+    if len(spec.operands) > 2:
+        add_bias(build, "conv", done, 2, out.dtype)
+    return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
+
+
+@lowering("aten.convolution_backward")
+def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """Gradients of input, weight and bias, those that the output mask asks for."""
+    build = Builder(spec, machine)
+    grad, data, weight = spec.operands[:3]
+    stride, dilation, transposed, groups, mask = spec.args[4], spec.args[6], spec.args[7], spec.args[9], spec.args[10]
+    if transposed:
+        g = geometry(grad.shape, weight.shape, data.shape, stride, dilation, groups)
+        problems = forward_problem(g), weight_gradient_problem(g)
+    else:
+        g = geometry(data.shape, weight.shape, grad.shape, stride, dilation, groups)
+        problems = input_gradient_problem(g), weight_gradient_problem(g)
+    layouts: list[Layout | None] = [None, None, None]
+    notes, constants = [], None
+    if mask[0] and spec.outputs[0] is not None:
+        problem = _as_placed(build, problems[0], 0, 2)
+        done = convolve(build, "grad input", problem, 0, 2, grad.dtype, grad.elements)
+        layouts[0] = done.outputs.layout(spec.outputs[0].dtype)
+        notes.append(f"input {done.splits}")
+        constants = done.worklists
+    if mask[1] and spec.outputs[1] is not None:
+        inputs, weights = (0, 1) if transposed else (1, 0)
+        problem = _as_placed(build, problems[1], inputs, weights, transposed=True)
+        done = convolve(build, "grad weight", problem, inputs, weights, data.dtype, spec.operands[inputs].elements)
+        layouts[1] = done.outputs.layout(spec.outputs[1].dtype)
+        notes.append(f"weight {done.splits}")
+        constants = done.worklists if constants is None else constants + done.worklists
+    if mask[2] and spec.outputs[2] is not None:
+        channels = 1 if len(grad.shape) == len(weight.shape) else 0
+        dims = tuple(d for d in range(len(grad.shape)) if d != channels)
+        reduced = reduce_over(build, build.place(0), build.spread(0), dims, "ADD", "grad bias")
+        layouts[2] = reduced.spread.layout(spec.outputs[2].dtype)
+    return build.plan(tuple(layouts), constants=constants, note="; ".join(notes))
+
+

@@ -1,0 +1,123 @@
+"""Cycles of elementwise vertices on one tile, as vectors over tiles (facts/cycles.md 5).
+
+``base + 6 * (worker + c * ceil(n / u))`` with n = ceil(elements / 6) a worker: ``u`` elements of the type are done
+in ``c`` worker cycles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipu_exec.lowering.layouts import ceil_div
+
+WORKERS = 6
+_HALVES = {"float16", "bfloat16"}
+_FLOATS = {"float32", "float64"} | _HALVES
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of one kind of vertex. Rates are (worker cycles, elements) for fp32 and for fp16."""
+
+    vertex: str  # the first T is the data type
+    base: int
+    worker: int
+    fp32: tuple[int, int]
+    fp16: tuple[int, int]
+    flops: int = 1  # an element
+
+    def cycles(self, elements: np.ndarray, dtype: str) -> np.ndarray:
+        """int64 cycles over tiles for ``elements`` a tile; 0 where there are none."""
+        rate, unit = self.fp16 if dtype in _HALVES else self.fp32
+        if dtype not in _FLOATS:  # integers have no vector instructions: an element at a time
+            unit = 1
+        loops = ceil_div(ceil_div(elements, WORKERS), unit)
+        return np.where(elements > 0, self.base + WORKERS * (self.worker + rate * loops), 0)
+
+
+def _unary(op: str, fp32: tuple[int, int], fp16: tuple[int, int], worker: int = 17) -> Cost:
+    return Cost(f"popops::UnaryOp1D<popops::expr::UnaryOpType::{op},T>", 20, worker, fp32, fp16)
+
+
+def _binary(op: str, fp32: tuple[int, int] = (3, 2), fp16: tuple[int, int] = (3, 4), base: int = 11) -> Cost:
+    return Cost(f"popops::BinaryOp1D<popops::expr::BinaryOpType::{op},T>", base, 27, fp32, fp16)
+
+
+def _in_place(op: str) -> Cost:
+    # 58 + 3/v in all: 58 is what a call costs the tile, not each worker
+    return Cost(f"popops::BinaryOp1DInPlace<popops::expr::BinaryOpType::{op},T>", 58, 0, (3, 2), (3, 4))
+
+
+def _scalar(op: str) -> Cost:
+    return Cost(f"popops::BroadcastScalar1D<popops::expr::BinaryOpType::{op},T>", 20, 17, (2, 2), (2, 4))
+
+
+def _vector(op: str) -> Cost:
+    return Cost(f"popops::BroadcastVectorInner<popops::expr::BinaryOpType::{op},T>", 58, 17, (3, 2), (3, 4))
+
+
+KINDS: dict[str, Cost] = {
+    "add": _binary("ADD"),
+    "sub": _binary("SUBTRACT"),
+    "mul": _binary("MULTIPLY"),
+    "div": _binary("DIVIDE", (10, 2), (21, 4)),
+    "max": _binary("MAXIMUM", (4, 2), (4, 4)),
+    "min": _binary("MINIMUM", (4, 2), (4, 4)),
+    "compare": _binary("EQUAL", (4, 2), (4, 4)),
+    "logical": Cost("popops::BinaryOp1D<popops::expr::BinaryOpType::LOGICAL_AND,bool>", 11, 27, (5, 1), (5, 1)),
+    "remainder": _binary("REMAINDER", (20, 1), (20, 1)),
+    "atan2": _binary("ATAN2", (60, 1), (60, 1)),
+    "pow": _binary("POWER", (50, 1), (50, 1)),
+    "add_": _in_place("ADD"),
+    "sub_": _in_place("SUBTRACT"),
+    "mul_": _in_place("MULTIPLY"),
+    "add_scalar": _scalar("ADD"),
+    "mul_scalar": _scalar("MULTIPLY"),
+    "div_scalar": _scalar("MULTIPLY"),  # by the inverse
+    "compare_scalar": _scalar("EQUAL"),
+    "add_vector": _vector("ADD"),
+    "sub_vector": _vector("SUBTRACT"),
+    "mul_vector": _vector("MULTIPLY"),
+    "scaled_add": Cost("popops::ScaledAddSupervisor<T,T,T,true,false>", 60, 0, (3, 2), (3, 4), 2),
+    "exp": _unary("EXPONENT", (6, 2), (4, 4), 33),
+    "log": _unary("LOGARITHM", (12, 2), (4, 4)),
+    "tanh": Cost("popnn::NonLinearity1D<T,TANH>", 20, 17, (12, 2), (4, 4)),
+    "sigmoid": Cost("popnn::NonLinearity1D<T,SIGMOID>", 20, 17, (12, 2), (6, 4)),
+    "relu": Cost("popnn::NonLinearity1D<T,RELU>", 20, 17, (3, 2), (3, 4)),
+    "gelu": Cost("popnn::NonLinearity1D<T,GELU>", 20, 17, (10, 2), (10, 4), 8),
+    "gelu_erf": _unary("GELU_ERF", (22, 1), (16, 1)),
+    "nonlinearity_grad": Cost("popnn::NonLinearityGrad1D<T,RELU>", 20, 17, (5, 2), (5, 4), 2),
+    "gelu_grad": Cost("popnn::NonLinearityGrad1D<T,GELU>", 20, 17, (22, 2), (22, 4), 12),
+    "sqrt": _unary("SQRT", (10, 2), (23, 4)),
+    "rsqrt": _unary("RSQRT", (8, 2), (19, 4)),
+    "inverse": _unary("INVERSE", (6, 2), (15, 4)),
+    "square": _unary("SQUARE", (2, 2), (2, 4)),
+    "negate": _unary("NEGATE", (2, 2), (2, 4)),
+    "absolute": _unary("ABSOLUTE", (2, 2), (2, 4)),
+    "round": _unary("ROUND", (3, 2), (3, 4)),
+    "erf": _unary("ERF", (41, 1), (13, 1)),
+    "sin": _unary("SIN", (2300, 1), (2300, 1)),
+    "select": Cost("popops::Select<T>", 20, 17, (5, 1), (5, 1)),
+    "clamp": Cost("popops::Clamp<T>", 20, 17, (4, 2), (4, 4)),
+    "fill": Cost("popops::Fill<T>", 0, 26, (1, 2), (1, 4), 0),
+    "copy": Cost("poplar_rt::Memcpy64BitSupervisor", 22, 0, (1, 2), (1, 4), 0),
+    "cast": Cost("popops::Cast1DSingleWorker<T>", 12, 37, (1, 2), (1, 2), 0),
+    "rearrange": Cost("popops::Transpose2D<T>", 0, 98, (5, 3), (5, 3), 0),
+    "random": Cost("poprand::UniformSupervisor<T>", 26, 24, (4, 2), (4, 4), 0),
+    "dropout": Cost("poprand::DropoutSupervisor<T>", 6, 24, (2, 2), (2, 4)),
+    "generic": Cost("ipuscope::Generic<T>", 20, 17, (20, 1), (20, 1)),
+}
+"""Kinds of elementwise vertices. Not in facts 5, and so taken by likeness: ``pow``, ``atan2``, ``remainder``
+(scalar C++), ``clamp``, ``gelu_grad`` (twice the forward polynomial), ``compare`` (as max/min)."""
+
+
+def rearrange_cycles(elements: np.ndarray) -> np.ndarray:
+    """On-tile transposition: 5/4 cycles an element (PL planner's rearrangement term, facts/cycles.md 8)."""
+    return ceil_div(np.asarray(elements, np.int64) * 5, 4)
+
+
+def copy_cycles(nbytes: np.ndarray) -> np.ndarray:
+    """On-tile aligned copy: 8 bytes a cycle (facts/cycles.md 8)."""
+    return ceil_div(nbytes, 8)

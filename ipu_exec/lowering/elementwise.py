@@ -1,0 +1,334 @@
+"""Elementwise operators: unary, binary with broadcasting and scalars, ternary, casts, fills, optimiser updates.
+
+The leading operand stays where it lies; the others come to it: nothing moves if they lie with it, the whole
+tensor is exchanged if they lie otherwise, and a broadcast operand is sent to every tile that needs a part of it.
+An operator that the IPU runs as several vertices is several compute sets. Cycles: `costs.KINDS`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.lowering.build import Builder, placed
+from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
+from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+# operator (without a trailing underscore) -> the kinds of vertex it is, one compute set each
+UNARY: dict[str, tuple[str, ...]] = {
+    "relu": ("relu",),
+    "gelu": ("gelu",),
+    "silu": ("sigmoid", "mul_"),
+    "mish": ("exp", "log", "tanh", "mul_"),
+    "softplus": ("exp", "log"),
+    "elu": ("exp", "select"),
+    "selu": ("exp", "select", "mul_scalar"),
+    "celu": ("exp", "select"),
+    "hardtanh": ("clamp",),
+    "relu6": ("clamp",),
+    "hardsigmoid": ("add_scalar", "clamp", "mul_scalar"),
+    "hardswish": ("add_scalar", "clamp", "mul_scalar", "mul_"),
+    "leaky_relu": ("mul_scalar", "select"),
+    "threshold": ("compare_scalar", "select"),
+    "tanh": ("tanh",),
+    "sigmoid": ("sigmoid",),
+    "log_sigmoid_forward": ("sigmoid", "log"),
+    "exp": ("exp",),
+    "exp2": ("mul_scalar", "exp"),
+    "expm1": ("exp", "add_scalar"),
+    "log": ("log",),
+    "log2": ("log", "mul_scalar"),
+    "log10": ("log", "mul_scalar"),
+    "log1p": ("add_scalar", "log"),
+    "sqrt": ("sqrt",),
+    "rsqrt": ("rsqrt",),
+    "reciprocal": ("inverse",),
+    "square": ("square",),
+    "neg": ("negate",),
+    "abs": ("absolute",),
+    "sign": ("round",),
+    "sgn": ("round",),
+    "floor": ("round",),
+    "ceil": ("round",),
+    "round": ("round",),
+    "trunc": ("round",),
+    "frac": ("round", "sub_"),
+    "erf": ("erf",),
+    "erfc": ("erf", "add_scalar"),
+    "sin": ("sin",),
+    "cos": ("sin",),
+    "tan": ("sin", "sin", "div"),
+    "logical_not": ("logical",),
+    "bitwise_not": ("logical",),
+    "isnan": ("compare",),
+    "isinf": ("compare_scalar",),
+    "isfinite": ("compare_scalar",),
+    "clamp_min": ("clamp",),
+    "clamp_max": ("clamp",),
+    "nan_to_num": ("compare", "select"),
+    "logit": ("add_scalar", "div", "log"),
+}
+BINARY: dict[str, tuple[str, ...]] = {
+    "add": ("add",),
+    "sub": ("sub",),
+    "rsub": ("sub",),
+    "mul": ("mul",),
+    "div": ("div",),
+    "true_divide": ("div",),
+    "floor_divide": ("div", "round"),
+    "maximum": ("max",),
+    "minimum": ("min",),
+    "fmod": ("remainder",),
+    "remainder": ("remainder",),
+    "atan2": ("atan2",),
+    "pow": ("pow",),
+    "eq": ("compare",),
+    "ne": ("compare",),
+    "lt": ("compare",),
+    "le": ("compare",),
+    "gt": ("compare",),
+    "ge": ("compare",),
+    "logical_and": ("logical",),
+    "logical_or": ("logical",),
+    "logical_xor": ("logical",),
+    "bitwise_and": ("logical",),
+    "bitwise_or": ("logical",),
+    "bitwise_xor": ("logical",),
+    "threshold_backward": ("nonlinearity_grad",),
+    "tanh_backward": ("nonlinearity_grad",),
+    "sigmoid_backward": ("nonlinearity_grad",),
+    "gelu_backward": ("gelu_grad",),
+    "silu_backward": ("sigmoid", "mul", "sub_", "mul_", "mul_"),
+    "hardtanh_backward": ("compare", "select"),
+    "hardswish_backward": ("mul_scalar", "add_scalar", "select", "mul_"),
+    "hardsigmoid_backward": ("compare", "select", "mul_scalar"),
+    "leaky_relu_backward": ("mul_scalar", "select"),
+    "elu_backward": ("exp", "mul_", "select"),
+    "softplus_backward": ("sigmoid", "mul_"),
+    "log_sigmoid_backward": ("sigmoid", "mul_"),
+    "mish_backward": ("exp", "log", "tanh", "sigmoid", "mul_", "mul_", "add_"),
+    "prelu": ("mul", "select"),
+    "_prelu_kernel": ("mul", "select"),
+    "xlogy": ("log", "mul_"),
+    "native_dropout_backward": ("mul", "mul_scalar"),
+    "masked_fill": ("select",),
+    "isclose": ("sub", "absolute", "compare"),
+    "bitwise_left_shift": ("logical",),
+    "bitwise_right_shift": ("logical",),
+}
+TERNARY: dict[str, tuple[str, ...]] = {
+    "where": ("select",),
+    "clamp": ("clamp",),
+    "addcmul": ("mul", "scaled_add"),
+    "addcdiv": ("div", "scaled_add"),
+    "lerp": ("sub", "scaled_add"),
+}
+FILL = """zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
+    new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange linspace eye tril_indices
+    triu_indices empty_permuted""".split()
+COPY = "clone copy copy_ contiguous _to_copy to lift_fresh_copy alias_copy detach_copy view_copy".split()
+
+_SCALAR_FORMS = {
+    "add": "add_scalar",
+    "sub": "add_scalar",
+    "mul": "mul_scalar",
+    "div": "div_scalar",
+    "compare": "compare_scalar",
+    "max": "clamp",
+    "min": "clamp",
+}
+_VECTOR_FORMS = {"add": "add_vector", "sub": "sub_vector", "mul": "mul_vector"}
+_IN_PLACE_FORMS = {"add": "add_", "sub": "sub_", "mul": "mul_"}
+
+
+def base_name(spec: OpSpec) -> str:
+    """``"aten.mul_.Tensor"`` -> ``"mul_"``."""
+    return spec.name.split(".")[1] if "." in spec.name else spec.name
+
+
+def is_in_place(spec: OpSpec) -> bool:
+    """True where the first result shares an input's storage."""
+    return bool(spec.outputs) and spec.outputs[0] is not None and spec.outputs[0].layout is not None
+
+
+def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
+    """Index of the operand that stays where it is: of the result's shape, placed, on most tiles; -1 if none is.
+
+    In place it is always the operand written.
+    """
+    if is_in_place(spec):
+        out = spec.outputs[0]
+        for index, operand in enumerate(spec.operands):
+            if out is not None and operand.lies_with(out):
+                return index
+    best, score = -1, (-1, -1)
+    for index, operand in enumerate(spec.operands):
+        if operand.shape != shape:
+            continue
+        tiles = 0 if operand.layout is None else int(np.count_nonzero(operand.layout.bytes))
+        mine = (2 * (operand.layout is not None) + is_dense(operand), tiles)
+        if mine > score:
+            best, score = index, mine
+    return best
+
+
+def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str, int]:
+    """Exchange operand ``index`` to where ``lead`` lies, if it is not there.
+
+    Returns ("same" | "scalar" | "vector" | "broadcast", elements held at most on a tile); holds what arrived until
+    the end of the plan.
+    """
+    operand = build.spec.operands[index]
+    if operand.shape == lead.shape:
+        source = build.place(index, lies if is_dense(operand) and is_dense(lead) else None)
+        if source.layout is None or not source.lies_with(lead):
+            step = build.fetch(f"operand {index}", source, lies.elements)
+            build.hold(f"operand {index}", lies.elements * operand.item_bytes, step, _END)
+        return "same", int(lies.elements.max(initial=0))
+    source = build.place(index)
+    need = broadcast_need(operand, lead, lies)
+    step = build.fetch(f"broadcast operand {index}", source, need, broadcast=True)
+    build.hold(f"operand {index}", need * operand.item_bytes, step, _END)
+    kind = "scalar" if operand.elements == 1 else "vector" if operand.shape[-1:] == lead.shape[-1:] else "broadcast"
+    return kind, int(need.max(initial=0))
+
+
+_END = 1 << 30  # to the plan's last step: `Builder.plan` cuts it
+
+
+def broadcast_need(operand: Operand, lead: Operand, lies: Spread) -> np.ndarray:
+    """Elements of a broadcast operand that each tile needs for its share of ``lead``."""
+    pad = len(lead.shape) - len(operand.shape)
+    extents = (1,) * pad + operand.shape
+    kept = tuple(mine == whole and whole > 1 for mine, whole in zip(extents, lead.shape, strict=True))
+    need = touched(lead, kept, lies.elements, lies.run)
+    return np.minimum(need, prod(operand.shape))
+
+
+def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
+    """Any elementwise operator as compute sets of ``kinds`` in turn, after what they need has been exchanged."""
+    build = Builder(spec, machine)
+    outputs = [out for out in spec.outputs if out is not None]
+    output = outputs[0] if outputs else spec.operands[0]
+    index = leading(spec, output.shape)
+    if index < 0:  # every operand is broadcast: the result lies linearly, and they come to it
+        lies = build.linear(output.elements, output.dtype)
+        lead = placed(output, lies.layout(output.dtype))
+        key = lies.key
+    else:
+        lead = build.place(index)
+        lies = spread_of(lead, machine.tiles)
+        key = result_key(lies, lead, output)
+    forms = {bring(build, other, lead, lies)[0] for other in range(len(spec.operands)) if other != index}
+    dtype = lead.dtype if output.dtype == "bool" else output.dtype
+    for position, kind in enumerate(kinds):
+        chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))
+        build.map(f"{base_name(spec)}/{chosen}", chosen, lies.elements, dtype)
+    if len(kinds) > 1:
+        build.hold("intermediate", lies.elements * output.item_bytes, max(0, build.next - len(kinds)), _END)
+    layout = Spread(key, lies.elements)
+    return build.plan(tuple(layout.layout(out.dtype) if out is not None else None for out in spec.outputs))
+
+
+def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
+    """The vertex for the operands at hand: broadcast by scalar, along the last dimension, in place, or general."""
+    if "same" not in forms:
+        if "vector" in forms and kind in _VECTOR_FORMS:
+            return _VECTOR_FORMS[kind]
+        if kind in _SCALAR_FORMS and ("scalar" in forms or not forms):
+            return _SCALAR_FORMS[kind]
+    if kind == "add" and "same" in forms and _alpha(spec) != 1:
+        return "scaled_add"
+    return _IN_PLACE_FORMS.get(kind, kind) if in_place else kind
+
+
+def _alpha(spec: OpSpec) -> Any:
+    return dict(spec.kwargs).get("alpha", spec.args[2] if len(spec.args) > 2 else 1)
+
+
+def _kinds(spec: OpSpec) -> tuple[str, ...]:
+    name = base_name(spec).rstrip("_") if not base_name(spec).startswith("_") else base_name(spec)
+    for table in (UNARY, BINARY, TERNARY):
+        if name in table:
+            kinds = table[name]
+            break
+    if name == "pow" and len(spec.args) > 1:
+        by_power = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), -1: ("inverse",), 3: ("square", "mul_")}
+        power = spec.args[1]
+        kinds = by_power.get(power, kinds) if isinstance(power, int | float) else kinds
+    if name == "gelu" and dict(spec.kwargs).get("approximate", "none") == "none":
+        return ("gelu_erf",)
+    if name == "div" and dict(spec.kwargs).get("rounding_mode"):
+        return (*kinds, "round")
+    return kinds
+
+
+def _names(table: Any) -> list[str]:
+    return [f"aten.{name}{tail}" for name in table for tail in ("", "_")]
+
+
+@lowering(*_names(UNARY), *_names(BINARY), *_names(TERNARY))
+def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
+    """Unary, binary and ternary operators of the tables above, in place or not."""
+    return elementwise(spec, machine, _kinds(spec))
+
+
+@lowering(*(f"aten.{name}" for name in FILL))
+def fill(spec: OpSpec, machine: Machine) -> Plan:
+    """Constants: the result lies like the operand it was made like, linearly otherwise; ``empty`` writes nothing."""
+    build = Builder(spec, machine)
+    layouts: list[Layout | None] = []
+    for out in spec.outputs:
+        if out is None:
+            layouts.append(None)
+            continue
+        like = spec.operands[0] if spec.operands else None
+        if out.layout is not None:
+            lies = spread_of(out, machine.tiles)
+        elif like is not None and like.layout is not None and like.shape == out.shape:
+            source = spread_of(like, machine.tiles)
+            lies = Spread(result_key(source, like, out), source.elements)
+        else:
+            lies = build.linear(out.elements, out.dtype)
+        if "empty" not in spec.name:
+            build.map("fill", "fill", lies.elements, out.dtype, flops=0)
+        layouts.append(lies.layout(out.dtype))
+    return build.plan(tuple(layouts))
+
+
+@lowering(*(f"aten.{name}" for name in COPY))
+def copy(spec: OpSpec, machine: Machine) -> Plan:
+    """Copies and casts. The result keeps the source's tiles; a different order of dimensions is rearranged on tile.
+
+    ``copy_`` writes where its first operand lies and so exchanges a source that lies elsewhere.
+    """
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    if out is None or not spec.operands:
+        return build.plan((None,) * len(spec.outputs))
+    source_index = 1 if base_name(spec).startswith("copy") and len(spec.operands) > 1 else 0
+    source = spec.operands[source_index]
+    if source_index == 1:
+        if source.shape != spec.operands[0].shape:
+            return elementwise(spec, machine, ("copy",))
+        lead = build.place(0)
+        lies = spread_of(lead, machine.tiles)
+        bring(build, 1, lead, lies)
+        key = lies.key
+    else:
+        lead = build.place(0)
+        lies = spread_of(lead, machine.tiles)
+        key = result_key(lies, lead, out)
+    if source.dtype != out.dtype:
+        build.map("cast", "cast", lies.elements, out.dtype, flops=0)
+    elif source.strides != out.strides and source_index == 0 and is_dense(source):
+        build.map("rearrange", "rearrange", lies.elements, out.dtype, flops=0)
+    else:
+        build.map("copy", "copy", lies.elements, out.dtype, flops=0)
+    return build.plan((Spread(key, lies.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
+
+

@@ -1,0 +1,171 @@
+"""How tensors lie on tiles: the linear mapping, spreading elements, and what a tile lacks of another's layout.
+
+A `Layout.key` made here is a short tuple ``(kind, run, ...)``: ``run`` is how many elements in storage order lie
+together on one tile (0: a whole tile's share), from which reductions tell how many outputs a tile touches. Keys
+describe elements, not bytes, so that a cast keeps its input's key.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand
+
+MIN_BYTES_PER_TILE = 128  # Poplibs' mapTensorLinearly: fewer would cost more in exchange than it saves
+GRAIN_BYTES = 8  # the vector width: a grain is never split between tiles
+
+
+def ceil_div(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
+    """Integer division rounded up, elementwise."""
+    return -(-np.asarray(a, dtype=np.int64) // np.asarray(b, dtype=np.int64))
+
+
+def digest(*parts: object) -> int:
+    """A small stable number for whatever prints the same: the same in every process, unlike ``hash``."""
+    text = repr(parts).encode()
+    return zlib.crc32(text) << 32 | zlib.adler32(text)
+
+
+def apportion(total: int, share: np.ndarray) -> np.ndarray:
+    """Split ``total`` over tiles in proportion to ``share`` in whole numbers that sum to it exactly.
+
+    All zero where ``total`` or ``share`` is; a tile without share gets nothing.
+    """
+    whole = float(share.sum())
+    if total == 0 or whole == 0:
+        return np.zeros(share.shape, np.int64)
+    edges = np.rint(np.cumsum(share, dtype=np.float64) * (total / whole)).astype(np.int64)
+    edges[np.flatnonzero(share)[-1] :] = total
+    return np.diff(edges, prepend=0)
+
+
+def split_evenly(elements: int, parts: int, grain: int = 1) -> np.ndarray:
+    """``elements`` over ``parts`` in whole grains, differing by a grain at most; the last part takes the ragged tail."""
+    grains = -(-elements // grain)
+    edges = np.minimum(np.arange(parts + 1, dtype=np.int64) * grains // parts * grain, elements)
+    return np.diff(edges)
+
+
+def blocks(extent: int, parts: int, grain: int = 1) -> np.ndarray:
+    """``extent`` over ``parts`` as a planner splits it: equal blocks rounded up to the grain, what is left at the end."""
+    block = -(-(-(-extent // grain)) // parts) * grain
+    return np.clip(extent - block * np.arange(parts, dtype=np.int64), 0, block)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Elements of a tensor over tiles. ``key`` and ``run`` as in `Layout.key`."""
+
+    key: Hashable
+    elements: np.ndarray
+
+    @property
+    def run(self) -> int:
+        return run_of(self.key)
+
+    def layout(self, dtype: str) -> Layout:
+        return Layout(self.key, self.elements * ITEM_BYTES[dtype])
+
+
+def run_of(key: Hashable) -> int:
+    """Contiguous elements on one tile by this key; 0 where a tile's share is one piece (or nobody knows)."""
+    return key[1] if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], int) else 0
+
+
+@lru_cache(maxsize=4096)
+def linear(elements: int, item_bytes: int, tiles: int) -> Spread:
+    """Poplibs' linear mapping: consecutive grains on consecutive tiles, 128 bytes a tile at least.
+
+    The first tile is dithered by the number of elements, so that small tensors do not all pile up on tile 0.
+    """
+    grain = max(1, GRAIN_BYTES // item_bytes)
+    used = int(min(tiles, max(1, elements * item_bytes // MIN_BYTES_PER_TILE)))
+    start = digest(elements, used) % tiles
+    share = np.zeros(tiles, np.int64)
+    share[(start + np.arange(used)) % tiles] = split_evenly(elements, used, grain)
+    share.setflags(write=False)
+    return Spread(("linear", 0, elements, used, grain, start), share)
+
+
+def linear_layout(operand: Operand, tiles: int) -> Layout:
+    """The linear layout of the whole storage under ``operand``."""
+    return linear(storage_elements(operand), operand.item_bytes, tiles).layout(operand.dtype)
+
+
+def storage_elements(operand: Operand) -> int:
+    """Elements of the storage; of the tensor where the caller left the storage out."""
+    return operand.storage_elements or operand.elements
+
+
+def is_dense(operand: Operand) -> bool:
+    """True where the tensor is its whole storage, in any order of dimensions."""
+    return operand.elements == storage_elements(operand) and 0 not in [
+        s for s, n in zip(operand.strides, operand.shape, strict=True) if n > 1
+    ]
+
+
+def is_contiguous(operand: Operand) -> bool:
+    """True for row-major order without holes."""
+    expected = 1
+    for extent, stride in zip(reversed(operand.shape), reversed(operand.strides), strict=True):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def spread_of(operand: Operand, tiles: int) -> Spread:
+    """Elements of ``operand`` on each tile, by the layout of its storage (linear where nobody placed it).
+
+    Exact for a whole storage and for a contiguous piece of a linear one; otherwise the storage's shares, scaled.
+    """
+    layout = operand.layout or linear_layout(operand, tiles)
+    held = layout.bytes // operand.item_bytes
+    if is_dense(operand) and int(held.sum()) == operand.elements:
+        return Spread(layout.key, held)
+    key = ("view", run_of(layout.key), digest(layout.key, operand.shape, operand.strides, operand.offset))
+    if isinstance(layout.key, tuple) and layout.key[0] == "linear" and is_contiguous(operand):
+        start = layout.key[-1]
+        rolled = np.roll(held, -start)
+        edges = np.concatenate([[0], np.cumsum(rolled)])
+        inside = np.clip(edges, operand.offset, operand.offset + operand.elements)
+        return Spread(key, np.roll(np.diff(inside), start))
+    return Spread(key, apportion(operand.elements, layout.bytes))
+
+
+def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
+    """The key of an output computed where ``lead`` lies: lead's own where both order their elements alike."""
+    same = (lead.shape, lead.strides) == (output.shape, output.strides)
+    if same and is_dense(lead):
+        return spread.key
+    return ("view", spread.run, digest(spread.key, lead.shape, lead.strides, output.shape, output.strides))
+
+
+def touched(operand: Operand, kept: tuple[bool, ...], elements: np.ndarray, run: int) -> np.ndarray:
+    """How many distinct positions of the kept dimensions a tile touches that holds ``elements`` of ``operand``.
+
+    A tile's share is a box: ``run`` elements in storage order, repeated along the dimensions outside of them.
+    """
+    left = np.maximum(elements, 1).astype(np.float64)
+    budget = np.minimum(left, run) if run else left.copy()
+    count = np.ones(elements.shape)
+    order = sorted(range(len(operand.shape)), key=lambda d: (operand.strides[d], -d))
+    for dim in order:
+        extent = operand.shape[dim]
+        if extent == 1:
+            continue
+        inner = np.minimum(extent, np.ceil(budget))
+        reach = np.where(budget > 1, inner, np.minimum(extent, np.ceil(left)))
+        # a run that ended inside this dimension leaves the repeats to the dimensions outside
+        budget = np.where(budget > 1, np.maximum(budget / extent, 1.0), 1.0)
+        left = np.maximum(left / reach, 1.0)
+        if kept[dim]:
+            count = count * reach
+    most = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
+    return np.where(elements > 0, np.minimum(np.minimum(count, elements), most), 0).astype(np.int64)

@@ -1,0 +1,121 @@
+"""Matrix products: mm, addmm, bmm, baddbmm, linear, mv, dot, by the planner in `product`.
+
+[G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel: the weights' other dimension are output channels, the
+inputs' are the field. A parameter is the weights; of two activations it is the left one, as the vendor's products
+have it (TUT4: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped for free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.plan import OpSpec, Plan
+from ipu_exec.lowering.product import Problem, Product, add_bias, add_product
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Operand indices of the product's two sides, and its extents."""
+
+    left: int
+    right: int
+    groups: int
+    m: int
+    k: int
+    n: int
+    left_k_stride: int
+    right_k_stride: int
+
+
+def multiply(build: Builder, name: str, sides: _Sides, dtype: str) -> Product:
+    """Append the product. An operand that is placed and not contiguous along K is transposed on the tiles."""
+    left, right = build.spec.operands[sides.left], build.spec.operands[sides.right]
+    right_is_weights = right.role == "weight" and left.role != "weight"
+    weights, inputs = (sides.right, sides.left) if right_is_weights else (sides.left, sides.right)
+    field, outs = (sides.m, sides.n) if right_is_weights else (sides.n, sides.m)
+    k_stride = {sides.left: sides.left_k_stride, sides.right: sides.right_k_stride}
+
+    def problem(input_free: bool, weight_free: bool) -> Problem:
+        transposed = {index: sides.k > 1 and k_stride[index] != 1 for index in (inputs, weights)}
+        return Problem(
+            sides.groups,
+            field,
+            1,
+            sides.k,
+            outs,
+            input_transform=not input_free and transposed[inputs],
+            weight_transform=not weight_free and transposed[weights],
+            input_free=input_free,
+            weight_free=weight_free,
+        )
+
+    wanted = problem(build.spec.operands[inputs].layout is None, build.spec.operands[weights].layout is None)
+    run = 0 if right_is_weights else field  # elements in the order of the result's storage
+    return add_product(build, name, wanted, ("1x1",), inputs, weights, dtype, run)
+
+
+def _sides(spec: OpSpec, left: int, right: int) -> _Sides:
+    a, b = spec.operands[left], spec.operands[right]
+    a_shape, b_shape = a.shape, b.shape
+    if len(a_shape) == 1:
+        a_shape, a_strides = (1, *a_shape), (0, *a.strides)
+    else:
+        a_strides = a.strides
+    if len(b_shape) == 1:
+        b_shape, b_strides = (*b_shape, 1), (*b.strides, 0)
+    else:
+        b_strides = b.strides
+    groups = 1
+    for extent in a_shape[:-2]:
+        groups *= extent
+    m, k, n = a_shape[-2], a_shape[-1], b_shape[-1]
+    return _Sides(left, right, groups, m, k, n, a_strides[-1], b_strides[-2])
+
+
+@lowering("aten.mm", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.matmul")
+def product(spec: OpSpec, machine: Machine) -> Plan:
+    """A product of two tensors."""
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    done = multiply(build, base_name(spec), _sides(spec, 0, 1), spec.operands[0].dtype)
+    return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
+
+
+@lowering("aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm", "aten._addmm_activation", "aten.addmm_", "aten.baddbmm_")
+def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
+    """A product added to a bias (broadcast along the field) or to a whole tensor."""
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    name = base_name(spec)
+    done = multiply(build, name, _sides(spec, 1, 2), spec.operands[1].dtype)
+    addend = spec.operands[0]
+    if addend.elements < out.elements:
+        add_bias(build, name, done, 0, out.dtype)
+    else:
+        source = build.place(0, done.outputs)
+        if source.layout is None or source.layout.key != done.outputs.key:
+            step = build.fetch(f"{name}/addend", source, done.outputs.elements)
+            build.hold(f"{name}/addend", done.outputs.elements * source.item_bytes, step, build.next)
+        build.map(f"{name}/add", "scaled_add", done.outputs.elements, out.dtype)
+    return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
+
+
+@lowering("aten.linear")
+def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
+    """x W^T + b with any leading dimensions of x."""
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    x, weight = spec.operands[0], spec.operands[1]
+    rows = x.elements // max(x.shape[-1], 1)
+    sides = _Sides(0, 1, 1, rows, x.shape[-1], weight.shape[0], x.strides[-1], weight.strides[-1])
+    done = multiply(build, "linear", sides, x.dtype)
+    if len(spec.operands) > 2:
+        add_bias(build, "linear", done, 2, out.dtype)
+    return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))

@@ -1,0 +1,482 @@
+"""Planning of everything that multiplies and accumulates: matmul and convolution are one problem (facts/cycles.md 12).
+
+A `Problem` has a field (rows of outputs), input channels and output channels, in convolution groups. The planner
+splits each over tiles, tries every split that fits the memory, and takes the one with the least cycles: exchange of
+inputs and weights, what must be rearranged, the multiply-accumulate vertex, exchange and reduction of partials. When nothing
+fits, output channels are taken serially; when that does not fit either, the bound doubles, as the vendor's does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.lowering import amp
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles
+from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
+from ipu_exec.lowering.plan import Layout, Operand
+from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
+
+Array = np.ndarray
+WORKLIST_BYTES = 36  # TUT4: constants a tile used
+SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One convolution (or product, with a 1 x 1 kernel) to plan.
+
+    Outputs are ``segments`` field rows of ``width``; ``image_rows`` of them belong to one image, with
+    ``in_rows`` x ``in_cols`` inputs. ``field_stride`` is the stride of a transposed convolution: a kernel element
+    meets only every so many outputs. ``expansion`` is how many input elements arrive for each one multiplied, where
+    inputs are expanded into channels on the tile. ``*_transform``: the operand is rearranged on the tile.
+    """
+
+    groups: int
+    segments: int
+    width: int
+    in_channels: int
+    out_channels: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    field_stride: tuple[int, int] = (1, 1)
+    image_rows: int = 1
+    in_rows: int = 1
+    in_cols: int = 1
+    expansion: float = 1.0
+    input_transform: bool = False
+    weight_transform: bool = False
+    input_free: bool = True  # the input lies as planned
+    weight_free: bool = True
+
+    @property
+    def taps(self) -> int:
+        return prod(self.kernel)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates, without what padding saves."""
+        field = self.segments * self.width / prod(self.field_stride)
+        return round(field * self.groups * self.in_channels * self.out_channels * self.taps)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """How a problem is cut: parts of groups, field rows, field columns, output and input channels; serial steps."""
+
+    method: str  # "1x1", "nx1", "slic", "vmac", "outer"
+    groups: int
+    rows: int
+    cols: int
+    outs: int
+    ins: int
+    serial: int
+    filter_height: int = 1
+    cycles: int = 0  # as estimated by the search
+
+    @property
+    def tiles(self) -> int:
+        return self.groups * self.rows * self.cols * self.outs * self.ins
+
+    def __str__(self) -> str:
+        text = f"{self.method}: field {self.rows} x {self.cols}, out {self.outs}, in {self.ins}, groups {self.groups}"
+        return text + (f", serial {self.serial}" if self.serial > 1 else "")
+
+
+VERTICES = {
+    "1x1": "poplin::ConvPartial1x1Out<{t},{p},true,false,{u}>",
+    "nx1": "poplin::ConvPartialnx1<{t},{p},true,false,{u}>",
+    "slic": "poplin::ConvPartial1x4SLIC<{t},{p},8>",
+    "vmac": "poplin::ConvPartialVerticalMac<{t},{p},true>",
+    "outer": "poplin::OuterProduct<{t}>",
+}
+
+
+def grains(problem: Problem, unit: amp.Unit, method: str, filter_height: int) -> tuple[int, int]:
+    """(input, output) channels that are never split: those the vertex takes at once."""
+    if method in ("1x1", "nx1"):
+        return max(1, unit.in_group // filter_height), unit.out_group
+    return 1, 1
+
+
+def vertex_cycles(
+    problem: Problem,
+    unit: amp.Unit,
+    method: str,
+    filter_height: int,
+    segments: Array,
+    width: Array,
+    ins: Array,
+    outs: Array,
+    groups: Array,
+) -> Array:
+    """Cycles of the vertex for channel counts and field sizes on a tile (arrays)."""
+    grain_in, grain_out = grains(problem, unit, method, filter_height)
+    gi, go = ceil_div(ins, grain_in), ceil_div(outs, grain_out)
+    if method == "1x1":
+        return amp.conv_1x1_cycles(unit, segments * width, gi, go, groups)
+    segments, width = ceil_div(segments, problem.field_stride[0]), ceil_div(width, problem.field_stride[1])
+    if method == "nx1":
+        return amp.conv_nx1_cycles(unit, segments, width, *problem.kernel, gi, go, groups, filter_height)
+    if method == "slic":
+        return amp.slic_cycles(segments, width, *problem.kernel, ceil_div(groups * outs, 16) * ins)
+    if method == "vmac":
+        lanes = 4 if unit.half else 2
+        return amp.vmac_cycles(unit, segments, width, problem.taps * ins, ceil_div(groups * outs, lanes))
+    return amp.outer_product_cycles(unit, groups, segments * width, outs)
+
+
+def padded_outs(problem: Problem, unit: amp.Unit, method: str, outs: Array) -> Array:
+    """Output channels with padding to what the vertex writes."""
+    grain = grains(problem, unit, method, 1)[1]
+    return ceil_div(outs, grain) * grain
+
+
+def input_elements(problem: Problem, method: str, segments: Array, width: Array, ins: Array, groups: Array) -> Array:
+    """Elements of the input that a tile multiplies, halo included."""
+    if method in ("1x1", "outer"):
+        return segments * width * ins * groups
+    images = ceil_div(segments, problem.image_rows)
+    reach = [(k - 1) * d + 1 for k, d in zip(problem.kernel, problem.dilation, strict=True)]
+    rows = ceil_div(segments * problem.stride[0] + images * (reach[0] - problem.stride[0]), problem.field_stride[0])
+    cols = ceil_div(width * problem.stride[1] + reach[1] - problem.stride[1], problem.field_stride[1])
+    rows, cols = np.clip(rows, 0, images * problem.in_rows), np.clip(cols, 0, problem.in_cols)
+    return np.where((segments > 0) & (width > 0), rows * cols * ins * groups, 0)
+
+
+def _divisions(extent: int, limit: int) -> Array:
+    """Numbers of parts worth trying: the fewest for each block size."""
+    parts = np.arange(1, min(extent, limit) + 1, dtype=np.int64)
+    return np.unique(ceil_div(extent, ceil_div(extent, parts)))
+
+
+@lru_cache(maxsize=8192)
+def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, ...]) -> Splits:
+    """The splits with the least cycles whose temporaries fit ``machine.proportion`` of a tile."""
+    bound = machine.proportion * machine.target.bytes_per_tile
+    for allowed in (bound, 2 * bound, np.inf):
+        for serial in SERIAL_SPLITS:
+            found = [s for m in methods for s in _best(problem, machine, dtype, m, serial, allowed)]
+            if found:
+                return min(found, key=lambda s: s.cycles)
+    raise AssertionError("a split without a memory bound always exists")
+
+
+def _best(
+    problem: Problem, machine: Machine, dtype: str, method: str, serial: int, allowed: float
+) -> list[Splits]:
+    """The best splits of one method with this many serial steps; empty if none fits in ``allowed`` bytes."""
+    unit = amp.unit_for(machine, dtype)
+    heights = (1, 2, 4) if method == "nx1" and problem.kernel[0] > 1 else (1,)
+    best: list[Splits] = []
+    for height in heights:
+        if height > 1 and problem.in_channels > unit.in_group // height * 2:
+            continue
+        grain_in, grain_out = grains(problem, unit, method, height)
+        out_groups, in_groups = int(ceil_div(problem.out_channels, grain_out)), int(ceil_div(problem.in_channels, grain_in))
+        if serial > out_groups:
+            continue
+        cols = _divisions(problem.width, 16) if method == "nx1" else np.array([1])
+        axes = (
+            _divisions(problem.groups, machine.tiles),
+            cols,
+            _divisions(max(1, out_groups // serial), machine.tiles),
+            _divisions(in_groups, machine.tiles),
+        )
+        g, c, o, i = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
+        fits = g * c * o * i <= machine.tiles
+        g, c, o, i = g[fits], c[fits], o[fits], i[fits]
+        field = problem.segments * problem.width if method in ("1x1", "outer") else problem.segments
+        width = 1 if method in ("1x1", "outer") else ceil_div(problem.width, c)
+        rows = ceil_div(field, np.minimum(machine.tiles // (g * c * o * i), field))
+        f = ceil_div(field, rows)
+        groups, ins = ceil_div(problem.groups, g), ceil_div(in_groups, i) * grain_in
+        outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
+        cycles, temporary = _estimate(problem, machine, unit, method, height, serial, f * c, o, i, rows, width, ins, outs, groups)
+        cycles = np.where(temporary <= allowed, cycles, np.inf)
+        k = int(np.argmin(cycles))
+        if np.isfinite(cycles[k]):
+            parts = (int(v[k]) for v in (g, f, c, o, i))
+            best.append(Splits(method, *parts, serial, height, int(cycles[k])))
+    return best
+
+
+def _estimate(
+    problem: Problem,
+    machine: Machine,
+    unit: amp.Unit,
+    method: str,
+    height: int,
+    serial: int,
+    f: Array,
+    o: Array,
+    i: Array,
+    rows: Array,
+    width: Array | int,
+    ins: Array,
+    outs: Array,
+    groups: Array,
+) -> tuple[Array, Array]:
+    """(cycles, bytes of temporaries on the fullest tile) of candidates; the cost structure of facts/cycles.md 9, 12."""
+    phase = SYNC_CYCLES + exchange_latency(machine.target)
+    width = np.broadcast_to(np.asarray(width), rows.shape)
+    item, partial = unit.item_bytes, unit.partial_bytes
+    slices = input_elements(problem, method, rows, width, ins, groups)
+    inputs, weights = slices * item, ins * outs * problem.taps * groups * item
+    partials = rows * width * padded_outs(problem, unit, method, outs) * groups * partial
+    arriving = inputs * problem.expansion
+    moved = arriving * np.where(problem.input_free, 1 - 1 / o, 1.0)
+    exchange_in = moved / np.where(o % 2 == 0, 8, 4) + phase * (moved > 0)
+    moved = weights * np.where(problem.weight_free, 1 - 1 / f, 1.0)
+    exchange_weights = moved / 4 + phase * (moved > 0)
+    transform = np.zeros(rows.shape)
+    if problem.input_transform:
+        transform += slices * 1.25 / serial
+    if problem.weight_transform:
+        transform += ins * outs * problem.taps * groups * 1.25
+    elif not unit.half:
+        transform += weights / 8
+    compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
+    depth = np.unique(i)
+    stages = {int(d): amp.reduction_stages(int(d)) for d in depth}
+    reduction = np.zeros(rows.shape)
+    for d, radices in stages.items():
+        here = i == d
+        size, left = partials[here].astype(np.float64), d
+        for radix in radices:
+            size_out = size / radix
+            reduction[here] += size / 4 + phase + amp.reduce_partials_cycles(np.ceil(size_out / partial), radix, partial)
+            size, left = size_out, -(-left // radix)
+    cycles = exchange_in + serial * (exchange_weights + transform + compute + reduction)
+    temporary = inputs + weights + partials
+    temporary = np.maximum(temporary, partials * np.where(i > 1, 2, 1))
+    if problem.input_transform:
+        temporary = np.maximum(temporary + arriving, 2 * arriving)
+    return cycles, temporary
+
+
+@dataclass(frozen=True)
+class Share:
+    """What each tile does of a planned product: int64 over tiles. Channels are real ones, without padding."""
+
+    segments: Array
+    width: Array
+    ins: Array
+    outs: Array
+    groups: Array
+    in_index: Array  # position along the split of input channels, which shares the outputs
+    row_index: Array
+    out_index: Array
+
+    @property
+    def field(self) -> Array:
+        return self.segments * self.width
+
+    def macs(self, problem: Problem) -> Array:
+        """Multiply-accumulates of each tile; they sum to the problem's."""
+        return self.field * self.ins * self.outs * self.groups * problem.taps // prod(problem.field_stride)
+
+
+def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits) -> Share:
+    """Ragged shares: the last block of each split is what is left."""
+    grain_in, grain_out = grains(problem, unit, splits.method, splits.filter_height)
+    tile = np.arange(machine.tiles, dtype=np.int64)
+    used = tile < splits.tiles
+    tile = np.where(used, tile, 0)
+    rest, i = np.divmod(tile, splits.ins)
+    rest, o = np.divmod(rest, splits.outs)
+    rest, c = np.divmod(rest, splits.cols)
+    g, f = np.divmod(rest, splits.rows)
+    flat = splits.method in ("1x1", "outer")
+    segments = blocks(problem.segments * (problem.width if flat else 1), splits.rows)[f]
+    width = blocks(1 if flat else problem.width, splits.cols)[c]
+    vectors = (
+        segments,
+        width,
+        blocks(problem.in_channels, splits.ins, grain_in)[i],
+        blocks(problem.out_channels, splits.outs, grain_out)[o],
+        blocks(problem.groups, splits.groups)[g],
+    )
+    busy = used & (np.minimum.reduce(vectors) > 0)
+    return Share(*(np.where(busy, v, 0) for v in vectors), i, f * splits.cols + c, o)
+
+
+def piece(total: Array, index: Array, parts: int) -> Array:
+    """The ``index``-th of ``parts`` nearly equal pieces of ``total``; pieces sum to it."""
+    return (index + 1) * total // parts - index * total // parts
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product added to a plan: where its outputs lie and how it was cut."""
+
+    outputs: Spread
+    share: Share
+    splits: Splits
+    channels: Array  # output channels that each tile's outputs belong to
+
+    @property
+    def worklists(self) -> Array:
+        """Bytes of the constants that tell the workers their rows."""
+        return np.where(self.share.field > 0, WORKLIST_BYTES, 0)
+
+
+def planned_key(problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand) -> Any:
+    """The layout key of an operand stored as a plan wants it; the same for every operator with the same plan."""
+    splits = Splits(*(getattr(splits, n) for n in ("method", "groups", "rows", "cols", "outs", "ins", "serial")))
+    shape = (problem.groups, problem.segments, problem.width, problem.in_channels, problem.out_channels, problem.kernel)
+    view = (operand.shape, operand.strides, operand.offset)
+    run = {"input": 16, "weight": 16}.get(what, 16)
+    return ("planned", run, what, digest(shape, machine.tiles, dtype, str(splits), view))
+
+
+def operand_as_planned(operand: Operand, key: Any) -> bool:
+    """True where nothing has to move but what the plan itself exchanges."""
+    return operand.layout is None or operand.layout.key == key
+
+
+def add_product(
+    build: Builder,
+    name: str,
+    problem: Problem,
+    methods: tuple[str, ...],
+    inputs: int,
+    weights: int,
+    dtype: str,
+    output_run: int = 0,
+) -> Product:
+    """Plan ``problem`` and append its steps. ``inputs`` and ``weights`` are operand indices.
+
+    Operands nobody placed get the planned layout (`Builder.wishes`); others pay exchange and rearrangement.
+    """
+    machine = build.machine
+    unit = amp.unit_for(machine, dtype)
+    splits = search(problem, machine, dtype, methods)
+    share = share_out(problem, machine, unit, splits)
+    item, partial = unit.item_bytes, unit.partial_bytes
+    half = "half" if unit.half else "float"
+    partial_type = "half" if partial == 2 else "float"
+    slices = input_elements(problem, splits.method, share.segments, share.width, share.ins, share.groups)
+    step_outs = ceil_div(share.outs, splits.serial)
+    grain_in = grains(problem, unit, splits.method, splits.filter_height)[0]
+    padded_in = ceil_div(share.ins, grain_in) * grain_in
+    step_weights = padded_in * padded_outs(problem, unit, splits.method, step_outs) * problem.taps * share.groups
+    real_weights = share.ins * share.outs * problem.taps * share.groups
+    f = splits.rows * splits.cols
+
+    # inputs
+    key = planned_key(problem, machine, dtype, splits, "input", build.spec.operands[inputs])
+    source, in_place = _operand(build, inputs, key, slices / splits.outs)
+    padded = input_elements(problem, splits.method, share.segments, share.width, padded_in, share.groups)
+    arriving = np.rint(slices * problem.expansion).astype(np.int64) * item
+    first = build.next
+    lying = spread_of(source, machine.tiles).elements * item
+    if in_place:
+        home = np.minimum(lying, arriving)
+        peers = np.minimum(splits.outs, ceil_div(arriving, 4))
+        build.exchange(f"{name}/inputs", arriving - home, home, peers, splits.outs % 2 == 0)
+    else:
+        pieces = np.minimum(ceil_div(arriving, 32), np.where(share.field > 0, share.field, 0) + 1)
+        build.exchange(f"{name}/inputs", arriving, lying, pieces, splits.outs % 2 == 0)
+    if problem.input_transform:
+        build.compute(f"{name}/transpose inputs", f"popops::Transpose2D<{half}>", rearrange_cycles(slices))
+        build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
+
+    # weights, a serial step at a time
+    key = planned_key(problem, machine, dtype, splits, "weight", build.spec.operands[weights])
+    source, weights_in_place = _operand(build, weights, key, real_weights / f)
+    vertex = VERTICES[splits.method].format(t=half, p=partial_type, u=unit.out_group)
+    compute = vertex_cycles(
+        problem, unit, splits.method, splits.filter_height, share.segments, share.width, share.ins, step_outs, share.groups
+    )
+    compute = np.where(share.field > 0, compute, 0)
+    per_step = share.field * padded_outs(problem, unit, splits.method, step_outs) * share.groups
+    weight_bytes = step_weights * item
+    wanted = ceil_div(real_weights, splits.serial) * item
+    lying = spread_of(source, machine.tiles).elements * item
+    lying = lying if splits.serial == 1 else apportion(int(lying.sum()) // splits.serial, lying)
+    for serial in range(splits.serial):
+        tail = f"/{serial + 1}" if splits.serial > 1 else ""
+        weights_step = build.next
+        if weights_in_place:
+            home = np.minimum(lying, wanted)
+            peers = np.minimum(f - 1, ceil_div(wanted, 4))
+            build.exchange(f"{name}/weights{tail}", wanted - home, home, peers)
+        else:
+            build.exchange(f"{name}/weights{tail}", wanted, lying, ceil_div(wanted, 32))
+        if problem.weight_transform:
+            cycles = rearrange_cycles(step_weights)
+            build.compute(f"{name}/transpose weights{tail}", f"popops::Transpose2D<{half}>", cycles)
+        elif not unit.half:
+            # TUT4 shows this copy before each fp32 product; PSP's fp32 rows agree with it, fp16 rows have none
+            build.compute(f"{name}/pre-arrange{tail}", "poplin::PreArrange<float>", copy_cycles(weight_bytes))
+        convolve = build.compute(f"{name}/convolve{tail}", vertex, compute, 2 * problem.macs // splits.serial)
+        build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, convolve)
+        _reduce(build, f"{name}/reduce{tail}", per_step, share, splits, partial, convolve)
+    build.hold(f"{name}/inputs", padded * item, first, convolve)
+
+    real = share.field * share.outs * share.groups
+    elements = piece(real, share.in_index, splits.ins)
+    out_key = planned_key(problem, machine, dtype, splits, "output", Operand((), dtype, ()))
+    run = output_run or unit.out_group
+    spread = Spread((out_key[0], run, *out_key[2:]), elements)
+    return Product(spread, share, splits, np.minimum(share.outs * share.groups, elements))
+
+
+def _operand(build: Builder, index: int, key: Any, want: Array) -> tuple[Operand, bool]:
+    """Operand ``index`` and whether it lies as planned; one that nobody placed is, in proportion to ``want``."""
+    operand = build.spec.operands[index]
+    if operand.layout is None and index not in build.wishes:
+        size = max(operand.storage_elements, operand.elements)
+        build.wishes[index] = Spread(key, apportion(size, want)).layout(operand.dtype)
+    layout = operand.layout or build.wishes[index]
+    placed = Operand(
+        operand.shape, operand.dtype, operand.strides, operand.offset, operand.storage_elements, layout, operand.role
+    )
+    return placed, layout.key == key
+
+
+def _reduce(
+    build: Builder, name: str, outputs: Array, share: Share, splits: Splits, partial: int, convolve: int
+) -> None:
+    """Append exchange and addition of the partials, in the stages that the depth asks for."""
+    depth, held = splits.ins, outputs
+    since = convolve
+    kind = "half" if partial == 2 else "float"
+    for radix in amp.reduction_stages(splits.ins):
+        left = -(-depth // radix)
+        arriving = piece(outputs * depth, share.in_index, splits.ins)
+        mine = piece(outputs * left, share.in_index, splits.ins)
+        step = build.exchange(f"{name}/exchange", arriving * partial, held * partial, np.where(arriving > 0, radix, 0))
+        build.hold(f"{name}/partials", held * partial, since, step, interleaved=True)
+        build.compute(
+            name,
+            f"poplin::ReduceAdd<{kind},{kind}>",
+            amp.reduce_partials_cycles(mine, radix, partial),
+            int((arriving - mine).sum()),
+        )
+        build.hold(f"{name}/arriving partials", arriving * partial, step, build.next - 1)
+        held, depth, since = mine, left, build.next - 1
+    if splits.ins == 1:
+        build.hold(f"{name}/partials", outputs * partial, convolve, convolve, interleaved=True)
+
+
+def layout_of(product: Product, dtype: str) -> Layout:
+    """The layout of the product's outputs in their own type."""
+    return product.outputs.layout(dtype)
+
+
+def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str) -> None:
+    """Exchange the bias to the tiles that hold outputs of its channels, and add it in place."""
+    source = build.place(bias)
+    step = build.fetch(f"{name}/bias", source, product.channels, broadcast=True)
+    build.hold(f"{name}/bias", product.channels * source.item_bytes, step, build.next)
+    build.map(f"{name}/add bias", "add_vector", product.outputs.elements, dtype)
+
+

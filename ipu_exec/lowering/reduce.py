@@ -1,0 +1,181 @@
+"""Reductions over any dimensions: each tile reduces what it holds, partials are exchanged, the rest is reduced there.
+
+Where a tile's share holds whole outputs nothing is exchanged. The costs are of `popops::Reduce`
+(facts/cycles.md 6): about 35 worker cycles an output and one for 8 bytes of partials.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, split_evenly, touched
+from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.vertices import poplar_type
+from ipu_exec.machine import Machine
+
+WORKERS = 6
+PER_OUTPUT = 35  # facts 6 give 26-50
+PARTIAL_BYTES = 4  # sums are kept in fp32
+TWO_STAGES = 32  # more partials an output than this are added in two stages
+
+
+def reduce_cycles(elements: np.ndarray, outputs: np.ndarray, item_bytes: int) -> np.ndarray:
+    """Cycles to reduce ``elements`` to ``outputs`` on each tile, shared out over the workers."""
+    inner = ceil_div(ceil_div(elements * item_bytes, 8), WORKERS)
+    return np.where(elements > 0, WORKERS * (20 + PER_OUTPUT * ceil_div(outputs, WORKERS) + inner), 0)
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Where a reduction's outputs lie, and how many of them each tile of the input contributed to."""
+
+    spread: Spread
+    contributed: np.ndarray
+    local: bool  # every output was whole on the tile that holds it
+
+
+def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
+    """The reduced dimensions as non-negative numbers; None and () mean all."""
+    if dims is None or dims == ():
+        return tuple(range(rank))
+    many = dims if isinstance(dims, tuple) else (dims,)
+    return tuple(sorted(d % max(rank, 1) for d in many))
+
+
+def output_spread(outputs: int, tiles: int) -> Spread:
+    """Outputs of a reduction over as many tiles as there are pairs of them, so that their partials arrive in parallel."""
+    used = max(1, min(tiles, -(-outputs // 2)))
+    start = digest("reduce", outputs, used) % tiles
+    share = np.zeros(tiles, np.int64)
+    share[(start + np.arange(used)) % tiles] = split_evenly(outputs, used)
+    return Spread(("reduced", 0, outputs, used, start), share)
+
+
+def reduce_over(
+    build: Builder, operand: Operand, lies: Spread, dims: tuple[int, ...], op: str = "ADD", name: str = "reduce"
+) -> Reduced:
+    """Append the steps that reduce ``operand`` over ``dims``; ``op`` names the operation in the vertex type."""
+    kept = tuple(d not in dims for d in range(len(operand.shape)))
+    outputs = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
+    partials = touched(operand, kept, lies.elements, lies.run)
+    dtype = poplar_type(operand.dtype)
+    total = int(partials.sum())
+    if int(lies.elements.sum()) > total:
+        build.compute(
+            f"{name}/on tile",
+            f"popops::Reduce<popops::Reduce{op.title()},{dtype},float>",
+            reduce_cycles(lies.elements, partials, operand.item_bytes),
+            flops=operand.elements - total,
+        )
+        build.hold(f"{name} partials", partials * PARTIAL_BYTES, build.next - 1, build.next + 1)
+    if total <= outputs:
+        key = ("reduced", 0, digest(lies.key, operand.shape, operand.strides, dims))
+        return Reduced(Spread(key, apportion(outputs, partials)), partials, True)
+    depth = total / outputs
+    held = partials
+    if depth > TWO_STAGES:
+        middle = min(total, outputs * int(np.ceil(np.sqrt(depth))))
+        held = _stage(build, f"{name}/stage 1", op, held, output_spread(middle, build.tiles).elements, 0)
+    last = output_spread(outputs, build.tiles)
+    _stage(build, f"{name}/stage {2 if depth > TWO_STAGES else 1}", op, held, last.elements, outputs)
+    return Reduced(last, partials, False)
+
+
+def _stage(build: Builder, name: str, op: str, held: np.ndarray, outputs: np.ndarray, final: int) -> np.ndarray:
+    """Exchange the partials that tiles hold to where ``outputs`` lie, and reduce them there."""
+    arriving = apportion(int(held.sum()), outputs)
+    step = build.exchange(f"{name}/exchange", arriving * PARTIAL_BYTES, held * PARTIAL_BYTES, np.minimum(arriving, len(held)))
+    build.compute(
+        name,
+        f"popops::Reduce<popops::Reduce{op.title()},float,float>",
+        reduce_cycles(arriving, outputs, PARTIAL_BYTES),
+        flops=int(arriving.sum() - outputs.sum()),
+    )
+    build.hold(f"{name} partials", arriving * PARTIAL_BYTES, step, build.next - 1)
+    return outputs
+
+
+def broadcast_back(build: Builder, reduced: Reduced, name: str, item_bytes: int = PARTIAL_BYTES) -> None:
+    """Append the exchange that brings each tile the outputs it contributed to; nothing if they are there."""
+    if reduced.local:
+        return
+    step = build.exchange(name, reduced.contributed * item_bytes, reduced.spread.elements * item_bytes)
+    build.hold(name, reduced.contributed * item_bytes, step, build.next)
+
+
+_OPS = {
+    "sum": "ADD",
+    "mean": "ADD",
+    "nansum": "ADD",
+    "amax": "MAX",
+    "amin": "MIN",
+    "max": "MAX",
+    "min": "MIN",
+    "aminmax": "MAX",
+    "prod": "MUL",
+    "any": "OR",
+    "all": "AND",
+    "argmax": "MAX",
+    "argmin": "MIN",
+    "norm": "SQUARE_ADD",
+    "linalg_vector_norm": "SQUARE_ADD",
+    "logsumexp": "LOG_ADD",
+    "count_nonzero": "ADD",
+}
+
+
+def _dims_argument(spec: OpSpec, name: str) -> Any:
+    named = dict(spec.kwargs)
+    if "dim" in named:
+        return named["dim"]
+    position = 2 if name in ("norm", "linalg_vector_norm") else 1
+    return spec.args[position] if len(spec.args) > position else None
+
+
+@lowering(*(f"aten.{name}" for name in _OPS))
+def reduction(spec: OpSpec, machine: Machine) -> Plan:
+    """Sums, means, extrema, norms and logical reductions over one, several or all dimensions."""
+    name = base_name(spec)
+    if len(spec.operands) == 2 and name in ("max", "min"):
+        from ipu_exec.lowering.elementwise import elementwise
+
+        return elementwise(spec, machine, (name,))
+    build = Builder(spec, machine)
+    operand = build.place(0)
+    lies = build.spread(0)
+    dims = dims_of(_dims_argument(spec, name), len(operand.shape))
+    out = next(o for o in spec.outputs if o is not None)
+    if name.startswith("arg") or (name in ("max", "min") and len(spec.outputs) > 1):
+        # the position travels with the value: a compare and two selects an element before anything is added up
+        build.map("index", "compare", lies.elements, operand.dtype)
+    reduced = reduce_over(build, operand, lies, dims, _OPS[name], name)
+    after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt", "logsumexp": "log"}.get(name)
+    if after:
+        build.map(f"{name}/{after}", after, reduced.spread.elements, out.dtype)
+    elif out.dtype in ("float16", "bfloat16") and not reduced.local:
+        build.map("cast", "cast", reduced.spread.elements, out.dtype, flops=0)
+    layouts: list[Layout | None] = [None if o is None else reduced.spread.layout(o.dtype) for o in spec.outputs]
+    return build.plan(tuple(layouts))
+
+
+@lowering("aten.var_mean", "aten.var", "aten.std", "aten.std_mean")
+def variance(spec: OpSpec, machine: Machine) -> Plan:
+    """Variance and mean: two reductions (sum, sum of squares) and a few operations on the outputs."""
+    build = Builder(spec, machine)
+    operand, lies, name = build.place(0), build.spread(0), base_name(spec)
+    dims = dims_of(_dims_argument(spec, name), len(operand.shape))
+    mean = reduce_over(build, operand, lies, dims, "ADD", "sum")
+    square = reduce_over(build, operand, lies, dims, "SQUARE_ADD", "sum of squares")
+    for kind in ("mul_scalar", "square", "sub_", *(("sqrt",) if name.startswith("std") else ())):
+        build.map(f"{name}/{kind}", kind, square.spread.elements, "float32")
+    both = (square, mean) if name.endswith("mean") else (square,)
+    return build.plan(tuple(None if o is None else r.spread.layout(o.dtype) for o, r in zip(spec.outputs, both, strict=True)))
+
+

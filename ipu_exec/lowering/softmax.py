@@ -1,0 +1,73 @@
+"""Softmax and log-softmax, forward and backward, as the compute sets of facts/cycles.md 6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.elementwise import bring
+from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.plan import OpSpec, Plan
+from ipu_exec.lowering.reduce import broadcast_back, dims_of, reduce_over
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+
+def _dim(value: Any, rank: int) -> tuple[int, ...]:
+    return dims_of(value, rank)
+
+
+@lowering("aten._softmax", "aten._safe_softmax", "aten.softmax")
+def softmax(spec: OpSpec, machine: Machine) -> Plan:
+    """reduce-max, subtract, exp, reduce-add, inverse, multiply."""
+    return _softmax(spec, machine, log=False)
+
+
+@lowering("aten._log_softmax", "aten.log_softmax")
+def log_softmax(spec: OpSpec, machine: Machine) -> Plan:
+    """reduce-max, subtract, exp, reduce-add, log, subtract."""
+    return _softmax(spec, machine, log=True)
+
+
+def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
+    build = Builder(spec, machine)
+    operand, lies = build.place(0), build.spread(0)
+    out = spec.outputs[0]
+    assert out is not None
+    dims = _dim(spec.args[1], len(operand.shape))
+    most = reduce_over(build, operand, lies, dims, "MAX", "max")
+    broadcast_back(build, most, "broadcast max", operand.item_bytes)
+    shifted = build.map("subtract max", "sub_vector", lies.elements, out.dtype)
+    build.hold("exponentials", lies.elements * out.item_bytes, shifted, shifted + 2)
+    build.map("exp", "exp", lies.elements, out.dtype)
+    total = reduce_over(build, operand, lies, dims, "ADD", "sum")
+    build.map("log" if log else "inverse", "log" if log else "inverse", total.spread.elements, "float32")
+    broadcast_back(build, total, "broadcast sum")
+    build.map("subtract log sum" if log else "scale", "sub_vector" if log else "mul_vector", lies.elements, out.dtype)
+    return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
+
+
+@lowering("aten._softmax_backward_data", "aten._log_softmax_backward_data")
+def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """Softmax: multiply, reduce, subtract, multiply. Log-softmax: reduce, exp, multiply, subtract."""
+    build = Builder(spec, machine)
+    operand, lies = build.place(1), build.spread(1)
+    out = spec.outputs[0]
+    assert out is not None
+    bring(build, 0, operand, lies)
+    dims = _dim(spec.args[2], len(operand.shape))
+    log = "log_softmax" in spec.name
+    if not log:
+        step = build.map("multiply", "mul", lies.elements, out.dtype)
+        build.hold("product", lies.elements * out.item_bytes, step, 1 << 30)
+    total = reduce_over(build, operand, lies, dims, "ADD", "sum")
+    broadcast_back(build, total, "broadcast sum")
+    if log:
+        step = build.map("exp", "exp", lies.elements, out.dtype)
+        build.hold("probabilities", lies.elements * out.item_bytes, step, 1 << 30)
+        build.map("scale", "mul_vector", lies.elements, out.dtype)
+        build.map("subtract", "sub_", lies.elements, out.dtype)
+    else:
+        build.map("subtract", "sub_vector", lies.elements, out.dtype)
+        build.map("multiply by output", "mul_", lies.elements, out.dtype)
+    return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))

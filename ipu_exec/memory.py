@@ -1,0 +1,341 @@
+"""Memory: every variable with its tile bytes, category and lifetime, and whether the tiles hold it all.
+
+A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never stored, only summed
+(profiler.liveness). What is a guess in here is called an estimate; the sizes are from ``shared/facts/memory.md``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.graph import Graph
+from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering.plan import Plan
+from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
+from ipu_exec.machine import Target
+from ipu_exec.placement import Placement, Transfer
+from ipu_exec.program import Body, ProgramTree, StepDraft
+from profiler import records, schedules
+
+_ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
+
+STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
+# Estimates of code: an instruction is 4 bytes; a received fragment takes about 3 and a send 2 (facts/memory.md).
+INSTRUCTION_BYTES = 4
+RECEIVE_INSTRUCTIONS = 3
+SEND_INSTRUCTIONS = 2
+CONTROL_INSTRUCTIONS_PER_STEP = 8  # estimate: set up, sync, branch
+EXTERNAL_EXCHANGE_INSTRUCTIONS = 24  # estimate: packet set-up of one copy to or from another IPU or the host
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """The tile that is fullest beyond what it has, at its worst step."""
+
+    ipu: int
+    tile: int
+    position: int
+    step: str
+    bytes_over: int
+    bytes_used: int
+    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the five largest things live there
+
+
+def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
+    """First position of each body of an IPU, by its index in ``tree.bodies``."""
+    at, found = 0, {}
+    for index, body in enumerate(tree.bodies):
+        if body.ipu == ipu:
+            found[index] = at
+            at += len(body.steps)
+    return found
+
+
+def variables(
+    graph: Graph, placement: Placement, tree: ProgramTree, target: Target, offload_optimiser: bool
+) -> list[records.Variable]:
+    """Everything that lies in tile memory of one replica, IPU by IPU. Ids count from 0."""
+    found: list[records.Variable] = []
+    for ipu in range(placement.num_ipus):
+        maker = _Maker(graph, placement, tree, ipu, found, offload_optimiser)
+        maker.storages()
+        maker.temporaries()
+        maker.program(target)
+    return found
+
+
+class _Maker:
+    """Appends the variables of one IPU."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        placement: Placement,
+        tree: ProgramTree,
+        ipu: int,
+        found: list[records.Variable],
+        offload_optimiser: bool,
+    ) -> None:
+        self.graph, self.placement, self.tree, self.ipu, self.found = graph, placement, tree, ipu, found
+        self.offload = offload_optimiser
+        self.start = positions(tree, ipu)
+        self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
+        self.steps = sum(len(body.steps) for body, _ in self.bodies)
+        self.makers: dict[int, int] = {}
+        self.first_uses: dict[int, int] = {}
+        self.shapes: dict[int, tuple[int, ...]] = {}
+        for value in graph.values.values():
+            if value.producer >= 0:
+                self.makers.setdefault(value.storage, value.producer)
+            self.shapes.setdefault(value.storage, value.shape)
+        for op in graph.ops:
+            for used in op.inputs:
+                self.first_uses.setdefault(graph.values[used].storage, op.id)
+
+    def add(
+        self,
+        name: str,
+        category: str,
+        role: str,
+        tile_bytes: np.ndarray,
+        interval: tuple[int, int] | None = None,
+        *,
+        op: int = -1,
+        stage: int = -1,
+        dtype: str = "",
+        shape: tuple[int, ...] | None = None,
+        interleaved: bool = False,
+    ) -> None:
+        """``interval``: first and last position, inclusive; None for something always live."""
+        total = int(tile_bytes.sum())
+        if total == 0:
+            return
+        start, stop = (0, self.steps) if interval is None else (interval[0], interval[1] + 1)
+        block = self.graph.ops[op].block if op >= 0 else -1
+        self.found.append(
+            records.Variable(
+                len(self.found),
+                name,
+                self.ipu,
+                category,
+                role,
+                op,
+                block,
+                stage,
+                dtype,
+                json.dumps(list(shape)) if shape is not None else "",
+                total,
+                tile_bytes,
+                int(interleaved),
+                int(interval is None),
+                start,
+                stop,
+            )
+        )
+
+    # -- tensors -------------------------------------------------------------------------------------------
+
+    def storages(self) -> None:
+        for (storage_id, stage), layout in self.tree.layouts.items():
+            if self.placement.ipus[stage] != self.ipu:
+                continue
+            storage = self.graph.storages[storage_id]
+            about: dict[str, Any] = {
+                "op": self.makers.get(storage_id, -1),
+                "stage": stage,
+                "dtype": storage.dtype,
+                "shape": self.shapes.get(storage_id),
+            }
+            offloaded = storage.role == "optimiser state" and self.offload
+            if storage.role in _ALWAYS and not offloaded and self.placement.home.get(storage_id, stage) == stage:
+                about["op"] = self._owner_op(storage_id)
+                self.add(storage.name, "variable", storage.role, layout.bytes, **about)
+                continue
+            for first, last in self._lifetimes(storage_id, stage):
+                self.add(storage.name, "variable", storage.role, layout.bytes, (first, last), **about)
+            if storage_id in self.tree.stashed.get(stage, ()):
+                depth = schedules.stash_depth(len(self.placement.stages), stage)
+                self.add(f"{storage.name}/stash", "variable", "stash", layout.bytes * depth, **about)
+
+    def _owner_op(self, storage_id: int) -> int:
+        """The first op that uses a weight (or the weight of a state): where its memory is looked for."""
+        storage = self.graph.storages[storage_id]
+        owner = storage.parameter if storage.parameter >= 0 else storage_id
+        return self.first_uses.get(owner, -1)
+
+    def _lifetimes(self, storage: int, stage: int) -> list[tuple[int, int]]:
+        """Intervals of positions in which a tensor lies on this IPU for a stage.
+
+        A stashed one lives in the forward until it was copied away, and again in the backward from where it was
+        restored. One that comes from another IPU was received at the end of the cycle before: it is there from the
+        first step on, and at the copy.
+        """
+        spans: dict[int, tuple[int, int]] = {}
+        copied: tuple[int, int] | None = None
+        arrives = any(
+            t.storage == storage and t.source != stage and stage in _reached(t) for t in self.placement.transfers
+        )
+        for body, at in self.bodies:
+            if storage not in body.touched or body.stage not in (stage, -1):
+                continue
+            first, last = body.touched[storage]
+            if body.task == schedules.COPY:
+                copied = (at + first, at + last)
+            else:
+                spans[body.task] = _union(spans.get(body.task), (at + first, at + last))
+        stashed = storage in self.tree.stashed.get(stage, ())
+        groups: list[tuple[int, int]] = []
+        if stashed:
+            early = [s for task, s in spans.items() if task in (schedules.STREAM_IN, schedules.FORWARD)]
+            late = [s for task, s in spans.items() if task not in (schedules.STREAM_IN, schedules.FORWARD)]
+            groups = [_span(part) for part in (early, late) if part]
+        elif spans:
+            groups = [_span(list(spans.values()))]
+        if not groups:
+            return [copied] if copied else []
+        if arrives:
+            groups[0] = (0, groups[0][1])
+            return [*groups, copied] if copied and copied[0] > groups[-1][1] else groups
+        if copied:
+            sent_late = _direction(self.placement, storage, stage) == "backward"
+            index = -1 if sent_late else 0
+            groups[index] = (groups[index][0], max(groups[index][1], copied[1]))
+        return groups
+
+    def temporaries(self) -> None:
+        for body, at in self.bodies:
+            for use in body.temporaries:
+                stage = self.placement.op_stage[use.op] if use.op >= 0 else body.stage
+                self.add(
+                    use.name,
+                    "variable",
+                    "temporary",
+                    use.tile_bytes,
+                    (at + use.first, at + use.last),
+                    op=use.op,
+                    stage=stage,
+                    interleaved=use.interleaved,
+                )
+
+    # -- code ----------------------------------------------------------------------------------------------
+
+    def program(self, target: Target) -> None:
+        """Code, vertex state and stacks. Equal ops share their code: the compiler outlines what repeats."""
+        tiles = np.zeros(target.tiles, np.int64)
+        on_tile: dict[str, np.ndarray] = {}
+        seen: set[tuple[int, int]] = set()
+        for body, _ in self.bodies:
+            for step in body.steps:
+                tiles = tiles + CONTROL_INSTRUCTIONS_PER_STEP * INSTRUCTION_BYTES
+                for vertices in step.vertices:
+                    on_tile[vertices.type] = on_tile.get(vertices.type, np.zeros_like(tiles, bool)) | (
+                        vertices.count > 0
+                    )
+                key = (id(step.plan), step.part) if step.plan is not None else (id(step), -1)
+                if step.type != records.SYNC and key not in seen:
+                    seen.add(key)
+                    self._step_code(body, step)
+            for plan, op in _plans(body):
+                if plan.constants is not None and (id(plan), -1) not in seen:
+                    seen.add((id(plan), -1))
+                    self.add(
+                        f"{self.graph.ops[op].name}/worklists",
+                        "constant",
+                        "program",
+                        plan.constants,
+                        op=op,
+                        stage=body.stage,
+                    )
+        for name, mask in sorted(on_tile.items()):
+            self.add(name, "vertexCode", "program", mask * np.int64(vertex_info(name)[0]))
+        self.add("control code", "controlCode", "program", tiles)
+        self.add("stack", "stack", "program", np.full(target.tiles, STACK_BYTES, np.int64))
+
+    def _step_code(self, body: Body, step: StepDraft) -> None:
+        about = {"op": step.op, "stage": body.stage}
+        if step.vertices:
+            count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
+            self.add(f"{step.name}/vertex state", "vertexInstanceState", "program", count * STATE_BYTES, **about)
+            self.add(f"{step.name}/vertex fields", "vertexFieldData", "program", count * FIELD_BYTES, **about)
+        if step.bytes_in is None or step.bytes_out is None:
+            return
+        if step.type == records.DO_EXCHANGE:
+            received = step.fragments if step.fragments is not None else (step.bytes_in > 0).astype(np.int64)
+            sent = (step.bytes_out > 0).astype(np.int64)
+            code = INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * received + SEND_INSTRUCTIONS * sent)
+            self.add(f"{step.name}/exchange code", "internalExchangeCode", "program", code, **about)
+        else:
+            takes_part = ((step.bytes_in > 0) | (step.bytes_out > 0)).astype(np.int64)
+            between = step.type == records.GLOBAL_EXCHANGE
+            category = "globalExchangeCode" if between else "hostExchangeCode"
+            code = takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS
+            self.add(f"{step.name}/exchange code", category, "program", code, **about)
+
+
+def _plans(body: Body) -> list[tuple[Plan, int]]:
+    return list({id(step.plan): (step.plan, step.op) for step in body.steps if step.plan is not None}.values())
+
+
+def _reached(transfer: Transfer) -> range:
+    source, target = transfer.source, transfer.target
+    return range(source, target + 1) if target > source else range(target, source + 1)
+
+
+def _direction(placement: Placement, storage: int, stage: int) -> str:
+    return next((t.direction for t in placement.transfers if t.storage == storage and t.source == stage), "forward")
+
+
+def _union(a: tuple[int, int] | None, b: tuple[int, int]) -> tuple[int, int]:
+    return b if a is None else (min(a[0], b[0]), max(a[1], b[1]))
+
+
+def _span(parts: list[tuple[int, int]]) -> tuple[int, int]:
+    return min(first for first, _ in parts), max(last for _, last in parts)
+
+
+def find_overflow(found: list[records.Variable], tree: ProgramTree, target: Target) -> Overflow | None:
+    """The worst tile over its limit, or None. Excludes gaps: what surely cannot fit."""
+    worst: Overflow | None = None
+    for ipu in sorted({variable.ipu for variable in found}):
+        here = [variable for variable in found if variable.ipu == ipu]
+        steps = sum(len(body.steps) for body in tree.bodies if body.ipu == ipu)
+        peak, position = _peaks(here, steps, target.tiles)
+        tile = int(peak.argmax())
+        over = int(peak[tile]) - target.bytes_per_tile
+        if over <= 0 or (worst is not None and over <= worst.bytes_over):
+            continue
+        at = int(position[tile])
+        live = sorted(
+            ((int(v.tile_bytes[tile]), v.name) for v in here if v.start <= at < v.stop and v.tile_bytes[tile]),
+            reverse=True,
+        )
+        names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
+        worst = Overflow(
+            ipu,
+            tile,
+            at,
+            names[at] if names else "",
+            over,
+            int(peak[tile]),
+            tuple((name, size) for size, name in live[:5]),
+        )
+    return worst
+
+
+def _peaks(found: list[records.Variable], steps: int, tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per tile, the most bytes live at one step and the first step at which they are. One running sum."""
+    changes: dict[int, np.ndarray] = {}
+    for variable in found:
+        for at, sign in ((variable.start, 1), (variable.stop, -1)):
+            changes[at] = changes.get(at, 0) + sign * variable.tile_bytes
+    level, peak = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
+    position = np.zeros(tiles, np.int64)
+    for at in sorted(changes):
+        level = level + changes[at]
+        higher = level > peak
+        peak[higher], position[higher] = level[higher], at
+    return peak, position

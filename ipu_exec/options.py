@@ -1,0 +1,707 @@
+"""``Options``: everything a user sets before compiling, by PopTorch's names.
+
+Methods are PopTorch's and return the object, so that they chain; values are read as attributes in snake case
+(``opts.device_iterations``, ``opts.Training.gradient_accumulation``). An executor or a data loader freezes the
+options it was given: they are part of what was compiled. ``clone()`` gives a copy that can be changed.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ipu_exec import enums, machine
+from ipu_exec.annotations import ExecutionStrategy, PipelinedExecution
+from ipu_exec.enums import (
+    CommGroupType,
+    ConnectionType,
+    HalfFloatCastingBehavior,
+    MeanReductionStrategy,
+    OutputMode,
+    ReductionType,
+    SyncPattern,
+)
+from ipu_exec.errors import Error
+from ipu_exec.ops import check_proportion
+
+ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
+DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
+_GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
+
+
+@dataclass(frozen=True, slots=True)
+class Profiling:
+    """What autoReport asks for: whether to write a profile, where, and how many runs go into it."""
+
+    enabled: bool
+    directory: Path
+    execution: bool  # runs too, not only what was compiled
+    run_count: int
+
+
+class _Group:
+    """Named values with PopTorch's manners: set by methods, read as attributes, frozen once in use."""
+
+    def __init__(self, **defaults: Any) -> None:
+        self._values: dict[str, Any] = defaults
+        self._frozen = False
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"{type(self).__name__.strip('_')} has no option {name!r}; it has {', '.join(values)}")
+
+    def _set(self, **values: Any) -> Self:
+        if self._frozen:
+            raise Error(
+                f"cannot change {', '.join(values)}: these options are in use by a compiled model or a data loader. "
+                "Set options first, or change a copy: options.clone()"
+            )
+        self._values.update(values)
+        return self
+
+    def _count(self, method: str, least: int = 1, /, **value: Any) -> Self:
+        ((name, number),) = value.items()
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise Error(f"{method} takes a whole number, at least {least}, not {number!r}")
+        return self._set(**{name: number})
+
+    def _flag(self, method: str, /, **value: Any) -> Self:
+        ((name, flag),) = value.items()
+        if not isinstance(flag, bool):
+            raise Error(f"{method} takes True or False, not {flag!r}")
+        return self._set(**{name: flag})
+
+    def _enum(self, method: str, kind: type[Enum], /, **value: Any) -> Self:
+        ((name, member),) = value.items()
+        if not isinstance(member, kind):
+            known = ", ".join(f"{kind.__name__}.{item.name}" for item in kind)
+            raise Error(f"{method} takes one of {known}, not {member!r}")
+        return self._set(**{name: member})
+
+    def _flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in self._values.items():
+            if isinstance(value, _Group):
+                yield from value._flat(f"{prefix}{_camel(name)}.")
+            else:
+                yield prefix + _camel(name), _json(value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.strip('_')}({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, ExecutionStrategy):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_json(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+
+
+class TrainingOptions(_Group):
+    """``opts.Training``: what only training needs."""
+
+    def __init__(self, root: Options) -> None:
+        super().__init__(
+            gradient_accumulation=1,
+            accumulation_and_replication_reduction_type=ReductionType.Mean,
+            mean_accumulation_and_replication_reduction_strategy=MeanReductionStrategy.Post,
+            automatic_loss_scaling=False,
+            convolution_dithering=False,
+        )
+        self._root = root
+
+    def gradientAccumulation(self, gradient_accumulation: int) -> Self:
+        """Micro-batches whose gradients are added up before a weight update."""
+        return self._count("Training.gradientAccumulation", gradient_accumulation=gradient_accumulation)
+
+    def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
+        """Mean or Sum, over the micro-batches and replicas of a weight update."""
+        name = "Training.accumulationAndReplicationReductionType"
+        if reduction_type is ReductionType.NoReduction:
+            raise Error(f"{name} takes ReductionType.Mean or ReductionType.Sum: a weight update needs one gradient")
+        return self._enum(name, ReductionType, accumulation_and_replication_reduction_type=reduction_type)
+
+    accumulationReductionType = accumulationAndReplicationReductionType  # PopTorch's old name
+
+    def setMeanAccumulationAndReplicationReductionStrategy(
+        self, mean_reduction_strategy: MeanReductionStrategy
+    ) -> Self:
+        """When a Mean divides."""
+        return self._enum(
+            "Training.setMeanAccumulationAndReplicationReductionStrategy",
+            MeanReductionStrategy,
+            mean_accumulation_and_replication_reduction_strategy=mean_reduction_strategy,
+        )
+
+    def setAutomaticLossScaling(self, enabled: bool) -> Self:
+        """Recorded; float32 and bfloat16 need no scaling and the numbers are those of PyTorch."""
+        return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
+
+    def setConvolutionDithering(self, enabled: bool) -> Self:
+        """Recorded; the model of a convolution does not depend on it."""
+        return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
+
+    @property
+    def autoreport(self) -> bool:
+        """The same as ``opts.autoreport``."""
+        return self._root.autoreport
+
+    @autoreport.setter
+    def autoreport(self, enabled: bool) -> None:
+        self._root.autoreport = enabled
+
+    @property
+    def autoreport_dir(self) -> str:
+        """The same as ``opts.autoreport_dir``."""
+        return self._root.autoreport_dir
+
+    @autoreport_dir.setter
+    def autoreport_dir(self, directory: str | os.PathLike[str]) -> None:
+        self._root.autoreport_dir = directory  # type: ignore[assignment]
+
+
+class PrecisionOptions(_Group):
+    """``opts.Precision``: data types inside operators."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            stochastic_rounding=False,
+            partials_type="",  # "float32", "float16"; "": the operator's default
+            floating_point_exceptions=False,
+            running_statistics_always_float=True,
+            half_float_casting=HalfFloatCastingBehavior.FloatDowncastToHalf,
+        )
+
+    def enableStochasticRounding(self, enabled: bool) -> Self:
+        """Recorded; numbers are rounded as PyTorch rounds."""
+        return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
+
+    def setPartialsType(self, dtype: torch.dtype) -> Self:
+        """Data type of partial sums of matrix products and convolutions: ``torch.float`` or ``torch.half``."""
+        if dtype not in (torch.float32, torch.float16):
+            raise Error(f"Precision.setPartialsType takes torch.float or torch.half, not {dtype!r}")
+        return self._set(partials_type=str(dtype).removeprefix("torch."))
+
+    def enableFloatingPointExceptions(self, enabled: bool) -> Self:
+        """Recorded."""
+        return self._flag("Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled)
+
+    def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
+        """Recorded; running statistics have the dtype that the model gives them."""
+        return self._flag("Precision.runningStatisticsAlwaysFloat", running_statistics_always_float=value)
+
+    def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
+        """Recorded; mixed operands follow PyTorch's rules."""
+        return self._enum("Precision.halfFloatCasting", HalfFloatCastingBehavior, half_float_casting=half_float_casting)
+
+
+class TensorLocationSettings(_Group):
+    """Where one kind of tensor lies. Values not set are None."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            on_chip_storage=None,
+            replicated_tensor_sharding=None,
+            min_elements_for_off_chip=None,
+            min_elements_for_replicated_tensor_sharding=None,
+            io_tiles_to_load=None,
+            io_tiles_to_store=None,
+        )
+
+    def useOnChipStorage(self, use: bool = True) -> Self:
+        """False: in streaming memory, loaded when needed."""
+        return self._flag("useOnChipStorage", on_chip_storage=use)
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> Self:
+        """Each replica keeps its part only."""
+        return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
+
+    def minElementsForOffChip(self, min_elements: int) -> Self:
+        """Smaller tensors stay on the chip."""
+        return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
+        """Smaller tensors are not sharded."""
+        return self._count(
+            "minElementsForReplicatedTensorSharding", 0, min_elements_for_replicated_tensor_sharding=min_elements
+        )
+
+    def useIOTilesToLoad(self, use: bool = True) -> Self:
+        """Load through I/O tiles."""
+        return self._flag("useIOTilesToLoad", io_tiles_to_load=use)
+
+    def useIOTilesToStore(self, use: bool = True) -> Self:
+        """Store through I/O tiles."""
+        return self._flag("useIOTilesToStore", io_tiles_to_store=use)
+
+    @property
+    def off_chip(self) -> bool:
+        """True where ``useOnChipStorage(False)`` was said."""
+        return self._values["on_chip_storage"] is False
+
+
+class TensorLocationOptions(_Group):
+    """``opts.TensorLocations``: where weights, optimiser states, accumulators and activations lie."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            location_activation=TensorLocationSettings(),
+            location_weight=TensorLocationSettings(),
+            location_optimizer=TensorLocationSettings(),
+            location_accumulator=TensorLocationSettings(),
+            num_io_tiles=0,
+        )
+
+    def _location(self, method: str, /, **value: Any) -> Self:
+        ((name, settings),) = value.items()
+        if not isinstance(settings, TensorLocationSettings):
+            raise Error(f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}")
+        return self._set(**{name: copy.deepcopy(settings)})
+
+    def setActivationLocation(self, location: TensorLocationSettings) -> Self:
+        """Where activations wait for the backward pass."""
+        return self._location("setActivationLocation", location_activation=location)
+
+    def setWeightLocation(self, location: TensorLocationSettings) -> Self:
+        """Where weights lie."""
+        return self._location("setWeightLocation", location_weight=location)
+
+    def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
+        """Where optimiser states lie."""
+        return self._location("setOptimizerLocation", location_optimizer=location)
+
+    def setAccumulatorLocation(self, location: TensorLocationSettings) -> Self:
+        """Where gradient accumulators lie."""
+        return self._location("setAccumulatorLocation", location_accumulator=location)
+
+    def numIOTiles(self, num_tiles: int) -> Self:
+        """Tiles set aside for I/O: even, 32 to 192."""
+        if isinstance(num_tiles, bool) or not isinstance(num_tiles, int) or not 32 <= num_tiles <= 192 or num_tiles % 2:
+            raise Error(f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}")
+        return self._set(num_io_tiles=num_tiles)
+
+
+class DistributedOptions(_Group):
+    """``opts.Distributed``: which process of how many this is."""
+
+    def __init__(self) -> None:
+        super().__init__(process_id=0, num_processes=1)
+        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> Self:
+        """This is process ``process_id`` (from 0) of ``num_processes``."""
+        self._count("Distributed.configureProcessId: num_processes", num_processes=num_processes)
+        if not 0 <= process_id < num_processes:
+            raise Error(f"Distributed.configureProcessId: process {process_id} of {num_processes} does not exist")
+        return self._set(process_id=process_id)
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
+        """Take both from environment variables; one process where they are not set."""
+        values = [os.environ.get(var_process_id, "0"), os.environ.get(var_num_processes, "1")]
+        if not all(value.isdecimal() for value in values):
+            raise Error(f"{var_process_id}={values[0]!r}, {var_num_processes}={values[1]!r}: both are whole numbers")
+        return self.configureProcessId(int(values[0]), int(values[1]))
+
+    def disable(self) -> Self:
+        """One process, whatever the environment says."""
+        return self._set(process_id=0, num_processes=1)
+
+    @property
+    def processId(self) -> int:
+        return int(self._values["process_id"])
+
+    @property
+    def numProcesses(self) -> int:
+        return int(self._values["num_processes"])
+
+
+class JitOptions(_Group):
+    """``opts.Jit``: kept for PopTorch's scripts; models are captured by running them."""
+
+    def __init__(self) -> None:
+        super().__init__(trace_model=True)
+
+    def traceModel(self, trace_model: bool) -> Self:
+        """Recorded."""
+        return self._flag("Jit.traceModel", trace_model=trace_model)
+
+
+class PopartOptions(_Group):
+    """``opts._Popart``: free-form settings of PopTorch's backend. Recorded; ``engineOptions`` is obeyed."""
+
+    def __init__(self) -> None:
+        super().__init__(engineOptions={})
+
+    def set(self, key: str, value: Any) -> Self:
+        """Record one setting. ``engineOptions`` takes a dict of ``autoReport.*`` and the like."""
+        if key == "engineOptions" and not isinstance(value, Mapping):
+            raise Error(f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}")
+        return self._set(**{key: value})
+
+    def setEngineOptions(self, engine_options: Mapping[str, str]) -> Self:
+        """Settings that ``POPLAR_ENGINE_OPTIONS`` takes too; the environment wins."""
+        return self.set("engineOptions", dict(engine_options))
+
+    def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
+        """Recorded."""
+        return self._set(patterns=dict(patterns), patterns_level=level)
+
+
+class Options(_Group):
+    """How a model is compiled and run. ``Options(autoreport=True, autoreport_dir="demo")`` asks for a profile."""
+
+    def __init__(self, *, autoreport: bool = False, autoreport_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(
+            device_iterations=1,
+            replication_factor=1,
+            input_group_size=1,
+            input_group_type=CommGroupType.Consecutive,
+            output_mode=OutputMode.Default,
+            output_return_period=1,
+            execution_strategy=PipelinedExecution(),
+            auto_round_num_ipus=False,
+            available_memory_proportion={},
+            target_name="mk2",
+            random_seed=None,
+            profiling_enabled=False,
+            profiling_directory=".",
+            model_name="",
+            log_dir=".",
+            anchored_tensors={},
+            connection_type=ConnectionType.Always,
+            sync_pattern=SyncPattern.Full,
+            ipu_id=None,
+            use_model=False,
+            executable_cache="",
+            synthetic_data=False,
+            stable_norm=False,
+            log_cycle_count=False,
+            broadcast_buffers=True,
+            updatable_named_buffers=[],
+            relax_optimizer_checks=False,
+            compilation_progress_bar=True,
+            source_location_excludes=[],
+            module_namescope=True,
+            max_repeat_logs=4,
+        )
+        self.Training = TrainingOptions(self)
+        self.Precision = PrecisionOptions()
+        self.TensorLocations = TensorLocationOptions()
+        self.Distributed = DistributedOptions()
+        self.Jit = JitOptions()
+        self._Popart = PopartOptions()
+        if os.environ.get("POPTORCH_CACHE_DIR"):
+            self.enableExecutableCaching(os.environ["POPTORCH_CACHE_DIR"])
+        self.autoreport = autoreport
+        if autoreport_dir is not None:
+            self.autoreport_dir = autoreport_dir  # type: ignore[assignment]
+
+    # -- batches -----------------------------------------------------------------------------------------
+
+    def deviceIterations(self, device_iterations: int) -> Self:
+        """Weight updates (training) or micro-batches (inference) that one call runs without coming back."""
+        return self._count("deviceIterations", device_iterations=device_iterations)
+
+    def replicationFactor(self, replication_factor: int) -> Self:
+        """Copies of the model, each on IPUs of its own and with micro-batches of its own."""
+        return self._count("replicationFactor", replication_factor=replication_factor)
+
+    def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
+        """Replicas of a group of that size take the same input."""
+        self._count("inputReplicaGrouping", input_group_size=input_group_size)
+        return self._enum("inputReplicaGrouping", CommGroupType, input_group_type=input_group_type)
+
+    @property
+    def input_replicas(self) -> int:
+        """Replicas that take different input. Error where the groups do not divide the replicas."""
+        replicas, group = int(self.replication_factor), int(self.input_group_size)
+        if replicas % group:
+            raise Error(
+                f"inputReplicaGrouping({group}, ...): replicationFactor {replicas} is not a multiple of the group size"
+            )
+        return replicas // group
+
+    @property
+    def batch_factor(self) -> int:
+        """Micro-batches of one call: deviceIterations x gradientAccumulation x replicas that take different input."""
+        return int(self.device_iterations) * int(self.Training.gradient_accumulation) * self.input_replicas
+
+    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
+        """Which micro-batches' outputs a call returns; EveryN needs ``output_return_period``."""
+        if output_mode is OutputMode.EveryN and output_return_period is None:
+            raise Error("outputMode(OutputMode.EveryN) needs output_return_period: outputMode(OutputMode.EveryN, 10)")
+        self._enum("outputMode", OutputMode, output_mode=output_mode)
+        every = output_return_period if output_mode is OutputMode.EveryN else 1
+        return self._count("outputMode: output_return_period", output_return_period=every)
+
+    anchorMode = outputMode  # PopTorch's old name
+
+    def defaultOutputMode(self) -> bool:
+        """True where `outputMode` was not called: Final in training, All in inference."""
+        return self.output_mode is OutputMode.Default
+
+    # -- placement and machine ---------------------------------------------------------------------------
+
+    def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
+        """PipelinedExecution(...) or ShardedExecution(...)."""
+        if not isinstance(strategy, ExecutionStrategy):
+            raise Error(f"setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not {strategy!r}")
+        return self._set(execution_strategy=strategy)
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
+        """Take the next power of two where the model needs a number of IPUs that is none."""
+        return self._flag("autoRoundNumIPUs", auto_round_num_ipus=auto_round_num_ipus)
+
+    def setAvailableMemoryProportion(self, available_memory_proportion: Mapping[str, float]) -> Self:
+        """Share of tile memory that a matrix product or convolution may use while it runs: ``{"IPU0": 0.2}``.
+
+        Kept as a dict of IPU number to proportion.
+        """
+        proportions = {}
+        for key, proportion in available_memory_proportion.items():
+            match = re.fullmatch(r"IPU(\d+)", key) if isinstance(key, str) else None
+            if match is None:
+                raise Error(f"setAvailableMemoryProportion: {key!r} is no IPU; keys are 'IPU0', 'IPU1', ...")
+            proportions[int(match[1])] = check_proportion(f"setAvailableMemoryProportion: {key}", proportion)
+        return self._set(available_memory_proportion=proportions)
+
+    def target(self, name: str) -> Self:
+        """The machine to model: "mk1", "mk2", "c600", "bow"."""
+        try:
+            return self._set(target_name=machine.target(name).name)
+        except (ValueError, AttributeError):
+            raise Error(f"target: unknown machine {name!r}; known: {', '.join(machine.TARGETS)}") from None
+
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
+        """Model a Mk1 or Mk2 IPU, and compile only: a call is an error."""
+        if ipu_version not in (1, 2):
+            raise Error(f"useOfflineIpuTarget takes 1 (mk1) or 2 (mk2), not {ipu_version!r}")
+        return self.target(f"mk{ipu_version}").connectionType(ConnectionType.Never)
+
+    def useIpuModel(self, use_model: bool) -> Self:
+        """Recorded; everything is modelled."""
+        return self._flag("useIpuModel", use_model=use_model)
+
+    def useIpuId(self, ipu_id: int) -> Self:
+        """Recorded."""
+        return self._count("useIpuId", 0, ipu_id=ipu_id)
+
+    def connectionType(self, connection_type: ConnectionType) -> Self:
+        """``ConnectionType.Never`` compiles but does not run."""
+        return self._enum("connectionType", ConnectionType, connection_type=connection_type)
+
+    def syncPattern(self, sync_pattern: SyncPattern) -> Self:
+        """Recorded."""
+        return self._enum("syncPattern", SyncPattern, sync_pattern=sync_pattern)
+
+    # -- running -----------------------------------------------------------------------------------------
+
+    def randomSeed(self, random_seed: int) -> Self:
+        """Seed of PyTorch's generator, set when the model first runs."""
+        return self._count("randomSeed", 0, random_seed=random_seed)
+
+    def enableSyntheticData(self, enabled: bool) -> Self:
+        """Recorded."""
+        return self._flag("enableSyntheticData", synthetic_data=enabled)
+
+    def enableExecutableCaching(self, path: str | None) -> Self:
+        """Recorded; compiling is quick."""
+        return self._set(executable_cache=path or "")
+
+    def enableStableNorm(self, enabled: bool) -> Self:
+        """Recorded."""
+        return self._flag("enableStableNorm", stable_norm=enabled)
+
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
+        """Recorded; each replica has buffers of its own, and replica 0's are the model's."""
+        return self._flag("broadcastBuffers", broadcast_buffers=broadcast_buffers)
+
+    def updatableNamedBuffers(self, buffers: list[str]) -> Self:
+        """Recorded; buffers are the model's and can always be changed."""
+        return self._set(updatable_named_buffers=list(buffers))
+
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: OutputMode | None = None,
+        output_return_period: int | None = 1,
+    ) -> Self:
+        """Recorded."""
+        anchor = {"name": long_name, "mode": output_mode, "period": output_return_period}
+        return self._set(anchored_tensors={**self.anchored_tensors, short_name: anchor})
+
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
+        """Recorded."""
+        return self._flag("relaxOptimizerAttributesChecks", relax_optimizer_checks=relax)
+
+    # -- reports and logs --------------------------------------------------------------------------------
+
+    def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
+        """Write a profile into that directory (default: here), unless ``POPLAR_ENGINE_OPTIONS`` says otherwise."""
+        return self._set(profiling_enabled=True, profiling_directory=os.fspath(profile_dir or "."))
+
+    @property
+    def autoreport(self) -> bool:
+        """Whether these options ask for a profile. ``profiling()`` says what the environment made of it."""
+        return bool(self.profiling_enabled)
+
+    @autoreport.setter
+    def autoreport(self, enabled: bool) -> None:
+        self._flag("autoreport", profiling_enabled=enabled)
+
+    @property
+    def autoreport_dir(self) -> str:
+        """Directory for the profile."""
+        return str(self.profiling_directory)
+
+    @autoreport_dir.setter
+    def autoreport_dir(self, directory: str | os.PathLike[str]) -> None:
+        self._set(profiling_directory=os.fspath(directory))
+
+    def profiling(self, environment: Mapping[str, str] | None = None) -> Profiling:
+        """What to write: these options, then ``_Popart``'s engine options, then ``POPLAR_ENGINE_OPTIONS``.
+
+        Later ones win. Error where the variable is no JSON object or a value makes no sense.
+        """
+        engine: dict[str, Any] = {"autoReport.directory": self.profiling_directory}
+        if self.profiling_enabled:
+            engine["autoReport.all"] = "true"
+        engine |= dict(self._Popart.engineOptions)
+        engine |= _engine_options_of(os.environ if environment is None else environment)
+        everything = _engine_flag(engine, "autoReport.all", False)
+        graph = _engine_flag(engine, "autoReport.outputGraphProfile", everything)
+        execution = _engine_flag(engine, "autoReport.outputExecutionProfile", everything)
+        count = str(engine.get("autoReport.executionProfileProgramRunCount", DEFAULT_RUN_COUNT))
+        if not count.isdecimal():
+            raise Error(f"autoReport.executionProfileProgramRunCount is a whole number of runs, not {count!r}")
+        return Profiling(graph or execution, Path(engine["autoReport.directory"]), execution, int(count))
+
+    def modelName(self, name: str) -> Self:
+        """A name for the model, kept in the profile."""
+        return self._set(model_name=str(name))
+
+    def logDir(self, log_dir: str) -> Self:
+        """Recorded."""
+        return self._set(log_dir=os.fspath(log_dir))
+
+    def logCycleCount(self, log_cycle_count: bool) -> Self:
+        """Log the modelled cycles of each call."""
+        return self._flag("logCycleCount", log_cycle_count=log_cycle_count)
+
+    def showCompilationProgressBar(self, show: bool = True) -> Self:
+        """Show 'Graph compilation' while compiling."""
+        return self._flag("showCompilationProgressBar", compilation_progress_bar=show)
+
+    def sourceLocationExcludes(self, excludes: list[str]) -> Self:
+        """Recorded."""
+        return self._set(source_location_excludes=list(excludes))
+
+    def appendToLocationExcludes(self, *excludes: str) -> Self:
+        """Recorded."""
+        return self._set(source_location_excludes=[*self.source_location_excludes, *excludes])
+
+    def disableModuleNamescope(self) -> Self:
+        """Recorded."""
+        return self._set(module_namescope=False)
+
+    def maxRepeatLogs(self, max_lines: int | None) -> Self:
+        """Recorded."""
+        return self._set(max_repeat_logs=max_lines)
+
+    # -- the whole ---------------------------------------------------------------------------------------
+
+    def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
+        """Set options from a file, a line each, as in a script but without ``options.``.
+
+        For example ``Training.gradientAccumulation(4)`` or ``outputMode(OutputMode.All)``. Error names the line.
+        """
+        for number, line in enumerate(Path(filepath).read_text().splitlines(), 1):
+            if line.split("#")[0].strip():
+                _call(self, line.split("#")[0].strip(), f"{filepath}:{number}")
+        return self
+
+    def clone(self) -> Self:
+        """A copy that can be changed."""
+        made = copy.deepcopy(self)
+        made._freeze(False)
+        return made
+
+    def flat(self) -> dict[str, Any]:
+        """Every option by dotted name ("Training.gradientAccumulation"), with a value that JSON can hold."""
+        made = dict(self._flat())
+        for name in _GROUPS:
+            made |= dict(getattr(self, name)._flat(f"{name}."))
+        return made
+
+    toDict = flat
+
+    def _freeze(self, frozen: bool = True) -> None:
+        for group in (self, *(getattr(self, name) for name in _GROUPS)):
+            group._frozen = frozen
+            for value in group._values.values():
+                if isinstance(value, _Group):
+                    value._frozen = frozen
+
+
+def _engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    text = environment.get(ENGINE_OPTIONS_VARIABLE, "").strip()
+    try:
+        options = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise Error(f"{ENGINE_OPTIONS_VARIABLE} is not JSON ({error}): {text!r}") from None
+    if not isinstance(options, dict):
+        raise Error(f'{ENGINE_OPTIONS_VARIABLE} is a JSON object such as {{"autoReport.all": "true"}}, not {text!r}')
+    return options
+
+
+def _engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = str(engine.get(name, default)).lower()
+    if value not in ("true", "false"):
+        raise Error(f'{name} is "true" or "false", not {value!r}')
+    return value == "true"
+
+
+def _call(options: Options, line: str, place: str) -> None:
+    """Run ``Group.method(arguments)`` on ``options``; arguments are literals and members of our enums."""
+    try:
+        call = ast.parse(line, mode="eval").body
+        if not isinstance(call, ast.Call):
+            raise ValueError("it is no call")
+        method: Any = options
+        for name in ast.unparse(call.func).removeprefix("options.").split("."):
+            method = getattr(method, name)
+        arguments = [_argument(node) for node in call.args]
+        named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
+        method(*arguments, **named)
+    except (SyntaxError, ValueError, AttributeError, TypeError, Error) as error:
+        raise Error(f"cannot set an option from {line!r}: {error}", location=place) from None
+
+
+def _argument(node: ast.expr) -> Any:
+    if isinstance(node, ast.Attribute):
+        kind, member = ast.unparse(node).removeprefix("poptorch.").split(".")
+        if kind == "torch":
+            return getattr(torch, member)
+        return getattr(enums, kind)[member]
+    return ast.literal_eval(node)

@@ -1,0 +1,239 @@
+"""Placement: ops to stages, stages to IPUs, and the copies between them (facts/poptorch.md, 'Placement')."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ipu_exec.annotations import ExecutionStrategy, Stage
+from ipu_exec.enums import AutoStage
+from ipu_exec.errors import Error
+from ipu_exec.graph import BlockInfo, Graph, OpNode
+from ipu_exec.lowering.plan import ITEM_BYTES
+from ipu_exec.reads import read_values
+from profiler import schedules
+
+_PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """One forward stage: its IPU and the names of its Blocks."""
+
+    ipu: int
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A storage that travels between stages, hop by hop over every cut it crosses."""
+
+    storage: int
+    direction: str  # "forward" or "backward"
+    source: int  # stage that makes it
+    target: int  # furthest stage that needs it
+
+    def crosses(self, cut: int) -> bool:
+        """Whether it is copied over the cut between stage ``cut`` and ``cut + 1``."""
+        low, high = sorted((self.source, self.target))
+        return low <= cut < high
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage and input."""
+
+    pipelined: bool
+    stages: tuple[StagePlace, ...]
+    op_stage: list[int] = field(default_factory=list)
+    home: dict[int, int] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
+
+    @property
+    def ipus(self) -> tuple[int, ...]:
+        return tuple(stage.ipu for stage in self.stages)
+
+    @property
+    def num_ipus(self) -> int:
+        return max(self.ipus) + 1
+
+    def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
+        """Bytes of one micro-batch over the cut after stage ``cut``."""
+        return sum(
+            storage_bytes(graph, t.storage) for t in self.transfers if t.direction == direction and t.crosses(cut)
+        )
+
+
+def storage_bytes(graph: Graph, storage: int) -> int:
+    """Bytes of a storage on the device (64-bit types are narrowed to 32 bits, as PopTorch does)."""
+    item = graph.storages[storage]
+    return item.elements * ITEM_BYTES[item.dtype]
+
+
+def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placement:
+    """Give every op its stage and find what has to travel.
+
+    Errors: a stage that goes back along the model, a Block in no stage, a Stage naming no Block.
+    """
+    placement = Placement(pipelined, tuple(stages) or (StagePlace(0, ()),))
+    by_name = {name: index for index, stage in enumerate(placement.stages) for name in stage.blocks}
+    block_stage = []
+    for block in graph.blocks:
+        if block.name not in by_name:
+            known = ", ".join(repr(name) for name in by_name) or "none"
+            raise Error(
+                f"Block {block.name!r} is in no Stage of the execution strategy; the stages name {known}. "
+                f"Add it to a Stage"
+            )
+        block_stage.append(by_name[block.name])
+    used = {block.name for block in graph.blocks}
+    for name in by_name:
+        if name not in used:
+            raise Error(
+                f"a Stage names Block {name!r}, but the model opens no such Block; it opens "
+                f"{', '.join(repr(n) for n in sorted(used)) or 'none'}. Correct the name or remove it from the Stage"
+            )
+    if pipelined:
+        _check_order(graph, block_stage)
+    _place_ops(graph, placement, block_stage)
+    _find_transfers(graph, placement)
+    return placement
+
+
+def _check_order(graph: Graph, block_stage: list[int]) -> None:
+    furthest, at = 0, ""
+    for op in graph.ops:
+        if op.direction != "forward" or op.block < 0:
+            continue
+        stage = block_stage[op.block]
+        if stage < furthest:
+            raise Error(
+                f"Block {graph.blocks[op.block].name!r} (stage {stage}) runs after Block {at!r} (stage {furthest}): "
+                f"stages of a pipeline must not go back along the model. Put it in stage {furthest} or later",
+                location=f"{op.file}:{op.line}" if op.file else "",
+            )
+        furthest, at = stage, graph.blocks[op.block].name
+
+
+def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> None:
+    last = len(placement.stages) - 1
+    values, storages = graph.values, graph.storages
+    made_at: dict[int, int] = {}
+
+    def home_of(op: OpNode) -> int | None:
+        """Update ops run where their weight lives; ops on what they make run beside it."""
+        owned = [values[v].storage for v in op.inputs]
+        for storage in owned:
+            owner = storages[storage].parameter if storages[storage].parameter >= 0 else storage
+            if owner in placement.home:
+                return placement.home[owner]
+        return next((made_at[storage] for storage in owned if storage in made_at), None)
+
+    for op in graph.ops:
+        if op.direction == "update":
+            stage = home_of(op)
+            stage = 0 if stage is None else stage
+        elif op.block >= 0:
+            stage = block_stage[op.block]
+        else:
+            stage = 0 if op.direction == "forward" or op.forward_op >= 0 else last
+        placement.op_stage.append(stage)
+        for value in op.inputs:
+            storage = values[value].storage
+            if storages[storage].role in (*_PERSISTENT, "input"):
+                placement.home.setdefault(storage, stage)
+        for output in op.outputs:
+            if output is not None:
+                made_at.setdefault(values[output].storage, stage)
+    for storage in storages.values():
+        if storage.parameter >= 0:
+            placement.home[storage.id] = placement.home.get(storage.parameter, 0)
+
+
+def _find_transfers(graph: Graph, placement: Placement) -> None:
+    """What a stage needs and another makes. A backward op that reads what the forward made needs it forward."""
+    made: dict[int, tuple[int, str]] = {}
+    wanted: dict[tuple[int, str, int, bool], int] = {}
+    values = graph.values
+    for op, stage in zip(graph.ops, placement.op_stage, strict=True):
+        for value in read_values(op):
+            storage = values[value].storage
+            source, direction = made.get(storage, (placement.home.get(storage, stage), "forward"))
+            if source != stage and op.direction != "update":
+                key = (storage, direction, source, stage > source)
+                furthest = wanted.get(key, stage)
+                wanted[key] = max(furthest, stage) if stage > source else min(furthest, stage)
+        for output in op.outputs:
+            if output is not None:
+                made.setdefault(values[output].storage, (stage, op.direction))
+    placement.transfers = [
+        Transfer(storage, direction, source, target) for (storage, direction, source, _), target in wanted.items()
+    ]
+
+
+def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> None:
+    """A pipeline must be deep enough to fill: Error names the smallest number that works."""
+    least = schedules.pipeline_stages(stages, training)
+    if micro_batches < least:
+        kind = "pipelined training" if training else "pipelined inference"
+        raise Error(
+            f"{kind} over {stages} stages has {least} pipeline stages and needs {name} of at least {least}; "
+            f"it is {micro_batches}. Set {name}({least}) or more, or use fewer stages"
+        )
+
+
+def resolve_stages(strategy: ExecutionStrategy, blocks: Sequence[BlockInfo]) -> list[StagePlace]:
+    """The forward stages of a strategy for the Blocks a model opened (facts/poptorch.md, 'Placement').
+
+    Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's stage is its
+    ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU merge.
+    """
+    if strategy.stages:
+        found = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
+    else:
+        found = _automatic_stages(strategy.auto_stage, blocks)
+    merged: list[StagePlace] = []
+    for stage in found:
+        if merged and merged[-1].ipu == stage.ipu:
+            merged[-1] = StagePlace(stage.ipu, merged[-1].blocks + stage.blocks)
+        else:
+            merged.append(stage)
+    return merged or [StagePlace(0, ())]
+
+
+def _named_stage(index: int, stage: Stage, blocks: Sequence[BlockInfo]) -> StagePlace:
+    if stage.ipu_id is not None:
+        return StagePlace(stage.ipu_id, stage.blocks)
+    wanted = {block.ipu_id: block.name for block in blocks if block.name in stage.blocks and block.ipu_id is not None}
+    if len(wanted) > 1:
+        (one, first), (two, second) = list(wanted.items())[:2]
+        raise Error(
+            f"{stage} is on two IPUs: Block {first!r} asks for IPU {one}, Block {second!r} for IPU {two}. Give the "
+            f"stage its IPU with .ipu(n), or put the Blocks into two stages"
+        )
+    return StagePlace(index, stage.blocks)
+
+
+def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[StagePlace]:
+    ipus: list[int] = []
+    for block in blocks:
+        ipus.append(block.ipu_id if block.ipu_id is not None else (ipus[-1] if ipus else 0))
+    if auto == AutoStage.AutoIncrement:
+        return [StagePlace(ipu, (block.name,)) for block, ipu in zip(blocks, ipus, strict=True)]
+    by_ipu: dict[int, tuple[str, ...]] = {}
+    for block, ipu in zip(blocks, ipus, strict=True):
+        by_ipu[ipu] = (*by_ipu.get(ipu, ()), block.name)
+    return [StagePlace(ipu, by_ipu[ipu]) for ipu in sorted(by_ipu)]
+
+
+def round_ipus(num_ipus: int, auto_round: bool) -> int:
+    """IPUs that have to be attached: a power of two. Error where they are not and rounding is off."""
+    power = 1
+    while power < num_ipus:
+        power *= 2
+    if power != num_ipus and not auto_round:
+        raise Error(
+            f"the model runs on {num_ipus} IPUs, and IPUs are attached in powers of two: use {power} of them, or call "
+            f"Options.autoRoundNumIPUs(True) and leave {power - num_ipus} idle"
+        )
+    return power

@@ -1,0 +1,583 @@
+"""The program: for each IPU the bodies it runs, each a list of bulk-synchronous steps over its tiles.
+
+A body is what the schedule places in time: forward or backward of a stage, the weight update, streams from and to
+the host, copies between IPUs, a sync. Within an IPU the bodies have an order, and with it every step a *position*:
+liveness is a matter of positions (facts/pipeline.md, 'Memory of a stage').
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.errors import LoweringError
+from ipu_exec.graph import Graph, OpNode, ValueRef
+from ipu_exec.lowering import lower
+from ipu_exec.lowering.layouts import linear
+from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operand, OpSpec, Plan, Vertices
+from ipu_exec.machine import (
+    EXTERNAL_SYNC_CYCLES,
+    HOST_LATENCY_SECONDS,
+    LINK_LATENCY_SECONDS,
+    STREAM_STEP_CYCLES,
+    SYNC_CYCLES,
+    TARGETS,
+    Machine,
+    exchange_tile_cycles,
+)
+from ipu_exec.placement import Placement, storage_bytes
+from ipu_exec.reads import read_values
+from profiler import records, schedules
+
+_PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
+_STASHED = ("activation", "input", "gradient")
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """One step of a body. Vectors over tiles are shared with the plan they come from."""
+
+    type: str  # of records.PROGRAM_TYPES
+    name: str
+    cycles: int
+    op: int = -1
+    tile_cycles: np.ndarray | None = None
+    bytes_in: np.ndarray | None = None
+    bytes_out: np.ndarray | None = None
+    fragments: np.ndarray | None = None
+    vertices: tuple[Vertices, ...] = ()
+    flops: int = 0
+    plan: Plan | None = None
+    part: int = -1  # which step of the plan; equal parts of equal plans share their code
+
+
+@dataclass(slots=True)
+class Use:
+    """Something in tile memory while a body runs: from step ``first`` to step ``last`` of it, inclusive."""
+
+    name: str
+    role: str
+    tile_bytes: np.ndarray
+    first: int
+    last: int
+    op: int = -1
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    interleaved: bool = False
+    storage: int = -1
+
+
+@dataclass(slots=True)
+class Body:
+    """A piece of program that one IPU runs as a whole. ``task`` is one of `profiler.schedules.TASKS`."""
+
+    name: str
+    ipu: int
+    stage: int  # -1: none
+    task: int
+    steps: list[StepDraft] = field(default_factory=list)
+    temporaries: list[Use] = field(default_factory=list)
+    touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> first, last step
+
+    @property
+    def cycles(self) -> int:
+        return sum(step.cycles for step in self.steps)
+
+    def touch(self, storage: int, first: int, last: int) -> None:
+        old = self.touched.get(storage, (first, last))
+        self.touched[storage] = (min(old[0], first), max(old[1], last))
+
+
+@dataclass(slots=True)
+class ProgramTree:
+    """All bodies, in program order on each IPU, and where every storage lies on each stage."""
+
+    bodies: list[Body]
+    layouts: dict[tuple[int, int], Layout]  # (storage, stage)
+    stashed: dict[int, list[int]]  # stage -> storages
+    op_plans: dict[int, Plan]
+    op_cycles: dict[int, int]
+
+    def of(self, task: int, stage: int) -> Body | None:
+        return next((b for b in self.bodies if b.task == task and b.stage == stage), None)
+
+    def cycles(self, task: int, stage: int) -> int:
+        body = self.of(task, stage)
+        return body.cycles if body else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOptions:
+    """What of the options changes the program."""
+
+    replicas: int = 1
+    stream_out_once: bool = True
+    offload_optimiser: bool = False
+
+
+def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
+    """Lower every op where it was placed and gather the bodies. ``machines`` has one per IPU.
+
+    Raises LoweringError with the op's source line where an operator has no lowering.
+    """
+    return _Builder(graph, placement, machines, options).build()
+
+
+class _Builder:
+    def __init__(self, graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> None:
+        self.graph, self.placement, self.machines, self.options = graph, placement, machines, options
+        self.layouts: dict[tuple[int, int], Layout] = {}
+        self.op_plans: dict[int, Plan] = {}
+        self.op_cycles: dict[int, int] = {}
+        self.stages = range(len(placement.stages))
+        self.makers: dict[int, int] = {}  # storage -> op that makes it
+        for op in graph.ops:
+            for output in op.outputs:
+                if output is not None:
+                    self.makers.setdefault(graph.values[output].storage, op.id)
+        self.arrives: dict[tuple[int, int], int] = {}  # (storage, stage) -> stage it comes from
+        for transfer in placement.transfers:
+            step = 1 if transfer.target > transfer.source else -1
+            for stage in range(transfer.source + step, transfer.target + step, step):
+                self.arrives[transfer.storage, stage] = transfer.source
+
+    def build(self) -> ProgramTree:
+        ops: dict[tuple[str, int], list[OpNode]] = {}
+        for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
+            if not self._is_view(op):
+                ops.setdefault((op.direction, stage), []).append(op)
+        stashed = {stage: self._stashed(ops, stage) for stage in self.stages}
+
+        forwards, backwards, updates = [], [], []
+        for stage in self.stages:
+            body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
+            for op in ops.get(("forward", stage), []):
+                self._lower(op, stage, body)
+            for storage in stashed[stage]:
+                self._stash(storage, stage, body, "stash")
+            forwards.append(body)
+        for stage in reversed(self.stages):
+            if not self.graph.training:
+                break
+            body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
+            for storage in stashed[stage]:
+                self._stash(storage, stage, body, "restore")
+            for op in ops.get(("backward", stage), []):
+                self._lower(op, stage, body)
+            backwards.append(body)
+        for ipu in range(self.placement.num_ipus):
+            body = Body(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
+            for stage in self.stages:
+                if self.placement.ipus[stage] == ipu:
+                    self._update(ops.get(("update", stage), []), stage, body)
+            if body.steps:
+                updates.append(body)
+        streams_in, streams_out = self._streams()
+        copies = [self._copies(ipu) for ipu in range(self.placement.num_ipus)]
+        reduces = [self._reduce(ipu) for ipu in range(self.placement.num_ipus)]
+        syncs = [
+            self._one_step(
+                f"IPU {ipu} external sync", ipu, schedules.SYNC, records.SYNC, "External", EXTERNAL_SYNC_CYCLES
+            )
+            for ipu in range(self.placement.num_ipus)
+            if self.placement.num_ipus > 1
+        ]
+        order = [*streams_in, *forwards, *backwards, *syncs, *streams_out, *copies, *reduces, *updates]
+        bodies = [body for body in order if body is not None and body.steps]
+        return ProgramTree(bodies, self.layouts, stashed, self.op_plans, self.op_cycles)
+
+    # -- operators -----------------------------------------------------------------------------------------
+
+    def _is_view(self, op: OpNode) -> bool:
+        """A view is free: every output lies in an input's storage and nothing is written."""
+        storage = self._storage
+        read = {storage(v) for v in op.inputs}
+        return not op.writes and bool(read) and all(v is None or storage(v) in read for v in op.outputs)
+
+    def _storage(self, value: int) -> int:
+        return self.graph.values[value].storage
+
+    def _lower(self, op: OpNode, stage: int, body: Body) -> None:
+        machine = self.machines[body.ipu]
+        spec = self._spec(op, stage, machine)
+        try:
+            plan = lower(spec, machine)
+        except LoweringError as error:
+            where = f"{op.file}:{op.line}" if op.file else ""
+            raise LoweringError(f"{error.message} (in module {op.module or 'the model'!r})", location=where) from None
+        operands = [self._storage(v) for v in op.inputs]
+        for index, layout in plan.input_layouts:
+            self.layouts.setdefault((operands[index], stage), layout)
+        for storage in operands:
+            if (storage, stage) not in self.layouts:
+                self.layouts[storage, stage] = self._default_layout(storage, machine)
+        for output, layout in zip(op.outputs, plan.output_layouts, strict=False):
+            if output is not None and layout is not None:
+                self.layouts.setdefault((self._storage(output), stage), layout)
+        for output in op.outputs:
+            if output is not None and (self._storage(output), stage) not in self.layouts:
+                storage = self._storage(output)
+                self.layouts[storage, stage] = self._default_layout(storage, machine)
+        self._append(op, plan, body, machine)
+
+    def _append(self, op: OpNode, plan: Plan, body: Body, machine: Machine) -> None:
+        at = []
+        before = body.cycles
+        for part, step in enumerate(plan.steps):
+            drafts = _drafts(step, machine.target.name)
+            body.steps += [
+                replace(draft, op=op.id, name=_step_name(op.name, draft.name), plan=plan, part=part)
+                for draft in drafts
+            ]
+            at.append(len(body.steps) - 1)
+        self.op_plans[op.id] = plan
+        self.op_cycles[op.id] = body.cycles - before
+        if not at:
+            return
+        first, last = at[0], at[-1]
+        for value in read_values(op):
+            body.touch(self._storage(value), first, last)
+        for output in op.outputs:
+            if output is not None:
+                body.touch(self._storage(output), last, last)
+        for temporary in plan.temporaries:
+            body.temporaries.append(
+                Use(
+                    _step_name(op.name, temporary.name),
+                    "temporary",
+                    temporary.bytes,
+                    at[temporary.first],
+                    at[temporary.last],
+                    op.id,
+                    interleaved=temporary.interleaved,
+                )
+            )
+
+    def _spec(self, op: OpNode, stage: int, machine: Machine) -> OpSpec:
+        def concrete(item: Any) -> Any:
+            if isinstance(item, ValueRef):
+                return self._operand(item.id, stage, machine)
+            return tuple(concrete(element) for element in item) if isinstance(item, tuple) else item
+
+        read = {self._storage(v) for v in op.inputs}
+        outputs = tuple(
+            None if v is None else self._operand(v, stage, machine, placed=self._storage(v) in read) for v in op.outputs
+        )
+        named = tuple((key, concrete(value)) for key, value in op.kwargs)
+        return OpSpec(op.aten, tuple(concrete(a) for a in op.args), named, outputs)
+
+    def _operand(self, value_id: int, stage: int, machine: Machine, placed: bool = True) -> Operand:
+        value = self.graph.values[value_id]
+        storage = self.graph.storages[value.storage]
+        layout = self._layout(value.storage, stage, machine) if placed else None
+        return Operand(value.shape, value.dtype, value.strides, value.offset, storage.elements, layout, storage.role)
+
+    def _layout(self, storage_id: int, stage: int, machine: Machine) -> Layout | None:
+        """Where a storage lies on a stage; None for a weight that waits for its first use."""
+        known = self.layouts.get((storage_id, stage))
+        if known is not None:
+            return known
+        storage = self.graph.storages[storage_id]
+        source = self.arrives.get((storage_id, stage))
+        if source is not None and (storage_id, source) in self.layouts:
+            self.layouts[storage_id, stage] = self.layouts[storage_id, source]  # a copy keeps its mapping
+        elif storage.parameter >= 0:
+            owner = self.graph.storages[storage.parameter]
+            like = self.layouts.get((storage.parameter, stage))
+            if like is not None and owner.elements == storage.elements:
+                # Accumulators and optimiser state lie with their weight.
+                per_element = like.bytes // ITEM_BYTES[owner.dtype]
+                self.layouts[storage_id, stage] = Layout(like.key, per_element * ITEM_BYTES[storage.dtype])
+            else:
+                self.layouts[storage_id, stage] = self._default_layout(storage_id, machine)
+        elif storage.role not in ("weight", "buffer"):
+            self.layouts[storage_id, stage] = self._default_layout(storage_id, machine)
+        return self.layouts.get((storage_id, stage))
+
+    def _default_layout(self, storage_id: int, machine: Machine) -> Layout:
+        storage = self.graph.storages[storage_id]
+        return linear(storage.elements, ITEM_BYTES[storage.dtype], machine.tiles).layout(storage.dtype)
+
+    # -- stash ---------------------------------------------------------------------------------------------
+
+    def _stashed(self, ops: dict[tuple[str, int], list[OpNode]], stage: int) -> list[int]:
+        """What the backward of a stage reads of its forward, in the order it was made (design: none for the last)."""
+        last = len(self.placement.stages) - 1
+        if not (self.graph.training and self.placement.pipelined) or stage == last:
+            return []
+        storages = self.graph.storages
+        made: dict[int, None] = {}
+        for op in ops.get(("forward", stage), []):
+            for value in (*op.inputs, *op.outputs):
+                if value is not None and storages[self._storage(value)].role in _STASHED:
+                    made[self._storage(value)] = None
+        read = {self._storage(v) for op in ops.get(("backward", stage), []) for v in read_values(op)}
+        return [storage for storage in made if storage in read]
+
+    def _stash(self, storage: int, stage: int, body: Body, what: str) -> None:
+        """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on every tile."""
+        layout = self.layouts[storage, stage]
+        item = ITEM_BYTES[self.graph.storages[storage].dtype]
+        count = layout.bytes // item
+        cycles = dynamic_slice_cycles(count, item)
+        vertex = "popops::DynamicUpdateSlice1D" if what == "stash" else "popops::DynamicSlice1D"
+        name = self.graph.storages[storage].name
+        producer = self.makers.get(storage, -1)
+        body.steps.append(
+            StepDraft(
+                records.ON_TILE_EXECUTE,
+                f"{name}/{what}",
+                int(cycles.max()),
+                producer,
+                cycles,
+                vertices=(Vertices(f"{vertex}<{_poplar(item)}>", (count > 0).astype(np.int64)),),
+            )
+        )
+        body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+
+    # -- weight update -------------------------------------------------------------------------------------
+
+    def _update(self, ops: list[OpNode], stage: int, body: Body) -> None:
+        """Optimiser ops of a stage; state kept in streaming memory comes and goes around its weight's ops."""
+        states: dict[int, list[int]] = {}
+        for storage in self.graph.storages.values():
+            if storage.role == "optimiser state" and self.placement.home.get(storage.id) == stage:
+                states.setdefault(storage.parameter, []).append(storage.id)
+        by_weight: dict[int, list[OpNode]] = {}
+        made: dict[int, int] = {}
+        for op in ops:
+            owners = (self._owner(self._storage(v), made) for v in op.inputs)
+            weight = next((w for w in owners if w >= 0), -1)
+            by_weight.setdefault(weight, []).append(op)
+            for output in op.outputs:
+                if output is not None:
+                    made.setdefault(self._storage(output), weight)
+        machine = self.machines[body.ipu]
+        for weight, mine in by_weight.items():
+            moved = states.get(weight, []) if self.options.offload_optimiser else []
+            if moved:
+                self._remote(moved, stage, body, "load")
+            for op in mine:
+                self._lower(op, stage, body)
+            if moved:
+                self._remote(moved, stage, body, "store")
+        for kept in states.values():
+            for storage in kept:
+                self._layout(storage, stage, machine)
+
+    def _owner(self, storage: int, made: dict[int, int]) -> int:
+        item = self.graph.storages[storage]
+        if item.role == "weight":
+            return storage
+        return item.parameter if item.parameter >= 0 else made.get(storage, -1)
+
+    def _remote(self, storages: list[int], stage: int, body: Body, what: str) -> None:
+        """Move optimiser state between tiles and streaming memory, one stream copy for a weight's states."""
+        target = self.machines[body.ipu].target
+        layouts = [self._layout(s, stage, self.machines[body.ipu]) for s in storages]
+        nbytes = sum((layout.bytes for layout in layouts if layout is not None), np.zeros(target.tiles, np.int64))
+        name = f"{self.graph.storages[storages[0]].name.rpartition('/')[0]}/optimiser state/{what}"
+        cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
+        first = len(body.steps)
+        body.steps += _stream_steps(name, cycles, nbytes, to_host=what == "store")
+        for storage in storages:
+            body.touch(storage, first, len(body.steps) - 1)
+
+    # -- between IPUs and to the host ------------------------------------------------------------------------
+
+    def _streams(self) -> tuple[list[Body], list[Body]]:
+        inputs: dict[int, list[int]] = {}
+        for value in self.graph.inputs:
+            storage = self._storage(value)
+            if storage in self.placement.home:  # an input that nothing reads is not sent
+                inputs.setdefault(self.placement.home[storage], []).append(storage)
+        outputs: dict[int, list[int]] = {}
+        for value in self.graph.outputs:
+            maker = self.makers.get(self._storage(value))
+            stage = self.placement.home.get(self._storage(value), 0)
+            if maker is not None:
+                stage = self.placement.op_stage[maker]
+            outputs.setdefault(stage, []).append(self._storage(value))
+        return (
+            [self._stream(stage, storages, False) for stage, storages in sorted(inputs.items())],
+            [self._stream(stage, storages, True) for stage, storages in sorted(outputs.items())],
+        )
+
+    def _stream(self, stage: int, storages: list[int], to_host: bool) -> Body:
+        """facts/machine.md: begin, mid and end; latency, then bytes at the host's rate (JIA, EX)."""
+        task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
+        body = self._body(f"stage {stage} {'outputs to' if to_host else 'inputs from'} host", stage, task)
+        machine = self.machines[body.ipu]
+        target = machine.target
+        nbytes = np.zeros(target.tiles, np.int64)
+        for storage in storages:
+            layout = self._layout(storage, stage, machine)
+            nbytes = nbytes + (layout.bytes if layout is not None else 0)
+        total = sum(storage_bytes(self.graph, storage) for storage in storages)
+        cycles = ceil((HOST_LATENCY_SECONDS + total / target.host_bytes_per_second) * target.clock_hz)
+        names = ", ".join(self.graph.storages[s].name for s in storages)
+        body.steps += _stream_steps(names, cycles, nbytes, to_host)
+        for storage in storages:
+            body.touch(storage, 0, len(body.steps) - 1)
+        return body
+
+    def _copies(self, ipu: int) -> Body | None:
+        """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both directions.
+
+        JIA: 0.54-0.83 us before the first byte to a neighbour, then 55 GB/s each way; a tile takes 4 bytes a cycle.
+        """
+        if self.placement.num_ipus == 1:
+            return None
+        target = self.machines[ipu].target
+        sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
+        crossing = []
+        for transfer in self.placement.transfers:
+            step = 1 if transfer.target > transfer.source else -1
+            for stage in range(transfer.source, transfer.target, step):
+                a, b = self.placement.ipus[stage], self.placement.ipus[stage + step]
+                if a == b or ipu not in (a, b):
+                    continue
+                layout = self._layout(transfer.storage, transfer.source, self.machines[ipu])
+                if layout is None:
+                    continue
+                self.layouts.setdefault((transfer.storage, stage + step), layout)
+                crossing.append(transfer.storage)
+                if a == ipu:
+                    sent += layout.bytes
+                if b == ipu:
+                    received += layout.bytes
+        if not crossing:
+            return None
+        busiest = max(int(sent.sum()), int(received.sum())) / target.link_bytes_per_cycle
+        slowest_tile = max(int(sent.max()), int(received.max())) / target.exchange_bytes_per_cycle
+        cycles = ceil(LINK_LATENCY_SECONDS * target.clock_hz + max(busiest, slowest_tile))
+        body = self._one_step(
+            f"IPU {ipu} copies between IPUs", ipu, schedules.COPY, records.GLOBAL_EXCHANGE, "GlobalExchange", cycles
+        )
+        body.steps[0].bytes_in, body.steps[0].bytes_out = received, sent
+        for storage in crossing:
+            body.touch(storage, 0, 0)
+        return body
+
+    def _reduce(self, ipu: int) -> Body | None:
+        """All-reduce of gradients over replicas: a ring moves 2 (R - 1) / R of the bytes through each IPU."""
+        replicas = self.options.replicas
+        if replicas == 1 or not self.graph.training:
+            return None
+        target = self.machines[ipu].target
+        gradients = [s for s in self._gradients() if self.placement.ipus[self.placement.home.get(s, 0)] == ipu]
+        nbytes = np.zeros(target.tiles, np.int64)
+        for storage in gradients:
+            layout = self._layout(storage, self.placement.home.get(storage, 0), self.machines[ipu])
+            nbytes = nbytes + (layout.bytes if layout is not None else 0)
+        if not nbytes.any():
+            return None
+        moved = 2 * (replicas - 1) * int(nbytes.sum()) / replicas
+        hops = 2 * (replicas - 1)
+        cycles = ceil(hops * LINK_LATENCY_SECONDS * target.clock_hz + moved / target.link_bytes_per_cycle)
+        body = self._one_step(
+            f"IPU {ipu} all-reduce of gradients", ipu, schedules.REDUCE, records.GLOBAL_EXCHANGE, "AllReduce", cycles
+        )
+        body.steps[0].bytes_in = body.steps[0].bytes_out = 2 * nbytes * (replicas - 1) // replicas
+        for storage in gradients:
+            body.touch(storage, 0, 0)
+        return body
+
+    def _gradients(self) -> list[int]:
+        """Storages the optimiser reads gradients from: the accumulators, or the gradients themselves."""
+        storages = self.graph.storages.values()
+        accumulators = [s.id for s in storages if s.role == "accumulator"]
+        if accumulators:
+            return accumulators
+        read = {self._storage(v) for op in self.graph.ops if op.direction == "update" for v in op.inputs}
+        found = [s.id for s in storages if s.role == "gradient" and s.id in read]
+        for storage in found:
+            self.placement.home.setdefault(storage, self.placement.op_stage[self.makers[storage]])
+        return found
+
+    def _body(self, name: str, stage: int, task: int) -> Body:
+        return Body(name, self.placement.ipus[stage], stage, task)
+
+    @staticmethod
+    def _one_step(name: str, ipu: int, task: int, kind: str, step: str, cycles: int) -> Body:
+        return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles)])
+
+
+def _step_name(op: str, step: str) -> str:
+    """``layer/addmm`` and ``addmm/reduce`` make ``layer/addmm/reduce``."""
+    short = op.rpartition("/")[2]
+    head, _, rest = step.partition("/")
+    if short == head or short.startswith(head + "_"):
+        return f"{op}/{rest}" if rest else op
+    return f"{op}/{step}"
+
+
+def _drafts(step: Compute | Exchange, target: str) -> list[StepDraft]:
+    """The program steps of one step of a plan: an exchange is preceded by a sync of the tiles."""
+    if isinstance(step, Compute):
+        cycles = int(step.cycles.max(initial=0))
+        return [
+            StepDraft(
+                records.ON_TILE_EXECUTE, step.name, cycles, -1, step.cycles, vertices=step.vertices, flops=step.flops
+            )
+        ]
+    tile_cycles = _exchange_cycles(_Held(step), target)
+    return [
+        StepDraft(records.SYNC, f"{step.name}/Internal", SYNC_CYCLES),
+        StepDraft(
+            records.DO_EXCHANGE,
+            step.name,
+            int(tile_cycles.max(initial=0)),
+            -1,
+            tile_cycles,
+            step.bytes_in,
+            step.bytes_out,
+            step.fragments,
+        ),
+    ]
+
+
+class _Held:
+    """An exchange of a cached plan as a dictionary key: plans live on, so identity is enough."""
+
+    def __init__(self, step: Exchange) -> None:
+        self.step = step
+
+    def __hash__(self) -> int:
+        return id(self.step)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.step is other.step
+
+
+@lru_cache(maxsize=65_536)
+def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
+    step = held.step
+    return exchange_tile_cycles(TARGETS[target], step.bytes_in, step.bytes_out, step.fragments, step.shared_bus)
+
+
+def _stream_steps(name: str, cycles: int, nbytes: np.ndarray, to_host: bool) -> list[StepDraft]:
+    """Begin, mid and end of a stream copy (facts/cycles.md 10)."""
+    none = np.zeros_like(nbytes)
+    moved = {"bytes_in": none, "bytes_out": nbytes} if to_host else {"bytes_in": nbytes, "bytes_out": none}
+    return [
+        StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES),
+        StepDraft(records.STREAM_COPY_MID, f"{name}/mid", cycles, **moved),
+        StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES),
+    ]
+
+
+def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
+    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v) (PL, cycles.md 7)."""
+    lanes = max(1, 8 // item_bytes)
+    per_worker = -(-elements // 6)
+    cycles = 25 + 6 * (39 + 24 + -(-2 * per_worker // lanes))
+    return np.where(elements > 0, cycles, 0).astype(np.int64)
+
+
+def _poplar(item_bytes: int) -> str:
+    return {4: "float", 2: "half", 1: "char"}[item_bytes]

@@ -1,0 +1,45 @@
+"""Tensors an operator is given but does not read: autograd hands over whole tensors where a shape would do.
+
+They need neither be stashed nor sent to another IPU.
+"""
+
+from __future__ import annotations
+
+from ipu_exec.graph import OpNode, ValueRef
+
+# Positions of arguments that only tell a shape.
+_SHAPE_ONLY = {
+    "aten.max_pool2d_with_indices_backward": (1,),
+    "aten.avg_pool2d_backward": (1,),
+    "aten._adaptive_avg_pool2d_backward": (1,),
+    "aten.adaptive_max_pool2d_backward": (1,),
+    "aten.nll_loss_backward": (1,),
+    "aten.nll_loss2d_backward": (1,),
+    "aten.ones_like": (0,),
+    "aten.zeros_like": (0,),
+    "aten.full_like": (0,),
+    "aten.empty_like": (0,),
+    "aten.rand_like": (0,),
+    "aten.randn_like": (0,),
+    "aten.new_zeros": (0,),
+    "aten.new_ones": (0,),
+    "aten.new_full": (0,),
+    "aten.new_empty": (0,),
+}
+
+
+def read_values(op: OpNode) -> tuple[int, ...]:
+    """The values whose content ``op`` reads, in order."""
+    unread = {op.args[i].id for i in _unread(op) if i < len(op.args) and isinstance(op.args[i], ValueRef)}
+    if not unread:
+        return op.inputs
+    return tuple(value for value in op.inputs if value not in unread)
+
+
+def _unread(op: OpNode) -> tuple[int, ...]:
+    packet = ".".join(op.aten.split(".")[:2])
+    if packet == "aten.convolution_backward":
+        input_wanted, weight_wanted, _ = op.args[-1]
+        # (grad, input, weight): the input serves the weight's gradient and the weight the input's
+        return (*(() if weight_wanted else (1,)), *(() if input_wanted else (2,)))
+    return _SHAPE_ONLY.get(packet, ())

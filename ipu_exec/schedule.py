@@ -1,0 +1,121 @@
+"""From bodies to time: what each stage costs, the schedule of a device iteration, and the trace a profile keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
+from ipu_exec.placement import Placement
+from ipu_exec.program import ProgramTree
+from profiler import records, schedules
+from profiler.schedules import BACKWARD, COPY, FORWARD, IDLE, REDUCE, STREAM_IN, STREAM_OUT, SYNC, UPDATE, Costs
+
+_DIRECTION = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update"}
+_KIND = {
+    COPY: "global exchange",
+    REDUCE: "global exchange",
+    SYNC: "external sync",
+    IDLE: "idle",
+    STREAM_IN: "host I/O",
+    STREAM_OUT: "host I/O",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The schedule of one device iteration, and the body of each of its tasks."""
+
+    costs: Costs
+    schedule: schedules.Schedule
+    bodies: tuple[records.Body, ...]
+    trace: records.Trace
+    pipeline_cycles: tuple[records.PipelineCycle, ...]
+
+
+def stage_costs(placement: Placement, tree: ProgramTree, training: bool, stream_out_once: bool) -> Costs:
+    """What `profiler.schedules` needs to know, read off the bodies."""
+    stages, ipus = range(len(placement.stages)), range(placement.num_ipus)
+
+    def per_ipu(task: int) -> tuple[int, ...]:
+        spent = [sum(b.cycles for b in tree.bodies if b.task == task and b.ipu == ipu) for ipu in ipus]
+        return tuple(spent) if any(spent) else ()
+
+    def streams(task: int) -> tuple[tuple[int, int], ...]:
+        return tuple((b.stage, b.cycles) for b in tree.bodies if b.task == task)
+
+    return Costs(
+        ipus=placement.ipus,
+        forward=tuple(tree.cycles(FORWARD, k) for k in stages),
+        backward=tuple(tree.cycles(BACKWARD, k) for k in stages) if training else (),
+        update=per_ipu(UPDATE),
+        reduce=per_ipu(REDUCE),
+        stream_in=streams(STREAM_IN),
+        stream_out=streams(STREAM_OUT),
+        stream_out_once=stream_out_once,
+        copies=per_ipu(COPY),
+        sync=EXTERNAL_SYNC_CYCLES,
+    )
+
+
+def timeline(
+    placement: Placement,
+    tree: ProgramTree,
+    step_ids: list[list[int]],
+    *,
+    training: bool,
+    micro_batches: int,
+    iterations: int,
+    stream_out_once: bool,
+) -> Timeline:
+    """Lay out one device iteration. ``step_ids`` are the ids of the steps of each body of the tree.
+
+    ``micro_batches``: per pipeline run: gradient accumulation in training, device iterations in inference, where the
+    pipeline is not drained in between.
+    """
+    costs = stage_costs(placement, tree, training, stream_out_once)
+    run = schedules.pipelined if placement.pipelined else schedules.sharded
+    schedule = run(costs, micro_batches)
+    bodies, at = [], {}
+    for body, ids in zip(tree.bodies, step_ids, strict=True):
+        starts = np.cumsum([0] + [step.cycles for step in body.steps])[:-1]
+        at[body.task, body.ipu, body.stage] = len(bodies)
+        bodies.append(
+            records.Body(
+                len(bodies),
+                body.name,
+                body.ipu,
+                body.stage,
+                _KIND.get(body.task, "task"),
+                _DIRECTION.get(body.task, ""),
+                body.cycles,
+                np.array(ids, np.int64),
+                starts,
+            )
+        )
+    for ipu in range(placement.num_ipus):
+        at[IDLE, ipu, -1] = len(bodies)
+        none = np.zeros(0, np.int64)
+        bodies.append(records.Body(len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, none, none))
+    # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see `sharded`.
+    keys = zip(schedule.kind.tolist(), schedule.ipu.tolist(), schedule.stage.tolist(), strict=True)
+    task_body = np.array([at[key] for key in keys], np.int64)
+    trace = records.Trace(
+        0,
+        iterations,
+        schedule.total,
+        schedule.start,
+        schedule.end,
+        task_body,
+        schedule.ipu,
+        schedule.micro_batch,
+        schedule.cycle,
+    )
+    cycles = tuple(
+        records.PipelineCycle(0, position, phase, int(start), int(end), int(slowest))
+        for position, (phase, start, end, slowest) in enumerate(
+            zip(schedule.phases, schedule.cycle_start, schedule.cycle_end, schedule.slowest_ipu, strict=True)
+        )
+    )
+    return Timeline(costs, schedule, tuple(bodies), trace, cycles)

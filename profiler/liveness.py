@@ -1,0 +1,144 @@
+"""Which bytes are live when: sums over variables' intervals, a block of program steps at a time.
+
+An interval is a vector of bytes over tiles, live at the steps ``start <= step < stop``. Adding it at its start
+and taking it off at its stop, and summing along the steps, gives the bytes live at every step on every tile
+(difference and cumulative sum). Blocks keep memory bounded however long the program. All arrays are int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+BLOCK_CELLS = 1 << 22  # steps x tiles held at a time: 32 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Variables' lifetimes: ``vector[i]`` is the row of ``vectors`` [vector, tile] that variable i takes."""
+
+    start: np.ndarray
+    stop: np.ndarray
+    vector: np.ndarray
+    vectors: np.ndarray
+
+    @property
+    def tiles(self) -> int:
+        return int(self.vectors.shape[1])
+
+    def live(self, step: int) -> np.ndarray:
+        """Mask of the variables live at a step."""
+        return (self.start <= step) & (step < self.stop)
+
+    def where(self, mask: np.ndarray) -> Intervals:
+        """The variables that ``mask`` marks."""
+        return Intervals(self.start[mask], self.stop[mask], self.vector[mask], self.vectors)
+
+    def on_tiles(self, tiles: slice) -> Intervals:
+        """The same variables' bytes on some tiles only."""
+        return Intervals(self.start, self.stop, self.vector, self.vectors[:, tiles])
+
+
+def total(vectors: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Bytes over tiles of the variables that take the rows ``vector`` of ``vectors``."""
+    times = np.bincount(vector, minlength=len(vectors))
+    return times @ vectors
+
+
+def blocks(intervals: Intervals, first: int, last: int, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
+    """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``.
+
+    Pieces have ``rows`` steps (0: as many as `BLOCK_CELLS` allows), the last one what is left. A piece is the
+    caller's only until the next one.
+    """
+    rows = rows or max(1, BLOCK_CELLS // max(1, intervals.tiles))
+    step, row, change = _changes(intervals, first, last)
+    carry = total(intervals.vectors, intervals.vector[intervals.live(first)])
+    for begin in range(first, last, rows):
+        end = min(begin + rows, last)
+        piece = np.zeros((end - begin, intervals.tiles), dtype=np.int64)
+        low, high = np.searchsorted(step, (begin, end))
+        for s, r, c in zip(step[low:high].tolist(), row[low:high].tolist(), change[low:high].tolist(), strict=True):
+            piece[s - begin] += c * intervals.vectors[r]
+        piece[0] += carry
+        np.cumsum(piece, axis=0, out=piece)
+        carry = piece[-1].copy()
+        yield begin, piece
+
+
+def _changes(intervals: Intervals, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(step, row of vectors, how many more of it) for ``first < step < last``, sorted, equal ones merged."""
+    step = np.concatenate([intervals.start, intervals.stop])
+    row = np.concatenate([intervals.vector, intervals.vector])
+    change = np.repeat([1, -1], len(intervals.start))
+    lives = np.tile(intervals.start < intervals.stop, 2)
+    inside = (step > first) & (step < last) & lives
+    key = step[inside] * max(1, len(intervals.vectors)) + row[inside]
+    unique, where = np.unique(key, return_inverse=True)
+    merged = np.bincount(where, change[inside], len(unique)).astype(np.int64)
+    unique, merged = unique[merged != 0], merged[merged != 0]
+    size = max(1, len(intervals.vectors))
+    return unique // size, unique % size, merged
+
+
+def byte_map(intervals: Intervals, first: int, last: int, always: np.ndarray | None = None) -> np.ndarray:
+    """Bytes live at each step ``first <= step < last`` on each tile, plus ``always`` (over tiles)."""
+    return resampled(intervals, first, last, (last - first, intervals.tiles), always)
+
+
+def resampled(
+    intervals: Intervals, first: int, last: int, shape: tuple[int, int], always: np.ndarray | None = None
+) -> np.ndarray:
+    """`byte_map` in fewer cells, each the maximum of the cells it stands for, so that no peak is lost.
+
+    ``shape`` (steps, tiles) is cut to what there is: nothing is ever stretched.
+    """
+    steps, tiles = min(shape[0], last - first), min(shape[1], intervals.tiles)
+    base = np.zeros(intervals.tiles, dtype=np.int64) if always is None else always
+    found = np.zeros((max(steps, 0), max(tiles, 0)), dtype=np.int64)
+    if found.size == 0:
+        return found
+    row_edges = first + np.arange(steps) * (last - first) // steps
+    tile_edges = np.arange(tiles) * intervals.tiles // tiles
+    for begin, piece in blocks(intervals, first, last):
+        piece += base
+        cells = np.maximum.reduceat(piece, tile_edges, axis=1) if tiles < intervals.tiles else piece
+        # The row that the piece begins in may have begun in the piece before.
+        low = int(np.searchsorted(row_edges, begin, side="right")) - 1
+        high = int(np.searchsorted(row_edges, begin + len(piece)))
+        edges = np.maximum(row_edges[low:high] - begin, 0)
+        np.maximum(found[low:high], np.maximum.reduceat(cells, edges, axis=0), out=found[low:high])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What the whole map comes down to. Over steps: ``step_total``, ``max_tile``, ``max_tile_bytes``; over tiles:
+    ``tile_peak`` and the first step at which it is reached, ``tile_peak_step``."""
+
+    step_total: np.ndarray
+    max_tile: np.ndarray
+    max_tile_bytes: np.ndarray
+    tile_peak: np.ndarray
+    tile_peak_step: np.ndarray
+
+
+def peaks(intervals: Intervals, steps: int, always: np.ndarray) -> Peaks:
+    """Sums and maxima of the bytes live, ``always`` (over tiles) included, without holding the map."""
+    step_total, max_tile, max_bytes = (np.zeros(steps, dtype=np.int64) for _ in range(3))
+    tile_peak = always.copy()
+    peak_step = np.zeros(intervals.tiles, dtype=np.int64)
+    every = np.arange(intervals.tiles)
+    for begin, piece in blocks(intervals, 0, steps):
+        piece += always
+        here = slice(begin, begin + len(piece))
+        step_total[here] = piece.sum(axis=1)
+        max_tile[here] = piece.argmax(axis=1)
+        max_bytes[here] = piece.max(axis=1)
+        row = piece.argmax(axis=0)
+        high = piece[row, every]
+        better = high > tile_peak
+        tile_peak[better], peak_step[better] = high[better], begin + row[better]
+    return Peaks(step_total, max_tile, max_bytes, tile_peak, peak_step)

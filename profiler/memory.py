@@ -1,0 +1,98 @@
+"""What fills the tiles of an IPU: totals with and without gaps, and by what it is.
+
+Always-live variables add up; the others are overlaid, so that of them counts what is live at one step. Each of the
+two regions of a tile's memory is packed by itself. Units: bytes; arrays are int64 over tiles unless said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler import liveness
+from profiler.liveness import Intervals
+
+
+@dataclass(frozen=True, slots=True)
+class IpuVariables:
+    """The variables of one IPU as columns, an entry per variable; ``vector`` is a row of ``vectors`` [vector, tile]."""
+
+    ipu: int
+    steps: int  # program steps of the IPU
+    id: np.ndarray
+    category: np.ndarray
+    role: np.ndarray
+    interleaved: np.ndarray  # bool
+    always_live: np.ndarray  # bool
+    start: np.ndarray
+    stop: np.ndarray
+    vector: np.ndarray
+    vectors: np.ndarray
+
+    @property
+    def intervals(self) -> Intervals:
+        """The not-always-live ones."""
+        return self._some(~self.always_live)
+
+    def always(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """Always-live bytes over tiles, of the variables that ``mask`` marks."""
+        chosen = self.always_live if mask is None else self.always_live & mask
+        return liveness.total(self.vectors, self.vector[chosen])
+
+    def live(self, step: int) -> np.ndarray:
+        """Mask of the variables live at a step, always-live ones included."""
+        return self.always_live | ((self.start <= step) & (step < self.stop))
+
+    def peaks(self, region: bool | None = None) -> liveness.Peaks:
+        """Peaks over all variables, or over those of one region (True: the interleaved one)."""
+        mask = np.ones(len(self.id), dtype=bool) if region is None else self.interleaved == region
+        return liveness.peaks(self._some(~self.always_live & mask), self.steps, self.always(mask))
+
+    def _some(self, mask: np.ndarray) -> Intervals:
+        return Intervals(self.start[mask], self.stop[mask], self.vector[mask], self.vectors)
+
+
+def including_gaps(non_interleaved: np.ndarray, interleaved: np.ndarray, region0_bytes: int) -> np.ndarray:
+    """Bytes a tile takes with gaps: one that uses region 1 counts all of region 0 below it.
+
+    facts/memory.md, TUT4: 1,400 tiles x (212,992 + 6,400) where 36 kB and 6,400 B were in use. What does not
+    fit into region 0 goes on above it.
+    """
+    below = np.maximum(non_interleaved, region0_bytes)
+    return np.where(interleaved > 0, below + interleaved, non_interleaved)
+
+
+def tile_totals(variables: IpuVariables, region0_bytes: int, bytes_per_tile: int) -> dict[str, np.ndarray]:
+    """The columns of ``Report.tiles``.
+
+    ``total_excluding_gaps`` packs each region at its own worst step, ``peak`` is the worst single step of both
+    together; ``overflow`` is what ``total`` has beyond the tile, ``free`` what the tile has beyond it.
+    """
+    plain, interleaved = variables.peaks(False), variables.peaks(True)
+    both = variables.peaks() if interleaved.tile_peak.any() else plain
+    always = variables.always()
+    total = including_gaps(plain.tile_peak, interleaved.tile_peak, region0_bytes)
+    return {
+        "tile": np.arange(len(total)),
+        "total": total,
+        "total_excluding_gaps": plain.tile_peak + interleaved.tile_peak,
+        "always_live": always,
+        "not_always_live_peak": both.tile_peak - always,
+        "peak": both.tile_peak,
+        "peak_step": both.tile_peak_step,
+        "free": np.maximum(bytes_per_tile - total, 0),
+        "overflow": np.maximum(total - bytes_per_tile, 0),
+    }
+
+
+def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int]]:
+    """(category, role, bytes, bytes on the fullest tile) of all that is live at a step, largest first."""
+    found = []
+    live = variables.live(step)
+    kinds = {(category, role) for category, role in zip(variables.category[live], variables.role[live], strict=True)}
+    for category, role in sorted(kinds):
+        mask = live & (variables.category == category) & (variables.role == role)
+        tiles = liveness.total(variables.vectors, variables.vector[mask])
+        found.append((category, role, int(tiles.sum()), int(tiles.max(initial=0))))
+    return sorted(found, key=lambda row: -row[2])

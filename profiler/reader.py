@@ -1,0 +1,283 @@
+"""Reading a profile's tables and vectors, with nothing but numpy, and trusting nothing in the file.
+
+The file is opened strictly read-only. Its header is checked byte by byte before SQLite sees it; views and
+generated columns in it are never read; lengths are checked before anything is allocated. Whatever is wrong is
+a `ProfileError` with the path, the problem and the way out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from profiler import codec, schema
+from profiler.errors import ProfileError
+from profiler.writer import PARTIAL_SUFFIX
+
+# Where a run leaves its profile below a directory (facts/pva.md, 2.3), in the order that is looked for.
+NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
+
+MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
+VECTOR_CACHE_BYTES = 1 << 28
+_HEADER_BYTES = 100
+_MAGIC = b"SQLite format 3\0"
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_FOREIGN = "Give a profile.pop that IPUscope wrote, or the directory of one"
+_DAMAGED = "Run the model again to get a new profile"
+
+# Of each kind of column: what SQLite may give for it, and the dtype it gets.
+_TYPES: dict[str, tuple[set[type], type]] = {
+    "int": ({int}, np.int64),
+    "vector": ({int}, np.int64),
+    "float": ({int, float}, np.float64),
+    "str": ({str}, object),
+}
+
+
+def find_profile(path: str | os.PathLike[str]) -> Path:
+    """The profile at ``path``, or in it where it is a directory. ProfileError where there is none."""
+    given = Path(path)
+    if given.is_dir():
+        for name in NAMES:
+            if (given / name).is_file():
+                return given / name
+        partial = [given / (name + PARTIAL_SUFFIX) for name in NAMES]
+        problem = f"the directory has neither of {', '.join(NAMES)}"
+    elif given.exists():
+        return given
+    else:
+        partial = [given.with_name(given.name + PARTIAL_SUFFIX)]
+        problem = "there is no such file"
+    unfinished = [str(file) for file in partial if file.is_file()]
+    if unfinished:
+        raise ProfileError(given, problem, f"A run that did not finish left {unfinished[0]}: open that")
+    raise ProfileError(given, problem, "Run a model with autoreport=True to get a profile")
+
+
+class Reader:
+    """Columns and vectors of one profile. May be shared between threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = find_profile(path)
+        self._lock = threading.RLock()
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._vectors: dict[int, np.ndarray] = {}
+        self._vector_bytes = 0
+        _check_header(self.path)
+        self.partial = self.path.name.endswith(PARTIAL_SUFFIX)
+        try:
+            self._connection = self._open()
+            self._tables = self._check_tables()
+            self.meta = self._read_meta()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if hasattr(self, "_connection"):
+            self._connection.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    # -- tables ------------------------------------------------------------------------------------------
+
+    def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
+        """A table by column, in the order of its rows: int64, float64 or object (str); vectors as ids, -1 for NULL."""
+        known = schema.columns(record)
+        self._check_columns(record)
+        names = ", ".join(column.name for column in known)
+        rows = self._query(f"SELECT {names} FROM main.{record.table} ORDER BY rowid")
+        values: Iterable[tuple[Any, ...]] = zip(*rows, strict=True) if rows else ((),) * len(known)
+        return {
+            column.name: self._column(record, column, cells) for column, cells in zip(known, values, strict=True)
+        }
+
+    def count(self, record: type[Any]) -> int:
+        """Rows of a table."""
+        self._check_columns(record)
+        return int(self._query(f"SELECT count(*) FROM main.{record.table}")[0][0])
+
+    def _column(self, record: type[Any], column: schema.Column, cells: tuple[Any, ...]) -> np.ndarray:
+        types = set(map(type, cells))
+        if column.optional and type(None) in types:
+            cells = tuple(-1 if cell is None else cell for cell in cells)
+            types.discard(type(None))
+        wanted, dtype = _TYPES[column.kind]
+        if not types <= wanted:
+            wrong = ", ".join(sorted(kind.__name__ for kind in types - wanted))
+            raise self.damaged(f"{record.table}.{column.name} holds {wrong} where {column.kind} belongs")
+        return np.array(cells, dtype=dtype)
+
+    def _check_columns(self, record: type[Any]) -> None:
+        """A table must be a plain table with our columns: no view or generated column of the file is ever run."""
+        if record.table not in self._tables:
+            raise self.damaged(f"the table {record.table} is missing")
+        found = {row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")}
+        for column in schema.columns(record):
+            if found.get(column.name) != 0:
+                raise self.damaged(f"the column {record.table}.{column.name} is missing")
+
+    # -- vectors -----------------------------------------------------------------------------------------
+
+    def vector(self, id: int, length: int | None = None) -> np.ndarray:
+        """The vector of that id, int64; ProfileError where it is not ``length`` long (None: any)."""
+        return self.vectors([id], length)[id]
+
+    def vectors(self, ids: Iterable[int], length: int | None = None) -> dict[int, np.ndarray]:
+        """Vectors by id, each once; negative ids are left out. They are read-only: other readers share them."""
+        wanted = sorted({int(id) for id in ids if id >= 0})
+        with self._lock:
+            found = {id: self._vectors[id] for id in wanted if id in self._vectors}
+            missing = [id for id in wanted if id not in found]
+            for at in range(0, len(missing), 500):
+                some = missing[at : at + 500]
+                marks = ",".join("?" * len(some))
+                for id, dtype, size, data in self._query(
+                    f"SELECT id, dtype, length, data FROM main.vectors WHERE id IN ({marks})", some
+                ):
+                    found[id] = self._decode(id, dtype, size, data, length)
+        for id in wanted:
+            if id not in found:
+                raise self.damaged(f"the vector {id} is missing")
+            if length is not None and len(found[id]) != length:
+                raise self.damaged(f"the vector {id} has {len(found[id])} entries instead of {length}")
+        return found
+
+    def _decode(self, id: int, dtype: Any, size: Any, data: Any, length: int | None) -> np.ndarray:
+        try:
+            array = codec.decode(dtype, size, data, codec.MAX_LENGTH if length is None else length)
+        except ValueError as error:
+            raise self.damaged(f"the vector {id} is {error}") from error
+        array.flags.writeable = False
+        if self._vector_bytes + array.nbytes > VECTOR_CACHE_BYTES:
+            self._vectors.clear()
+            self._vector_bytes = 0
+        self._vectors[id] = array
+        self._vector_bytes += array.nbytes
+        return array
+
+    # -- errors ------------------------------------------------------------------------------------------
+
+    def damaged(self, problem: str) -> ProfileError:
+        """The error for content that cannot be."""
+        return ProfileError(self.path, problem, _DAMAGED)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, sqlite3.Warning, OSError, struct.error, OverflowError) as error:
+            raise self.damaged(f"the profile cannot be read ({error})") from error
+
+    # -- opening -----------------------------------------------------------------------------------------
+
+    def _query(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._lock, self._errors():
+            return self._connection.execute(sql, tuple(values)).fetchall()
+
+    def _open(self) -> sqlite3.Connection:
+        with self._errors():
+            if not self.partial:
+                # A published profile never changes in place; immutable keeps SQLite from looking for journals.
+                return _connect(self.path, "mode=ro&immutable=1")
+            try:
+                connection = _connect(self.path, "mode=ro")
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+                return connection
+            except sqlite3.Error:
+                return self._recover()
+
+    def _recover(self) -> sqlite3.Connection:
+        """Open a copy of a partial file whose writer died in a commit: its journal is rolled back there, not here."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="ipuscope-")
+        copy = Path(self._scratch.name) / self.path.name
+        shutil.copyfile(self.path, copy)
+        journal = self.path.with_name(self.path.name + "-journal")
+        # A journal that names another file (its last 8 bytes say so) is none of ours, and SQLite would delete that file.
+        if journal.is_file() and not journal.read_bytes().endswith(_JOURNAL_MAGIC):
+            shutil.copyfile(journal, copy.with_name(journal.name))
+        return _connect(copy, "mode=rw")
+
+    def _check_tables(self) -> set[str]:
+        rows = self._query("SELECT name FROM main.sqlite_master WHERE type = 'table' AND rootpage > 0")
+        tables = {row[0] for row in rows}
+        for name in ("meta", "vectors"):
+            if name not in tables:
+                raise self.damaged(f"the table {name} is missing")
+            if any(row[6] for row in self._query(f"PRAGMA main.table_xinfo({name})")):
+                raise self.damaged(f"the table {name} has columns that do not belong there")
+        return tables
+
+    def _read_meta(self) -> dict[str, Any]:
+        meta = {}
+        for key, value in self._query("SELECT key, value FROM main.meta LIMIT 1000"):
+            try:
+                meta[str(key)] = json.loads(value)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise self.damaged(f"the header entry {key!r} is no JSON ({error})") from error
+        return meta
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path.absolute()))}?{mode}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    for limit, value in (
+        (sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES),
+        (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+    ):
+        connection.setlimit(limit, value)
+    for pragma in ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _check_header(path: Path) -> None:
+    """Magic, application id, version and size, from the first 100 bytes (SQLite's file format, 1.3)."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise ProfileError(path, f"the file cannot be read ({error.strerror or error})", _FOREIGN) from error
+    if not header:
+        raise ProfileError(path, "the file is empty", _DAMAGED)
+    if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
+        raise ProfileError(path, "this is no profile (it does not begin like a SQLite database)", _FOREIGN)
+    page_size, pages = struct.unpack_from(">H10xI", header, 16)
+    version, application = struct.unpack_from(">I4xI", header, 60)
+    if application != schema.APPLICATION_ID:
+        raise ProfileError(path, "this is a SQLite database, but none that IPUscope wrote", _FOREIGN)
+    if version > schema.VERSION:
+        raise ProfileError(
+            path,
+            f"the profile has format {version}, and this IPUscope reads up to {schema.VERSION}",
+            "Update IPUscope (pip install -U ipuscope)",
+        )
+    if version < 1:
+        raise ProfileError(path, f"the profile has format {version}, which never was", _DAMAGED)
+    expected = (65536 if page_size == 1 else page_size) * pages
+    if size < expected and not path.name.endswith(PARTIAL_SUFFIX):
+        raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
+
+
+def one_row(reader: Reader, record: type[Any]) -> Any:
+    """The record of a table that has a single row, such as `records.Target`."""
+    columns = reader.columns(record)
+    sizes = {len(values) for values in columns.values()}
+    if sizes != {1}:
+        raise reader.damaged(f"the table {record.table} must have one row, and has {sizes.pop()}")
+    return record(**{name: values.item() for name, values in columns.items()})
+
+

@@ -1,0 +1,764 @@
+"""`Report`: what a profile answers, as pandas frames (docs/architecture.md has the table of them).
+
+Opening reads the header; each frame is read on first use and kept. A frame that was handed out is the report's
+own: copy it before changing it. pandas is imported with the first frame, so that `import profiler` stays light.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+
+from profiler import records, trace
+from profiler.liveness import Peaks, resampled
+from profiler.memory import IpuVariables, by_kind, tile_totals
+from profiler.reader import Reader, one_row
+from profiler.trace import Bodies, Tasks
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+Columns = dict[str, np.ndarray]
+
+MAX_SLICES = 20_000_000  # of one frame: about 3 GB
+_KEPT_FRAMES = 4  # frames of slices, which may be large
+_META = {
+    "format": 1,
+    "writer": "",
+    "created": "",
+    "kind": "",
+    "model": "",
+    "state": "",
+    "complete": False,
+    "micro_batch": 0,
+    "warnings": [],
+}
+
+
+def open_report(path: str | os.PathLike[str]) -> Report:
+    """The report of a ``profile.pop``, a ``profile.pop.partial`` or a directory with one.
+
+    `ProfileError` where there is none, or none that this version reads.
+    """
+    return Report(path)
+
+
+class Report:
+    """One profile, open. Usable as a context manager and from several threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._reader = Reader(path)
+        self.path: Path = self._reader.path
+        self._columns: dict[type[Any], Columns] = {}
+        self._kept: dict[Any, Any] = {}
+        self._recent: OrderedDict[Any, Any] = OrderedDict()
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Report({str(self.path)!r})"
+
+    # -- the run -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """The header; for a file of a run that did not finish, ``warnings`` says what is missing."""
+        meta: dict[str, Any] = {**_META, **self._reader.meta}
+        warnings = list(meta["warnings"]) if isinstance(meta["warnings"], list) else [str(meta["warnings"])]
+        if meta["complete"] is not True:
+            meta["complete"] = False
+            warnings.append("This profile was not finished" + self._missing())
+        return {**meta, "warnings": warnings}
+
+    def _missing(self) -> str:
+        parts = {
+            "the target": records.Target,
+            "stages": records.Stage,
+            "operators": records.Op,
+            "program steps": records.Step,
+            "variables": records.Variable,
+            "runs": records.Run,
+        }
+        missing = [name for name, record in parts.items() if not self._reader.count(record)]
+        return f": it has no {', '.join(missing)}" if missing else "; what it has may be only a part"
+
+    @cached_property
+    def target(self) -> records.Target:
+        """The modelled machine."""
+        target: records.Target = one_row(self._reader, records.Target)
+        for name in ("num_ipus", "tiles_per_ipu", "bytes_per_tile"):
+            if not 0 < getattr(target, name) <= 1 << 30:
+                raise self._reader.damaged(f"a target cannot have {name} = {getattr(target, name)}")
+        return target
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The run's settings, dotted name to value."""
+        columns = self._table(records.Option)
+        try:
+            return {
+                name: json.loads(value) for name, value in zip(columns["name"], columns["value"], strict=True)
+            }
+        except (ValueError, RecursionError) as error:
+            raise self._reader.damaged(f"an option's value is no JSON ({error})") from error
+
+    # -- stages, blocks, operators -----------------------------------------------------------------------
+
+    @cached_property
+    def stages(self) -> pd.DataFrame:
+        """``stage, ipu, blocks``, cycles a micro-batch, ``share`` of the slowest stage's, and what it keeps in memory."""
+        stage, block = self._table(records.Stage), self._table(records.Block)
+        cycles = stage["forward_cycles"] + stage["backward_cycles"]
+        names = [", ".join(block["name"][block["stage"] == id]) for id in stage["id"]]
+        return _frame(
+            {
+                "stage": stage["id"],
+                "ipu": stage["ipu"],
+                "blocks": np.array(names, dtype=object),
+                "forward_cycles": stage["forward_cycles"],
+                "backward_cycles": stage["backward_cycles"],
+                "recompute_cycles": stage["recompute_cycles"],
+                "update_cycles": stage["update_cycles"],
+                "cycles": cycles,
+                "share": cycles / max(1, cycles.max(initial=0)),
+                "stash_depth": stage["stash_depth"],
+                "stash_bytes": stage["stash_bytes"],
+                "weight_bytes": stage["weight_bytes"],
+                "copy_bytes": stage["copy_bytes"],
+            }
+        )
+
+    @cached_property
+    def blocks(self) -> pd.DataFrame:
+        """Blocks of the model and what a micro-batch costs in each."""
+        columns = self._table(records.Block)
+        return _frame({"block": columns["id"], **_without(columns, "id")})
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """Operators by id, with ``block_name``."""
+        columns = self._table(records.Op)
+        block = self._table(records.Block)
+        names = _lookup(columns["block"], block["id"], block["name"], "")
+        return _frame({**_without(columns, "id"), "block_name": names}, index=columns["id"])
+
+    # -- the program -------------------------------------------------------------------------------------
+
+    @cached_property
+    def program(self) -> pd.DataFrame:
+        """The program tree, depth-first. ProfileError where it is no tree."""
+        columns = self._table(records.Program)
+        order = _depth_first(columns["id"], columns["parent"], columns["position"])
+        if order is None:
+            raise self._reader.damaged("the program tree has a cycle, an id twice or a parent that is not there")
+        return _frame({name: values[order] for name, values in columns.items()})
+
+    @cached_property
+    def bodies(self) -> pd.DataFrame:
+        """Pieces of program that run as one; ``steps`` is how many they have."""
+        columns = self._table(records.Body)
+        steps, _ = self._body_vectors
+        count = np.array([len(ids) for ids in steps], dtype=np.int64)
+        return _frame({"body": columns["id"], **_without(columns, "id", "starts", "steps"), "steps": count})
+
+    def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
+        """Program steps by IPU and position. ``bytes_in``/``bytes_out`` are sums over tiles, ``tile_balance`` the
+        mean over the maximum of all tiles' cycles (facts/pva.md, 1.4), NaN where no tile's cycles are known."""
+        return self._keep(("program_steps", ipu), lambda: self._of_ipu(self._program_steps, ipu))
+
+    @cached_property
+    def _program_steps(self) -> pd.DataFrame:
+        step, body, op = self._steps, self._table(records.Body), self._table(records.Op)
+        cycles, received, sent = (step[name] for name in ("tile_cycles", "bytes_in", "bytes_out"))
+        total, largest, busy = self._vector_sums(cycles)
+        bytes_in, _, receivers = self._vector_sums(received)
+        bytes_out, _, senders = self._vector_sums(sent)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            balance = np.where(cycles < 0, np.nan, np.where(largest > 0, total / (self._tiles * largest), 1.0))
+        columns = {
+            "step": step["id"],
+            "ipu": step["ipu"],
+            "position": step["position"],
+            "name": step["name"],
+            "type": step["type"],
+            "kind": self._step_kinds,
+            "direction": _lookup(step["body"], body["id"], body["direction"], ""),
+            "stage": _lookup(step["body"], body["id"], body["stage"], -1),
+            "block": _lookup(step["op"], op["id"], op["block"], -1),
+            "op": step["op"],
+            "cycles": step["cycles"],
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
+            "active_tiles": np.where(cycles < 0, np.maximum(receivers, senders), busy),
+            "tile_balance": balance,
+        }
+        order = np.lexsort((step["position"], step["ipu"]))
+        return _frame({name: values[order] for name, values in columns.items()})
+
+    def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
+        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles; None where there are none."""
+        at = _position(self._steps["id"], step)
+        if at is None:
+            raise KeyError(f"no program step {step} in {self.path}")
+        ids = {name: int(self._steps[name][at]) for name in ("tile_cycles", "bytes_in", "bytes_out")}
+        return {
+            name.removeprefix("tile_"): None if id < 0 else self._reader.vector(id, self._tiles)
+            for name, id in ids.items()
+        }
+
+    def vertices(self, step: int) -> pd.DataFrame:
+        """Vertices of a step's compute set by type; ``code_bytes`` and ``state_bytes`` are sums over tiles."""
+        at = _position(self._steps["id"], step)
+        if at is None:
+            raise KeyError(f"no program step {step} in {self.path}")
+        use, types = self._table(records.VertexUse), self._table(records.VertexType)
+        compute_set = self._steps["compute_set"][at]
+        here = np.flatnonzero((use["compute_set"] == compute_set) & (compute_set >= 0))
+        count, _, tiles = self._vector_sums(use["count"][here])
+        kind = use["vertex_type"][here]
+        frame = _frame(
+            {
+                "vertex_type": _lookup(kind, types["id"], types["name"], "unknown"),
+                "count": count,
+                "tiles": tiles,
+                "code_bytes": tiles * _lookup(kind, types["id"], types["code_bytes"], 0),
+                "state_bytes": count * _lookup(kind, types["id"], types["state_bytes"], 0),
+            }
+        )
+        return frame.sort_values("count", ascending=False, ignore_index=True)
+
+    # -- execution ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs."""
+        run, stored = self._table(records.Run), self._table(records.Trace)
+        iterations = _lookup(run["trace"], stored["id"], stored["iterations"], 0)
+        cycles = iterations * _lookup(run["trace"], stored["id"], stored["iteration_cycles"], 0)
+        return _frame(
+            {
+                "run": np.arange(len(run["id"])),
+                "name": run["name"],
+                "iterations": iterations,
+                "start": run["cycle_start"],
+                "end": run["cycle_start"] + cycles,
+                "cycles": cycles,
+                "host_start_us": run["host_start_us"],
+                "host_end_us": run["host_end_us"],
+            }
+        )
+
+    def pipeline_cycles(self, run: int = 0, iteration: int = 0) -> pd.DataFrame:
+        """Pipeline cycles of a device iteration, on the clock shared by all runs."""
+
+        def make() -> pd.DataFrame:
+            at = self._trace_of(run)
+            offset = self._offset(run, self._iterations(run, iteration)[0])
+            cycle = self._table(records.PipelineCycle)
+            mine = np.flatnonzero(cycle["trace"] == self._table(records.Trace)["id"][at])
+            mine = mine[np.argsort(cycle["position"][mine], kind="stable")]
+            start, end = cycle["start"][mine] + offset, cycle["end"][mine] + offset
+            return _frame(
+                {
+                    "position": cycle["position"][mine],
+                    "phase": cycle["phase"][mine],
+                    "start": start,
+                    "end": end,
+                    "cycles": end - start,
+                    "slowest_ipu": cycle["slowest_ipu"][mine],
+                }
+            )
+
+        return self._keep(("pipeline_cycles", run, iteration), make)
+
+    def tasks(self, run: int = 0, ipu: int | None = None, iteration: int | None = None) -> pd.DataFrame:
+        """What ran, a body at a time, sorted by iteration, IPU and start."""
+
+        def make() -> pd.DataFrame:
+            tasks = self._tasks(run, ipu, iteration)
+            columns = self._task_columns(run, tasks)
+            body = self._table(records.Body)
+            return _frame(
+                {
+                    **_pick(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body"),
+                    "name": _texts(body["name"], tasks.body),
+                    "kind": _texts(body["kind"], tasks.body),
+                    **_pick(columns, "direction", "stage", "micro_batch"),
+                    "start": tasks.start,
+                    "end": tasks.end,
+                    "cycles": tasks.end - tasks.start,
+                }
+            )
+
+        return self._remember(("tasks", run, ipu, iteration), make)
+
+    def steps(self, run: int = 0, ipu: int | None = None, iteration: int | None = None) -> pd.DataFrame:
+        """What ran, a step at a time, sorted by iteration, IPU and start; ``step`` is -1 for waits."""
+
+        def make() -> pd.DataFrame:
+            tasks = self._tasks(run, ipu, iteration)
+            slices = self._slices(tasks)
+            columns = self._task_columns(run, tasks, slices.task)
+            body, step, op = self._table(records.Body), self._steps, self._table(records.Op)
+            # Texts and ids that a slice takes from its step, or from its body where it has none: one list for both.
+            order = np.argsort(step["id"], kind="stable")
+            row = order[self._found(slices.step, step["id"], order, "a body has the step")] if len(order) else 0
+            waits = slices.step < 0
+            what = np.where(waits, len(order) + tasks.body[slices.task], row)
+            whole = body["kind"] != "task"
+            kind_of_body = np.where(whole, body["kind"], "compute").astype(object)
+            uniform = (whole[tasks.body] if len(whole) else np.zeros(0, dtype=bool))[slices.task]
+            kind = np.where(uniform, len(order) + tasks.body[slices.task], what)
+            none = np.full(len(body["id"]), -1)
+            op_of = np.concatenate([step["op"], none])
+            block_of = np.concatenate([_lookup(step["op"], op["id"], op["block"], -1), none])
+            no_text = np.full(len(none), "", dtype=object)
+            return _frame(
+                {
+                    **_pick(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body", "stage", "direction"),
+                    "micro_batch": columns["micro_batch"],
+                    "step": slices.step,
+                    "op": op_of[what],
+                    "block": block_of[what],
+                    "kind": _texts(np.concatenate([self._step_kinds, kind_of_body]), kind),
+                    "type": _texts(np.concatenate([step["type"], no_text]), what),
+                    "name": _texts(np.concatenate([step["name"], body["name"]]), what),
+                    "start": slices.start,
+                    "end": slices.end,
+                    "cycles": slices.end - slices.start,
+                }
+            )
+
+        return self._remember(("steps", run, ipu, iteration), make)
+
+    def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
+        """``ipu``, the cycles it spent on each of `records.KINDS` in the whole run, and ``total``."""
+
+        def make() -> pd.DataFrame:
+            one = self.steps(run, iteration=0)
+            iterations = len(self._iterations(run, None))
+            ipus = np.arange(self.target.num_ipus)
+            table = one.pivot_table(index="ipu", columns="kind", values="cycles", aggfunc="sum", fill_value=0)
+            table = table.reindex(index=ipus, columns=list(records.KINDS), fill_value=0).astype(np.int64) * iterations
+            columns = {kind: table[kind].to_numpy() for kind in records.KINDS}
+            return _frame({"ipu": ipus, **columns, "total": np.sum(list(columns.values()), axis=0)})
+
+        return self._keep(("cycle_proportions", run), make)
+
+    # -- memory ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def variables(self) -> pd.DataFrame:
+        """Variables by id; ``start <= position < stop`` are the steps at which one is live."""
+        columns = self._table(records.Variable)
+        return _frame(_without(columns, "id", "tile_bytes"), index=columns["id"])
+
+    def variable_tiles(self, id: int) -> np.ndarray:
+        """Bytes of a variable over tiles."""
+        columns = self._table(records.Variable)
+        at = _position(columns["id"], id)
+        if at is None:
+            raise KeyError(f"no variable {id} in {self.path}")
+        return self._reader.vector(int(columns["tile_bytes"][at]), self._tiles)
+
+    def tiles(self, ipu: int) -> pd.DataFrame:
+        """Bytes by tile, as `profiler.memory.tile_totals` defines them."""
+
+        def make() -> pd.DataFrame:
+            target = self.target
+            return _frame(tile_totals(self._ipu(ipu), target.region0_bytes, target.bytes_per_tile))
+
+        return self._keep(("tiles", ipu), make)
+
+    def memory(self, ipu: int | None = None) -> pd.DataFrame:
+        """Bytes by category and role, largest first: always-live ones and, of the others, those live at the step
+        where the IPU holds most; ``bytes`` add up to that peak."""
+
+        def make() -> pd.DataFrame:
+            rows = []
+            for i in self._all_ipus(ipu):
+                variables = self._ipu(i)
+                total = self._peaks(i).step_total
+                rows += [(i, *row) for row in by_kind(variables, int(total.argmax()) if len(total) else 0)]
+            return _frame_of_rows(rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int)
+
+        return self._keep(("memory", ipu), make)
+
+    def liveness(self, ipu: int) -> pd.DataFrame:
+        """Bytes live at each program step of an IPU: sums over tiles, and the fullest tile, gaps excluded."""
+
+        def make() -> pd.DataFrame:
+            steps, peaks = self.program_steps(ipu), self._peaks(ipu)
+            always = np.full(len(steps), self._ipu(ipu).always().sum())
+            return _frame(
+                {
+                    **{name: steps[name] for name in ("position", "name", "op", "block", "direction")},
+                    "always_live": always,
+                    "not_always_live": peaks.step_total - always,
+                    "total": peaks.step_total,
+                    "max_tile": peaks.max_tile,
+                    "max_tile_bytes": peaks.max_tile_bytes,
+                }
+            )
+
+        return self._keep(("liveness", ipu), make)
+
+    def liveness_map(
+        self,
+        ipu: int,
+        steps: slice | None = None,
+        tiles: slice | None = None,
+        shape: tuple[int, int] | None = None,
+        what: str = "total",
+    ) -> np.ndarray:
+        """Bytes live, int64[step, tile], gaps excluded.
+
+        ``steps`` and ``tiles`` choose a rectangle (slices without a step), ``shape`` resamples it by maximum to
+        that size at the most. ``what``: "total", or "not_always_live" for what is not live all the time.
+        """
+        if what not in ("total", "not_always_live"):
+            raise ValueError(f"what must be 'total' or 'not_always_live', not {what!r}")
+        variables = self._ipu(ipu)
+        first, last = _bounds(steps, variables.steps, "steps")
+        left, right = _bounds(tiles, self._tiles, "tiles")
+        if shape is not None and min(shape) < 1:
+            raise ValueError(f"shape must be at least (1, 1), not {shape}")
+
+        def make() -> np.ndarray:
+            here = slice(left, right)
+            always = variables.always()[here] if what == "total" else None
+            size = shape or (last - first, right - left)
+            return resampled(variables.intervals.on_tiles(here), first, last, size, always)
+
+        return self._remember(("liveness_map", ipu, first, last, left, right, shape, what), make)
+
+    def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
+        """Variables live at a program step (by position), largest first; ``bytes`` on the tile, or in sum."""
+        variables = self._ipu(ipu)
+        if not 0 <= step < max(1, variables.steps):
+            raise IndexError(f"IPU {ipu} has steps 0 to {variables.steps - 1}, not {step}")
+        if tile is not None and not 0 <= tile < self._tiles:
+            raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
+        vectors = variables.vectors.sum(axis=1) if tile is None else variables.vectors[:, tile]
+        size = vectors[variables.vector]
+        rows = np.flatnonzero(variables.live(step) & (size > 0))
+        rows = rows[np.argsort(-size[rows], kind="stable")]
+        chosen = self.variables.loc[variables.id[rows], ["name", "category", "role", "op", "block"]]
+        return _frame(
+            {"variable": variables.id[rows], **{name: chosen[name].array for name in chosen}, "bytes": size[rows]}
+        )
+
+    # -- columns behind the frames -----------------------------------------------------------------------
+
+    @property
+    def _tiles(self) -> int:
+        return self.target.tiles_per_ipu
+
+    def _table(self, record: type[Any]) -> Columns:
+        if record not in self._columns:
+            self._columns[record] = self._reader.columns(record)
+        return self._columns[record]
+
+    @cached_property
+    def _steps(self) -> Columns:
+        """The program steps, whose positions on each IPU must be 0, 1, 2 ..."""
+        columns = self._table(records.Step)
+        order = np.lexsort((columns["position"], columns["ipu"]))
+        ipu, position = columns["ipu"][order], columns["position"][order]
+        first = np.searchsorted(ipu, ipu)
+        if (position != np.arange(len(ipu)) - first).any():
+            raise self._reader.damaged("the positions of an IPU's program steps do not count from 0 on")
+        return columns
+
+    @cached_property
+    def _step_kinds(self) -> np.ndarray:
+        kinds = [
+            trace.step_kind(type, name)
+            for type, name in zip(self._steps["type"], self._steps["name"], strict=True)
+        ]
+        return np.array(kinds, dtype=object)
+
+    @cached_property
+    def _body_vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        columns = self._table(records.Body)
+        found = self._reader.vectors(np.concatenate([columns["steps"], columns["starts"]]))
+        return [found[id] for id in columns["steps"].tolist()], [found[id] for id in columns["starts"].tolist()]
+
+    @cached_property
+    def _bodies(self) -> Bodies:
+        try:
+            return Bodies.make(*self._body_vectors)
+        except ValueError as error:
+            raise self._reader.damaged(str(error)) from error
+
+    def _vector_sums(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(sum, maximum, how many are not 0) over tiles of each vector; 0 where there is none."""
+        unique, where = np.unique(ids, return_inverse=True)
+        vectors = self._reader.vectors(unique, self._tiles)
+        sums = [
+            (0, 0, 0) if id < 0 else (vectors[id].sum(), vectors[id].max(), np.count_nonzero(vectors[id]))
+            for id in unique.tolist()
+        ]
+        total, largest, count = np.array(sums, dtype=np.int64).reshape(-1, 3).T
+        return total[where], largest[where], count[where]
+
+    # -- runs --------------------------------------------------------------------------------------------
+
+    def _trace_of(self, run: int) -> int:
+        """Row of the traces' table that a run executed."""
+        runs = self._table(records.Run)
+        if not 0 <= run < len(runs["id"]):
+            held = f"holds runs 0 to {len(runs['id']) - 1}" if len(runs["id"]) else "holds no run"
+            raise IndexError(f"{self.path} {held}, not run {run}")
+        at = _position(self._table(records.Trace)["id"], int(runs["trace"][run]))
+        if at is None:
+            raise self._reader.damaged(f"the trace of run {run} is missing")
+        return at
+
+    def _iterations(self, run: int, iteration: int | None) -> np.ndarray:
+        count = int(self._table(records.Trace)["iterations"][self._trace_of(run)])
+        if not 0 <= count <= MAX_SLICES:
+            raise self._reader.damaged(f"run {run} cannot have {count} device iterations")
+        if iteration is None:
+            return np.arange(count)
+        if not 0 <= iteration < count:
+            raise IndexError(f"run {run} of {self.path} has device iterations 0 to {count - 1}, not {iteration}")
+        return np.array([iteration])
+
+    def _offset(self, run: int, iteration: int) -> int:
+        cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
+        return int(self._table(records.Run)["cycle_start"][run]) + int(iteration) * cycles
+
+    def _tasks(self, run: int, ipu: int | None, iteration: int | None) -> Tasks:
+        one = self._keep(("iteration", run), lambda: self._one_iteration(run))
+        iterations = self._iterations(run, iteration)
+        if ipu is not None:
+            one = one.where(one.ipu == ipu)
+        self._check_size(len(one) * len(iterations))
+        cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
+        return one.repeated(iterations, cycles, self._offset(run, 0))
+
+    def _one_iteration(self, run: int) -> Tasks:
+        """A run's device iteration from 0 on, sorted by IPU and start, bodies as rows of their table."""
+        stored, at = self._table(records.Trace), self._trace_of(run)
+        names = ("pipeline_cycle", "ipu", "body", "micro_batch", "start", "end")
+        vectors = self._reader.vectors(stored[f"task_{name}"][at] for name in names)
+        columns = {name: vectors[int(stored[f"task_{name}"][at])] for name in names}
+        size = len(columns["start"])
+        if any(len(values) != size for values in columns.values()):
+            raise self._reader.damaged(f"the trace of run {run} has columns of different lengths")
+        if (columns["end"] < columns["start"]).any():
+            raise self._reader.damaged(f"a task of run {run} ends before it starts")
+        body = self._table(records.Body)["id"]
+        by_id = np.argsort(body, kind="stable")
+        columns["body"] = by_id[self._found(columns["body"], body, by_id, f"run {run} has the body", waits=False)]
+        order = np.lexsort((columns["start"], columns["ipu"]))
+        return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
+
+    def _found(self, ids: np.ndarray, known: np.ndarray, order: np.ndarray, what: str, waits: bool = True) -> Any:
+        """Where ``ids`` are in ``known[order]``; negative ones, where they may be, at 0. ProfileError for others."""
+        at = np.searchsorted(known, ids, sorter=order)
+        at[at == len(known)] = 0
+        fits = known[order][at] == ids if len(known) else np.zeros(len(ids), dtype=bool)
+        wrong = ~(fits | ((ids < 0) & waits))
+        if wrong.any():
+            raise self._reader.damaged(f"{what} {ids[wrong][0]}, which is missing")
+        return at
+
+    def _slices(self, tasks: Tasks) -> trace.Slices:
+        self._check_size(trace.slice_count(tasks, self._bodies))
+        try:
+            return trace.slices(tasks, self._bodies)
+        except ValueError as error:
+            raise self._reader.damaged(str(error)) from error
+
+    def _check_size(self, rows: int) -> None:
+        if rows > MAX_SLICES:
+            raise ValueError(f"{rows} rows are too many for one frame: choose one iteration, or one ipu")
+
+    def _task_columns(self, run: int, tasks: Tasks, rows: np.ndarray | None = None) -> dict[str, Any]:
+        """Columns of the tasks, or of the rows made from them."""
+        at = np.arange(len(tasks)) if rows is None else rows
+        body = tasks.body[at]
+        cycles = self.pipeline_cycles(run) if len(tasks) else None
+        phase = np.full(len(tasks), len(records.PHASES))
+        if cycles is not None and len(cycles):
+            codes = {name: i for i, name in enumerate(records.PHASES)}
+            code = np.array([codes.get(name, len(codes)) for name in cycles["phase"]])
+            phase = _lookup(tasks.pipeline_cycle, cycles["position"].to_numpy(), code, len(codes))
+        columns = self._table(records.Body)
+        return {
+            "iteration": tasks.iteration[at],
+            "pipeline_cycle": tasks.pipeline_cycle[at],
+            "phase": _texts(np.array([*records.PHASES, ""], dtype=object), phase[at]),
+            "ipu": tasks.ipu[at],
+            "body": columns["id"][body],
+            "direction": _texts(columns["direction"], body),
+            "stage": columns["stage"][body],
+            "micro_batch": tasks.micro_batch[at],
+        }
+
+    # -- IPUs --------------------------------------------------------------------------------------------
+
+    def _all_ipus(self, ipu: int | None) -> Iterable[int]:
+        return range(self.target.num_ipus) if ipu is None else [ipu]
+
+    def _of_ipu(self, frame: pd.DataFrame, ipu: int | None) -> pd.DataFrame:
+        return frame if ipu is None else frame[frame["ipu"] == ipu].reset_index(drop=True)
+
+    def _ipu(self, ipu: int) -> IpuVariables:
+        if not 0 <= ipu < self.target.num_ipus:
+            raise IndexError(f"{self.path} has IPUs 0 to {self.target.num_ipus - 1}, not {ipu}")
+        return self._keep(("ipu", ipu), lambda: self._load_ipu(ipu))
+
+    def _load_ipu(self, ipu: int) -> IpuVariables:
+        columns = self._table(records.Variable)
+        here = {name: values[columns["ipu"] == ipu] for name, values in columns.items()}
+        steps = int(np.count_nonzero(self._steps["ipu"] == ipu))
+        always = here["always_live"] != 0
+        wrong = ~always & ((here["start"] < 0) | (here["start"] > here["stop"]) | (here["stop"] > steps))
+        if wrong.any():
+            raise self._reader.damaged(
+                f"the variable {here['id'][wrong][0]} is live outside the {steps} steps of IPU {ipu}"
+            )
+        unique, row = np.unique(here["tile_bytes"], return_inverse=True)
+        found = self._reader.vectors(unique, self._tiles)
+        vectors = np.array([found[id] for id in unique.tolist()], dtype=np.int64).reshape(-1, self._tiles)
+        if vectors.min(initial=0) < 0:
+            raise self._reader.damaged("a variable has fewer than 0 bytes on a tile")
+        return IpuVariables(
+            ipu,
+            steps,
+            here["id"],
+            here["category"],
+            here["role"],
+            here["interleaved"] != 0,
+            always,
+            here["start"],
+            here["stop"],
+            row,
+            vectors,
+        )
+
+    def _peaks(self, ipu: int) -> Peaks:
+        variables = self._ipu(ipu)
+        return self._keep(("peaks", ipu), variables.peaks)
+
+    # -- what is kept ------------------------------------------------------------------------------------
+
+    def _keep(self, key: Any, make: Callable[[], T]) -> T:
+        if key not in self._kept:
+            self._kept[key] = make()
+        found: T = self._kept[key]
+        return found
+
+    def _remember(self, key: Any, make: Callable[[], T]) -> T:
+        """As `_keep`, for large things: the latest few only."""
+        found: T | None = self._recent.pop(key, None)
+        if found is None:
+            found = make()
+        self._recent[key] = found
+        while len(self._recent) > _KEPT_FRAMES:
+            self._recent.popitem(last=False)
+        return found
+
+
+# -- small helpers ---------------------------------------------------------------------------------------
+
+
+def _frame(columns: dict[str, Any], index: np.ndarray | None = None) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(
+        {name: _series(values) for name, values in columns.items()},
+        index=None if index is None else pd.Index(index, name="id"),
+    )
+
+
+def _series(values: Any) -> Any:
+    import pandas as pd
+
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        return pd.array(values, dtype="str")
+    return getattr(values, "array", values)
+
+
+def _texts(names: np.ndarray, which: np.ndarray) -> Any:
+    """``names[which]`` as text, checked once a name instead of once a row."""
+    import pandas as pd
+
+    array = pd.array(names, dtype="str")
+    return array.take(which) if len(names) else array
+
+
+def _frame_of_rows(rows: list[tuple[Any, ...]], **columns: type) -> pd.DataFrame:
+    values = zip(*rows, strict=True) if rows else ((),) * len(columns)
+    return _frame(
+        {
+            name: np.array(cells, dtype=object if kind is str else np.int64)
+            for (name, kind), cells in zip(columns.items(), values, strict=True)
+        }
+    )
+
+
+def _without(columns: Columns, *names: str) -> Columns:
+    return {name: values for name, values in columns.items() if name not in names}
+
+
+def _pick(columns: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: columns[name] for name in names}
+
+
+def _position(ids: np.ndarray, id: int) -> int | None:
+    at = np.flatnonzero(ids == id)
+    return int(at[0]) if len(at) else None
+
+
+def _lookup(ids: np.ndarray, known: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
+    """``values`` where ``known`` has the id, ``default`` elsewhere."""
+    found = np.full(len(ids), default, dtype=values.dtype)
+    if len(known):
+        order = np.argsort(known, kind="stable")
+        at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
+        fits = known[order][at] == ids
+        found[fits] = values[order][at[fits]]
+    return found
+
+
+def _bounds(part: slice | None, size: int, name: str) -> tuple[int, int]:
+    first, last, step = (part or slice(None)).indices(size)
+    if step != 1:
+        raise ValueError(f"{name} must be a slice without a step; use shape to see less detail")
+    return first, max(first, last)
+
+
+def _depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
+    """Rows of a tree, parents before children, siblings by position; None where it is no tree."""
+    children: dict[int, list[int]] = {}
+    order = np.lexsort((ids, positions))[::-1]
+    for row, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
+        children.setdefault(parent, []).append(row)
+    pending, found, name = children.get(-1, []).copy(), list[int](), ids.tolist()
+    # A node has one parent and is met once, unless an id occurs twice; a cycle is never met.
+    while pending and len(found) <= len(name):
+        row = pending.pop()
+        found.append(row)
+        pending.extend(children.get(name[row], ()))
+    if len(found) != len(name) or len(set(name)) != len(name):
+        return None
+    return np.array(found, dtype=np.int64)

@@ -1,0 +1,231 @@
+"""The tables of ``profile.pop``, made from the dataclasses of `profiler.records`.
+
+A profile is a SQLite database. ``application_id`` says that it is one of ours, ``user_version`` which version of
+the schema it has. ``python -m profiler.schema > docs/pop-format.md`` writes the documentation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from profiler import records
+
+APPLICATION_ID = 0x49505553  # "IPUS"
+VERSION = 1
+
+META = """CREATE TABLE meta (
+  key TEXT PRIMARY KEY,
+  value TEXT NOT NULL
+)"""
+VECTORS = """CREATE TABLE vectors (
+  id INTEGER PRIMARY KEY,
+  hash BLOB NOT NULL UNIQUE,
+  dtype TEXT NOT NULL,
+  length INTEGER NOT NULL,
+  data BLOB NOT NULL
+)"""
+
+_SQL_TYPES = {"int": "INTEGER", "float": "REAL", "str": "TEXT", "Vector": "INTEGER", "Vector | None": "INTEGER"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field of a record. ``kind`` is "int", "float", "str" or "vector"."""
+
+    name: str
+    kind: str
+    optional: bool
+
+    @property
+    def sql(self) -> str:
+        reference = " REFERENCES vectors(id)" if self.kind == "vector" else ""
+        return f"{self.name} {_SQL_TYPES['Vector' if self.kind == 'vector' else self.kind]}" + (
+            reference if self.optional else f" NOT NULL{reference}"
+        )
+
+
+def columns(record: type[Any]) -> tuple[Column, ...]:
+    """The columns of a record's table, in order."""
+    found = []
+    for item in fields(record):
+        annotation = str(item.type)
+        if annotation not in _SQL_TYPES:
+            raise TypeError(f"{record.__name__}.{item.name}: a table has no column for {annotation!r}")
+        kind = "vector" if annotation.startswith("Vector") else annotation
+        found.append(Column(item.name, kind, annotation.endswith("None")))
+    return tuple(found)
+
+
+def create_table(record: type[Any]) -> str:
+    """The DDL of a record's table. A first column ``id``, or an option's name, is its key."""
+    lines = [column.sql for column in columns(record)]
+    if lines[0].startswith("id ") or record is records.Option:
+        name, kind, *_ = lines[0].split()
+        lines[0] = f"{name} {kind} PRIMARY KEY" + ("" if kind == "INTEGER" else " NOT NULL")
+    return f"CREATE TABLE {record.table} (\n  " + ",\n  ".join(lines) + "\n)"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view with plain names over the tables. ``vendor``: named as in the vendor's files (facts/pva.md, 2.1)."""
+
+    name: str
+    columns: str
+    select: str
+    purpose: str
+    vendor: bool = False
+
+    @property
+    def sql(self) -> str:
+        return f"CREATE VIEW {self.name}({self.columns}) AS {self.select}"
+
+
+def _category_rows() -> str:
+    return " UNION ALL ".join(f"SELECT {i}, '{name}'" for i, name in enumerate(records.CATEGORIES))
+
+
+VIEWS = (
+    View(
+        "stage_cycles",
+        "stage, ipu, cycles, forward_cycles, backward_cycles",
+        "SELECT id, ipu, forward_cycles + backward_cycles, forward_cycles, backward_cycles FROM stages ORDER BY id",
+        "what one micro-batch costs on each stage",
+    ),
+    View(
+        "block_cycles",
+        "block, name, stage, ipu, cycles, forward_cycles, backward_cycles",
+        "SELECT id, name, stage, ipu, forward_cycles + backward_cycles, forward_cycles, backward_cycles "
+        "FROM blocks ORDER BY id",
+        "what one micro-batch costs in each Block",
+    ),
+    View(
+        "op_cycles",
+        "op, name, aten, block, direction, cycles, flops",
+        "SELECT ops.id, ops.name, aten, blocks.name, direction, cycles, flops "
+        "FROM ops LEFT JOIN blocks ON blocks.id = ops.block ORDER BY cycles DESC",
+        "operators, the most expensive first",
+    ),
+    View(
+        "run_cycles",
+        "run, name, iterations, start, cycles",
+        "SELECT runs.id, name, iterations, cycle_start, iterations * iteration_cycles "
+        "FROM runs JOIN traces ON traces.id = runs.trace ORDER BY runs.id",
+        "how long each profiled run took",
+    ),
+    View(
+        "always_live_bytes",
+        "ipu, category, role, bytes",
+        "SELECT ipu, category, role, sum(bytes) FROM variables WHERE always_live GROUP BY ipu, category, role",
+        "what fills the memory all the time",
+    ),
+    View(
+        "steps",
+        "id, type, program, compute_set",
+        "SELECT id, type, program, compute_set FROM program_steps",
+        "program steps",
+        vendor=True,
+    ),
+    View("programs", "id, name", "SELECT id, name FROM program_tree", "programs", vendor=True),
+    View("compute_sets", "compute_set, name", "SELECT id, name FROM compute_set_info", "compute sets", vendor=True),
+    View("var_categories", "id, name", _category_rows(), "storage categories", vendor=True),
+)
+
+
+def statements() -> list[str]:
+    """Everything that makes an empty profile, in order."""
+    return [
+        f"PRAGMA application_id = {APPLICATION_ID}",
+        f"PRAGMA user_version = {VERSION}",
+        META,
+        VECTORS,
+        *(create_table(record) for record in records.TABLES),
+        *(view.sql for view in VIEWS),
+    ]
+
+
+# -- documentation ---------------------------------------------------------------------------------------
+
+_HEAD = f"""# The format of profile.pop
+
+<!-- Made by `python -m profiler.schema > docs/pop-format.md`; change profiler/records.py or profiler/schema.py. -->
+
+A `profile.pop` is a SQLite database (`application_id` 0x{APPLICATION_ID:08X}, `user_version` {VERSION}): any tool that
+reads SQLite reads it, `profiler.open_report` gives it as pandas frames. One table per dataclass of
+`profiler/records.py`, one column per field. Cycles are tile clock cycles, bytes are bytes, times on the host are
+microseconds since the epoch. References to other tables are ids, -1 where there is none.
+
+While a run lasts, rows go to `profile.pop.partial`; `publish()` renames a finished copy to `profile.pop`.
+
+```sql
+SELECT * FROM stage_cycles;          -- which stage do the others wait for?
+SELECT * FROM op_cycles LIMIT 10;    -- the ten most expensive operators
+```
+
+## Header: `meta`
+
+`key TEXT, value TEXT`; values are JSON. `format` (schema version), `writer`, `created` (ISO 8601, UTC), `kind`
+("training" or "inference"), `model`, `state` ("compiled", "executed", "out of memory"), `complete` (false in a
+partial file), `micro_batch`, `warnings` (list of text).
+
+## Arrays: `vectors`
+
+`id INTEGER, hash BLOB, dtype TEXT, length INTEGER, data BLOB`. Columns marked *vector* below hold an id of this
+table; equal content is stored once (`hash` is BLAKE2b-128 of the plain bytes, personalised with `dtype`). To unpack `data`:
+zstd-decompress to `length` times the item size of `dtype` ("<i1", "<i2", "<i4", "<i8": little-endian, signed);
+the result holds the first byte of every element, then every second byte, and so on; put the elements together
+again and sum them up from the first on, wrapping at the width of the type. Vectors "over tiles" have an entry per
+tile of one IPU.
+"""
+
+
+def _comments(record: type[Any]) -> dict[str, str]:
+    """The comment beside each field, from the source."""
+    source = inspect.getsource(record)
+    lines = source.splitlines()
+    found = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            name = re.match(r"\s+(\w+):", lines[token.start[0] - 1])
+            if name:
+                found[name[1]] = token.string.lstrip("# ")
+    return found
+
+
+def _table_lines(record: type[Any]) -> Iterator[str]:
+    doc = "" if (record.__doc__ or "").startswith(record.__name__ + "(") else inspect.getdoc(record) or ""
+    yield f"\n### `{record.table}`\n"
+    if doc:
+        yield doc.replace("``", "`") + "\n"
+    yield "| column | type | |"
+    yield "| --- | --- | --- |"
+    comments = _comments(record)
+    for column in columns(record):
+        kind = "vector" if column.kind == "vector" else _SQL_TYPES[column.kind]
+        note = comments.get(column.name, "").replace("|", "\\|")
+        if column.optional:
+            note = f"{note} (may be NULL)".lstrip()
+        yield f"| `{column.name}` | {kind} | {note} |".replace("|  |", "| |")
+
+
+def documentation() -> str:
+    """The text of ``docs/pop-format.md``."""
+    lines = [_HEAD, "## Tables"]
+    for record in records.TABLES:
+        lines.extend(_table_lines(record))
+    lines.append("\n## Views\n")
+    lines.append("| view | columns | |")
+    lines.append("| --- | --- | --- |")
+    for view in VIEWS:
+        note = view.purpose + (" (as in the vendor's files)" if view.vendor else "")
+        lines.append(f"| `{view.name}` | {view.columns} | {note} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(documentation(), end="")

@@ -1,0 +1,126 @@
+"""Unrolling what a run executed: stored by repetition, given back as tasks and slices with absolute times.
+
+All arrays are int64 and have one entry per task or slice; times are cycles. Nothing here loops over either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler import records
+
+_STEP_KINDS = {
+    records.ON_TILE_EXECUTE: "compute",
+    records.DO_EXCHANGE: "exchange",
+    records.GLOBAL_EXCHANGE: "global exchange",
+    records.STREAM_COPY_BEGIN: "host I/O",
+    records.STREAM_COPY_MID: "host I/O",
+    records.STREAM_COPY_END: "host I/O",
+    records.SYNC: "sync",
+}
+
+
+def step_kind(type: str, name: str) -> str:
+    """Which of `records.KINDS` a step is. A sync between IPUs is one whose name says "external"."""
+    kind = _STEP_KINDS.get(type, "compute")
+    return "external sync" if kind == "sync" and "external" in name.lower() else kind
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Bodies running on IPUs. ``body`` counts the rows of the bodies' table."""
+
+    iteration: np.ndarray
+    pipeline_cycle: np.ndarray
+    ipu: np.ndarray
+    body: np.ndarray
+    micro_batch: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def where(self, mask: np.ndarray) -> Tasks:
+        """The tasks that ``mask`` marks."""
+        return Tasks(*(getattr(self, name)[mask] for name in self.__slots__))
+
+    def repeated(self, iterations: np.ndarray, iteration_cycles: int, cycle_start: int) -> Tasks:
+        """These tasks of one device iteration in each of ``iterations``, on the clock shared by all runs."""
+        count, times = len(self), len(iterations)
+        offset = np.repeat(cycle_start + iterations * iteration_cycles, count)
+        return Tasks(
+            np.repeat(iterations, count),
+            np.tile(self.pipeline_cycle, times),
+            np.tile(self.ipu, times),
+            np.tile(self.body, times),
+            np.tile(self.micro_batch, times),
+            np.tile(self.start, times) + offset,
+            np.tile(self.end, times) + offset,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """The steps of all bodies in one row: body b has ``step[first[b] : first[b] + count[b]]`` and so on.
+
+    A body without steps (a wait) has one entry with step -1.
+    """
+
+    first: np.ndarray
+    count: np.ndarray
+    step: np.ndarray  # step ids
+    start: np.ndarray  # relative to the body's start
+
+    @classmethod
+    def make(cls, steps: list[np.ndarray], starts: list[np.ndarray]) -> Bodies:
+        """From each body's ``steps`` and ``starts``. ValueError where a body leaves a gap before its first step
+        or goes back in time."""
+        pieces, offsets = [], []
+        for index, (ids, at) in enumerate(zip(steps, starts, strict=True)):
+            if len(ids) != len(at):
+                raise ValueError(f"body {index} has {len(ids)} steps and {len(at)} starts")
+            if len(at) and (at[0] != 0 or (np.diff(at) < 0).any()):
+                raise ValueError(f"the steps of body {index} do not follow one another from 0 on")
+            pieces.append(ids if len(ids) else np.array([-1]))
+            offsets.append(at if len(at) else np.array([0]))
+        count = np.array([len(piece) for piece in pieces], dtype=np.int64)
+        none = np.zeros(0, dtype=np.int64)
+        return cls(
+            np.cumsum(count) - count, count, np.concatenate([none, *pieces]), np.concatenate([none, *offsets])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Steps running on IPUs. ``task`` counts the tasks they were unrolled from; ``step`` is -1 for a wait."""
+
+    task: np.ndarray
+    step: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+def slice_count(tasks: Tasks, bodies: Bodies) -> int:
+    """How many slices `slices` would give."""
+    return int(bodies.count[tasks.body].sum())
+
+
+def slices(tasks: Tasks, bodies: Bodies) -> Slices:
+    """Every task's steps, one after the other; the last step of a task lasts until the task ends.
+
+    ValueError where a task ends before its last step begins.
+    """
+    count = bodies.count[tasks.body]
+    last = np.cumsum(count) - 1
+    task = np.repeat(np.arange(len(tasks)), count)
+    at = np.arange(len(task)) - np.repeat(last + 1 - count, count) + np.repeat(bodies.first[tasks.body], count)
+    start = tasks.start[task] + bodies.start[at]
+    end = np.empty_like(start)
+    end[:-1] = start[1:]
+    end[last] = tasks.end
+    if (end < start).any():
+        raise ValueError("a task ends before its last step begins")
+    return Slices(task, bodies.step[at], start, end)

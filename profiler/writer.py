@@ -1,0 +1,216 @@
+"""Writing a profile: rows stream into ``path + ".partial"``, a finished copy is renamed to ``path``.
+
+The run is worth more than its profile: whatever goes wrong with the file (a full disk, an unwritable directory)
+is a `ProfileError` that names the path, and nothing else. The engine catches it, warns once and goes on without a
+profile; the profile that was at ``path`` before stays as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from profiler import codec, records, schema
+from profiler.errors import ProfileError
+
+PARTIAL_SUFFIX = ".partial"
+_REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
+
+
+class ProfileWriter:
+    """Writes one profile. Usable as a context manager, which closes it.
+
+    Every `add` is one transaction, so that a killed run leaves a partial file with all rows of every finished
+    `add`. Every method raises `ProfileError` when the file cannot be written, and only then; TypeError and
+    ValueError mean that a row itself is wrong.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, writer: str = "IPUscope") -> None:
+        self.path = Path(path)
+        self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
+        self._vectors: dict[bytes, int] = {}
+        self._published = False
+        with self._errors():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _remove(self.partial)
+            self._connection = sqlite3.connect(self.partial, isolation_level=None, check_same_thread=False)
+        with self._errors():
+            # The partial file has to survive a killed process, not a power cut: no fsync until `publish`.
+            self._connection.execute("PRAGMA synchronous = OFF")
+            self._connection.execute("PRAGMA cache_spill = OFF")
+            with self._transaction():
+                for statement in schema.statements():
+                    self._connection.execute(statement)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        self.meta(format=schema.VERSION, writer=writer, created=created, complete=False, state="compiled", warnings=[])
+
+    def meta(self, **values: Any) -> None:
+        """Set entries of the header, anything JSON can hold; an entry set before is replaced."""
+        rows = [(key, json.dumps(value)) for key, value in values.items()]
+        with self._errors(), self._transaction():
+            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+    def add(self, rows: Iterable[Any]) -> None:
+        """Store records of any kinds, any number, as one transaction: all of them or, after an error, none."""
+        by_type: dict[type[Any], list[Any]] = {}
+        for row in rows:
+            by_type.setdefault(type(row), []).append(row)
+        for kind in by_type:
+            if kind not in records.TABLES:
+                raise TypeError(f"{kind.__name__} is no record of profiler.records")
+        vectors = _VectorBatch(self._vectors)
+        prepared = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
+        with self._errors(), self._transaction():
+            self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
+            for kind, values in prepared.items():
+                marks = ", ".join("?" * len(schema.columns(kind)))
+                self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", values)
+        self._vectors.update(vectors.new)
+
+    def publish(self) -> Path:
+        """Put what was added so far at ``path``, complete, in one rename; may be called again after more rows.
+
+        The copy is on the disk before it takes the place of the old profile, so that even a power cut leaves one
+        of the two.
+        """
+        copy = self.path.with_name(self.path.name + ".publishing")
+        with self._errors():
+            try:
+                _remove(copy)
+                target = sqlite3.connect(copy, isolation_level=None)
+                try:
+                    target.execute("PRAGMA synchronous = OFF")
+                    self._connection.backup(target)
+                    target.execute("UPDATE meta SET value = 'true' WHERE key = 'complete'")
+                finally:
+                    target.close()
+                _fsync(copy)
+                os.replace(copy, self.path)
+            except BaseException:
+                _remove(copy)
+                raise
+        _fsync_directory(self.path.parent)
+        self._published = True
+        return self.path
+
+    def close(self) -> None:
+        """End writing. The partial file goes if everything in it was published, and stays otherwise."""
+        self._connection.close()
+        if self._published:
+            with self._errors():
+                _remove(self.partial)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise ProfileError(self.path, f"the profile cannot be written ({error})", _REMEDY) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        self._published = False
+
+
+class _VectorBatch:
+    """Gives vectors their ids, those known by content the old one, and gathers the new ones' rows."""
+
+    def __init__(self, known: dict[bytes, int]) -> None:
+        self.known = known
+        self.new: dict[bytes, int] = {}
+        self.rows: list[tuple[int, bytes, str, int, bytes]] = []
+        # Within one `add` the rows keep their arrays alive and unchanged: the same object is the same content.
+        self._by_object: dict[int, int] = {}
+
+    def id(self, values: Any) -> int:
+        found = self._by_object.get(id(values))
+        if found is None:
+            found = self._by_object[id(values)] = self._by_content(values)
+        return found
+
+    def _by_content(self, values: Any) -> int:
+        array = codec.narrow(np.asarray(values))
+        hashed = blake2b(array.tobytes(), digest_size=16, person=f"<i{array.itemsize}".encode()).digest()
+        found = self.known.get(hashed, self.new.get(hashed))
+        if found is None:
+            found = self.new[hashed] = len(self.known) + len(self.new)
+            coded = codec.encode(array)
+            self.rows.append((found, hashed, coded.dtype, coded.length, coded.data))
+        return found
+
+
+def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[tuple[Any, ...]]:
+    """Rows as SQLite takes them: numpy scalars as plain numbers, vectors as ids."""
+    converters: dict[str, Callable[[Any], Any]] = {
+        "int": operator.index,
+        "float": float,
+        "str": _text,
+        "vector": vectors.id,
+    }
+    named = []
+    for column in schema.columns(record):
+        convert = converters[column.kind]
+        try:
+            values = [getattr(row, column.name) for row in rows]
+            named.append(
+                [None if value is None else convert(value) for value in values]
+                if column.optional
+                else [convert(value) for value in values]
+            )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{record.__name__}.{column.name}: {error}") from error
+    return list(zip(*named, strict=True))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _remove(path: Path) -> None:
+    for name in (path, path.with_name(path.name + "-journal")):
+        name.unlink(missing_ok=True)
+
+
+def _fsync(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _fsync_directory(path: Path) -> None:
+    """Make the rename itself durable where the system allows it; the profile is there either way."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,129 @@
+"""What capture writes down: every op with its direction, Block, module, source line and pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import ipu_exec
+from ipu_exec.capture import capture
+from ipu_exec.numerics import find_loss
+from tests.models import Mnist, mnist_batch
+
+
+def training_graph(model: nn.Module, *args: torch.Tensor, accumulate: bool = True, optimizer=None):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters())
+    return capture(model, args, {}, optimizer=optimizer, accumulate=accumulate, find_loss=find_loss)
+
+
+def test_every_forward_and_backward_op_has_its_block_and_pair():
+    model = Mnist()
+    graph = training_graph(model, *mnist_batch(4))
+    assert [block.name for block in graph.blocks] == ["B1", "B2", "B3", "B4"]
+    block_of = {}
+    for op in graph.ops:
+        if op.direction == "forward":
+            block_of[op.id] = op.block
+            assert op.block >= 0 and op.file.endswith("models.py") and op.line > 0
+        if op.direction == "backward" and op.forward_op >= 0:
+            assert op.block == block_of[op.forward_op]
+    convolutions = [op for op in graph.ops if op.aten == "aten.convolution_backward.default"]
+    assert sorted(op.module for op in convolutions) == ["conv1", "conv2"]
+    assert {op.aten for op in graph.ops if op.direction == "update"} >= {"aten.addcdiv_.default", "aten.zero_.default"}
+
+
+def test_weights_states_and_accumulators_are_told_apart_and_belong_together():
+    model = Mnist()
+    graph = training_graph(model, *mnist_batch(4))
+    by_role: dict[str, list] = {}
+    for storage in graph.storages.values():
+        by_role.setdefault(storage.role, []).append(storage)
+    weights = {storage.id: storage for storage in by_role["weight"]}
+    assert {storage.name for storage in weights.values()} == {name for name, _ in model.named_parameters()}
+    for role in ("accumulator", "optimiser state"):
+        for storage in by_role[role]:
+            assert storage.name.startswith(weights[storage.parameter].name + "/")
+    assert {storage.name for storage in by_role["input"]} == {"input.0", "input.1"}
+
+
+def test_without_accumulation_gradients_go_straight_to_the_optimiser():
+    graph = training_graph(Mnist(), *mnist_batch(4), accumulate=False)
+    assert not any(storage.role == "accumulator" for storage in graph.storages.values())
+    named = {storage.name for storage in graph.storages.values() if storage.role == "gradient"}
+    assert "fc2.bias/gradient" in named
+
+
+def test_names_follow_the_module_path_and_are_unique():
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.project(x) @ x.transpose(-1, -2)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention()
+
+        def forward(self, x):
+            return self.attention(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x):
+            return torch.relu(self.layer[1](torch.relu(self.layer[0](x) @ x)))
+
+    graph = capture(Model(), (torch.randn(4, 8),), {})
+    names = [op.name for op in graph.ops]
+    assert "layer.0/attention/project/addmm" in names
+    assert "layer.1/attention/mm" in names
+    assert "relu" in names and "relu_1" in names
+    assert len(names) == len(set(names))
+
+
+def test_nothing_real_is_touched():
+    model = Mnist()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    training_graph(model, *mnist_batch(4), optimizer=optimizer)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.state and torch.equal(state, torch.get_rng_state())
+
+
+def test_tied_weights_are_one_storage():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x)).sum()
+
+    graph = training_graph(Tied(), torch.randn(2, 8))
+    assert sum(storage.role == "weight" for storage in graph.storages.values()) == 1
+    assert sum(storage.role == "accumulator" for storage in graph.storages.values()) == 1
+
+
+def test_a_branch_on_data_is_an_error_with_the_line():
+    class Branch(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ipu_exec.Error, match=r"content of a tensor.*test_capture\.py:\d+"):
+        capture(Branch(), (torch.randn(3),), {})
+
+
+def test_big_models_need_no_memory_for_their_weights():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(16_384, 16_384) for _ in range(4)))
+    graph = capture(model, (torch.randn(1, 16_384),), {})
+    assert sum(storage.elements for storage in graph.storages.values() if storage.role == "weight") > 1e9

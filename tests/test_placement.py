@@ -1,0 +1,111 @@
+"""Ops to stages, stages to IPUs, and what has to travel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec import AutoStage, PipelinedExecution, Stage
+from ipu_exec.capture import capture
+from ipu_exec.graph import BlockInfo
+from ipu_exec.numerics import find_loss
+from ipu_exec.placement import StagePlace, check_depth, place, resolve_stages, round_ipus, storage_bytes
+from tests.models import Mlp, Mnist, mnist_batch
+
+BLOCKS = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "c", 1), BlockInfo(3, "d", None)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (PipelinedExecution(AutoStage.SameAsIpu), [(0, ("a",)), (1, ("b", "c", "d"))]),
+        (PipelinedExecution(AutoStage.AutoIncrement), [(0, ("a",)), (1, ("b", "c", "d"))]),
+        (PipelinedExecution("a", "b", "c", "d"), [(0, ("a",)), (1, ("b",)), (2, ("c",)), (3, ("d",))]),
+        (
+            PipelinedExecution(Stage("a").ipu(0), Stage("b", "c").ipu(1), Stage("d").ipu(0)),
+            [(0, ("a",)), (1, ("b", "c")), (0, ("d",))],
+        ),
+        (PipelinedExecution(Stage("a").ipu(1), Stage("b").ipu(1), Stage("c", "d").ipu(0)),
+         [(1, ("a", "b")), (0, ("c", "d"))]),
+    ],
+)  # fmt: skip
+def test_strategies_become_stages(strategy, expected):
+    assert resolve_stages(strategy, BLOCKS) == [StagePlace(ipu, blocks) for ipu, blocks in expected]
+
+
+def graph_of(model, *args):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return capture(model, args, {}, optimizer=optimizer, accumulate=True, find_loss=find_loss)
+
+
+def test_backward_and_update_run_where_the_forward_does():
+    graph = graph_of(Mnist(), *mnist_batch(4))
+    stages = [StagePlace(k, (f"B{k + 1}",)) for k in range(4)]
+    placement = place(graph, stages, pipelined=True)
+    for op, stage in zip(graph.ops, placement.op_stage, strict=True):
+        if op.direction != "update":
+            assert stage == op.block
+    weights = {s.name: placement.home[s.id] for s in graph.storages.values() if s.role == "weight"}
+    assert weights["conv1.weight"] == 0 and weights["conv2.bias"] == 1
+    assert weights["fc1.weight"] == 2 and weights["fc2.weight"] == 3
+
+
+def test_activations_travel_forward_and_gradients_back_over_each_cut():
+    graph = graph_of(Mnist(), *mnist_batch(4))
+    placement = place(graph, [StagePlace(k, (f"B{k + 1}",)) for k in range(4)], pipelined=True)
+    after_pooling = [4 * 10 * 12 * 12 * 4, 4 * 320 * 4, 4 * 256 * 4]
+    for cut, expected in enumerate(after_pooling):
+        assert placement.cut_bytes(graph, cut, "forward") == expected
+        assert placement.cut_bytes(graph, cut, "backward") == expected
+    labels = next(s for s in graph.storages.values() if s.name == "input.1")
+    assert placement.home[labels.id] == 3
+    assert storage_bytes(graph, labels.id) == 4 * 4  # int64 is narrowed to 32 bits
+
+
+def test_a_skip_connection_pays_on_every_cut_it_crosses():
+    class Skip(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            with ipu_exec.Block("a"):
+                x = kept = self.layers[0](x)
+            with ipu_exec.Block("b"):
+                x = self.layers[1](x)
+            with ipu_exec.Block("c"):
+                return (self.layers[2](x) + kept).sum()
+
+    graph = graph_of(Skip(), torch.randn(2, 8))
+    placement = place(graph, [StagePlace(k, (name,)) for k, name in enumerate("abc")], pipelined=True)
+    one = 2 * 8 * 4
+    assert [placement.cut_bytes(graph, cut, "forward") for cut in (0, 1)] == [one, 2 * one]
+
+
+def error(*stages, model=None, args=None):
+    model = model or Mlp([8, 8, 8], [0, 1])
+    graph = graph_of(model, *(args or (torch.randn(2, 8), torch.randn(2, 8))))
+    with pytest.raises(ipu_exec.Error) as caught:
+        place(graph, resolve_stages(PipelinedExecution(*stages), graph.blocks), pipelined=True)
+    return caught.value.message
+
+
+def test_misplacements_name_the_thing_and_the_way_out():
+    assert "'L1' is in no Stage" in error("L0")
+    assert "'L9', but the model opens no such Block" in error("L0", "L1", "L9")
+    assert "must not go back" in error(Stage("L1").ipu(1), Stage("L0").ipu(0))
+    assert "is on two IPUs" in error(Stage("L0", "L1"))
+    with pytest.raises(ipu_exec.Error, match="cannot be on IPU 1 too"):
+        Stage("a").ipu(0).ipu(1)
+
+
+def test_depth_and_powers_of_two():
+    with pytest.raises(ipu_exec.Error, match="at least 7") as caught:
+        check_depth(4, 6, True, "Training.gradientAccumulation")
+    assert "Training.gradientAccumulation(7)" in caught.value.message
+    check_depth(4, 7, True, "Training.gradientAccumulation")
+    check_depth(4, 4, False, "deviceIterations")
+    assert round_ipus(3, True) == 4 and round_ipus(4, False) == 4
+    with pytest.raises(ipu_exec.Error, match="autoRoundNumIPUs"):
+        round_ipus(3, False)
