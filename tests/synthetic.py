@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,9 +37,10 @@ from profiler.records import (
     VertexUse,
 )
 
-MK2_TILES, MK2_BYTES, MK2_REGION0, MK2_CLOCK = 1472, 638_976, 212_992, 1.33e9
+MK2_BYTES, MK2_REGION0, MK2_CLOCK = 638_976, 212_992, 1.33e9
 STREAM_CYCLES, SYNC_CYCLES, EXTERNAL_SYNC_CYCLES = 257, 100, 600
-DIRECTIONS = ("forward", "backward", "update")
+
+Computes = list[tuple[int, int]]  # (position, op) of compute steps
 
 
 @dataclass
@@ -55,14 +57,15 @@ class _Profile:
     ops: list[Op] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     variables: list[Variable] = field(default_factory=list)
+    children: Counter[int] = field(default_factory=Counter)  # of each program
+    positions: Counter[int] = field(default_factory=Counter)  # steps of each IPU
 
     def program(self, parent: int, type: str, name: str, repeat: int = 1) -> int:
-        position = sum(row.parent == parent for row in self.programs)
-        self.programs.append(Program(len(self.programs), parent, position, type, name, repeat))
+        self.programs.append(Program(len(self.programs), parent, self.children[parent], type, name, repeat))
+        self.children[parent] += 1
         return len(self.programs) - 1
 
     def step(self, ipu: int, parent: int, op: int, type: str, name: str, cycles: int, **vectors: np.ndarray) -> int:
-        position = sum(row.ipu == ipu for row in self.steps)
         compute_set = -1
         if type == ON_TILE_EXECUTE:
             compute_set = len(self.compute_sets)
@@ -70,10 +73,11 @@ class _Profile:
             for kind in range(2):
                 count = (vectors["tile_cycles"] > 0) * (1 + kind * 5)
                 self.uses.append(VertexUse(compute_set, kind, count))
-        row = Step(len(self.steps), ipu, position, self.program(parent, type, name), len(self.bodies), op, type, name,
+        row = Step(len(self.steps), ipu, self.positions[ipu], self.program(parent, type, name), len(self.bodies), op, type, name,
                    cycles, compute_set, vectors.get("tile_cycles"), vectors.get("bytes_in"),
                    vectors.get("bytes_out"))  # fmt: skip
         self.steps.append(row)
+        self.positions[ipu] += 1
         return row.id
 
     def body(self, name: str, ipu: int, stage: int, kind: str, direction: str, first: int) -> int:
@@ -101,9 +105,9 @@ class _Profile:
         return total
 
 
-def _computing(profile: _Profile, ipu: int, parent: int, direction: str, mean_cycles: int) -> tuple[int, list[int]]:
-    """A body of sync, exchange and compute steps by turns, and the positions of its compute steps."""
-    first, computes = len(profile.steps), []
+def _computing(profile: _Profile, ipu: int, parent: int, direction: str, mean_cycles: int) -> tuple[int, Computes]:
+    """A body of sync, exchange and compute steps by turns, and its compute steps."""
+    first, computes = len(profile.steps), list[tuple[int, int]]()
     node = profile.program(parent, SEQUENCE, f"stage {ipu} {direction}")
     forward_ops = [op.id for op in profile.ops if op.ipu == ipu and op.direction == "forward"]
     for at in range(profile.steps_per_body):
@@ -124,7 +128,7 @@ def _computing(profile: _Profile, ipu: int, parent: int, direction: str, mean_cy
         else:
             tile_cycles = profile.tile_bytes(mean_cycles, 0.9)
             cycles = int(tile_cycles.max())
-            computes.append(sum(step.ipu == ipu for step in profile.steps))
+            computes.append((profile.positions[ipu], op))
             profile.step(ipu, node, op, ON_TILE_EXECUTE, f"{profile.ops[op].name}/compute", cycles,
                          tile_cycles=tile_cycles)  # fmt: skip
         profile.ops[op].cycles += cycles
@@ -172,7 +176,7 @@ def _program_memory(profile: _Profile, ipu: int) -> None:
         profile.variable(category, ipu, category, "program", mean)
 
 
-def _model_memory(profile: _Profile, ipu: int, depth: int, forward: list[int], backward: list[int]) -> tuple[int, int]:
+def _model_memory(profile: _Profile, ipu: int, depth: int, forward: Computes, backward: Computes) -> tuple[int, int]:
     """Weights and what belongs to them, stash, activations, gradients; (bytes of weights, bytes of the stash)."""
     always = [("weight", "weight", 20_000), ("weight/gradient", "accumulator", 20_000),
               ("weight/exp_avg", "optimiser state", 20_000), ("weight/exp_avg_sq", "optimiser state", 20_000),
@@ -183,14 +187,14 @@ def _model_memory(profile: _Profile, ipu: int, depth: int, forward: list[int], b
     if ipu == 0:
         sizes["input"] = profile.variable("input", ipu, "variable", "input", 512, share=0.5)
         profile.variable("stream buffer", ipu, "variable", "stream buffer", 1_024, share=0.25)
-    for i, at in enumerate(forward):
-        until = backward[-1 - i] + 1 if i < len(backward) else at + 1
-        profile.variable(f"layer.{i}:0", ipu, "variable", "activation", 8_000, op=-1, life=(at, until))
-    for i, at in enumerate(backward):
-        profile.variable(f"layer.{i}:0/gradient", ipu, "variable", "gradient", 8_000, life=(at, at + 3))
-    for i, at in enumerate([*forward, *backward]):
-        profile.variable(f"partials of step {at}", ipu, "variable", "temporary", 24_000 + 1_000 * (i % 7),
-                         share=0.8, life=(at, at + 1), interleaved=i % 2 == 0)  # fmt: skip
+    for i, (at, op) in enumerate(forward):
+        until = backward[-1 - i][0] + 1 if i < len(backward) else at + 1
+        profile.variable(f"layer.{i}:0", ipu, "variable", "activation", 8_000, op=op, life=(at, until))
+    for i, (at, op) in enumerate(backward):
+        profile.variable(f"layer.{i}:0/gradient", ipu, "variable", "gradient", 8_000, op=op, life=(at, at + 1))
+    for i, (at, op) in enumerate([*forward, *backward]):
+        profile.variable(f"{profile.ops[op].name}/partials", ipu, "variable", "temporary", 24_000 + 1_000 * (i % 7),
+                         op=op, share=0.8, life=(at, at + 1), interleaved=i % 2 == 0)  # fmt: skip
     return sizes["weight"], sizes.get("stash", 0)
 
 
@@ -231,13 +235,13 @@ def synthetic_profile(
         depth = schedules.stash_depth(ipus, ipu)
         weight, stash = _model_memory(profile, ipu, depth, forward_steps, backward_steps)
         _program_memory(profile, ipu)
-        cycles = [profile.bodies[body].cycles for body in (forward, backward, update)]
+        f, b, u = (profile.bodies[body].cycles for body in (forward, backward, update))
         copied = 4_096 if ipu < ipus - 1 else 0
-        stages.append(Stage(ipu, ipu, cycles[0], cycles[1], 0, cycles[2], depth, stash, weight, copied))
-        blocks.append(Block(ipu, f"B{ipu + 1}", ipu, ipu, *cycles, weight))
+        stages.append(Stage(ipu, ipu, f, b, 0, u, depth, stash, weight, copied))
+        blocks.append(Block(ipu, f"B{ipu + 1}", ipu, ipu, f, b, u, weight))
     for variable in profile.variables:
         if variable.always_live:
-            variable.stop = sum(step.ipu == variable.ipu for step in profile.steps)
+            variable.stop = profile.positions[variable.ipu]
 
     schedule = schedules.pipelined(_costs(profile, bodies, ipus), micro_batches)
     body_of = np.array([bodies[key] for key in zip(schedule.kind.tolist(), schedule.ipu.tolist(), strict=True)])
