@@ -20,6 +20,7 @@ import math
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -129,7 +130,7 @@ def load_mnist(directory: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 def load_small_digits(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """scikit-learn's 1,797 handwritten digits, 8x8 scaled up to 28x28; a fifth of them to test on."""
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+    from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
@@ -169,7 +170,7 @@ def train(network: Network, images: torch.Tensor, labels: torch.Tensor, args: ar
     options = make_options(args, training=True)
     call = args.batch_size * options.batch_factor
     repeats = math.ceil(call / len(images))
-    dataset: Dataset[tuple[torch.Tensor, torch.Tensor]] = TensorDataset(images, labels)
+    dataset: Dataset[Any] = TensorDataset(images, labels)
     if repeats > 1:
         dataset = ShiftedDigits(images, labels, repeats, args.seed)
         print(f"{len(images):,} training images; an epoch is {repeats} passes, shifted at random, to fill a call")
@@ -180,8 +181,10 @@ def train(network: Network, images: torch.Tensor, labels: torch.Tensor, args: ar
         shuffle=True,
         generator=torch.Generator().manual_seed(args.seed),
     )
-    print(f"a call takes {loader.combinedBatchSize:,} images: micro-batch {args.batch_size} x gradient accumulation "
-          f"{args.gradient_accumulation} x device iterations {args.device_iterations} x replicas {args.replicas}")  # fmt: skip
+    print(
+        f"a call takes {loader.combinedBatchSize:,} images: micro-batch {args.batch_size} x gradient accumulation "
+        f"{args.gradient_accumulation} x device iterations {args.device_iterations} x replicas {args.replicas}"
+    )
     model = poptorch.trainingModel(network.train(), options, poptorch.optim.AdamW(network.parameters(), lr=args.lr))
     for epoch in range(1, args.epochs + 1):
         start, losses, correct, seen = time.perf_counter(), [], 0, 0
@@ -226,7 +229,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--device-iterations", type=int, default=10, metavar="N",
         help="weight updates a call; micro-batches a call in inference (default: %(default)s)")  # fmt: skip
     add("--replicas", type=int, default=1, metavar="N",
-        help="copies of the pipeline on four IPUs each, trained on different images (default: %(default)s)")  # fmt: skip
+        help="copies of the pipeline on four IPUs each, with images of their own (default: %(default)s)")  # fmt: skip
     add("--lr", type=float, default=0.001, help="AdamW's learning rate (default: %(default)s)")
     add("--offload-optimiser", action="store_true",
         help="keep AdamW's two states a weight in streaming memory: less tile memory, more host I/O")  # fmt: skip

@@ -14,6 +14,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec import annotations
+from ipu_exec.annotations import current_block, reset_blocks
 from ipu_exec.errors import Error
 from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 
@@ -94,7 +95,7 @@ def capture(
             _make_optimizer_state(fake_optimizer, trained, recorder, mode)
 
         context = torch.enable_grad() if optimizer is not None else torch.no_grad()
-        annotations.reset_blocks()
+        reset_blocks()
         with context, recorder.modules(model), recorder:
             returned = torch.func.functional_call(model, fake_state, fake_args, fake_kwargs)
             if fake_optimizer is not None:
@@ -295,7 +296,7 @@ class Recorder(TorchDispatchMode):
         """(forward op, block, module path, source line) of the call being recorded."""
         ops = self.graph.ops
         if self.direction == "forward":
-            sequence = torch.autograd._get_sequence_nr() - 1
+            sequence = torch._C._autograd._get_sequence_nr() - 1
             if torch.is_grad_enabled() and sequence >= 0:
                 self._nodes.setdefault(sequence, len(ops))
             return -1, self._open_block(), "/".join(part for part in self._module_stack if part), self._location()
@@ -326,7 +327,7 @@ class Recorder(TorchDispatchMode):
         return self._parameter_storages[storage]
 
     def _open_block(self) -> int:
-        block = annotations.current_block()
+        block = current_block()
         if block is None:
             return -1
         name = str(block.user_id)
@@ -337,12 +338,12 @@ class Recorder(TorchDispatchMode):
 
     def _location(self) -> tuple[str, int]:
         """The innermost line of the user's own code."""
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
             if not file.startswith(_OWN_CODE) and not file.startswith("<"):
                 return file, frame.f_lineno
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return "", 0
 
     @contextlib.contextmanager
@@ -378,7 +379,7 @@ def _fake_optimizer(optimizer: torch.optim.Optimizer, fakes: dict[int, torch.Ten
     groups = []
     for group in optimizer.param_groups:
         known = [fakes[id(p)] for p in group["params"] if id(p) in fakes]
-        single = {key: False for key in ("foreach", "fused") if key in group}
+        single: dict[str, Any] = {key: False for key in ("foreach", "fused") if key in group}
         groups.append({**group, "params": known, **single})
     copy.param_groups = groups
     copy.state = collections.defaultdict(dict)

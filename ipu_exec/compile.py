@@ -95,10 +95,7 @@ def compile_step(
 
 def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
-    tiles = device.tiles - int(options.TensorLocations.num_io_tiles)
-    return Machine(
-        device, tiles if tiles == device.tiles else device.tiles, proportion, options.Precision.partials_type
-    )
+    return Machine(device, device.tiles, proportion, options.Precision.partials_type)
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:
@@ -225,7 +222,9 @@ class Executable:
                 block.name,
                 stage_of[block.name],
                 self.placement.ipus[stage_of[block.name]],
-                *(spent.get((block.id, direction), 0) for direction in ("forward", "backward", "update")),
+                spent.get((block.id, "forward"), 0),
+                spent.get((block.id, "backward"), 0),
+                spent.get((block.id, "update"), 0),
                 weights.get(block.id, 0),
             )
             for block in self.graph.blocks
@@ -300,7 +299,7 @@ class Executable:
         update = tree.add(iteration, records.SEQUENCE, "weight update") if self.training else -1
         types: dict[str, int] = {}
         compute_sets = 0
-        position = {ipu: 0 for ipu in range(self.placement.num_ipus)}
+        position = dict.fromkeys(range(self.placement.num_ipus), 0)
         for index, body in enumerate(self.tree.bodies):
             once = body.task in (schedules.UPDATE, schedules.REDUCE)
             node = tree.add(update if once else loop, records.SEQUENCE, body.name)

@@ -37,14 +37,12 @@ class DataLoader(torch.utils.data.DataLoader):
         **kwargs: Any,
     ) -> None:
         if not isinstance(options, Options):
-            raise Error(
-                f"DataLoader takes Options first: DataLoader(options, dataset, ...), not {type(options).__name__}"
-            )
+            raise Error(f"DataLoader(options, dataset, ...) takes Options first, not {type(options).__name__}")
         if not isinstance(mode, DataLoaderMode):
             raise Error(f"DataLoader: mode is one of DataLoaderMode, not {mode!r}")
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise Error(
-                f"DataLoader: batch_size is the micro-batch, a whole number above 0, or None, not {batch_size!r}"
+                f"DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not {batch_size!r}"
             )
         self._options = options
         self._micro_batch = batch_size

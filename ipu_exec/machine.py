@@ -42,15 +42,15 @@ class Target:
         return cycles / self.clock_hz
 
 
-_MK2_MEMORY = {"bytes_per_tile": 638_976, "region0_bytes": 212_992}
+_TILE, _REGION0 = 638_976, 212_992  # Mk2: 624 KiB, of which 208 KiB are not interleaved
 
 TARGETS = {
     target.name: target
     for target in (
         Target("mk1", "ipu1", 1_216, 19, 1.6e9, 262_144, 131_072, 32, 8, 55e9, 5.9e9, 5.9e9),
-        Target("mk2", "ipu2", 1_472, 23, 1.33e9, *_MK2_MEMORY.values(), 64, 16, 55e9, 5.5e9, 5e9),
-        Target("c600", "ipu2", 1_472, 23, 1.5e9, *_MK2_MEMORY.values(), 64, 16, 55e9, 5.5e9, 5.5e9),
-        Target("bow", "ipu2", 1_472, 23, 1.85e9, *_MK2_MEMORY.values(), 64, 16, 55e9, 5.5e9, 5e9),
+        Target("mk2", "ipu2", 1_472, 23, 1.33e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5e9),
+        Target("c600", "ipu2", 1_472, 23, 1.5e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5.5e9),
+        Target("bow", "ipu2", 1_472, 23, 1.85e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5e9),
     )
 }
 

@@ -256,7 +256,7 @@ class _Maker:
         self.add("stack", "stack", "program", np.full(target.tiles, STACK_BYTES, np.int64))
 
     def _step_code(self, body: Body, step: StepDraft) -> None:
-        about = {"op": step.op, "stage": body.stage}
+        about: dict[str, Any] = {"op": step.op, "stage": body.stage}
         if step.vertices:
             count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
             self.add(f"{step.name}/vertex state", "vertexInstanceState", "program", count * STATE_BYTES, **about)

@@ -164,10 +164,9 @@ class Outputs:
         leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         index, plan = iteration * self.plan.accumulation + step, self.plan
         if plan.output_mode is OutputMode.Sum:
-            before = self._kept.get((0, replica))
-            self._kept[0, replica] = (
-                leaves if before is None else [_add(a, b) for a, b in zip(before, leaves, strict=True)]
-            )
+            if (0, replica) in self._kept:
+                leaves = [_add(a, b) for a, b in zip(self._kept[0, replica], leaves, strict=True)]
+            self._kept[0, replica] = leaves
         elif (
             plan.output_mode is OutputMode.All
             or (plan.output_mode is OutputMode.EveryN and (index + 1) % plan.output_period == 0)

@@ -215,7 +215,7 @@ class LAMB(_Extras, torch.optim.Optimizer):
     max_weight_norm: float | None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One weight update."""
         loss = None
         if closure is not None:
@@ -236,8 +236,8 @@ class LAMB(_Extras, torch.optim.Optimizer):
         state["step"] += 1
         beta1, beta2 = group["betas"]
         first, second = state["exp_avg"], state["exp_avg_sq"]
-        first.lerp_(parameter.grad, 1 - beta1)  # type: ignore[arg-type]
-        second.mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)  # type: ignore[arg-type]
+        first.lerp_(parameter.grad, 1 - beta1)
+        second.mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
         unbias1 = 1 - beta1 ** state["step"] if self.bias_correction else 1.0
         unbias2 = 1 - beta2 ** state["step"] if self.bias_correction else 1.0
         direction = (first / unbias1) / ((second / unbias2).sqrt() + group["eps"])

@@ -177,7 +177,7 @@ class TrainingOptions(_Group):
 
     @autoreport_dir.setter
     def autoreport_dir(self, directory: str | os.PathLike[str]) -> None:
-        self._root.autoreport_dir = directory  # type: ignore[assignment]
+        self._root.autoreport_dir = directory
 
 
 class PrecisionOptions(_Group):
@@ -414,7 +414,7 @@ class Options(_Group):
             self.enableExecutableCaching(os.environ["POPTORCH_CACHE_DIR"])
         self.autoreport = autoreport
         if autoreport_dir is not None:
-            self.autoreport_dir = autoreport_dir  # type: ignore[assignment]
+            self.autoreport_dir = autoreport_dir
 
     # -- batches -----------------------------------------------------------------------------------------
 

@@ -145,9 +145,9 @@ def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> No
         for output in op.outputs:
             if output is not None:
                 made_at.setdefault(values[output].storage, stage)
-    for storage in storages.values():
-        if storage.parameter >= 0:
-            placement.home[storage.id] = placement.home.get(storage.parameter, 0)
+    for state in storages.values():
+        if state.parameter >= 0:
+            placement.home[state.id] = placement.home.get(state.parameter, 0)
 
 
 def _find_transfers(graph: Graph, placement: Placement) -> None:

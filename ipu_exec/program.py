@@ -215,9 +215,9 @@ class _Builder:
         for storage in operands:
             if (storage, stage) not in self.layouts:
                 self.layouts[storage, stage] = self._default_layout(storage, machine)
-        for output, layout in zip(op.outputs, plan.output_layouts, strict=False):
-            if output is not None and layout is not None:
-                self.layouts.setdefault((self._storage(output), stage), layout)
+        for output, planned in zip(op.outputs, plan.output_layouts, strict=False):
+            if output is not None and planned is not None:
+                self.layouts.setdefault((self._storage(output), stage), planned)
         for output in op.outputs:
             if output is not None and (self._storage(output), stage) not in self.layouts:
                 storage = self._storage(output)
@@ -230,8 +230,7 @@ class _Builder:
         for part, step in enumerate(plan.steps):
             drafts = _drafts(step, machine.target.name)
             body.steps += [
-                replace(draft, op=op.id, name=_step_name(op.name, draft.name), plan=plan, part=part)
-                for draft in drafts
+                replace(draft, op=op.id, name=_step_name(op.name, draft.name), plan=plan, part=part) for draft in drafts
             ]
             at.append(len(body.steps) - 1)
         self.op_plans[op.id] = plan
@@ -366,8 +365,8 @@ class _Builder:
             if moved:
                 self._remote(moved, stage, body, "store")
         for kept in states.values():
-            for storage in kept:
-                self._layout(storage, stage, machine)
+            for state in kept:
+                self._layout(state, stage, machine)
 
     def _owner(self, storage: int, made: dict[int, int]) -> int:
         item = self.graph.storages[storage]
@@ -563,10 +562,10 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
 def _stream_steps(name: str, cycles: int, nbytes: np.ndarray, to_host: bool) -> list[StepDraft]:
     """Begin, mid and end of a stream copy (facts/cycles.md 10)."""
     none = np.zeros_like(nbytes)
-    moved = {"bytes_in": none, "bytes_out": nbytes} if to_host else {"bytes_in": nbytes, "bytes_out": none}
+    bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
     return [
         StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES),
-        StepDraft(records.STREAM_COPY_MID, f"{name}/mid", cycles, **moved),
+        StepDraft(records.STREAM_COPY_MID, f"{name}/mid", cycles, bytes_in=bytes_in, bytes_out=bytes_out),
         StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES),
     ]
 

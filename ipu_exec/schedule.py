@@ -77,7 +77,8 @@ def timeline(
     costs = stage_costs(placement, tree, training, stream_out_once)
     run = schedules.pipelined if placement.pipelined else schedules.sharded
     schedule = run(costs, micro_batches)
-    bodies, at = [], {}
+    bodies: list[records.Body] = []
+    at: dict[tuple[int, int, int], int] = {}
     for body, ids in zip(tree.bodies, step_ids, strict=True):
         starts = np.cumsum([0] + [step.cycles for step in body.steps])[:-1]
         at[body.task, body.ipu, body.stage] = len(bodies)

@@ -30,6 +30,7 @@ from profiler.writer import PARTIAL_SUFFIX
 NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
 
 MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
+MAX_ELEMENTS = 1 << 26  # of all vectors asked for at once whose length nothing else tells
 VECTOR_CACHE_BYTES = 1 << 28
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
@@ -100,9 +101,7 @@ class Reader:
         names = ", ".join(column.name for column in known)
         rows = self._query(f"SELECT {names} FROM main.{record.table} ORDER BY rowid")
         values: Iterable[tuple[Any, ...]] = zip(*rows, strict=True) if rows else ((),) * len(known)
-        return {
-            column.name: self._column(record, column, cells) for column, cells in zip(known, values, strict=True)
-        }
+        return {column.name: self._column(record, column, cells) for column, cells in zip(known, values, strict=True)}
 
     def count(self, record: type[Any]) -> int:
         """Rows of a table."""
@@ -141,19 +140,29 @@ class Reader:
         with self._lock:
             found = {id: self._vectors[id] for id in wanted if id in self._vectors}
             missing = [id for id in wanted if id not in found]
-            for at in range(0, len(missing), 500):
-                some = missing[at : at + 500]
-                marks = ",".join("?" * len(some))
-                for id, dtype, size, data in self._query(
-                    f"SELECT id, dtype, length, data FROM main.vectors WHERE id IN ({marks})", some
-                ):
-                    found[id] = self._decode(id, dtype, size, data, length)
+            if length is None:
+                lengths = self._select("id, length", missing)
+                if sum(size for _, size in lengths if isinstance(size, int)) > MAX_ELEMENTS:
+                    raise self.damaged(
+                        f"{len(lengths)} vectors together may have {MAX_ELEMENTS} entries, and have more"
+                    )
+            for id, dtype, size, data in self._select("id, dtype, length, data", missing):
+                found[id] = self._decode(id, dtype, size, data, length)
         for id in wanted:
             if id not in found:
                 raise self.damaged(f"the vector {id} is missing")
             if length is not None and len(found[id]) != length:
                 raise self.damaged(f"the vector {id} has {len(found[id])} entries instead of {length}")
         return found
+
+    def _select(self, names: str, ids: list[int]) -> list[tuple[Any, ...]]:
+        """Columns of the vectors' table, for some ids."""
+        rows = []
+        for at in range(0, len(ids), 500):
+            some = ids[at : at + 500]
+            marks = ",".join("?" * len(some))
+            rows += self._query(f"SELECT {names} FROM main.vectors WHERE id IN ({marks})", some)
+        return rows
 
     def _decode(self, id: int, dtype: Any, size: Any, data: Any, length: int | None) -> np.ndarray:
         try:
@@ -279,5 +288,3 @@ def one_row(reader: Reader, record: type[Any]) -> Any:
     if sizes != {1}:
         raise reader.damaged(f"the table {record.table} must have one row, and has {sizes.pop()}")
     return record(**{name: values.item() for name, values in columns.items()})
-
-

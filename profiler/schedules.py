@@ -212,15 +212,16 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
     start = micro * length
     tasks = _Tasks()
     same = np.ones(micro_batches, dtype=np.int64)
-    for what, k, offset, cost in offsets:
+    for what, k, at_cycle, cost in offsets:
         if what == SYNC:
             for i in range(costs.num_ipus):
-                tasks.add(SYNC, i, micro, start + offset, same * cost)
+                tasks.add(SYNC, i, micro, start + at_cycle, same * cost)
         elif what == COPY:
             for i in {costs.ipus[k // stages], costs.ipus[k % stages]}:
-                tasks.add(COPY, i, micro, start + offset, same * cost)
+                if copy and costs.copies[i]:
+                    tasks.add(COPY, i, micro, start + at_cycle, same * cost)
         else:
-            tasks.add(what, costs.ipus[k], micro, start + offset, same * cost, k, micro)
+            tasks.add(what, costs.ipus[k], micro, start + at_cycle, same * cost, k, micro)
     for (k, c), offset in zip(costs.stream_in, in_offsets, strict=True):
         tasks.add(STREAM_IN, costs.ipus[k], micro, start + offset, same * c, k, micro)
     for (k, c), offset in zip(outputs, out_offsets, strict=True):
@@ -293,8 +294,19 @@ def _finish(
     begin = np.concatenate([begin, all_end[left]])
     finish = np.concatenate([finish, all_end[left] + gap[same]])
     order = np.lexsort((begin, ipu))
-    columns = (column[order] for column in (kind, ipu, stage, micro, cycle_of, begin, finish))
-    return Schedule(*columns, tuple(phases), start, end, np.asarray(slowest))
+    return Schedule(
+        kind[order],
+        ipu[order],
+        stage[order],
+        micro[order],
+        cycle_of[order],
+        begin[order],
+        finish[order],
+        tuple(phases),
+        start,
+        end,
+        np.asarray(slowest),
+    )
 
 
 class _Tasks:

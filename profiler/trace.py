@@ -88,9 +88,7 @@ class Bodies:
             offsets.append(at if len(at) else np.array([0]))
         count = np.array([len(piece) for piece in pieces], dtype=np.int64)
         none = np.zeros(0, dtype=np.int64)
-        return cls(
-            np.cumsum(count) - count, count, np.concatenate([none, *pieces]), np.concatenate([none, *offsets])
-        )
+        return cls(np.cumsum(count) - count, count, np.concatenate([none, *pieces]), np.concatenate([none, *offsets]))
 
 
 @dataclass(frozen=True, slots=True)

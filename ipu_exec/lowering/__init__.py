@@ -16,7 +16,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ipu_exec.lowering import conv, elementwise, loss, matmul, pooling, reduce, softmax  # noqa: F401
+from ipu_exec.lowering import (  # noqa: F401  (importing them registers their operators)
+    conv,
+    elementwise,
+    gather,
+    loss,
+    matmul,
+    norm,
+    pooling,
+    random,
+    reduce,
+    shape,
+    softmax,
+)
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan

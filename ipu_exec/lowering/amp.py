@@ -75,7 +75,9 @@ def conv_1x1_cycles(unit: Unit, rows: Ints, in_groups: Ints, out_groups: Ints, c
 
     fp16 with 96 rows, 4 in-groups, 2 out-groups: 5,011; fp32: 9,703.
     """
-    rows, gi, go, groups = np.broadcast_arrays(*(np.asarray(a, np.int64) for a in (rows, in_groups, out_groups, conv_groups)))
+    rows, gi, go, groups = np.broadcast_arrays(
+        *(np.asarray(a, np.int64) for a in (rows, in_groups, out_groups, conv_groups))
+    )
     retained = WORKERS * (7 + 3 * (gi * groups - 1)) if unit.half else 0
     later = (gi - 1) * (15 + go * (19 + 6 + unit.load + _block(rows, False, unit.half)))
     first = 11 + go * (18 + 7 + unit.load + _block(rows, True, unit.half))

@@ -103,9 +103,7 @@ class Builder:
     def linear(self, elements: int, dtype: str) -> Spread:
         return linear(elements, ITEM_BYTES[dtype], self.tiles)
 
-    def plan(
-        self, outputs: tuple[Layout | None, ...], *, constants: np.ndarray | None = None, note: str = ""
-    ) -> Plan:
+    def plan(self, outputs: tuple[Layout | None, ...], *, constants: np.ndarray | None = None, note: str = "") -> Plan:
         """The finished plan. An output that shares an input's storage keeps that storage's layout: None here."""
         layouts = tuple(
             None if out is None or out.layout is not None else layout

@@ -121,14 +121,14 @@ def weight_gradient_problem(g: Geometry) -> Problem:
 def expanded(problem: Problem, inputs: int) -> Problem:
     """The same with kernel elements as further input channels: a 1 x 1 product of rearranged inputs.
 
-    ``inputs`` elements of the whole input arrive, each at every place it is multiplied from once a tile.
+    ``inputs`` is the elements of the whole input: what arrives on a tile is its slice's part of them, which the
+    tile expands. A strided gradient meets only every stride-th kernel element at an output.
     """
-    field = problem.segments * problem.width // prod(problem.field_stride)
-    channels = problem.in_channels * problem.taps
-    share = min(1.0, inputs / max(1, field * channels * problem.groups))
+    channels = problem.in_channels * -(-problem.taps // prod(problem.field_stride))
+    field = problem.segments * problem.width
     return replace(
         problem,
-        segments=max(1, field),
+        segments=field,
         width=1,
         in_channels=channels,
         kernel=(1, 1),
@@ -138,8 +138,9 @@ def expanded(problem: Problem, inputs: int) -> Problem:
         image_rows=1,
         in_rows=1,
         in_cols=1,
-        expansion=share,
+        expansion=min(1.0, inputs / max(1, field * channels * problem.groups)),
         input_transform=True,
+        useful=problem.macs,
     )
 
 
@@ -149,7 +150,7 @@ def convolve(
     """Append the cheapest way to compute ``problem``."""
     machine = build.machine
     half = dtype in ("float16", "bfloat16")
-    plain = problem.taps == 1 and problem.stride == (1, 1) and problem.field_stride == (1, 1)
+    plain = problem.taps == 1 and problem.field_stride == (1, 1)
     candidates: list[tuple[Problem, tuple[str, ...]]] = []
     if plain:
         outer = ("outer",) if problem.in_channels == 1 and problem.groups == 1 else ()
@@ -167,6 +168,11 @@ def convolve(
     return add_product(build, name, best, methods, inputs, weights, dtype, run)
 
 
+def _builder(spec: OpSpec, machine: Machine) -> Builder:
+    """A builder whose partials are fp32 unless set: the vendor's default for convolutions (facts/cycles.md 12.6)."""
+    return Builder(spec, machine if machine.partials else replace(machine, partials="float32"))
+
+
 def _as_placed(build: Builder, problem: Problem, inputs: int, weights: int, transposed: bool = False) -> Problem:
     """The problem with what its operands cost that do not lie as planned."""
     placed_weights = build.spec.operands[weights].layout is not None
@@ -182,7 +188,7 @@ def _as_placed(build: Builder, problem: Problem, inputs: int, weights: int, tran
 @lowering("aten.convolution", "aten._convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d")
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
     """A convolution of any rank up to three, strided, dilated, grouped or transposed, with its bias."""
-    build = Builder(spec, machine)
+    build = _builder(spec, machine)
     data, weight = spec.operands[0], spec.operands[1]
     out = spec.outputs[0]
     assert out is not None
@@ -205,7 +211,7 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
 @lowering("aten.convolution_backward")
 def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Gradients of input, weight and bias, those that the output mask asks for."""
-    build = Builder(spec, machine)
+    build = _builder(spec, machine)
     grad, data, weight = spec.operands[:3]
     stride, dilation, transposed, groups, mask = spec.args[4], spec.args[6], spec.args[7], spec.args[9], spec.args[10]
     if transposed:
@@ -235,5 +241,3 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
         reduced = reduce_over(build, build.place(0), build.spread(0), dims, "ADD", "grad bias")
         layouts[2] = reduced.spread.layout(spec.outputs[2].dtype)
     return build.plan(tuple(layouts), constants=constants, note="; ".join(notes))
-
-

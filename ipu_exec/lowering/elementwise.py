@@ -15,7 +15,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder, placed
 from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
-from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.registry import lowering, words
 from ipu_exec.machine import Machine
 
 # operator (without a trailing underscore) -> the kinds of vertex it is, one compute set each
@@ -127,10 +127,10 @@ TERNARY: dict[str, tuple[str, ...]] = {
     "addcdiv": ("div", "scaled_add"),
     "lerp": ("sub", "scaled_add"),
 }
-FILL = """zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
+FILL = words("""zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
     new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange linspace eye tril_indices
-    triu_indices empty_permuted""".split()
-COPY = "clone copy copy_ contiguous _to_copy to lift_fresh_copy alias_copy detach_copy view_copy".split()
+    triu_indices empty_permuted""")
+COPY = words("clone copy copy_ contiguous _to_copy to lift_fresh_copy alias_copy detach_copy view_copy")
 
 _SCALAR_FORMS = {
     "add": "add_scalar",
@@ -330,5 +330,3 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
     else:
         build.map("copy", "copy", lies.elements, out.dtype, flops=0)
     return build.plan((Spread(key, lies.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
-
-

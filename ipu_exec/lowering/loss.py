@@ -53,13 +53,19 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
     if out.elements > 1:  # no reduction
         picked = Operand(out.shape, out.dtype, out.strides, layout=None)
         reduced = reduce_over(build, scores, lies, (1,) if len(scores.shape) > 1 else (0,), "ADD", "collect")
-        spread = reduced.spread if picked.elements == int(reduced.spread.elements.sum()) else build.linear(out.elements, out.dtype)
+        spread = (
+            reduced.spread
+            if picked.elements == int(reduced.spread.elements.sum())
+            else build.linear(out.elements, out.dtype)
+        )
     else:
         flat = Operand((int(rows.sum()),), "float32", (1,))
         reduced = reduce_over(build, flat, Spread(("rows", 0, lies.key), rows), (0,), "ADD", "sum")
         build.map("divide", "div_scalar", reduced.spread.elements, "float32")
         spread = reduced.spread
-    layouts: list[Layout | None] = [None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs]
+    layouts: list[Layout | None] = [
+        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs
+    ]
     layouts[0] = spread.layout(out.dtype)
     return build.plan(tuple(layouts))
 

@@ -86,7 +86,9 @@ def product(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
 
 
-@lowering("aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm", "aten._addmm_activation", "aten.addmm_", "aten.baddbmm_")
+@lowering(
+    "aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm", "aten._addmm_activation", "aten.addmm_", "aten.baddbmm_"
+)
 def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     """A product added to a bias (broadcast along the field) or to a whole tensor."""
     build = Builder(spec, machine)

@@ -36,7 +36,11 @@ def _window(spec: OpSpec, position: int, data: Operand, out: Operand) -> int:
         return max(1, prod(-(-a // b) for a, b in zip(data.shape[-rank:], out.shape[-rank:], strict=True)))
     kernel: Any = dict(spec.kwargs).get("kernel_size", spec.args[position] if len(spec.args) > position else 1)
     many = kernel if isinstance(kernel, tuple) else (kernel,)
-    spatial = max(1, int(spec.name.split("d.")[0][-1])) if "d." in spec.name and spec.name.split("d.")[0][-1].isdigit() else rank
+    spatial = (
+        max(1, int(spec.name.split("d.")[0][-1]))
+        if "d." in spec.name and spec.name.split("d.")[0][-1].isdigit()
+        else rank
+    )
     return prod(many) if len(many) > 1 else many[0] ** spatial
 
 

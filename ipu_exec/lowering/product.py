@@ -54,6 +54,7 @@ class Problem:
     weight_transform: bool = False
     input_free: bool = True  # the input lies as planned
     weight_free: bool = True
+    useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
 
     @property
     def taps(self) -> int:
@@ -62,6 +63,8 @@ class Problem:
     @property
     def macs(self) -> int:
         """Multiply-accumulates, without what padding saves."""
+        if self.useful:
+            return self.useful
         field = self.segments * self.width / prod(self.field_stride)
         return round(field * self.groups * self.in_channels * self.out_channels * self.taps)
 
@@ -168,9 +171,7 @@ def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, .
     raise AssertionError("a split without a memory bound always exists")
 
 
-def _best(
-    problem: Problem, machine: Machine, dtype: str, method: str, serial: int, allowed: float
-) -> list[Splits]:
+def _best(problem: Problem, machine: Machine, dtype: str, method: str, serial: int, allowed: float) -> list[Splits]:
     """The best splits of one method with this many serial steps; empty if none fits in ``allowed`` bytes."""
     unit = amp.unit_for(machine, dtype)
     heights = (1, 2, 4) if method == "nx1" and problem.kernel[0] > 1 else (1,)
@@ -179,7 +180,10 @@ def _best(
         if height > 1 and problem.in_channels > unit.in_group // height * 2:
             continue
         grain_in, grain_out = grains(problem, unit, method, height)
-        out_groups, in_groups = int(ceil_div(problem.out_channels, grain_out)), int(ceil_div(problem.in_channels, grain_in))
+        out_groups, in_groups = (
+            int(ceil_div(problem.out_channels, grain_out)),
+            int(ceil_div(problem.in_channels, grain_in)),
+        )
         if serial > out_groups:
             continue
         cols = _divisions(problem.width, 16) if method == "nx1" else np.array([1])
@@ -198,7 +202,9 @@ def _best(
         f = ceil_div(field, rows)
         groups, ins = ceil_div(problem.groups, g), ceil_div(in_groups, i) * grain_in
         outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
-        cycles, temporary = _estimate(problem, machine, unit, method, height, serial, f * c, o, i, rows, width, ins, outs, groups)
+        cycles, temporary = _estimate(
+            problem, machine, unit, method, height, serial, f * c, o, i, rows, width, ins, outs, groups
+        )
         cycles = np.where(temporary <= allowed, cycles, np.inf)
         k = int(np.argmin(cycles))
         if np.isfinite(cycles[k]):
@@ -251,7 +257,9 @@ def _estimate(
         size, left = partials[here].astype(np.float64), d
         for radix in radices:
             size_out = size / radix
-            reduction[here] += size / 4 + phase + amp.reduce_partials_cycles(np.ceil(size_out / partial), radix, partial)
+            reduction[here] += (
+                size / 4 + phase + amp.reduce_partials_cycles(np.ceil(size_out / partial), radix, partial)
+            )
             size, left = size_out, -(-left // radix)
     cycles = exchange_in + serial * (exchange_weights + transform + compute + reduction)
     temporary = inputs + weights + partials
@@ -393,7 +401,15 @@ def add_product(
     source, weights_in_place = _operand(build, weights, key, real_weights / f)
     vertex = VERTICES[splits.method].format(t=half, p=partial_type, u=unit.out_group)
     compute = vertex_cycles(
-        problem, unit, splits.method, splits.filter_height, share.segments, share.width, share.ins, step_outs, share.groups
+        problem,
+        unit,
+        splits.method,
+        splits.filter_height,
+        share.segments,
+        share.width,
+        share.ins,
+        step_outs,
+        share.groups,
     )
     compute = np.where(share.field > 0, compute, 0)
     per_step = share.field * padded_outs(problem, unit, splits.method, step_outs) * share.groups
@@ -478,5 +494,3 @@ def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str)
     step = build.fetch(f"{name}/bias", source, product.channels, broadcast=True)
     build.hold(f"{name}/bias", product.channels * source.item_bytes, step, build.next)
     build.map(f"{name}/add bias", "add_vector", product.outputs.elements, dtype)
-
-

@@ -91,7 +91,9 @@ def reduce_over(
 def _stage(build: Builder, name: str, op: str, held: np.ndarray, outputs: np.ndarray, final: int) -> np.ndarray:
     """Exchange the partials that tiles hold to where ``outputs`` lie, and reduce them there."""
     arriving = apportion(int(held.sum()), outputs)
-    step = build.exchange(f"{name}/exchange", arriving * PARTIAL_BYTES, held * PARTIAL_BYTES, np.minimum(arriving, len(held)))
+    step = build.exchange(
+        f"{name}/exchange", arriving * PARTIAL_BYTES, held * PARTIAL_BYTES, np.minimum(arriving, len(held))
+    )
     build.compute(
         name,
         f"popops::Reduce<popops::Reduce{op.title()},float,float>",
@@ -176,6 +178,6 @@ def variance(spec: OpSpec, machine: Machine) -> Plan:
     for kind in ("mul_scalar", "square", "sub_", *(("sqrt",) if name.startswith("std") else ())):
         build.map(f"{name}/{kind}", kind, square.spread.elements, "float32")
     both = (square, mean) if name.endswith("mean") else (square,)
-    return build.plan(tuple(None if o is None else r.spread.layout(o.dtype) for o, r in zip(spec.outputs, both, strict=True)))
-
-
+    return build.plan(
+        tuple(None if o is None else r.spread.layout(o.dtype) for o, r in zip(spec.outputs, both, strict=True))
+    )

@@ -1,0 +1,77 @@
+# Everything that is done in this repository. The environment (.venv) is made once and again when what it is
+# made from changes; see CONTRIBUTING.md.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# More words for pip when it installs torch, e.g. TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_ARGS ?=
+# More words for pytest: make test ARGS="-k timeline"
+ARGS ?=
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.made-from-pins
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo view test lint format docs screenshots browser clean
+
+help: ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make the environment .venv (every other command does it by itself)
+
+# torch goes first and alone: the rest then finds it there and cannot bring another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "IPUscope needs Python 3.11 or later, but $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo not there);" \
+	       "say which to use: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@rm -f $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check -q $(TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,examples]'
+	@touch $@
+
+demo: $(STAMP) ## Train the example on four modelled IPUs and print its profile
+	$(BIN)/python examples/mnist_pipeline.py --autoreport --profile-dir demo
+	@echo
+	$(BIN)/ipu-report summary demo/training
+	@echo
+	$(BIN)/ipu-report stages demo/training
+	@echo
+	@echo "The pipeline as a picture: 'make view', or $(BIN)/ipu-report view demo/training"
+
+demo/training/profile.pop:
+	@$(MAKE) --no-print-directory demo
+
+view: $(STAMP) demo/training/profile.pop ## Open the viewer on the demo's profile (and make that, if need be)
+	$(BIN)/ipu-report view demo/training
+
+test: $(STAMP) ## Run the tests; ARGS="-k timeline" for some of them
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Check style (ruff) and types (mypy)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Put the sources into the house's form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP) ## Check the pages against the code they describe
+	$(BIN)/python -m pytest tests/test_docs.py
+
+screenshots: $(STAMP) browser demo/training/profile.pop ## Take the pictures in docs/images again
+	$(BIN)/python -m viewer.screenshots
+
+browser: ## See that there is a chromium for the viewer's tests and screenshots
+	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium fonts-dejavu-core; \
+	else \
+	  echo "no chromium: the viewer's browser tests will be skipped. Install one: apt-get install chromium" >&2; \
+	fi
+
+clean: ## Remove what was made: environment, caches, the demo's profiles
+	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find ipu_exec profiler viewer reports tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,164 @@
+"""Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put (facts/cycles.md 7).
+
+The table stays where it lies, the indices go to every tile that holds a part of it, and what was found is
+exchanged to where the result lies.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.layouts import apportion, ceil_div, spread_of
+from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.vertices import poplar_type
+from ipu_exec.machine import Machine
+
+WORKERS = 6
+_END = 1 << 30
+
+
+def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -> np.ndarray:
+    """``popops::MultiSlice``: 6 [30 + hits (19 + 2 row / 8 B) + misses 8] with lookups shared by the workers."""
+    hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
+    return np.where(lookups > 0, WORKERS * (30 + hit * (19 + 2 * ceil_div(row_bytes, 8)) + 8 * miss), 0)
+
+
+def update_cycles(hits: np.ndarray, lookups: np.ndarray, row_elements: np.ndarray, item_bytes: int) -> np.ndarray:
+    """``popops::MultiUpdateAdd``: 6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]; an atom is 8 bytes."""
+    hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
+    atoms = ceil_div(row_elements * item_bytes, 8)
+    return np.where(lookups > 0, WORKERS * (36 + hit * (12 + 3 * np.maximum(atoms - 1, 0)) + 5 * miss), 0)
+
+
+def _row(table: Operand, dim: int) -> int:
+    """Elements of a row: what one index picks."""
+    return max(1, table.elements // max(1, table.shape[dim] if table.shape else 1))
+
+
+def _send_indices(build: Builder, indices: list[int], held: np.ndarray) -> None:
+    """Exchange the whole index vector to every tile that holds a part of the table."""
+    for index in indices:
+        source = build.place(index)
+        need = np.where(held > 0, source.elements, 0)
+        step = build.fetch("indices", source, need, broadcast=True)
+        build.hold("indices", need * source.item_bytes, step, _END)
+
+
+def look_up(spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int) -> Plan:
+    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear result."""
+    build = Builder(spec, machine)
+    source = build.place(table)
+    out = spec.outputs[0]
+    assert out is not None
+    held = spread_of(source, machine.tiles).elements
+    _send_indices(build, indices, held)
+    piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
+    found = apportion(out.elements, held)
+    hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
+    asked = np.where(held > 0, lookups, 0)
+    kind = f"popops::MultiSlice<{poplar_type(source.dtype)}>"
+    step = build.compute(f"{base_name(spec)}/slice", kind, slice_cycles(hits, asked, piece * source.item_bytes))
+    build.hold("found rows", found * source.item_bytes, step, step + 1)
+    lies = build.linear(out.elements, out.dtype)
+    build.exchange(f"{base_name(spec)}/collect", lies.elements * source.item_bytes, found * source.item_bytes)
+    layouts: list[Layout | None] = [
+        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs
+    ]
+    return build.plan(tuple(layouts))
+
+
+def update(
+    spec: OpSpec, machine: Machine, values: int | None, indices: list[int], row: int, lookups: int, base: int | None
+) -> Plan:
+    """Rows of values are exchanged to the tiles that hold their place in the result and added there.
+
+    ``base`` is the operand that the result starts from (copied unless in place); None starts from zero.
+    """
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    if base is not None:
+        lies = spread_of(build.place(base), machine.tiles)
+        if out.layout is None:
+            build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
+    else:
+        lies = build.linear(out.elements, out.dtype)
+        build.map(f"{base_name(spec)}/zero", "fill", lies.elements, out.dtype, flops=0)
+    _send_indices(build, indices, lies.elements)
+    moved = 0
+    if values is not None:
+        source = build.place(values)
+        moved = source.elements
+        arriving = apportion(moved, lies.elements)
+        step = build.fetch("values", source, arriving)
+        build.hold("values", arriving * source.item_bytes, step, _END)
+    else:
+        arriving = apportion(lookups * row, lies.elements)
+        moved = lookups * row
+    piece = np.minimum(lies.elements, row)
+    hits = np.where(piece > 0, ceil_div(arriving, np.maximum(piece, 1)), 0)
+    asked = np.where(lies.elements > 0, lookups, 0)
+    kind = f"popops::MultiUpdateAdd<{poplar_type(out.dtype)},int>"
+    build.compute(f"{base_name(spec)}/update", kind, update_cycles(hits, asked, piece, out.item_bytes), moved)
+    return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
+
+
+@lowering("aten.embedding")
+def embedding(spec: OpSpec, machine: Machine) -> Plan:
+    """(table, indices): rows of the table."""
+    table = spec.operands[0]
+    return look_up(spec, machine, 0, [1], table.shape[-1], spec.operands[1].elements)
+
+
+@lowering("aten.embedding_dense_backward")
+def embedding_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, indices, rows, ...): gradients added up into a zero table."""
+    gradient = spec.operands[0]
+    return update(spec, machine, 0, [1], gradient.shape[-1], spec.operands[1].elements, None)
+
+
+@lowering("aten.index_select", "aten.gather", "aten.take_along_dim")
+def select_rows(spec: OpSpec, machine: Machine) -> Plan:
+    """(input, dim, index): whole rows for index_select, single elements for gather."""
+    table, index = spec.operands[0], spec.operands[1]
+    dim = int(spec.args[1]) if isinstance(spec.args[1], int) else 0
+    contiguous = prod(table.shape[dim % max(1, len(table.shape)) + 1 :])
+    row = contiguous if base_name(spec) == "index_select" else 1
+    return look_up(spec, machine, 0, [1], max(1, row), index.elements)
+
+
+@lowering("aten.index", "aten._unsafe_index", "aten.masked_select", "aten.take")
+def index(spec: OpSpec, machine: Machine) -> Plan:
+    """Advanced indexing: the elements of a row are those that no index addresses."""
+    picks = list(range(1, len(spec.operands)))
+    out = spec.outputs[0]
+    assert out is not None
+    lookups = max((spec.operands[i].elements for i in picks), default=1)
+    return look_up(spec, machine, 0, picks, max(1, out.elements // max(lookups, 1)), lookups)
+
+
+@lowering("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten._index_put_impl_")
+def index_put(spec: OpSpec, machine: Machine) -> Plan:
+    """(input, indices, values): the last operand is written or added where the indices say."""
+    last = len(spec.operands) - 1
+    picks = list(range(1, last))
+    lookups = max((spec.operands[i].elements for i in picks), default=1)
+    row = max(1, spec.operands[last].elements // max(lookups, 1))
+    return update(spec, machine, last, picks, row, lookups, 0)
+
+
+@lowering("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce",
+          "aten.scatter_reduce_", "aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_",
+          "aten.index_fill", "aten.index_fill_", "aten.masked_scatter", "aten.masked_scatter_")  # fmt: skip
+def scatter(spec: OpSpec, machine: Machine) -> Plan:
+    """(input, dim, index, values): single elements, or rows for index_add and index_copy."""
+    table, place = spec.operands[0], spec.operands[1]
+    whole_rows = base_name(spec).startswith("index_")
+    row = _row(table, int(spec.args[1])) if whole_rows and isinstance(spec.args[1], int) else 1
+    values = 2 if len(spec.operands) > 2 and spec.operands[2].elements > 1 else None
+    return update(spec, machine, values, [1], row, place.elements, 0)

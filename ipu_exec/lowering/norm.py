@@ -1,0 +1,248 @@
+"""Layer, group, batch and instance norm: the two reductions and the maps of facts/cycles.md 6, forward and backward."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.elementwise import bring, broadcast_need
+from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.reduce import Reduced, broadcast_back, reduce_over
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import Machine
+
+_END = 1 << 30
+
+
+def _affine(build: Builder, index: int, lead: Operand, lies: Spread, axes: tuple[int, ...]) -> None:
+    """Bring a scale or shift (a vector along ``axes``) to where ``lead`` lies."""
+    source = build.place(index)
+    shape = tuple(n if d in axes else 1 for d, n in enumerate(lead.shape))
+    need = np.minimum(broadcast_need(Operand(shape, source.dtype, (0,) * len(shape)), lead, lies), source.elements)
+    step = build.fetch(f"operand {index}", source, need, broadcast=True)
+    build.hold(f"operand {index}", need * source.item_bytes, step, _END)
+
+
+def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ...]) -> Reduced:
+    """Append mean and inverse standard deviation over ``dims``, brought back to the tiles of ``lead``."""
+    mean = reduce_over(build, lead, lies, dims, "ADD", "mean")
+    square = reduce_over(build, lead, lies, dims, "SQUARE_ADD", "mean of squares")
+    for kind in ("mul_scalar", "square", "sub_", "add_scalar", "rsqrt"):
+        build.map(f"variance/{kind}", kind, square.spread.elements, "float32")
+    broadcast_back(build, mean, "broadcast mean")
+    broadcast_back(build, square, "broadcast inverse deviation")
+    return square
+
+
+def _tensor(value: object) -> bool:
+    return isinstance(value, Operand)
+
+
+def _index(spec: OpSpec, position: int) -> int:
+    """Operand index of a tensor argument."""
+    return sum(_tensor(a) for a in spec.args[:position])
+
+
+def _whiten(build: Builder, lead: Operand, lies: Spread, affine: list[int], axes: tuple[int, ...], dtype: str) -> None:
+    """Append (x - mean) / deviation, then scale and shift."""
+    step = build.map("whiten/subtract", "sub_vector", lies.elements, dtype)
+    build.hold("whitened", lies.elements * lead.item_bytes, step, _END)
+    build.map("whiten/scale", "mul_vector", lies.elements, dtype)
+    for index, kind in zip(affine, ("mul_vector", "add_vector"), strict=False):
+        _affine(build, index, lead, lies, axes)
+        build.map("affine/" + kind.split("_")[0], kind, lies.elements, dtype)
+
+
+def _forward(
+    spec: OpSpec,
+    machine: Machine,
+    dims: tuple[int, ...],
+    axes: tuple[int, ...],
+    affine: list[int],
+    lead: Operand | None = None,
+    training: bool = True,
+) -> Plan:
+    """A norm over ``dims`` with scale and shift along ``axes``; ``lead`` is the input regrouped, if it is."""
+    build = Builder(spec, machine)
+    operand, lies = build.place(0), build.spread(0)
+    out = spec.outputs[0]
+    assert out is not None
+    statistics = build.linear(prod(n for d, n in enumerate(operand.shape) if d not in dims), "float32")
+    if training:
+        statistics = _statistics(build, lead or operand, lies, dims).spread
+    _whiten(build, operand, lies, affine, axes, out.dtype)
+    layouts: list[Layout | None] = [Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)]
+    for other in spec.outputs[1:]:
+        if other is None or other.elements == 0:
+            layouts.append(None if other is None else build.linear(other.elements, other.dtype).layout(other.dtype))
+            continue
+        same = other.elements == int(statistics.elements.sum())
+        lies_there = statistics if same else build.linear(other.elements, other.dtype)
+        layouts.append(lies_there.layout(other.dtype))
+    return build.plan(tuple(layouts))
+
+
+def _affine_indices(spec: OpSpec, first: int) -> list[int]:
+    return [_index(spec, p) for p in (first, first + 1) if len(spec.args) > p and _tensor(spec.args[p])]
+
+
+def _grouped(operand: Operand, groups: int) -> Operand:
+    """[N, C, ...] seen as [N, groups, C/groups, ...]."""
+    n, c, *rest = operand.shape
+    s_n, s_c, *s_rest = operand.strides
+    inner = c // groups
+    return Operand(
+        (n, groups, inner, *rest), operand.dtype, (s_n, s_c * inner, s_c, *s_rest), operand.offset,
+        operand.storage_elements, operand.layout, operand.role,
+    )  # fmt: skip
+
+
+@lowering("aten.native_layer_norm", "aten.layer_norm")
+def layer_norm(spec: OpSpec, machine: Machine) -> Plan:
+    """Over the last dimensions, with scale and shift of their shape."""
+    rank, normalised = len(spec.operands[0].shape), spec.args[1]
+    count = len(normalised) if isinstance(normalised, tuple) else 1
+    dims = tuple(range(rank - count, rank))
+    return _forward(spec, machine, dims, dims, _affine_indices(spec, 2))
+
+
+@lowering("aten._fused_rms_norm", "aten.rms_norm")
+def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
+    """One reduction (sum of squares), inverse root, scale."""
+    build = Builder(spec, machine)
+    operand, lies = build.place(0), build.spread(0)
+    out = spec.outputs[0]
+    assert out is not None
+    count = len(spec.args[1]) if isinstance(spec.args[1], tuple) else 1
+    dims = tuple(range(len(operand.shape) - count, len(operand.shape)))
+    square = reduce_over(build, operand, lies, dims, "SQUARE_ADD", "mean of squares")
+    build.map("inverse root", "rsqrt", square.spread.elements, "float32")
+    broadcast_back(build, square, "broadcast inverse root")
+    build.map("scale", "mul_vector", lies.elements, out.dtype)
+    for index in range(1, len(spec.operands)):
+        _affine(build, index, operand, lies, dims)
+        build.map("affine/mul", "mul_vector", lies.elements, out.dtype)
+    layouts: list[Layout | None] = [Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)]
+    layouts += [None if o is None else square.spread.layout(o.dtype) for o in spec.outputs[1:]]
+    return build.plan(tuple(layouts))
+
+
+@lowering("aten.native_group_norm", "aten.group_norm")
+def group_norm(spec: OpSpec, machine: Machine) -> Plan:
+    """(input, weight, bias, N, C, HxW, groups, eps): over a group of channels and the field."""
+    grouped = _grouped(spec.operands[0], int(spec.args[6]))
+    dims = tuple(range(2, len(grouped.shape)))
+    return _forward(spec, machine, dims, (1,), _affine_indices(spec, 1), grouped)
+
+
+_BATCH_NORMS = (
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
+    "_batch_norm_with_update _batch_norm_no_update _native_batch_norm_legit_no_training miopen_batch_norm batch_norm"
+)
+
+
+@lowering(*(f"aten.{name}" for name in _BATCH_NORMS.split()))
+def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
+    """Over batch and field; in training the running statistics are updated too (a few elements)."""
+    flags = [a for a in spec.args if isinstance(a, bool)]
+    training = (flags[0] if flags else "no_training" not in spec.name) and "no_update" not in spec.name
+    rank = len(spec.operands[0].shape)
+    dims = (0, *range(2, rank))
+    return _forward(spec, machine, dims, (1,), _affine_indices(spec, 1), training=training)
+
+
+def _statistics_need(lead: Operand, lies: Spread, dims: tuple[int, ...]) -> np.ndarray:
+    """Means (or the like) over ``dims`` that each tile's share of ``lead`` needs."""
+    shape = tuple(1 if d in dims else n for d, n in enumerate(lead.shape))
+    return broadcast_need(Operand(shape, "float32", (0,) * len(shape)), lead, lies)
+
+
+def _backward(
+    spec: OpSpec,
+    machine: Machine,
+    data: int,
+    weight: int | None,
+    dims: tuple[int, ...],
+    affine_dims: tuple[int, ...],
+    lead: Operand | None = None,
+) -> Plan:
+    """Two reductions for the input's gradient, one each for scale and shift, and the maps between.
+
+    ``dims`` are those normalised over, ``affine_dims`` those the gradients of scale and shift are summed over.
+    """
+    build = Builder(spec, machine)
+    operand, lies = build.place(data), build.spread(data)
+    seen = lead or operand
+    axes = tuple(d for d in range(len(operand.shape)) if d not in affine_dims)
+    bring(build, 0, operand, lies)
+    dtype = operand.dtype
+    statistics = prod(n for d, n in enumerate(seen.shape) if d not in dims)
+    for index in range(len(spec.operands)):
+        if index not in (0, data, weight) and spec.operands[index].elements == statistics:
+            need = _statistics_need(seen, lies, dims)
+            source = build.place(index)
+            step = build.fetch(f"statistics {index}", source, need, broadcast=True)
+            build.hold(f"statistics {index}", need * source.item_bytes, step, _END)
+    step = build.map("whiten/subtract", "sub_vector", lies.elements, dtype)
+    build.hold("whitened", lies.elements * operand.item_bytes, step, _END)
+    build.map("whiten/scale", "mul_vector", lies.elements, dtype)
+    layouts: list[Layout | None] = [None] * len(spec.outputs)
+    product_step = build.map("gradient times whitened", "mul", lies.elements, dtype)
+    build.hold("products", lies.elements * operand.item_bytes, product_step, _END)
+    for position, name in ((1, "scale"), (2, "shift")):
+        out = spec.outputs[position] if len(spec.outputs) > position else None
+        if out is not None:
+            reduced = reduce_over(build, operand, lies, affine_dims, "ADD", f"grad {name}")
+            layouts[position] = reduced.spread.layout(out.dtype)
+    out = spec.outputs[0]
+    if out is not None:
+        if weight is not None:
+            _affine(build, weight, operand, lies, axes)
+            build.map("gradient times scale", "mul_vector", lies.elements, dtype)
+        if set(dims) != set(affine_dims) or seen is not operand or spec.outputs[1:] == (None, None):
+            first = reduce_over(build, seen, lies, dims, "ADD", "sum of gradients")
+            second = reduce_over(build, seen, lies, dims, "ADD", "sum of products")
+            broadcast_back(build, first, "broadcast sum of gradients")
+            broadcast_back(build, second, "broadcast sum of products")
+        else:  # the sums are the gradients of scale and shift, which only have to come back
+            need = _statistics_need(seen, lies, dims)
+            for name, layout in (("scale", layouts[1]), ("shift", layouts[2])):
+                if layout is not None:
+                    step = build.exchange(f"broadcast grad {name}", need * 4, layout.bytes)
+                    build.hold(f"broadcast grad {name}", need * 4, step, build.next)
+        build.map("scale whitened", "mul_vector", lies.elements, dtype)
+        build.map("subtract products", "sub_", lies.elements, dtype)
+        build.map("subtract mean", "add_vector", lies.elements, dtype)
+        build.map("times inverse deviation", "mul_vector", lies.elements, dtype)
+        layouts[0] = Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)
+    return build.plan(tuple(layouts))
+
+
+@lowering("aten.native_layer_norm_backward")
+def layer_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(grad, input, shape, mean, rstd, weight, bias, mask)."""
+    rank, count = len(spec.operands[1].shape), len(spec.args[2])
+    dims = tuple(range(rank - count, rank))
+    weight = _index(spec, 5) if _tensor(spec.args[5]) else None
+    return _backward(spec, machine, 1, weight, dims, tuple(range(rank - count)))
+
+
+@lowering("aten.native_group_norm_backward")
+def group_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(grad, input, mean, rstd, weight, N, C, HxW, groups, mask)."""
+    data = spec.operands[1]
+    grouped = _grouped(data, int(spec.args[8]))
+    weight = _index(spec, 4) if _tensor(spec.args[4]) else None
+    over = (0, *range(2, len(data.shape)))
+    return _backward(spec, machine, 1, weight, tuple(range(2, len(grouped.shape))), over, grouped)
+
+
+@lowering("aten.native_batch_norm_backward", "aten.batch_norm_backward")
+def batch_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(grad, input, weight, running mean, running variance, mean, rstd, training, eps, mask)."""
+    dims = (0, *range(2, len(spec.operands[1].shape)))
+    weight = _index(spec, 2) if _tensor(spec.args[2]) else None
+    return _backward(spec, machine, 1, weight, dims, dims)

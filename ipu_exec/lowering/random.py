@@ -1,0 +1,45 @@
+"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector (facts/cycles.md 5)."""
+
+from __future__ import annotations
+
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.layouts import Spread, result_key, spread_of
+from ipu_exec.lowering.plan import Layout, OpSpec, Plan
+from ipu_exec.lowering.registry import lowering, words
+from ipu_exec.machine import Machine
+
+
+@lowering("aten.native_dropout", "aten.dropout", "aten.alpha_dropout", "aten.feature_dropout")
+def dropout(spec: OpSpec, machine: Machine) -> Plan:
+    """One vertex makes mask and scaled result, where the input lies."""
+    build = Builder(spec, machine)
+    operand, lies = build.place(0), build.spread(0)
+    build.map("dropout", "dropout", lies.elements, operand.dtype)
+    layouts: list[Layout | None] = []
+    for out in spec.outputs:
+        key = None if out is None else result_key(lies, operand, out)
+        layouts.append(None if out is None else Spread(key, lies.elements).layout(out.dtype))
+    return build.plan(tuple(layouts))
+
+
+_RANDOM = words("""bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal normal_
+    randperm random_ exponential_ log_normal_ geometric_ normal_functional""")
+
+
+@lowering(*(f"aten.{name}" for name in _RANDOM))
+def random(spec: OpSpec, machine: Machine) -> Plan:
+    """Numbers where the result lies: like the operand of the same shape if there is one, linearly otherwise."""
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    like = next((i for i, o in enumerate(spec.operands) if o.shape == out.shape and o.layout is not None), None)
+    if out.layout is not None:
+        lies = spread_of(out, machine.tiles)
+    elif like is not None:
+        source = build.spread(like)
+        lies = Spread(result_key(source, spec.operands[like], out), source.elements)
+    else:
+        lies = build.linear(out.elements, out.dtype)
+    build.map(base_name(spec), "random", lies.elements, out.dtype)
+    return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))

@@ -1,0 +1,122 @@
+"""Convolutions against published measurements (JIA, GC2), and what every plan of one must keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipu_exec.lowering import amp, conv, lower
+from ipu_exec.lowering.plan import Compute, OpSpec
+from ipu_exec.lowering.product import search, share_out
+from ipu_exec.machine import TARGETS, Machine
+from tests.operands import MK2, op, plan_cycles, tensor
+
+JIA = [
+    [float(v) for v in line.split(",")]
+    for line in Path(__file__).with_name("data").joinpath("jia_conv.csv").read_text().splitlines()
+    if line and line[0].isdigit()
+]
+
+
+def convolution(
+    batch: int, channels: int, field: int, outs: int, kernel: int, stride: int, padding: int, groups: int, dtype: str
+) -> OpSpec:
+    size = (field + 2 * padding - kernel) // stride + 1
+    data = tensor(batch, channels, field, field, dtype=dtype)
+    weight = tensor(outs, channels // groups, kernel, kernel, dtype=dtype, role="weight")
+    args = (data, weight, None, (stride, stride), (padding, padding), (1, 1), False, (0, 0), groups)
+    return op("aten.convolution.default", args, tensor(batch, outs, size, size, dtype=dtype))
+
+
+def test_convolutions_land_near_published_measurements() -> None:
+    machine = Machine(TARGETS["mk1"], 1216)
+    ratios = []
+    for kernel, field, ins, outs, batch, published in JIA:
+        k, f = int(kernel), int(field)
+        spec = convolution(int(batch), int(ins), f, int(outs), k, 1, k // 2, 1, "float16")
+        seconds = machine.target.seconds(plan_cycles(lower(spec, machine), machine))
+        flops = 2 * batch * ins * outs * k * k * f * f
+        ratios.append(np.log(flops / seconds / 1e12 / published))
+    print(f"JIA convolutions: median {np.exp(np.median(ratios)):.3f}, worst {np.exp(np.max(np.abs(ratios))):.3f}")
+    assert len(ratios) == 32
+    assert np.median(np.abs(ratios)) < np.log(1.25)
+    assert np.max(np.abs(ratios)) < np.log(1.6)
+
+
+@given(
+    st.integers(1, 8),
+    st.integers(1, 40),
+    st.integers(4, 20),
+    st.integers(1, 40),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.sampled_from(["float16", "float32"]),
+    st.sampled_from(["nx1", "vmac", "1x1"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_tiles_share_exactly_the_work(
+    batch: int, ins: int, field: int, outs: int, kernel: int, stride: int, dtype: str, method: str
+) -> None:
+    size = (field - kernel) // stride + 1
+    shape = conv.geometry(
+        (batch, ins, field, field), (outs, ins, kernel, kernel), (batch, outs, size, size), (stride,) * 2, (1, 1), 1
+    )
+    problem = conv.forward_problem(shape)
+    if method == "1x1":
+        problem = conv.expanded(problem, batch * ins * field * field)
+    splits = search(problem, MK2, dtype, (method,))
+    share = share_out(problem, MK2, amp.unit_for(MK2, dtype), splits)
+    assert int(share.macs(problem).sum()) == batch * size * size * ins * outs * kernel * kernel
+    assert splits.tiles <= MK2.tiles
+
+
+@pytest.mark.parametrize("groups", [1, 4, 32])
+def test_gradients_of_all_three_are_lowered(groups: int) -> None:
+    grad = tensor(4, 32, 14, 14)
+    data, weight = tensor(4, 32, 28, 28), tensor(32, 32 // groups, 3, 3, role="weight")
+    args = (grad, data, weight, (32,), (2, 2), (1, 1), (1, 1), False, (0, 0), groups, (True, True, True))
+    plan = lower(op("aten.convolution_backward.default", args, tensor(4, 32, 28, 28), weight, tensor(32)), MK2)
+    flops = {step.name: step.flops for step in plan.steps if isinstance(step, Compute)}
+    macs = 4 * 14 * 14 * 32 * (32 // groups) * 9
+    assert flops["grad input/convolve"] == 2 * macs
+    assert flops["grad weight/convolve"] == 2 * macs
+    assert [int(layout.bytes.sum()) for layout in plan.output_layouts if layout] == [
+        4 * 32 * 28 * 28 * 4,
+        32 * (32 // groups) * 9 * 4,
+        32 * 4,
+    ]
+
+
+def test_gradients_not_asked_for_cost_nothing() -> None:
+    grad, data, weight = tensor(4, 8, 8, 8), tensor(4, 3, 8, 8), tensor(8, 3, 1, 1, role="weight")
+    args = (grad, data, weight, None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (False, True, False))
+    plan = lower(op("aten.convolution_backward.default", args, None, weight, None), MK2)
+    assert all(step.name.startswith("grad weight") for step in plan.steps)
+
+
+def test_depthwise_convolution_does_not_pay_for_empty_channels() -> None:
+    depthwise = lower(convolution(4, 64, 28, 64, 3, 1, 1, 64, "float16"), MK2)
+    dense = lower(convolution(4, 64, 28, 64, 3, 1, 1, 1, "float16"), MK2)
+    assert plan_cycles(depthwise, MK2) < plan_cycles(dense, MK2)
+    assert "slic" in depthwise.note or "vmac" in depthwise.note
+
+
+def test_transposed_convolution_has_the_work_of_the_one_it_transposes() -> None:
+    data, weight = tensor(2, 16, 8, 8), tensor(16, 8, 2, 2, role="weight")
+    args = (data, weight, None, (2, 2), (0, 0), (1, 1), True, (0, 0), 1)
+    plan = lower(op("aten.convolution.default", args, tensor(2, 8, 16, 16)), MK2)
+    assert plan.flops >= 2 * 2 * 64 * 16 * 8 * 4
+    assert plan.output_layouts[0] is not None
+    assert int(plan.output_layouts[0].bytes.sum()) == 2 * 8 * 256 * 4
+
+
+def test_a_bias_is_added_where_the_outputs_lie() -> None:
+    data, weight, bias = tensor(2, 16, 8, 8), tensor(8, 16, 3, 3, role="weight"), tensor(8, role="weight")
+    args = (data, weight, bias, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    plan = lower(op("aten.convolution.default", args, tensor(2, 8, 8, 8)), MK2)
+    assert plan.steps[-1].name == "conv/add bias"
+    assert set(dict(plan.input_layouts)) == {0, 1, 2}

@@ -1,0 +1,119 @@
+"""The product planner against the vendor's own model (TUT4) and published measurements (PSP)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ipu_exec.lowering import amp, lower
+from ipu_exec.lowering.plan import Compute, Plan
+from ipu_exec.machine import TARGETS, Machine
+from tests.operands import MK2, op, plan_cycles, step_cycles, tensor
+
+BOW = Machine(TARGETS["bow"], 1472)
+
+# Published throughput of dense products on Bow in TFLOP/s: size, columns, fp16, fp32 (PSP; facts/validation.csv)
+PSP = [
+    line.split(",")
+    for line in Path(__file__).with_name("data").joinpath("psp_dense.csv").read_text().splitlines()
+    if line and not line.startswith(("#", "id"))
+]
+
+
+def product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Plan:
+    left, right = tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype)
+    return lower(op("aten.mm.default", (left, right), tensor(m, n, dtype=dtype)), machine)
+
+
+@pytest.mark.parametrize(("dtype", "cycles"), [("float16", 5011), ("float32", 9703)])
+def test_vertex_takes_the_reference_cycles(dtype: str, cycles: int) -> None:
+    assert int(amp.conv_1x1_cycles(amp.unit_for(MK2, dtype), 96, 4, 2)) == cycles
+
+
+@pytest.mark.parametrize(("partial_bytes", "cycles"), [(4, 2238), (2, 1344)])
+def test_reduction_takes_the_reference_cycles(partial_bytes: int, cycles: int) -> None:
+    assert int(amp.reduce_partials_cycles(256, 8, partial_bytes)) == cycles
+
+
+@pytest.mark.parametrize(("depth", "stages"), [(1, 0), (2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (1472, 3)])
+def test_reduction_stages_cover_every_partial(depth: int, stages: int) -> None:
+    radices = amp.reduction_stages(depth)
+    assert len(radices) == stages
+    assert np.prod(radices, initial=1) >= depth
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles", "convolve", "reduce"),
+    [((800, 500, 400), 1400, 15256, 3465), ((800, 400, 200), 1350, 7910, 2386)],
+)
+def test_plan_agrees_with_the_vendors_profile(
+    shape: tuple[int, int, int], tiles: int, convolve: int, reduce: int
+) -> None:
+    plan = product(*shape, "float32", MK2)
+    names = [step.name for step in plan.steps]
+    multiply = names.index("mm/convolve")
+    step = plan.steps[multiply]
+    assert isinstance(step, Compute)
+    assert np.count_nonzero(step.cycles) == tiles
+    assert sum(step_cycles(s, MK2) for s in plan.steps[: multiply + 1]) == pytest.approx(convolve, rel=0.1)
+    assert sum(step_cycles(s, MK2) for s in plan.steps[multiply + 1 :]) == pytest.approx(reduce, rel=0.1)
+
+
+def test_temporaries_agree_with_the_vendors_profile() -> None:
+    plan = product(800, 500, 400, "float32", MK2)
+    fullest = {t.name: int(t.bytes.max()) for t in plan.temporaries}
+    assert fullest["mm/inputs"] == 28_800
+    assert fullest["mm/weights"] == 4_608
+    partials = next(t for t in plan.temporaries if t.name == "mm/reduce/partials")
+    assert int(partials.bytes.max()) == 6_400
+    assert partials.interleaved
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_dense_products_land_on_published_measurements(dtype: str) -> None:
+    kind = {"fp16": "float16", "fp32": "float32"}[dtype]
+    ratios = []
+    for name, published in PSP:
+        _, of, size, columns = name.split("-")
+        if of != dtype:
+            continue
+        n, k = int(columns), int(size)
+        seconds = BOW.target.seconds(plan_cycles(product(k, k, n, kind, BOW), BOW))
+        ratios.append(np.log(2 * k * k * n / seconds / 1e12 / float(published)))
+    assert len(ratios) > 20
+    assert np.median(np.abs(ratios)) < 0.06
+    assert np.max(np.abs(ratios)) < np.log(1.2)
+
+
+def test_work_and_outputs_are_conserved() -> None:
+    plan = product(100, 70, 33, "float16", MK2)
+    assert plan.output_layouts[0] is not None
+    assert int(plan.output_layouts[0].bytes.sum()) == 100 * 33 * 2
+    multiply = next(s for s in plan.steps if s.name == "mm/convolve")
+    assert isinstance(multiply, Compute)
+    assert multiply.flops == 2 * 100 * 70 * 33
+
+
+def test_a_parameter_is_stored_as_planned_and_then_needs_no_transposition() -> None:
+    x, out = tensor(64, 96), tensor(64, 48)
+    weight = tensor(96, 48, role="weight", strides=(1, 96))
+    first = lower(op("aten.mm.default", (x, weight), out), MK2)
+    wished = dict(first.input_layouts)[1]
+    assert int(wished.bytes.sum()) == 96 * 48 * 4
+    kept = tensor(96, 48, role="weight", strides=(1, 96), layout=wished)
+    again = lower(op("aten.mm.default", (x, kept), out), MK2)
+    assert plan_cycles(again, MK2) == plan_cycles(first, MK2)
+    turned = tensor(48, 96, role="weight", layout=wished)
+    other = lower(op("aten.mm.default", (tensor(64, 48), turned), tensor(64, 96)), MK2)
+    assert any("transpose weights" in step.name for step in other.steps)
+
+
+def test_too_little_memory_makes_the_output_channels_serial() -> None:
+    roomy = product(4096, 4096, 256, "float16", MK2)
+    tight = product(4096, 4096, 256, "float16", Machine(TARGETS["mk2"], 1472, proportion=0.02))
+    assert "serial" not in roomy.note
+    assert "serial" in tight.note
+    assert sum("convolve" in step.name for step in tight.steps) > 1
+    assert plan_cycles(tight, MK2) > plan_cycles(roomy, MK2)

@@ -1,0 +1,115 @@
+"""Optimisers: PyTorch's numbers, PopTorch's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ipu_exec import Error, optim
+
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def parameters() -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((4, 3), (3,))]
+
+
+def run(make: Make, steps: int = 5) -> list[torch.nn.Parameter]:
+    weights = parameters()
+    optimizer = make(weights)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        optimizer.step()
+    return weights
+
+
+def same(ours: Make, theirs: Make) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(run(ours), run(theirs), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "settings"),
+    [
+        (optim.SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+        (optim.Adam, torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
+        (optim.AdamW, torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.99)}),
+        (optim.RMSprop, torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
+    ],
+)
+def test_updates_are_pytorchs_bit_for_bit(ours: Any, theirs: Any, settings: dict[str, Any]) -> None:
+    extra = {"loss_scaling": 128.0, "accum_type": torch.float16}
+    assert same(lambda p: ours(p, **settings, **extra), lambda p: theirs(p, **settings))
+    assert isinstance(ours(parameters(), **settings), theirs)
+
+
+def test_poptorchs_arguments_are_kept() -> None:
+    sgd = optim.SGD(parameters(), lr=0.1, loss_scaling=2.0, use_combined_accum=True, velocity_accum_type=torch.float16)
+    assert sgd.loss_scaling == 2.0
+    assert vars(sgd)["use_combined_accum"] is True
+    assert vars(sgd)["velocity_accum_type"] is torch.float16
+    assert optim.loss_scaling(sgd) == 2.0
+    assert optim.loss_scaling(torch.optim.SGD(parameters(), lr=0.1)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: optim.AdamW(p, accum_type=torch.int32), "accum_type"),
+        (lambda p: optim.SGD(p, loss_scaling=0.0), "loss_scaling is a number above 0"),
+        (lambda p: optim.LAMB(p, betas=(1.0, 0.9)), "LAMB"),
+        (lambda p: optim.Adam(p, bias_correction=False, amsgrad=True), "bias_correction=False"),
+        (lambda p: optim.RMSprop(p, use_tf_variant=True), "use_tf_variant"),
+    ],
+)
+def test_wrong_arguments_are_errors(make: Make, says: str) -> None:
+    with pytest.raises(Error, match=says):
+        make(parameters())
+
+
+def test_the_first_step_without_bias_correction() -> None:
+    weight, lr, eps = torch.nn.Parameter(torch.tensor([1.0, -2.0])), 0.1, 1e-8
+    weight.grad = torch.tensor([0.5, 0.25])
+    expected = weight.detach() * (1 - lr * 0.01) - lr * (0.1 * weight.grad) / ((0.001 * weight.grad**2).sqrt() + eps)
+    optim.AdamW([weight], lr=lr, eps=eps, bias_correction=False).step()
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_gradients_above_the_norm_are_scaled_down() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([3.0, 4.0])
+    optim.SGD([weight], lr=1.0, max_grad_norm=1.0).step()
+    torch.testing.assert_close(weight.detach(), torch.tensor([-0.6, -0.8]), rtol=1e-4, atol=1e-4)
+
+
+def lamb_step(weight: torch.Tensor, gradient: torch.Tensor, **settings: Any) -> torch.Tensor:
+    parameter = torch.nn.Parameter(weight.clone())
+    parameter.grad = gradient.clone()
+    optim.LAMB([parameter], lr=0.1, **settings).step()
+    return parameter.detach()
+
+
+def test_lamb_moves_a_weight_by_lr_times_its_norm() -> None:
+    weight, gradient = torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.7])
+    for settings, length in (({}, 0.5), ({"max_weight_norm": 2.0}, 0.2)):
+        moved = weight - lamb_step(weight, gradient, weight_decay=0.0, **settings)
+        # After bias correction the first direction is the sign of the gradient, scaled to the norm of the weight.
+        torch.testing.assert_close(moved, gradient.sign() * length / 2**0.5, rtol=1e-5, atol=1e-5)
+
+
+def test_lamb_does_not_scale_where_the_weight_is_zero() -> None:
+    moved = lamb_step(torch.zeros(2), torch.tensor([0.1, -0.7]))
+    torch.testing.assert_close(moved, torch.tensor([-0.1, 0.1]), rtol=1e-5, atol=1e-5)
+
+
+def test_lamb_without_bias_correction_starts_with_larger_directions_of_the_same_length() -> None:
+    weight, gradient = torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.7])
+    moved = weight - lamb_step(weight, gradient, weight_decay=0.0, bias_correction=False)
+    assert moved.norm() == pytest.approx(0.5, rel=1e-5)
+    decayed = weight - lamb_step(weight, gradient, weight_decay=1.0, bias_correction=False)
+    assert not torch.allclose(moved, decayed)

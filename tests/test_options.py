@@ -1,0 +1,217 @@
+"""Options: PopTorch's methods, checks, profiles asked for in several ways, freezing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import ipu_exec as poptorch
+from ipu_exec import Error, Options
+
+ENGINE = "POPLAR_ENGINE_OPTIONS"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (ENGINE, "POPTORCH_CACHE_DIR", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_methods_chain_and_values_are_read_as_attributes() -> None:
+    options = Options().deviceIterations(3).replicationFactor(2).autoRoundNumIPUs().randomSeed(7)
+    options.Training.gradientAccumulation(5).accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    assert (options.device_iterations, options.replication_factor, options.random_seed) == (3, 2, 7)
+    assert options.auto_round_num_ipus is True
+    assert options.Training.gradient_accumulation == 5
+    assert options.Training.accumulation_and_replication_reduction_type is poptorch.ReductionType.Sum
+    assert options.batch_factor == 3 * 5 * 2
+
+
+def test_input_groups_share_their_input() -> None:
+    options = Options().replicationFactor(4).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
+    assert options.batch_factor == 2
+    with pytest.raises(Error, match="not a multiple of the group size"):
+        _ = Options().replicationFactor(3).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive).batch_factor
+
+
+@pytest.mark.parametrize(
+    ("set_it", "says"),
+    [
+        (lambda o: o.deviceIterations(0), "deviceIterations takes a whole number, at least 1, not 0"),
+        (lambda o: o.deviceIterations(2.0), "not 2.0"),
+        (lambda o: o.replicationFactor(True), "not True"),
+        (lambda o: o.Training.gradientAccumulation(-1), "Training.gradientAccumulation"),
+        (lambda o: o.Training.accumulationAndReplicationReductionType("Mean"), "ReductionType.Mean"),
+        (lambda o: o.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.NoReduction), "one grad"),
+        (lambda o: o.outputMode(3), "OutputMode.Sum"),
+        (lambda o: o.outputMode(poptorch.OutputMode.EveryN), "needs output_return_period"),
+        (lambda o: o.setExecutionStrategy("pipelined"), "PipelinedExecution"),
+        (lambda o: o.setAvailableMemoryProportion({"0": 0.2}), "'0' is no IPU"),
+        (lambda o: o.setAvailableMemoryProportion({"IPU0": 1.5}), "at most 1, not 1.5"),
+        (lambda o: o.target("mk9"), "known: mk1, mk2, c600, bow"),
+        (lambda o: o.TensorLocations.numIOTiles(33), "even number from 32 to 192"),
+        (lambda o: o.TensorLocations.setOptimizerLocation(False), "TensorLocationSettings"),
+        (lambda o: o.Precision.setPartialsType(torch.int32), "torch.float or torch.half"),
+        (lambda o: o.Distributed.configureProcessId(2, 2), "process 2 of 2 does not exist"),
+        (lambda o: setattr(o, "autoreport", "yes"), "True or False"),
+    ],
+)
+def test_wrong_arguments_are_errors_that_say_what_is_taken(set_it: object, says: str) -> None:
+    with pytest.raises(Error) as raised:
+        set_it(Options())  # type: ignore[operator]
+    assert says in str(raised.value)
+
+
+def test_an_unknown_option_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="'device_iteration'"):
+        _ = Options().device_iteration
+
+
+def test_memory_proportions_are_kept_by_ipu() -> None:
+    assert Options().setAvailableMemoryProportion({"IPU0": 0.2, "IPU3": 1}).available_memory_proportion == {
+        0: 0.2,
+        3: 1.0,
+    }
+
+
+def test_optimiser_state_off_chip() -> None:
+    options = Options()
+    assert not options.TensorLocations.location_optimizer.off_chip
+    options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
+    assert options.TensorLocations.location_optimizer.off_chip
+    assert not options.TensorLocations.location_weight.off_chip
+
+
+def test_offline_target_picks_a_machine_and_never_attaches() -> None:
+    options = Options().useOfflineIpuTarget(1)
+    assert (options.target_name, options.connection_type) == ("mk1", poptorch.ConnectionType.Never)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: Options(autoreport=True, autoreport_dir="demo"),
+        lambda: Options().enableProfiling("demo"),
+        lambda: _by_properties(Options()),
+        lambda: _by_training(Options()),
+        lambda: _by_popart(Options()),
+    ],
+)
+def test_a_profile_can_be_asked_for_in_five_ways(ask: object) -> None:
+    wanted = ask().profiling()  # type: ignore[operator]
+    assert (wanted.enabled, wanted.directory, wanted.execution, wanted.run_count) == (True, Path("demo"), True, 2)
+
+
+def _by_properties(options: Options) -> Options:
+    options.autoreport = True
+    options.autoreport_dir = "demo"
+    return options
+
+
+def _by_training(options: Options) -> Options:
+    options.Training.autoreport = True
+    options.Training.autoreport_dir = "demo"
+    assert options.autoreport
+    assert options.Training.autoreport_dir == "demo"
+    return options
+
+
+def _by_popart(options: Options) -> Options:
+    options._Popart.set("engineOptions", {"autoReport.all": "true", "autoReport.directory": "demo"})
+    return options
+
+
+def test_no_profile_unless_asked() -> None:
+    assert not Options().profiling().enabled
+    assert not Options(autoreport_dir="demo").profiling().enabled
+
+
+def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = {"autoReport.directory": "elsewhere", "autoReport.executionProfileProgramRunCount": "5"}
+    monkeypatch.setenv(ENGINE, json.dumps(engine))
+    wanted = Options().enableProfiling("demo").profiling()
+    assert (wanted.enabled, wanted.directory, wanted.run_count) == (True, Path("elsewhere"), 5)
+    monkeypatch.setenv(ENGINE, json.dumps({"autoReport.all": "false"}))
+    assert not Options().enableProfiling("demo").profiling().enabled
+
+
+def test_the_environment_alone_asks_for_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENGINE, '{"autoReport.all": "true", "autoReport.outputExecutionProfile": "false"}')
+    wanted = Options().profiling()
+    assert (wanted.enabled, wanted.execution) == (True, False)
+    monkeypatch.setenv(ENGINE, '{"autoReport.outputExecutionProfile": true}')
+    assert Options().profiling().execution
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("{autoReport.all: true}", "not JSON"),
+        ('["autoReport.all"]', "JSON object"),
+        ('{"autoReport.all": "maybe"}', "'maybe'"),
+        ('{"autoReport.executionProfileProgramRunCount": "-1"}', "whole number of runs"),
+    ],
+)
+def test_nonsense_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str, says: str) -> None:
+    monkeypatch.setenv(ENGINE, value)
+    with pytest.raises(Error, match=says):
+        Options().profiling()
+
+
+def test_options_in_use_cannot_be_changed_but_a_clone_can() -> None:
+    options = Options().deviceIterations(2)
+    poptorch.inferenceModel(torch.nn.Linear(2, 2), options)
+    for change in (
+        lambda: options.deviceIterations(3),
+        lambda: options.Training.gradientAccumulation(3),
+        lambda: options.TensorLocations.location_weight.useOnChipStorage(False),
+        lambda: options._Popart.set("autoRecomputation", 3),
+        lambda: setattr(options, "autoreport", True),
+    ):
+        with pytest.raises(Error, match=r"options\.clone\(\)"):
+            change()
+    copy = options.clone()
+    copy.deviceIterations(3).Training.gradientAccumulation(4)
+    copy.Training.autoreport = True
+    assert (copy.device_iterations, copy.Training.gradient_accumulation, copy.autoreport) == (3, 4, True)
+    assert (options.device_iterations, options.Training.gradient_accumulation, options.autoreport) == (2, 1, False)
+
+
+def test_flat_names_every_option_and_is_json() -> None:
+    options = Options().setAvailableMemoryProportion({"IPU1": 0.3}).outputMode(poptorch.OutputMode.All)
+    options.Training.gradientAccumulation(8)
+    options.setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage("B1").ipu(0), "B2"))
+    options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
+    flat = json.loads(json.dumps(options.flat()))
+    assert flat["Training.gradientAccumulation"] == 8
+    assert flat["outputMode"] == "All"
+    assert flat["executionStrategy"] == "ShardedExecution(Stage('B1').ipu(0), Stage('B2'))"
+    assert flat["availableMemoryProportion"] == {"1": 0.3}
+    assert flat["TensorLocations.locationOptimizer.onChipStorage"] is False
+    assert options.toDict() == options.flat()
+
+
+def test_options_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "options.conf"
+    path.write_text(
+        "# a comment\ndeviceIterations(4)\nTraining.gradientAccumulation(8)  # deep\n"
+        "outputMode(poptorch.OutputMode.EveryN, output_return_period=2)\nPrecision.setPartialsType(torch.half)\n"
+        'setAvailableMemoryProportion({"IPU0": 0.2})\n'
+    )
+    options = Options().loadFromFile(path)
+    assert (options.device_iterations, options.Training.gradient_accumulation) == (4, 8)
+    assert (options.output_mode, options.output_return_period) == (poptorch.OutputMode.EveryN, 2)
+    assert options.Precision.partials_type == "float16"
+
+
+@pytest.mark.parametrize(
+    "line", ["deviceIterations", "noSuchOption(1)", "deviceIterations(0)", "randomSeed(open('x'))"]
+)
+def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "options.conf"
+    path.write_text(f"replicationFactor(2)\n{line}\n")
+    with pytest.raises(Error, match=r"options\.conf:2"):
+        Options().loadFromFile(path)
