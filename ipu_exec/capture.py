@@ -110,6 +110,7 @@ def capture(
                     for parameter in trained.values():
                         if parameter.grad is not None:
                             parameter.grad.zero_()
+        recorder.mark_checkpoints()
         recorder.graph.outputs = tuple(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
@@ -174,6 +175,12 @@ class Recorder(TorchDispatchMode):
         self.graph.values[value.id] = value
         self._values[id(tensor)] = value.id
         return value.id
+
+    def mark_checkpoints(self) -> None:
+        """Note the storages that ops.recomputationCheckpoint was called on."""
+        for tensor in self._alive:
+            if getattr(tensor, "_ipu_checkpoint", False):
+                self.graph.checkpoints.add(self.graph.values[self._values[id(tensor)]].storage)
 
     def name_gradients(self, trained: dict[str, torch.Tensor]) -> None:
         """Say which storages are the gradients of weights, where no accumulator took them."""

@@ -23,6 +23,7 @@ from profiler import records, schedules
 
 Progress = Callable[[float, str], None]
 _ONCE = (OutputMode.Final, OutputMode.Sum)
+_DIRECTION = {schedules.FORWARD: "forward", schedules.RECOMPUTE: "backward", schedules.BACKWARD: "backward"}
 
 
 def compile_step(
@@ -69,7 +70,8 @@ def compile_step(
     device = target(options.target_name)
     machines = [_machine(device, options, ipu) for ipu in range(placed.num_ipus)]
     offload = options.TensorLocations.location_optimizer.off_chip
-    tree = program.build(graph, placed, machines, program.ProgramOptions(replicas, mode in _ONCE, offload))
+    wanted = program.ProgramOptions(replicas, mode in _ONCE, offload, recompute=_recompute(options))
+    tree = program.build(graph, placed, machines, wanted)
 
     progress(0.8, "memory")
     variables = memory.variables(graph, placed, tree, device, offload)
@@ -96,6 +98,11 @@ def compile_step(
 def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
     return Machine(device, device.tiles, proportion, options.Precision.partials_type)
+
+
+def _recompute(options: Options) -> bool:
+    """PopTorch recomputes in pipelined training unless PopART's ``autoRecomputation`` says otherwise (0: never)."""
+    return bool(getattr(options._Popart, "autoRecomputation", True))
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:
@@ -191,8 +198,8 @@ class Executable:
                 stage,
                 place.ipu,
                 self.tree.cycles(schedules.FORWARD, stage),
-                self.tree.cycles(schedules.BACKWARD, stage),
-                0,
+                self.tree.cycles(schedules.RECOMPUTE, stage) + self.tree.cycles(schedules.BACKWARD, stage),
+                self.tree.cycles(schedules.RECOMPUTE, stage),
                 updates.get(stage, 0),
                 schedules.stash_depth(stages, stage) if stashes else 0,
                 self._sum(stage, "stash"),
@@ -208,7 +215,7 @@ class Executable:
             for step in body.steps:
                 if step.op >= 0:
                     op = self.graph.ops[step.op]
-                    direction = {schedules.FORWARD: "forward", schedules.BACKWARD: "backward"}.get(body.task, "update")
+                    direction = _DIRECTION.get(body.task, "update")
                     key = (op.block if direction != "update" else self._update_block(op.id), direction)
                     spent[key] = spent.get(key, 0) + step.cycles
         weights: dict[int, int] = {}

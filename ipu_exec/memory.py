@@ -171,8 +171,8 @@ class _Maker:
         """Intervals of positions in which a tensor lies on this IPU for a stage.
 
         A stashed one lives in the forward until it was copied away, and again in the backward from where it was
-        restored. One that comes from another IPU was received at the end of the cycle before: it is there from the
-        first step on, and at the copy.
+        restored; one that is recomputed dies and is made again. One that comes from another IPU was received at the
+        end of the cycle before: it is there from the first step on, and at the copy.
         """
         spans: dict[int, tuple[int, int]] = {}
         copied: tuple[int, int] | None = None
@@ -187,7 +187,7 @@ class _Maker:
                 copied = (at + first, at + last)
             else:
                 spans[body.task] = _union(spans.get(body.task), (at + first, at + last))
-        stashed = storage in self.tree.stashed.get(stage, ())
+        stashed = storage in self.tree.stashed.get(stage, ()) or storage in self.tree.recomputed.get(stage, ())
         groups: list[tuple[int, int]] = []
         if stashed:
             early = [s for task, s in spans.items() if task in (schedules.STREAM_IN, schedules.FORWARD)]

@@ -42,12 +42,11 @@ def nop(x: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Keeps ``tensors`` for the backward pass instead of recomputing them. Numbers do not depend on it.
-
-    Recomputation is not modelled yet: every tensor the backward needs is kept, marked or not.
-    """
+    """Keep ``tensors`` for the backward pass where a stage recomputes its activations. Numbers do not depend on it."""
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise Error("recomputationCheckpoint takes one or more tensors")
+    for tensor in tensors:
+        tensor._ipu_checkpoint = True  # type: ignore[attr-defined]  # capture looks for it
     return tensors[0] if len(tensors) == 1 else tensors
 
 

@@ -99,6 +99,7 @@ class ProgramTree:
     bodies: list[Body]
     layouts: dict[tuple[int, int], Layout]  # (storage, stage)
     stashed: dict[int, list[int]]  # stage -> storages
+    recomputed: dict[int, set[int]]  # stage -> storages made again before its backward
     op_plans: dict[int, Plan]
     op_cycles: dict[int, int]
 
@@ -117,6 +118,7 @@ class ProgramOptions:
     replicas: int = 1
     stream_out_once: bool = True
     offload_optimiser: bool = False
+    recompute: bool = True  # pipelined training: stages but the last run their forward again before the backward
 
 
 def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
@@ -150,7 +152,10 @@ class _Builder:
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
             if not self._is_view(op):
                 ops.setdefault((op.direction, stage), []).append(op)
-        stashed = {stage: self._stashed(ops, stage) for stage in self.stages}
+        stashed: dict[int, list[int]] = {}
+        again: dict[int, list[OpNode]] = {}
+        for stage in self.stages:
+            stashed[stage], again[stage] = self._kept_and_recomputed(ops, stage)
 
         forwards, backwards, updates = [], [], []
         for stage in self.stages:
@@ -163,9 +168,16 @@ class _Builder:
         for stage in reversed(self.stages):
             if not self.graph.training:
                 break
-            body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
+            body = self._body(f"stage {stage} recompute", stage, schedules.RECOMPUTE)
             for storage in stashed[stage]:
                 self._stash(storage, stage, body, "restore")
+            if again[stage]:
+                for op in again[stage]:
+                    self._append(op, self.op_plans[op.id], body, self.machines[body.ipu])
+                backwards.append(body)
+                body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
+            else:
+                body.name, body.task = f"stage {stage} backward", schedules.BACKWARD
             for op in ops.get(("backward", stage), []):
                 self._lower(op, stage, body)
             backwards.append(body)
@@ -188,7 +200,11 @@ class _Builder:
         ]
         order = [*streams_in, *forwards, *backwards, *syncs, *streams_out, *copies, *reduces, *updates]
         bodies = [body for body in order if body is not None and body.steps]
-        return ProgramTree(bodies, self.layouts, stashed, self.op_plans, self.op_cycles)
+        recomputed = {
+            stage: {self._storage(v) for op in mine for v in (*op.outputs, *op.writes) if v is not None}
+            for stage, mine in again.items()
+        }
+        return ProgramTree(bodies, self.layouts, stashed, recomputed, self.op_plans, self.op_cycles)
 
     # -- operators -----------------------------------------------------------------------------------------
 
@@ -303,19 +319,37 @@ class _Builder:
 
     # -- stash ---------------------------------------------------------------------------------------------
 
-    def _stashed(self, ops: dict[tuple[str, int], list[OpNode]], stage: int) -> list[int]:
-        """What the backward of a stage reads of its forward, in the order it was made (design: none for the last)."""
+    def _kept_and_recomputed(
+        self, ops: dict[tuple[str, int], list[OpNode]], stage: int
+    ) -> tuple[list[int], list[OpNode]]:
+        """What a stage stashes between forward and backward, and the forward ops it runs again before the backward.
+
+        Without recomputation: whatever the backward reads of the forward. With it: what enters the stage and explicit
+        checkpoints, and the ops that make the rest from those. Nothing for the last stage, whose backward follows at
+        once (facts/pipeline.md, 'Memory of a stage').
+        """
         last = len(self.placement.stages) - 1
         if not (self.graph.training and self.placement.pipelined) or stage == last:
-            return []
+            return [], []
+        forward = ops.get(("forward", stage), [])
         storages = self.graph.storages
-        made: dict[int, None] = {}
-        for op in ops.get(("forward", stage), []):
+        order: dict[int, None] = {}
+        for op in forward:
             for value in (*op.inputs, *op.outputs):
                 if value is not None and storages[self._storage(value)].role in _STASHED:
-                    made[self._storage(value)] = None
-        read = {self._storage(v) for op in ops.get(("backward", stage), []) for v in read_values(op)}
-        return [storage for storage in made if storage in read]
+                    order[self._storage(value)] = None
+        needed = {self._storage(v) for op in ops.get(("backward", stage), []) for v in read_values(op)}
+        made_here = {self._storage(v) for op in forward for v in (*op.outputs, *op.writes) if v is not None}
+        again: list[OpNode] = []
+        if self.options.recompute:
+            for op in reversed(forward):
+                makes = {self._storage(v) for v in (*op.outputs, *op.writes) if v is not None}
+                if (makes & needed) - self.graph.checkpoints:
+                    again.append(op)
+                    needed |= {self._storage(v) for v in read_values(op)}
+            again.reverse()
+        kept = self.graph.checkpoints if self.options.recompute else made_here
+        return [s for s in order if s in needed and (s in kept or s not in made_here)], again
 
     def _stash(self, storage: int, stage: int, body: Body, what: str) -> None:
         """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on every tile."""

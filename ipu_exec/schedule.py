@@ -10,9 +10,21 @@ from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from ipu_exec.placement import Placement
 from ipu_exec.program import ProgramTree
 from profiler import records, schedules
-from profiler.schedules import BACKWARD, COPY, FORWARD, IDLE, REDUCE, STREAM_IN, STREAM_OUT, SYNC, UPDATE, Costs
+from profiler.schedules import (
+    BACKWARD,
+    COPY,
+    FORWARD,
+    IDLE,
+    RECOMPUTE,
+    REDUCE,
+    STREAM_IN,
+    STREAM_OUT,
+    SYNC,
+    UPDATE,
+    Costs,
+)
 
-_DIRECTION = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update"}
+_DIRECTION = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update", RECOMPUTE: "recompute"}
 _KIND = {
     COPY: "global exchange",
     REDUCE: "global exchange",
@@ -48,7 +60,7 @@ def stage_costs(placement: Placement, tree: ProgramTree, training: bool, stream_
     return Costs(
         ipus=placement.ipus,
         forward=tuple(tree.cycles(FORWARD, k) for k in stages),
-        backward=tuple(tree.cycles(BACKWARD, k) for k in stages) if training else (),
+        backward=tuple(tree.cycles(RECOMPUTE, k) + tree.cycles(BACKWARD, k) for k in stages) if training else (),
         update=per_ipu(UPDATE),
         reduce=per_ipu(REDUCE),
         stream_in=streams(STREAM_IN),
@@ -74,9 +86,10 @@ def timeline(
     ``micro_batches``: per pipeline run: gradient accumulation in training, device iterations in inference, where the
     pipeline is not drained in between.
     """
+    stages = range(len(placement.stages))
     costs = stage_costs(placement, tree, training, stream_out_once)
     run = schedules.pipelined if placement.pipelined else schedules.sharded
-    schedule = run(costs, micro_batches)
+    schedule = schedules.split_recompute(run(costs, micro_batches), [tree.cycles(RECOMPUTE, k) for k in stages])
     bodies: list[records.Body] = []
     at: dict[tuple[int, int, int], int] = {}
     for body, ids in zip(tree.bodies, step_ids, strict=True):

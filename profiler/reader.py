@@ -31,6 +31,7 @@ NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
 
 MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
 MAX_ELEMENTS = 1 << 26  # of all vectors asked for at once whose length nothing else tells
+_NO_VECTOR = -1
 VECTOR_CACHE_BYTES = 1 << 28
 _HEADER_BYTES = 100
 _MAGIC = b"SQLite format 3\0"
@@ -111,13 +112,16 @@ class Reader:
     def _column(self, record: type[Any], column: schema.Column, cells: tuple[Any, ...]) -> np.ndarray:
         types = set(map(type, cells))
         if column.optional and type(None) in types:
-            cells = tuple(-1 if cell is None else cell for cell in cells)
+            cells = tuple(_NO_VECTOR if cell is None else cell for cell in cells)
             types.discard(type(None))
         wanted, dtype = _TYPES[column.kind]
         if not types <= wanted:
             wrong = ", ".join(sorted(kind.__name__ for kind in types - wanted))
             raise self.damaged(f"{record.table}.{column.name} holds {wrong} where {column.kind} belongs")
-        return np.array(cells, dtype=dtype)
+        values: np.ndarray = np.array(cells, dtype=dtype)
+        if column.kind == "vector" and values.min(initial=0) < (_NO_VECTOR if column.optional else 0):
+            raise self.damaged(f"{record.table}.{column.name} refers to the vector {values.min()}")
+        return values
 
     def _check_columns(self, record: type[Any]) -> None:
         """A table must be a plain table with our columns: no view or generated column of the file is ever run."""
@@ -187,7 +191,7 @@ class Reader:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, sqlite3.Warning, OSError, struct.error, OverflowError) as error:
+        except (sqlite3.Error, sqlite3.Warning, OSError, UnicodeError, OverflowError) as error:
             raise self.damaged(f"the profile cannot be read ({error})") from error
 
     # -- opening -----------------------------------------------------------------------------------------
@@ -214,7 +218,7 @@ class Reader:
         copy = Path(self._scratch.name) / self.path.name
         shutil.copyfile(self.path, copy)
         journal = self.path.with_name(self.path.name + "-journal")
-        # A journal that names another file (its last 8 bytes say so) is none of ours, and SQLite would delete that file.
+        # A journal that names another file (its last 8 bytes say so) is none of ours; SQLite would delete that file.
         if journal.is_file() and not journal.read_bytes().endswith(_JOURNAL_MAGIC):
             shutil.copyfile(journal, copy.with_name(journal.name))
         return _connect(copy, "mode=rw")

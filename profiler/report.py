@@ -89,7 +89,7 @@ class Report:
 
     def _missing(self) -> str:
         parts = {
-            "the target": records.Target,
+            "target": records.Target,
             "stages": records.Stage,
             "operators": records.Op,
             "program steps": records.Step,
@@ -121,7 +121,7 @@ class Report:
 
     @cached_property
     def stages(self) -> pd.DataFrame:
-        """``stage, ipu, blocks``, cycles a micro-batch, ``share`` of the slowest stage's, and what it keeps in memory."""
+        """Stages: IPU, Blocks, cycles a micro-batch and their ``share`` of the slowest stage's, memory."""
         stage, block = self._table(records.Stage), self._table(records.Block)
         cycles = stage["forward_cycles"] + stage["backward_cycles"]
         names = [", ".join(block["name"][block["stage"] == id]) for id in stage["id"]]

@@ -9,13 +9,14 @@ backward share one, K in inference. Units: cycles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 # What a task is. FORWARD and BACKWARD have a stage and a micro-batch, the others may not.
-TASKS = ("forward", "backward", "update", "stream in", "stream out", "copy", "reduce", "sync", "idle")
-FORWARD, BACKWARD, UPDATE, STREAM_IN, STREAM_OUT, COPY, REDUCE, SYNC, IDLE = range(len(TASKS))
+# A recomputed forward runs right before its backward and is part of it until the trace is laid out.
+TASKS = ("forward", "backward", "update", "stream in", "stream out", "copy", "reduce", "sync", "idle", "recompute")
+FORWARD, BACKWARD, UPDATE, STREAM_IN, STREAM_OUT, COPY, REDUCE, SYNC, IDLE, RECOMPUTE = range(len(TASKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,32 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
     )
     slowest = np.full(micro_batches, busiest.argmax())
     return _finish(costs, tasks, ["steady"] * micro_batches, start, start + length, slowest)
+
+
+def split_recompute(schedule: Schedule, recompute: Sequence[int]) -> Schedule:
+    """The same schedule with each backward task cut in two: first its recomputed forward, of given cycles."""
+    cycles = np.asarray(recompute, dtype=np.int64)
+    first = np.flatnonzero((schedule.kind == BACKWARD) & (cycles[schedule.stage] > 0))
+    if not len(first):
+        return schedule
+    middle = schedule.start[first] + cycles[schedule.stage[first]]
+    kind, end = schedule.kind.copy(), schedule.end.copy()
+    kind[first], end[first] = RECOMPUTE, middle
+    at = first + 1  # the backward proper follows its recomputation in the sorted columns
+
+    def insert(column: np.ndarray, values: np.ndarray | int) -> np.ndarray:
+        return np.insert(column, at, values)
+
+    return replace(
+        schedule,
+        kind=insert(kind, BACKWARD),
+        ipu=insert(schedule.ipu, schedule.ipu[first]),
+        stage=insert(schedule.stage, schedule.stage[first]),
+        micro_batch=insert(schedule.micro_batch, schedule.micro_batch[first]),
+        cycle=insert(schedule.cycle, schedule.cycle[first]),
+        start=insert(schedule.start, middle),
+        end=insert(end, schedule.end[first]),
+    )
 
 
 def _host_turns(

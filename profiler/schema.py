@@ -176,9 +176,9 @@ partial file), `micro_batch`, `warnings` (list of text).
 ## Arrays: `vectors`
 
 `id INTEGER, hash BLOB, dtype TEXT, length INTEGER, data BLOB`. Columns marked *vector* below hold an id of this
-table; equal content is stored once (`hash` is BLAKE2b-128 of the plain bytes, personalised with `dtype`). To unpack `data`:
-zstd-decompress to `length` times the item size of `dtype` ("<i1", "<i2", "<i4", "<i8": little-endian, signed);
-the result holds the first byte of every element, then every second byte, and so on; put the elements together
+table; equal content is stored once (`hash` is BLAKE2b-128 of the plain bytes, personalised with `dtype`). To unpack:
+zstd-decompress `data` to `length` times the item size of `dtype` ("<i1", "<i2", "<i4", "<i8": little-endian and
+signed); the result holds the first byte of every element, then every second byte, and so on; put the elements together
 again and sum them up from the first on, wrapping at the width of the type. Vectors "over tiles" have an entry per
 tile of one IPU.
 """

@@ -36,8 +36,13 @@ def integer(value: Any) -> str:
 
 
 def kibibytes(value: Any) -> str:
-    """Bytes as KiB; the column's title says the unit."""
+    """Bytes of a tile as KiB; the column's title says the unit."""
     return f"{value / 1024:,.1f}"
+
+
+def whole_kibibytes(value: Any) -> str:
+    """Bytes of an IPU as KiB, of which a tenth says nothing."""
+    return f"{value / 1024:,.0f}"
 
 
 def percent(value: Any) -> str:
@@ -55,7 +60,7 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table: which of the frame's, under what title, written how."""
+    """A column of a terminal table: which of the frame's, under what title (of one or two lines), written how."""
 
     key: str
     title: str
@@ -68,7 +73,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame by name. JSON and CSV have all of it, the terminal only ``columns``, and of rows the first ``most``."""
+    """A frame by name. JSON and CSV have all of it, the terminal only ``columns`` (none: not at all), and of rows the
+    first ``most``."""
 
     name: str
     frame: pd.DataFrame
@@ -95,9 +101,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Styled text, for people only."""
+    """Styled text, for people only: sentences, which wrap between words, or a drawing, which never does."""
 
     lines: tuple[Line, ...]
+    as_drawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,8 @@ def _print_text(pages: Sequence[Page]) -> None:
     for number, page in enumerate(pages):
         if len(pages) > 1:
             console.print(*([""] if number else []), Text(clean(page.profile), style="bold"), sep="\n")
-        for index, part in enumerate(page.parts):
+        parts = [part for part in page.parts if not (isinstance(part, Table) and not part.columns)]
+        for index, part in enumerate(parts):
             if index:
                 console.print()
             if isinstance(part, Table):
@@ -150,14 +158,13 @@ def _print_text(pages: Sequence[Page]) -> None:
                 _print_facts(console, part)
             else:
                 for line in part.lines:
-                    # A line is made to measure (a timeline) or a sentence, which wraps between words.
-                    console.print(Text.assemble(*line))
+                    console.print(Text.assemble(*line), soft_wrap=part.as_drawn)
 
 
 def _print_table(console: Console, table: Table) -> None:
     if table.title:
         console.print(Text(table.title, style="bold"))
-    made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for column in table.columns:
         made.add_column(
             Text(column.title),
@@ -179,7 +186,7 @@ def _print_table(console: Console, table: Table) -> None:
 
 def _number_width(table: Table, column: Column) -> int:
     shown = table.frame[column.key].head(table.most) if table.most is not None else table.frame[column.key]
-    return max([len(column.title), *(len(_cell(column, value)) for value in shown.tolist())])
+    return max(map(len, [*column.title.split("\n"), *(_cell(column, value) for value in shown.tolist())]))
 
 
 def _cell(column: Column, value: Any) -> str:

@@ -211,7 +211,7 @@ def legend(codes: Iterable[int], width: int) -> list[Line]:
             used = 0
         lines[-1] += [(one.letter, one.style), (entry, "")]
         used += 1 + len(entry)
-    return [tuple(line) for line in lines if line]
+    return [(*line[:-1], (line[-1][0].rstrip(), line[-1][1])) for line in lines if line]
 
 
 def stacked_bar(shares: list[tuple[str, str, float]], width: int) -> Line:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -37,7 +39,7 @@ class Mlp(nn.Module):
 
     def __init__(self, widths: list[int], ipus: list[int] | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.ipus = ipus or list(range(len(self.layers)))
 
     def forward(self, x: torch.Tensor, target: torch.Tensor | None = None):

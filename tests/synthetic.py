@@ -73,9 +73,10 @@ class _Profile:
             for kind in range(2):
                 count = (vectors["tile_cycles"] > 0) * (1 + kind * 5)
                 self.uses.append(VertexUse(compute_set, kind, count))
-        row = Step(len(self.steps), ipu, self.positions[ipu], self.program(parent, type, name), len(self.bodies), op, type, name,
-                   cycles, compute_set, vectors.get("tile_cycles"), vectors.get("bytes_in"),
-                   vectors.get("bytes_out"))  # fmt: skip
+        program = self.program(parent, type, name)
+        columns = (vectors.get(key) for key in ("tile_cycles", "bytes_in", "bytes_out"))
+        row = Step(len(self.steps), ipu, self.positions[ipu], program, len(self.bodies), op, type, name, cycles,
+                   compute_set, *columns)  # fmt: skip
         self.steps.append(row)
         self.positions[ipu] += 1
         return row.id

@@ -10,11 +10,11 @@ import torch
 
 import ipu_exec
 import profiler
-from ipu_exec import PipelinedExecution, ShardedExecution, Stage
+from ipu_exec import PipelinedExecution, ShardedExecution
 from ipu_exec.compile import Executable, compile_step
 from ipu_exec.lowering.plan import Compute, Exchange
 from profiler import schedules
-from profiler.schedules import BACKWARD, COPY, FORWARD, REDUCE, STREAM_IN, UPDATE
+from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE, REDUCE, STREAM_IN, UPDATE
 from tests.models import Mlp, Mnist, mnist_batch
 
 
@@ -38,7 +38,7 @@ def test_each_op_runs_once_and_on_its_stage(mnist):
     counted = {}
     for body in mnist.tree.bodies:
         for step in body.steps:
-            if step.plan is not None and step.type != "Sync":
+            if step.plan is not None and step.type != "Sync" and body.task != RECOMPUTE:
                 counted.setdefault((step.op, id(step.plan)), []).append((body.stage, body.ipu, step.part))
     for (op, _), places in counted.items():
         plan = mnist.tree.op_plans[op]
@@ -83,10 +83,69 @@ def test_accumulators_and_states_lie_with_their_weight(mnist):
         assert np.array_equal(at["fc1.weight"], at[f"fc1.weight/{suffix}"])
 
 
-def test_stash_is_what_the_backward_reads_times_its_depth(mnist):
+def no_recompute() -> ipu_exec.Options:
+    opts = options()
+    opts._Popart.set("autoRecomputation", 0)
+    return opts
+
+
+def stashes(executable: Executable) -> dict[int, dict[str, int]]:
+    return {
+        stage: {v.name: v.bytes for v in executable.variables if v.role == "stash" and v.stage == stage}
+        for stage in range(4)
+    }
+
+
+def test_with_recomputation_a_stage_stashes_what_enters_it(mnist):
+    micro = 8 * 4
+    assert stashes(mnist) == {
+        0: {"input.0/stash": 7 * micro * 28 * 28},
+        1: {"relu:0/stash": 5 * micro * 10 * 144},
+        2: {"relu_1:0/stash": 3 * micro * 320},
+        3: {},
+    }
+
+
+def test_recomputation_runs_the_forward_again_but_on_the_last_stage(mnist):
+    kept = compiled(no_recompute())
+    for stage in range(4):
+        recompute = mnist.tree.of(RECOMPUTE, stage)
+        forward = mnist.tree.of(FORWARD, stage)
+        assert (recompute is None) == (stage == 3)
+        if recompute is not None:
+            again = [step.name for step in recompute.steps if not step.name.endswith("restore")]
+            assert again and set(again) <= {step.name for step in forward.steps}
+            assert kept.tree.of(RECOMPUTE, stage) is None
+    assert kept.cycles_per_call < mnist.cycles_per_call
+    assert sum(kept.timeline.costs.forward) > 0
+    row = mnist._stage_rows()[1]
+    assert row.recompute_cycles == mnist.tree.cycles(RECOMPUTE, 1) < row.backward_cycles
+    kinds = mnist.timeline.schedule.kind
+    assert (kinds == RECOMPUTE).sum() == 3 * 10 and (kinds == BACKWARD).sum() == 4 * 10
+
+
+def test_a_checkpoint_is_stashed_and_what_is_before_it_not_run_again():
+    class Checkpointed(Mlp):
+        def forward(self, x, target):
+            with ipu_exec.Block("a"):
+                x = torch.tanh(self.layers[0](x))
+                x = ipu_exec.recomputationCheckpoint(x)
+                x = torch.tanh(self.layers[1](x))
+            with ipu_exec.Block("b"):
+                return torch.nn.functional.mse_loss(self.layers[2](x), target)
+
+    model = Checkpointed([16, 32, 48, 8])
+    opts = options(4, strategy=PipelinedExecution("a", "b"))
+    batch = (torch.randn(4, 16), torch.randn(4, 8))
+    made = compile_step(model, batch, {}, opts, torch.optim.SGD(model.parameters(), lr=0.1), True)
+    assert {v.name for v in made.variables if v.role == "stash"} == {"input.0/stash", "tanh:0/stash"}
+    again = {step.name.split("/")[0] for step in made.tree.of(RECOMPUTE, 0).steps}
+    assert again == {"input.0", "tanh:0", "layers.1", "tanh_1"}
+
+
+def test_stash_is_what_the_backward_reads_times_its_depth():
     depth = {0: 7, 1: 5, 2: 3, 3: 0}
-    found = {stage: {v.name: v.bytes for v in mnist.variables if v.role == "stash" and v.stage == stage}
-             for stage in range(4)}  # fmt: skip
+    found = stashes(compiled(no_recompute()))  # fmt: skip
     micro = 8 * 4
     expected = {
         0: {"input.0/stash": 28 * 28, "pool/max_pool2d_with_indices:1/stash": 10 * 144, "relu:0/stash": 10 * 144},
@@ -109,7 +168,7 @@ def test_lifetimes_lie_inside_the_program_and_code_is_always_live(mnist):
 
 def test_a_stashed_activation_dies_between_forward_and_backward(mnist):
     ends = sorted((v.start, v.stop) for v in mnist.variables if v.name == "input.0" and v.ipu == 0)
-    assert len(ends) == 2 and ends[0][1] < ends[1][0]
+    assert len(ends) == 2 and ends[0][1] <= ends[1][0]
 
 
 def test_what_comes_from_another_ipu_is_there_from_the_first_step(mnist):
@@ -211,7 +270,7 @@ def test_profile_says_what_was_compiled(tmp_path):
     assert len(report.runs) == 2 and report.runs["cycles"].tolist() == [executable.cycles_per_call] * 2
     assert report.stages["blocks"].tolist() == ["B1", "B2", "B3", "B4"]
     assert report.stages["cycles"].tolist() == [
-        executable.tree.cycles(FORWARD, k) + executable.tree.cycles(BACKWARD, k) for k in range(4)
+        sum(executable.tree.cycles(task, k) for task in (FORWARD, RECOMPUTE, BACKWARD)) for k in range(4)
     ]
     phases = report.pipeline_cycles()["phase"].tolist()
     assert [phases.count(p) for p in ("ramp-up", "steady", "ramp-down", "update")] == [6, 4, 6, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -113,4 +115,4 @@ def test_sharded_runs_one_ipu_at_a_time():
     assert set(schedule.phases) == {"steady"}
     busy = schedule.kind != IDLE
     moments = sorted(zip(schedule.start[busy], schedule.end[busy], strict=True))
-    assert all(a[1] <= b[0] for a, b in zip(moments, moments[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(moments))

@@ -17,15 +17,18 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ipu_exec.lowering import (  # noqa: F401  (importing them registers their operators)
+    attention,
     conv,
     elementwise,
     gather,
     loss,
     matmul,
     norm,
+    optimisers,
     pooling,
     random,
     reduce,
+    rnn,
     shape,
     softmax,
 )

@@ -55,10 +55,15 @@ class Builder:
         fragments: np.ndarray | None = None,
         shared_bus: bool = False,
     ) -> int:
-        """Append an exchange, unless nothing moves. Returns the index of the step (or of the next one)."""
+        """Append an exchange, unless nothing moves. Returns the index of the step (or of the next one).
+
+        What nobody receives is not sent: ``bytes_out`` is scaled down to sum to ``bytes_in`` at most.
+        """
         bytes_in, bytes_out = np.asarray(bytes_in, np.int64), np.asarray(bytes_out, np.int64)
         if not bytes_in.any():
             return len(self.steps)
+        if int(bytes_out.sum()) > int(bytes_in.sum()):
+            bytes_out = apportion(int(bytes_in.sum()), bytes_out)
         if fragments is None:
             fragments = ceil_div(bytes_in, FRAGMENT_BYTES)
         self.steps.append(Exchange(name, bytes_in, bytes_out, np.asarray(fragments, np.int64), shared_bus))

@@ -1,8 +1,8 @@
 """Convolution and its gradients, by the planner in `product` (facts/cycles.md 2, 3, 12).
 
-Each is planned in every way that applies (AMP 1 x 1, AMP n x 1, inputs expanded to 1 x 1, SLIC, vector MAC, outer product)
-and the cheapest is taken. The gradient of the input is the convolution of the flipped weights; that of the weights
-is a convolution whose input channels are the batch (or batch and field, expanded); that of the bias a sum.
+Each is planned in every way that applies (AMP 1 x 1, n x 1 and on inputs expanded to 1 x 1, SLIC, vector MAC, outer
+product) and the cheapest is taken. The gradient of the input is the convolution of the flipped weights; that of the
+weights is a convolution whose input channels are the batch (or batch and field, expanded); that of the bias a sum.
 """
 
 from __future__ import annotations
@@ -164,8 +164,7 @@ def convolve(
         candidates.append((problem, ("vmac", *(("slic",) if slic else ()))))
     # ties go to the one named first: AMP, SLIC, vector MAC, outer product
     best, methods = min(candidates, key=lambda c: search(c[0], machine, dtype, c[1]).cycles)
-    run = problem.width if problem.width > 1 else 0
-    return add_product(build, name, best, methods, inputs, weights, dtype, run)
+    return add_product(build, name, best, methods, inputs, weights, dtype, field_first=True)
 
 
 def _builder(spec: OpSpec, machine: Machine) -> Builder:

@@ -112,6 +112,7 @@ BINARY: dict[str, tuple[str, ...]] = {
     "log_sigmoid_backward": ("sigmoid", "mul_"),
     "mish_backward": ("exp", "log", "tanh", "sigmoid", "mul_", "mul_", "add_"),
     "prelu": ("mul", "select"),
+    "_prelu_kernel_backward": ("mul", "select", "mul", "select"),
     "_prelu_kernel": ("mul", "select"),
     "xlogy": ("log", "mul_"),
     "native_dropout_backward": ("mul", "mul_scalar"),

@@ -46,15 +46,15 @@ def apportion(total: int, share: np.ndarray) -> np.ndarray:
 
 
 def split_evenly(elements: int, parts: int, grain: int = 1) -> np.ndarray:
-    """``elements`` over ``parts`` in whole grains, differing by a grain at most; the last part takes the ragged tail."""
+    """``elements`` over ``parts`` in whole grains, differing by a grain at most; the last takes the tail."""
     grains = -(-elements // grain)
     edges = np.minimum(np.arange(parts + 1, dtype=np.int64) * grains // parts * grain, elements)
     return np.diff(edges)
 
 
 def blocks(extent: int, parts: int, grain: int = 1) -> np.ndarray:
-    """``extent`` over ``parts`` as a planner splits it: equal blocks rounded up to the grain, what is left at the end."""
-    block = -(-(-(-extent // grain)) // parts) * grain
+    """``extent`` over ``parts`` as a planner splits it: blocks rounded up to the grain, what is left at the end."""
+    block = int(ceil_div(ceil_div(extent, grain), parts)) * grain
     return np.clip(extent - block * np.arange(parts, dtype=np.int64), 0, block)
 
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
-from ipu_exec.lowering.plan import OpSpec, Plan
+from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import Problem, Product, add_bias, add_product
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
 
 @dataclass(frozen=True)
-class _Sides:
-    """Operand indices of the product's two sides, and its extents."""
+class Sides:
+    """The product's two sides (operand indices, or placed operands) and its extents."""
 
-    left: int
-    right: int
+    left: int | Operand
+    right: int | Operand
     groups: int
     m: int
     k: int
@@ -31,35 +31,30 @@ class _Sides:
     right_k_stride: int
 
 
-def multiply(build: Builder, name: str, sides: _Sides, dtype: str) -> Product:
+def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
     """Append the product. An operand that is placed and not contiguous along K is transposed on the tiles."""
-    left, right = build.spec.operands[sides.left], build.spec.operands[sides.right]
+    left, right = (build.spec.operands[s] if isinstance(s, int) else s for s in (sides.left, sides.right))
     right_is_weights = right.role == "weight" and left.role != "weight"
-    weights, inputs = (sides.right, sides.left) if right_is_weights else (sides.left, sides.right)
-    field, outs = (sides.m, sides.n) if right_is_weights else (sides.n, sides.m)
-    k_stride = {sides.left: sides.left_k_stride, sides.right: sides.right_k_stride}
-
-    def problem(input_free: bool, weight_free: bool) -> Problem:
-        transposed = {index: sides.k > 1 and k_stride[index] != 1 for index in (inputs, weights)}
-        return Problem(
-            sides.groups,
-            field,
-            1,
-            sides.k,
-            outs,
-            input_transform=not input_free and transposed[inputs],
-            weight_transform=not weight_free and transposed[weights],
-            input_free=input_free,
-            weight_free=weight_free,
-        )
-
-    wanted = problem(build.spec.operands[inputs].layout is None, build.spec.operands[weights].layout is None)
-    run = 0 if right_is_weights else field  # elements in the order of the result's storage
-    return add_product(build, name, wanted, ("1x1",), inputs, weights, dtype, run)
+    left_turned = left.layout is not None and sides.k > 1 and sides.left_k_stride != 1
+    right_turned = right.layout is not None and sides.k > 1 and sides.right_k_stride != 1
+    problem = Problem(
+        sides.groups,
+        sides.m if right_is_weights else sides.n,
+        1,
+        sides.k,
+        sides.n if right_is_weights else sides.m,
+        input_transform=left_turned if right_is_weights else right_turned,
+        weight_transform=right_turned if right_is_weights else left_turned,
+        input_free=(left if right_is_weights else right).layout is None,
+        weight_free=(right if right_is_weights else left).layout is None,
+    )
+    inputs, weights = (sides.left, sides.right) if right_is_weights else (sides.right, sides.left)
+    return add_product(build, name, problem, ("1x1",), inputs, weights, dtype, field_first=not right_is_weights)
 
 
-def _sides(spec: OpSpec, left: int, right: int) -> _Sides:
-    a, b = spec.operands[left], spec.operands[right]
+def sides_of(spec: OpSpec, left: int | Operand, right: int | Operand) -> Sides:
+    """[..., M, K] x [..., K, N], vectors taken as matrices of one row or column."""
+    a, b = (spec.operands[s] if isinstance(s, int) else s for s in (left, right))
     a_shape, b_shape = a.shape, b.shape
     if len(a_shape) == 1:
         a_shape, a_strides = (1, *a_shape), (0, *a.strides)
@@ -73,7 +68,7 @@ def _sides(spec: OpSpec, left: int, right: int) -> _Sides:
     for extent in a_shape[:-2]:
         groups *= extent
     m, k, n = a_shape[-2], a_shape[-1], b_shape[-1]
-    return _Sides(left, right, groups, m, k, n, a_strides[-1], b_strides[-2])
+    return Sides(left, right, groups, m, k, n, a_strides[-1], b_strides[-2])
 
 
 @lowering("aten.mm", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.matmul")
@@ -82,7 +77,7 @@ def product(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    done = multiply(build, base_name(spec), _sides(spec, 0, 1), spec.operands[0].dtype)
+    done = multiply(build, base_name(spec), sides_of(spec, 0, 1), spec.operands[0].dtype)
     return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
 
 
@@ -95,7 +90,7 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     out = spec.outputs[0]
     assert out is not None
     name = base_name(spec)
-    done = multiply(build, name, _sides(spec, 1, 2), spec.operands[1].dtype)
+    done = multiply(build, name, sides_of(spec, 1, 2), spec.operands[1].dtype)
     addend = spec.operands[0]
     if addend.elements < out.elements:
         add_bias(build, name, done, 0, out.dtype)
@@ -116,7 +111,7 @@ def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     x, weight = spec.operands[0], spec.operands[1]
     rows = x.elements // max(x.shape[-1], 1)
-    sides = _Sides(0, 1, 1, rows, x.shape[-1], weight.shape[0], x.strides[-1], weight.strides[-1])
+    sides = Sides(0, 1, 1, rows, x.shape[-1], weight.shape[0], x.strides[-1], weight.strides[-1])
     done = multiply(build, "linear", sides, x.dtype)
     if len(spec.operands) > 2:
         add_bias(build, "linear", done, 2, out.dtype)

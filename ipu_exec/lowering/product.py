@@ -2,8 +2,8 @@
 
 A `Problem` has a field (rows of outputs), input channels and output channels, in convolution groups. The planner
 splits each over tiles, tries every split that fits the memory, and takes the one with the least cycles: exchange of
-inputs and weights, what must be rearranged, the multiply-accumulate vertex, exchange and reduction of partials. When nothing
-fits, output channels are taken serially; when that does not fit either, the bound doubles, as the vendor's does.
+inputs and weights, what must be rearranged, the multiply-accumulate vertex, exchange and reduction of partials. When
+nothing fits, output channels are taken serially; when that does not fit either, the bound doubles, as the vendor's.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering import amp
-from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.build import Builder, placed
 from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles
 from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
-from ipu_exec.lowering.plan import Layout, Operand
+from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
 
 Array = np.ndarray
 WORKLIST_BYTES = 36  # TUT4: constants a tile used
+CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -208,8 +209,10 @@ def _best(problem: Problem, machine: Machine, dtype: str, method: str, serial: i
         cycles = np.where(temporary <= allowed, cycles, np.inf)
         k = int(np.argmin(cycles))
         if np.isfinite(cycles[k]):
-            parts = (int(v[k]) for v in (g, f, c, o, i))
-            best.append(Splits(method, *parts, serial, height, int(cycles[k])))
+            parts = [int(v[k]) for v in (g, f, c, o, i)]
+            best.append(
+                Splits(method, parts[0], parts[1], parts[2], parts[3], parts[4], serial, height, int(cycles[k]))
+            )
     return best
 
 
@@ -279,8 +282,6 @@ class Share:
     outs: Array
     groups: Array
     in_index: Array  # position along the split of input channels, which shares the outputs
-    row_index: Array
-    out_index: Array
 
     @property
     def field(self) -> Array:
@@ -312,7 +313,8 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
         blocks(problem.groups, splits.groups)[g],
     )
     busy = used & (np.minimum.reduce(vectors) > 0)
-    return Share(*(np.where(busy, v, 0) for v in vectors), i, f * splits.cols + c, o)
+    seg, wid, ins, outs, groups = (np.where(busy, v, 0) for v in vectors)
+    return Share(seg, wid, ins, outs, groups, i)
 
 
 def piece(total: Array, index: Array, parts: int) -> Array:
@@ -337,16 +339,9 @@ class Product:
 
 def planned_key(problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand) -> Any:
     """The layout key of an operand stored as a plan wants it; the same for every operator with the same plan."""
-    splits = Splits(*(getattr(splits, n) for n in ("method", "groups", "rows", "cols", "outs", "ins", "serial")))
     shape = (problem.groups, problem.segments, problem.width, problem.in_channels, problem.out_channels, problem.kernel)
     view = (operand.shape, operand.strides, operand.offset)
-    run = {"input": 16, "weight": 16}.get(what, 16)
-    return ("planned", run, what, digest(shape, machine.tiles, dtype, str(splits), view))
-
-
-def operand_as_planned(operand: Operand, key: Any) -> bool:
-    """True where nothing has to move but what the plan itself exchanges."""
-    return operand.layout is None or operand.layout.key == key
+    return ("planned", CHANNEL_RUN, what, digest(shape, machine.tiles, dtype, str(splits), view))
 
 
 def add_product(
@@ -354,14 +349,15 @@ def add_product(
     name: str,
     problem: Problem,
     methods: tuple[str, ...],
-    inputs: int,
-    weights: int,
+    inputs: int | Operand,
+    weights: int | Operand,
     dtype: str,
-    output_run: int = 0,
+    field_first: bool = False,
 ) -> Product:
-    """Plan ``problem`` and append its steps. ``inputs`` and ``weights`` are operand indices.
+    """Plan ``problem`` and append its steps. ``inputs`` and ``weights`` are operand indices, or placed operands.
 
     Operands nobody placed get the planned layout (`Builder.wishes`); others pay exchange and rearrangement.
+    ``field_first``: the result's storage runs along the field (NCHW), not along the output channels.
     """
     machine = build.machine
     unit = amp.unit_for(machine, dtype)
@@ -379,8 +375,7 @@ def add_product(
     f = splits.rows * splits.cols
 
     # inputs
-    key = planned_key(problem, machine, dtype, splits, "input", build.spec.operands[inputs])
-    source, in_place = _operand(build, inputs, key, slices / splits.outs)
+    source, in_place = _operand(build, inputs, (problem, dtype, splits, "input"), slices / splits.outs)
     padded = input_elements(problem, splits.method, share.segments, share.width, padded_in, share.groups)
     arriving = np.rint(slices * problem.expansion).astype(np.int64) * item
     first = build.next
@@ -397,8 +392,7 @@ def add_product(
         build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
 
     # weights, a serial step at a time
-    key = planned_key(problem, machine, dtype, splits, "weight", build.spec.operands[weights])
-    source, weights_in_place = _operand(build, weights, key, real_weights / f)
+    source, weights_in_place = _operand(build, weights, (problem, dtype, splits, "weight"), real_weights / f)
     vertex = VERTICES[splits.method].format(t=half, p=partial_type, u=unit.out_group)
     compute = vertex_cycles(
         problem,
@@ -440,22 +434,27 @@ def add_product(
     real = share.field * share.outs * share.groups
     elements = piece(real, share.in_index, splits.ins)
     out_key = planned_key(problem, machine, dtype, splits, "output", Operand((), dtype, ()))
-    run = output_run or unit.out_group
+    run = int((share.field if field_first else share.outs).max())
     spread = Spread((out_key[0], run, *out_key[2:]), elements)
     return Product(spread, share, splits, np.minimum(share.outs * share.groups, elements))
 
 
-def _operand(build: Builder, index: int, key: Any, want: Array) -> tuple[Operand, bool]:
-    """Operand ``index`` and whether it lies as planned; one that nobody placed is, in proportion to ``want``."""
-    operand = build.spec.operands[index]
-    if operand.layout is None and index not in build.wishes:
-        size = max(operand.storage_elements, operand.elements)
-        build.wishes[index] = Spread(key, apportion(size, want)).layout(operand.dtype)
-    layout = operand.layout or build.wishes[index]
-    placed = Operand(
-        operand.shape, operand.dtype, operand.strides, operand.offset, operand.storage_elements, layout, operand.role
-    )
-    return placed, layout.key == key
+def _operand(
+    build: Builder, which: int | Operand, plan: tuple[Problem, str, Splits, str], want: Array
+) -> tuple[Operand, bool]:
+    """An operand on tiles and whether it lies as planned; one that nobody placed is, in proportion to ``want``."""
+    operand = which if isinstance(which, Operand) else build.spec.operands[which]
+    problem, dtype, splits, what = plan
+    key = planned_key(problem, build.machine, dtype, splits, what, operand)
+    layout = operand.layout
+    if layout is None:
+        if not isinstance(which, int):
+            raise ValueError("an operand that is no argument of the operator must be placed")
+        if which not in build.wishes:
+            size = max(operand.storage_elements, operand.elements)
+            build.wishes[which] = Spread(key, apportion(size, want)).layout(operand.dtype)
+        layout = build.wishes[which]
+    return placed(operand, layout), layout.key == key
 
 
 def _reduce(
@@ -481,11 +480,6 @@ def _reduce(
         held, depth, since = mine, left, build.next - 1
     if splits.ins == 1:
         build.hold(f"{name}/partials", outputs * partial, convolve, convolve, interleaved=True)
-
-
-def layout_of(product: Product, dtype: str) -> Layout:
-    """The layout of the product's outputs in their own type."""
-    return product.outputs.layout(dtype)
 
 
 def add_bias(build: Builder, name: str, product: Product, bias: int, dtype: str) -> None:

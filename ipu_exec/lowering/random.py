@@ -23,8 +23,8 @@ def dropout(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-_RANDOM = words("""bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal normal_
-    randperm random_ exponential_ log_normal_ geometric_ normal_functional""")
+_RANDOM = words("""bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal
+    normal_ randperm random_ exponential_ log_normal_ geometric_ normal_functional""")
 
 
 @lowering(*(f"aten.{name}" for name in _RANDOM))

@@ -50,7 +50,7 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def output_spread(outputs: int, tiles: int) -> Spread:
-    """Outputs of a reduction over as many tiles as there are pairs of them, so that their partials arrive in parallel."""
+    """Outputs of a reduction, two to a tile at most while tiles last, so that partials arrive in parallel."""
     used = max(1, min(tiles, -(-outputs // 2)))
     start = digest("reduce", outputs, used) % tiles
     share = np.zeros(tiles, np.int64)

@@ -42,7 +42,7 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
 def concatenate(spec: OpSpec, machine: Machine) -> Plan:
     """Joining tensors moves nothing: each part stays on its tiles, and the result is where its parts are.
 
-    The vendor's graph does the same (concat is a view of variables); ours needs one storage, so it costs an on-tile copy.
+    The vendor's graph does the same (concat is a view of variables); ours makes one storage: an on-tile copy.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]

@@ -1,0 +1,108 @@
+"""`ipu-report`: ask profiles from the shell. A file a subcommand, each with its arguments and what it does.
+
+Exit codes, for scripts: 0 all is well; 1 the thing asked about is not so, or not there, or a check failed; 2 the
+command was used wrongly; 3 a profile cannot be read. Errors are one line on standard error.
+
+Nothing is imported before it is needed: an answer takes less than half a second, and neither torch nor (but for
+`view`) Dash is ever loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from reports.cli import (
+    doctor,
+    html,
+    liveness,
+    memory,
+    ops,
+    program,
+    query,
+    stages,
+    summary,
+    tile,
+    timeline,
+    variables,
+    view,
+)
+from reports.cli.common import CommandError, one_line
+
+# In the order of --help: what a newcomer needs first.
+COMMANDS = {
+    "summary": summary,
+    "stages": stages,
+    "timeline": timeline,
+    "memory": memory,
+    "tile": tile,
+    "liveness": liveness,
+    "ops": ops,
+    "program": program,
+    "variables": variables,
+    "query": query,
+    "doctor": doctor,
+    "html": html,
+    "view": view,
+}
+
+_HELP = """Ask a profile.pop what a model did on its IPUs, and where it waited.
+
+A PROFILE is a profile.pop, a directory that has one, or a directory with training/ and inference/ as a run with
+autoreport leaves it; patterns work too ('runs/*/training')."""
+
+_EXAMPLES = """begin with:
+  ipu-report summary demo/training       the machine, the speed, the memory, what is odd
+  ipu-report stages demo/training        which stage sets the pace, and by how much
+  ipu-report timeline demo/training      the pipeline as text, from ramp-up to ramp-down
+  ipu-report view demo/training          the same and more, in the browser
+
+  ipu-report stages --help               each subcommand has its own examples
+
+exit codes: 0 all is well; 1 what was asked is not so, or a check failed; 2 usage; 3 a profile cannot be read"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of `ipu-report` with all subcommands."""
+    parser = _Parser(
+        prog="ipu-report", description=_HELP, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=(module.__doc__ or "").strip(),
+            epilog=f"examples:\n{module.EXAMPLES.rstrip()}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and give its exit code (usage errors and --help end by SystemExit, as argparse has it)."""
+    args = make_parser().parse_args(argv)
+    from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
+
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except (CommandError, ProfileError) as error:
+        print(f"ipu-report: error: {one_line(str(error))}", file=sys.stderr)
+        return error.code if isinstance(error, CommandError) else 3
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130

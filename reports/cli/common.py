@@ -1,0 +1,159 @@
+"""What the subcommands share: naming profiles, choosing a form, a page for each profile."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from profiler import Report
+    from reports.tables import Page
+
+# Exit codes.
+OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
+
+
+class CommandError(Exception):
+    """Ends a subcommand with one line and an exit code. The line names the thing and the way out."""
+
+    def __init__(self, message: str, code: int = NOT_SO) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def one_line(words: str) -> str:
+    """Words without line breaks and what a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(words.split()))
+
+
+def add_profiles(parser: argparse.ArgumentParser) -> None:
+    """One or more PROFILE arguments."""
+    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile.pop, a directory of one, or a pattern")
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """A single PROFILE argument; of a directory with training and inference, the training."""
+    parser.add_argument("profiles", nargs=1, metavar="PROFILE", help="profile.pop, or a directory of one")
+
+
+def add_form(parser: argparse.ArgumentParser) -> None:
+    """--json and --csv."""
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", dest="form", action="store_const", const="json", default="text",
+                      help="all of it for programs: a list with an object a profile, cycles and bytes as they are")  # fmt: skip
+    form.add_argument("--csv", dest="form", action="store_const", const="csv",
+                      help="the (first) table for spreadsheets and pandas, with the profile as first column")  # fmt: skip
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", dest="which_run", type=count, default=0, metavar="N",
+                        help="which of the profiled calls (default: 0, the first)")  # fmt: skip
+
+
+def add_top(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--top", type=count, default=default, metavar="N",
+                        help=f"rows for people to read, 0 for all (default: {default}); --json and --csv have all")  # fmt: skip
+
+
+def count(words: str) -> int:
+    """An argparse type: a whole number from 0."""
+    if not words.isdecimal():
+        raise argparse.ArgumentTypeError(f"{words!r} is no whole number from 0 on")
+    return int(words)
+
+
+def find_profiles(patterns: Iterable[str]) -> list[Path]:
+    """The profiles that arguments name, in order, each once: files, directories and patterns.
+
+    A directory stands for its ``profile.pop``, else for those in its ``training`` and ``inference``. What is not
+    there is in the list as it was given: opening it says what is wrong.
+    """
+    found: list[Path] = []
+    for pattern in patterns:
+        given = Path(pattern)
+        named = [given] if given.exists() else [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
+        if not named and glob.has_magic(pattern):
+            raise CommandError(f"{pattern}: nothing matches this pattern. Give a profile.pop or a directory", UNREADABLE)
+        for path in named or [given]:
+            found += _within(path)
+    return list(dict.fromkeys(found))
+
+
+def _within(path: Path) -> list[Path]:
+    if not path.is_dir() or (path / "profile.pop").is_file():
+        return [path / "profile.pop" if path.is_dir() else path]
+    kinds = [path / kind / "profile.pop" for kind in ("training", "inference")]
+    return [kind for kind in kinds if kind.is_file()] or [path]
+
+
+def open_one(args: argparse.Namespace) -> Report:
+    """The one profile of a subcommand that takes one."""
+    from profiler import open_report
+
+    return open_report(find_profiles(args.profiles)[0])
+
+
+def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> int:
+    """Print a page for each profile. One that cannot be read costs a line and exit code 3, not the others."""
+    from profiler import ProfileError, open_report
+    from reports.tables import print_pages
+
+    failed = OK
+    pages = []
+    for path in find_profiles(args.profiles):
+        try:
+            with open_report(path) as report:
+                pages.append(make(report))
+        except ProfileError as error:
+            print(f"ipu-report: error: {one_line(str(error))}", file=sys.stderr)
+            failed = UNREADABLE
+        except CommandError as error:
+            print(f"ipu-report: error: {one_line(str(error))}", file=sys.stderr)
+            failed = max(failed, error.code)
+    if pages:
+        print_pages(pages, args.form)
+    return failed
+
+
+def check_run(report: Report, run: int) -> None:
+    """CommandError where the profile has no such run."""
+    runs = len(report.runs)
+    if run < runs:
+        return
+    if not runs:
+        raise CommandError(
+            f"{report.path}: no run was profiled, only the compilation (state: {report.meta['state']}). "
+            "Call the model once with autoreport=True"
+        )
+    raise CommandError(f"{report.path}: there is no run {run}. It has {runs}: --run 0 to {runs - 1}")
+
+
+def check_ipu(report: Report, ipu: int) -> None:
+    """CommandError where the profile has no such IPU."""
+    known = report.target.num_ipus
+    if not 0 <= ipu < known:
+        raise CommandError(f"{report.path}: there is no IPU {ipu}. It has {known}: --ipu 0 to {known - 1}")
+
+
+def ipus(report: Report) -> Iterator[int]:
+    """IPUs that have a program of their own."""
+    steps = report.program_steps()
+    yield from sorted(set(steps["ipu"].tolist()))
+
+
+def top(args: argparse.Namespace) -> int | None:
+    """--top as `reports.tables.Table` has it."""
+    return args.top or None
+
+
+def filtered(frame: pd.DataFrame, column: str, words: str | None) -> pd.DataFrame:
+    """Rows whose name has the words, in any case."""
+    if not words:
+        return frame
+    return frame[frame[column].str.contains(words, case=False, regex=False)]

@@ -1,0 +1,116 @@
+"""Whether the profile is whole and agrees with itself. Exit code 1 where a check fails.
+
+Reads everything in it: every table, the memory of every IPU, the execution of every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "whether the profile is whole and agrees with itself"
+EXAMPLES = """  ipu-report doctor demo/training
+  ipu-report doctor 'runs/*/training' && echo all are well
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    well = True
+
+    def page(report: Report) -> Page:
+        nonlocal well
+        import pandas as pd
+
+        from reports.tables import Column, Page, Table, say, text
+
+        rows = [dict(zip(("check", "found"), row, strict=True)) for row in _checks(report)]
+        frame = pd.DataFrame(rows).assign(ok=lambda f: f["found"] == "")
+        well = well and bool(frame["ok"].all())
+        shown = frame.assign(found=frame["found"].where(~frame["ok"], "well"))
+        columns = (Column("check", "check", text), Column("found", "found", text))
+        notes = [say(f"note: {words}") for words in report.meta["warnings"]]
+        return Page(str(report.path), (Table("checks", shown, columns), *notes))
+
+    failed = common.each_profile(args, page)
+    return failed or (common.OK if well else common.NOT_SO)
+
+
+def _checks(report: Report) -> Iterator[tuple[str, str]]:
+    """Name of each check and what is wrong, "" where nothing is."""
+    from profiler import ProfileError
+
+    checks: tuple[tuple[str, Callable[[Report], str]], ...] = (
+        ("the run finished", lambda r: "" if r.meta["complete"] else "the profile was not finished"),
+        ("every table can be read", _tables),
+        ("stages cost what their bodies do", _stages),
+        ("memory of every IPU can be read", _memory),
+        ("no tile is too full", _overflow),
+        ("IPUs' time has no gaps or overlaps", _time),
+        ("pipeline cycles follow each other", _cycles),
+    )
+    for name, check in checks:
+        try:
+            yield name, check(report)
+        except ProfileError as error:
+            yield name, error.problem
+
+
+def _tables(report: Report) -> str:
+    frames = (report.options, report.blocks, report.ops, report.program, report.bodies, report.variables, report.runs)
+    empty = [name for name, frame in zip(("program", "bodies", "variables"), (frames[3], frames[4], frames[5]),
+                                         strict=True) if not len(frame)]  # fmt: skip
+    return f"nothing in {', '.join(empty)}" if empty else ""
+
+
+def _stages(report: Report) -> str:
+    bodies = report.bodies[report.bodies["kind"] == "task"]
+    for direction, column in (("forward", "forward_cycles"), ("backward", "backward_cycles")):
+        mine = bodies[bodies["direction"] == direction].groupby("stage")["cycles"].max()
+        for stage, cycles in zip(report.stages["stage"], report.stages[column], strict=True):
+            if stage in mine.index and mine[stage] != cycles:
+                return f"stage {stage} {direction}: {cycles:,} cycles, but its body has {mine[stage]:,}"
+    return ""
+
+
+def _memory(report: Report) -> str:
+    for ipu in common.ipus(report):
+        report.tiles(ipu)
+        if (report.liveness(ipu)["total"] < 0).any():
+            return f"IPU {ipu} has less than nothing live"
+    return ""
+
+
+def _overflow(report: Report) -> str:
+    over = {ipu: int((report.tiles(ipu)["overflow"] > 0).sum()) for ipu in common.ipus(report)}
+    return ", ".join(f"IPU {ipu}: {tiles:,} tiles" for ipu, tiles in over.items() if tiles)
+
+
+def _time(report: Report) -> str:
+    for run in report.runs["run"].tolist():
+        for ipu, tasks in report.tasks(run).groupby("ipu"):
+            wrong = tasks["start"].to_numpy()[1:] != tasks["end"].to_numpy()[:-1]
+            if wrong.any():
+                return f"run {run}, IPU {ipu}: {int(wrong.sum())} gaps or overlaps"
+    return ""
+
+
+def _cycles(report: Report) -> str:
+    for run in report.runs["run"].tolist():
+        cycles = report.pipeline_cycles(run)
+        if not len(cycles):
+            return f"run {run} has none"
+        if (cycles["start"].to_numpy()[1:] != cycles["end"].to_numpy()[:-1]).any():
+            return f"run {run}: they have gaps or overlap"
+    return ""

@@ -1,0 +1,32 @@
+"""The profile as one self-contained HTML file: the main figures, interactive, without a server or a network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from reports.cli import common
+
+HELP = "the profile as one self-contained HTML file"
+EXAMPLES = """  ipu-report html demo/training -o report.html
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profile(parser)
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE",
+                        help="where to write it (default: report.html)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    with common.open_one(args) as report:
+        from reports.html import write_html
+
+        try:
+            write_html(report, args.output)
+        except OSError as error:
+            raise common.CommandError(
+                f"{args.output}: cannot be written: {error.strerror or error}. Give another place: -o FILE"
+            ) from error
+    print(f"{args.output}: {args.output.stat().st_size / 1024:,.0f} KiB, opens in any browser, offline too")
+    return common.OK

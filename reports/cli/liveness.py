@@ -1,0 +1,47 @@
+"""Live bytes over the program steps of an IPU: the fullest steps, or (--json, --csv, --top 0) all of them in order."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "live bytes over program steps, the fullest first"
+EXAMPLES = """  ipu-report liveness demo/training                    the fullest steps of IPU 0
+  ipu-report liveness --ipu 2 --top 5 demo/training
+  ipu-report liveness --ipu 2 --csv demo/training > liveness.csv
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
+    common.add_top(parser, 10)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    def page(report: Report) -> Page:
+        from reports.tables import Column, Page, Table, integer, kibibytes, text, whole_kibibytes
+
+        common.check_ipu(report, args.ipu)
+        frame = report.liveness(args.ipu)
+        if args.form == "text" and args.top:
+            frame = frame.sort_values("total", ascending=False, kind="stable")
+        columns = (
+            Column("position", "step", integer),
+            Column("name", "name", text),
+            Column("direction", "direction", text),
+            Column("always_live", "always\nKiB", whole_kibibytes),
+            Column("not_always_live", "besides\nKiB", whole_kibibytes),
+            Column("max_tile", "fullest\ntile", integer),
+            Column("max_tile_bytes", "its KiB", kibibytes),
+        )
+        return Page(str(report.path), (Table("liveness", frame, columns, most=common.top(args)),))
+
+    return common.each_profile(args, page)

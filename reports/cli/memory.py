@@ -1,0 +1,139 @@
+"""How full the IPUs' tiles are, and of what.
+
+A tile is full at its worst program step. 'KiB' and 'free' include gaps: a tile that uses interleaved memory counts
+all of the other region too, as the vendor's tools do. Categories are what is live at the step where the IPU holds
+most, summed over tiles; 'fullest' is the most that one tile has of it. Exit code 1 where a tile does not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page, Table
+
+HELP = "how full the tiles are, and of what"
+EXAMPLES = """  ipu-report memory demo/training
+  ipu-report memory --ipu 2 demo/training              one IPU
+  ipu-report memory --by tile --ipu 2 --csv demo/training > tiles.csv
+  ipu-report memory --by category --json demo/training
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    parser.add_argument("--ipu", type=common.count, metavar="N", help="this IPU only (default: all)")
+    parser.add_argument("--by", choices=("ipu", "category", "tile"),
+                        help="one table only: the IPUs, what lies in them, or their tiles (default: the first two)")  # fmt: skip
+    common.add_top(parser, 20)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    over = False
+
+    def page(report: Report) -> Page:
+        nonlocal over
+        from reports.tables import Page, say
+
+        if args.ipu is not None:
+            common.check_ipu(report, args.ipu)
+        tables = [by_ipu(report, args.ipu)] if args.by in (None, "ipu") else []
+        if args.by in (None, "category"):
+            tables.append(_by_category(report, args))
+        if args.by == "tile":
+            tables.append(_by_tile(report, args))
+        too_full = by_ipu(report, args.ipu).frame.query("overflow > 0")
+        over = over or len(too_full) > 0
+        notes = [
+            say(
+                f"IPU {row['ipu']}: out of memory, {row['overflow']:,} bytes too many on tile {row['fullest_tile']} "
+                f"and {row['tiles_over'] - 1:,} other tiles too full.",
+                "bold red",
+            )
+            for row in too_full.to_dict("records")
+        ]
+        return Page(str(report.path), (*tables, *notes))
+
+    failed = common.each_profile(args, page)
+    return failed or (common.NOT_SO if over else common.OK)
+
+
+def by_ipu(report: Report, ipu: int | None = None) -> Table:
+    """The fullest tile of each IPU, and how many tiles do not fit."""
+    import pandas as pd
+
+    from reports.tables import Column, Table, identity, integer, kibibytes, percent
+
+    limit = report.target.bytes_per_tile
+    rows = []
+    for one in common.ipus(report) if ipu is None else (ipu,):
+        tiles = report.tiles(one)
+        fullest = tiles.iloc[int(tiles["total"].to_numpy().argmax())]
+        used = {key: int(fullest[key]) for key in ("total", "peak", "always_live", "peak_step", "free", "overflow")}
+        rows.append(
+            {
+                "ipu": one,
+                "fullest_tile": int(fullest["tile"]),
+                **used,
+                "share": used["total"] / limit,
+                "tiles_over": int((tiles["overflow"] > 0).sum()),
+            }
+        )
+    columns = (
+        Column("ipu", "IPU", identity),
+        Column("fullest_tile", "fullest\ntile", integer),
+        Column("total", "its KiB", kibibytes),
+        Column("share", "of its\nmemory", percent),
+        Column("always_live", "always\nlive KiB", kibibytes),
+        Column("free", "free KiB", kibibytes),
+    )
+    names = ("ipu", "fullest_tile", "total", "peak", "always_live", "peak_step", "free", "overflow", "share",
+             "tiles_over")  # fmt: skip
+    return Table("memory", pd.DataFrame(rows, columns=pd.Index(names)), columns, f"memory, {limit / 1024:,.0f} KiB a tile")
+
+
+def _by_category(report: Report, args: argparse.Namespace) -> Table:
+    """One row an IPU, category and role; for people, the IPUs of a category and role in one row."""
+    from reports.tables import Column, Table, kibibytes, text, whole_kibibytes
+
+    frame = report.memory(args.ipu)
+    if args.form == "text":
+        by_kind = frame.groupby(["category", "role"], sort=False)
+        frame = by_kind.agg({"bytes": "sum", "max_tile_bytes": "max"}).reset_index()
+    frame = frame.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
+    columns = (
+        Column("category", "category", text),
+        Column("role", "of the model", text),
+        Column("bytes", "KiB in all", whole_kibibytes),
+        Column("max_tile_bytes", "KiB on the fullest tile", kibibytes),
+    )
+    where = "each IPU" if args.ipu is None else f"IPU {args.ipu}"
+    return Table("categories", frame, columns, f"what is in it, at the worst step of {where}", common.top(args))
+
+
+def _by_tile(report: Report, args: argparse.Namespace) -> Table:
+    import pandas as pd
+
+    from reports.tables import Column, Table, identity, integer, kibibytes
+
+    frames = []
+    for ipu in common.ipus(report) if args.ipu is None else (args.ipu,):
+        tiles = report.tiles(ipu).copy()
+        tiles.insert(0, "ipu", ipu)
+        frames.append(tiles)
+    frame = pd.concat(frames, ignore_index=True).sort_values("total", ascending=False, kind="stable", ignore_index=True)
+    columns = (
+        Column("ipu", "IPU", identity),
+        Column("tile", "tile", integer),
+        Column("total", "KiB", kibibytes),
+        Column("peak", "peak KiB", kibibytes),
+        Column("always_live", "always live", kibibytes),
+        Column("peak_step", "at step", integer),
+        Column("free", "free KiB", kibibytes),
+    )
+    return Table("tiles", frame, columns, "tiles, the fullest first", common.top(args))

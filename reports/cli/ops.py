@@ -1,0 +1,64 @@
+"""The operators of the model, the most expensive first. Cycles are of one execution.
+
+A name is the module's path and what it does. '*' marks cycles that a generic guess stood in for: nobody has lowered
+that operator (CONTRIBUTING.md says how to).
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "the operators, the most expensive first"
+EXAMPLES = """  ipu-report ops demo/training
+  ipu-report ops --stage 2 --top 5 demo/training
+  ipu-report ops --name conv --sort flops demo/training
+  ipu-report ops --csv demo/training > ops.csv         with source lines, plans and all
+"""
+
+_SORT = ("cycles", "flops", "name")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    parser.add_argument("--sort", choices=_SORT, default="cycles", help="by what (default: cycles)")
+    parser.add_argument("--name", metavar="WORDS", help="only operators with this in their name")
+    parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
+    parser.add_argument("--direction", choices=("forward", "backward", "recompute", "update"), help="only this direction")
+    common.add_top(parser, 20)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    def page(report: Report) -> Page:
+        from reports.tables import Column, Page, Table, identity, text
+
+        frame = common.filtered(report.ops, "name", args.name)
+        if args.stage is not None:
+            frame = frame[frame["stage"] == args.stage]
+        if args.direction is not None:
+            frame = frame[frame["direction"] == args.direction]
+        if frame.empty:
+            asked = ", ".join(f"--{key} {getattr(args, key)}" for key in ("name", "stage", "direction")
+                              if getattr(args, key) is not None)  # fmt: skip
+            raise common.CommandError(f"{report.path}: no operator with {asked or 'any name'}. It has {len(report.ops):,}")
+        frame = frame.sort_values(args.sort, ascending=args.sort == "name", kind="stable")
+        frame = frame.rename_axis("op").reset_index()
+        shown = frame.assign(said=[n + (" *" if e else "") for n, e in zip(frame["name"], frame["estimated"], strict=True)])
+        columns = (
+            Column("said", "operator", text),
+            Column("direction", "direction", text),
+            Column("stage", "stage", identity),
+            Column("cycles", "cycles"),
+            Column("flops", "FLOPs"),
+        )
+        form = shown if args.form == "text" else frame
+        return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))
+
+    return common.each_profile(args, page)

@@ -1,0 +1,58 @@
+"""The program tree: sequences, repeats ('x 10'), and the steps in them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "the program tree and its steps"
+EXAMPLES = """  ipu-report program --depth 3 demo/training           the outline
+  ipu-report program --name conv --top 0 demo/training
+  ipu-report program --json demo/training | jq '.[0].program | length'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    parser.add_argument("--depth", type=common.count, metavar="N", help="levels to show (default: all)")
+    parser.add_argument("--name", metavar="WORDS", help="only nodes with this in their name")
+    common.add_top(parser, 60)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    def page(report: Report) -> Page:
+        from reports.tables import Column, Page, Table, text
+
+        frame = _with_depth(report)
+        if args.depth is not None:
+            frame = frame[frame["depth"] < args.depth]
+        frame = common.filtered(frame, "name", args.name)
+        if frame.empty:
+            raise common.CommandError(f"{report.path}: no such node. It has {len(report.program):,}")
+        said = [
+            "  " * depth + name + (f" x {repeat:,}" if repeat != 1 else "")
+            for depth, name, repeat in zip(frame["depth"], frame["name"], frame["repeat"], strict=True)
+        ]
+        columns = (Column("said", "program", text), Column("type", "type", text))
+        shown = frame.assign(said=said) if args.form == "text" else frame
+        return Page(str(report.path), (Table("program", shown, columns, most=common.top(args)),))
+
+    return common.each_profile(args, page)
+
+
+def _with_depth(report: Report) -> pd.DataFrame:
+    """The tree, depth-first, with ``depth`` (0: roots)."""
+    tree = report.program
+    depth: dict[int, int] = {-1: -1}
+    for node, parent in zip(tree["id"].tolist(), tree["parent"].tolist(), strict=True):
+        depth[node] = depth[parent] + 1  # parents come before their children
+    return tree.assign(depth=[depth[node] for node in tree["id"].tolist()])

@@ -1,0 +1,82 @@
+"""What each pipeline stage costs a micro-batch, and which one the others wait for.
+
+A pipeline cycle lasts as long as its slowest stage: 'of slowest' at 50 % means that the IPU of that stage waits half
+of each pipeline cycle. Cycles are of one micro-batch, 'update' of one weight update. The stash is what a stage keeps
+of micro-batches that went forward and have not come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "what each pipeline stage costs, and which one is slowest"
+EXAMPLES = """  ipu-report stages demo/training
+  ipu-report stages --by block demo/training           the same by Block of the model
+  ipu-report stages --json demo/training | jq '.[0].stages | max_by(.cycles).blocks'
+  ipu-report stages --csv 'runs/*/training' > stages.csv
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    parser.add_argument("--by", choices=("stage", "block"), default="stage", help="rows (default: stage)")
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return common.each_profile(args, _by_block if args.by == "block" else _by_stage)
+
+
+def _by_stage(report: Report) -> Page:
+    from reports.tables import Column, Page, Table, identity, whole_kibibytes, percent, say, text
+
+    stages = report.stages
+    training = bool(stages["backward_cycles"].any())
+    columns = [
+        Column("stage", "stage", identity),
+        Column("ipu", "IPU", identity),
+        Column("blocks", "Blocks", text),
+        Column("forward_cycles", "forward"),
+    ]
+    if training:
+        columns += [Column("backward_cycles", "backward"), Column("update_cycles", "update")]
+    columns.append(Column("share", "of\nslowest", percent))
+    if training:
+        columns.append(Column("stash_bytes", "stash\nKiB", whole_kibibytes))
+    columns.append(Column("weight_bytes", "weights\nKiB", whole_kibibytes))
+    table = Table("stages", stages, tuple(columns))
+    if len(stages) < 2:
+        return Page(str(report.path), (table,))
+    return Page(str(report.path), (table, say(f"The slowest is {slowest_stage(report)}.")))
+
+
+def slowest_stage(report: Report) -> str:
+    """The stage that sets the pace, in words."""
+    stages = report.stages
+    slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
+    return (
+        f"stage {slowest['stage']} ({slowest['blocks'] or 'no Block'}): {slowest['cycles']:,} cycles a micro-batch, "
+        f"{slowest['cycles'] / max(1.0, stages['cycles'].mean()):.2f} x the mean"
+    )
+
+
+def _by_block(report: Report) -> Page:
+    from reports.tables import Column, Page, Table, identity, whole_kibibytes, text
+
+    columns = (
+        Column("name", "Block", text),
+        Column("stage", "stage", identity),
+        Column("ipu", "IPU", identity),
+        Column("forward_cycles", "forward"),
+        Column("backward_cycles", "backward"),
+        Column("update_cycles", "update"),
+        Column("weight_bytes", "weights\nKiB", whole_kibibytes),
+    )
+    return Page(str(report.path), (Table("blocks", report.blocks, columns),))

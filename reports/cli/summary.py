@@ -1,0 +1,180 @@
+"""The profile in a page: the machine, the run, the speed, where the cycles go, how full the memory is, what is odd.
+
+Speed and cycles are predictions of the machine model, not measurements. 'Samples a second' counts the IPUs' time
+only: a host that cannot keep up is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from reports.cli import common, memory, stages
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from profiler import Report
+    from reports.tables import Fact, Line, Page
+
+HELP = "the profile in a page: machine, speed, cycles, memory, warnings"
+EXAMPLES = """  ipu-report summary demo/training
+  ipu-report summary demo                              training, then inference
+  ipu-report summary --csv 'runs/*/training'           one row a profile, to compare runs
+  ipu-report summary --json demo/training | jq '.[0].summary.samples_per_second'
+"""
+
+BAR = 44  # characters
+# How a kind of records.KINDS is drawn in the bar, and what it is called beneath; in the order of the legend.
+_KINDS = {
+    "compute": ("#", "black on bright_blue"),
+    "exchange": ("x", "black on bright_magenta"),
+    "sync": ("s", "black on cyan"),
+    "external sync": ("s", "black on cyan"),
+    "global exchange": ("g", "black on magenta"),
+    "host I/O": ("h", "black on red"),
+    "idle": (".", "dim"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return common.each_profile(args, _page)
+
+
+def _page(report: Report) -> Page:
+    from reports.tables import Facts, Lines, Page, Table
+
+    parts: list[Any] = [Facts("summary", (*_about(report), *_speed(report)))]
+    if len(report.runs):
+        proportions = report.cycle_proportions(0)
+        parts += [Lines(_bars(proportions)), Table("cycles", proportions, ())]  # no columns: people have the bars
+    parts.append(memory.by_ipu(report))
+    if report.meta["warnings"]:
+        parts.append(Lines(_warnings(report)))
+    return Page(str(report.path), tuple(parts))
+
+
+def _about(report: Report) -> tuple[Fact, ...]:
+    from reports.tables import Fact
+
+    meta, target = report.meta, report.target
+    replicas = f" as {target.num_replicas} replicas of {target.ipus_per_replica}" if target.num_replicas > 1 else ""
+    state = meta["state"] if meta["complete"] else f"{meta['state']}, not finished"
+    accumulation = report.options.get("Training.gradientAccumulation", 1)
+    return (
+        Fact("model", meta["model"], "model", f"{meta['model'] or 'unnamed'}, {meta['kind']}"),
+        Fact("kind", meta["kind"]),
+        Fact("state", meta["state"], "state", state),
+        Fact("complete", meta["complete"]),
+        Fact("created", meta["created"], "written", f"{meta['created']} by {meta['writer']}"),
+        Fact(
+            "target",
+            target.name,
+            "machine",
+            f"{target.num_ipus} IPUs{replicas}, {target.name}: {target.tiles_per_ipu:,} tiles with "
+            f"{target.bytes_per_tile / 1024:,.0f} KiB each, {target.clock_hz / 1e9:.2f} GHz",
+        ),
+        Fact("ipus", target.num_ipus),
+        Fact("replicas", target.num_replicas),
+        Fact("tiles_per_ipu", target.tiles_per_ipu),
+        Fact("clock_hz", target.clock_hz),
+        Fact("strategy", meta.get("strategy", report.options.get("executionStrategy", ""))),
+        Fact(
+            "stages",
+            len(report.stages),
+            "model on it",
+            f"{len(report.stages)} stages, {len(report.blocks)} Blocks, {len(report.ops):,} operators, "
+            f"{len(report.program_steps()):,} program steps",
+        ),
+        Fact("micro_batch", meta["micro_batch"], "batch", _batch(report)),
+        Fact("gradient_accumulation", accumulation),
+    )
+
+
+def _batch(report: Report) -> str:
+    said = f"micro-batch {_meta_number(report, 'micro_batch')}"
+    if report.meta["kind"] == "training":
+        said += f" x gradient accumulation {report.options.get('Training.gradientAccumulation', 1)}"
+    said += f" x device iterations {report.options.get('deviceIterations', 1)}"
+    return said + (f" x replicas {report.target.num_replicas}" if report.target.num_replicas > 1 else "")
+
+
+def _meta_number(report: Report, key: str) -> int:
+    value = report.meta.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _speed(report: Report) -> tuple[Fact, ...]:
+    from reports.tables import Fact
+
+    runs = report.runs
+    if not len(runs):
+        return (Fact("runs", 0, "runs", "none was profiled: only the compilation"),)
+    first = runs.iloc[0]
+    iterations, hertz = max(1, int(first["iterations"])), report.target.clock_hz
+    cycles = int(first["cycles"]) // iterations
+    micro_batches = _micro_batches(report)
+    samples = _meta_number(report, "micro_batch") * micro_batches * report.target.num_replicas
+    seconds = cycles / hertz
+    proportions = report.cycle_proportions(0)
+    idle = float(proportions["idle"].sum() / max(1, proportions["total"].sum()))
+    per_second = samples / seconds if seconds else 0.0
+    training = report.meta["kind"] == "training"
+    return (
+        Fact("runs", len(runs), "runs", f"{len(runs)} profiled, {iterations:,} device iterations each"),
+        Fact(
+            "iteration_cycles",
+            cycles,
+            "a weight update" if training else "an iteration",
+            f"{cycles:,} cycles, {seconds * 1e6:,.1f} us, with {micro_batches:,} micro-batches",
+        ),
+        Fact("samples_per_second", per_second, "speed", f"{per_second:,.0f} samples a second (predicted)"),
+        Fact("idle_share", idle, "waiting", f"{idle:.1%} of the cycles of all IPUs"),
+        Fact("slowest_stage", _slowest(report), "slowest", stages.slowest_stage(report) if len(report.stages) > 1 else ""),
+    )
+
+
+def _slowest(report: Report) -> int:
+    return int(report.stages["cycles"].to_numpy().argmax()) if len(report.stages) else -1
+
+
+def _micro_batches(report: Report) -> int:
+    """Micro-batches that go through in one device iteration."""
+    tasks = report.tasks(0, iteration=0)
+    return int(tasks["micro_batch"].max()) + 1 if len(tasks) else 0
+
+
+def _bars(proportions: pd.DataFrame) -> tuple[Line, ...]:
+    from reports.timeline import stacked_bar
+
+    lines: list[Line] = [(("where the cycles of the first run go", "bold"),)]
+    present = [kind for kind in _KINDS if proportions[kind].any()]
+    for row in proportions.to_dict("records"):
+        total = max(1, row["total"])
+        shares = [(*_KINDS[kind], row[kind] / total) for kind in present]
+        busy = 1 - row["idle"] / total
+        name = f"IPU {row['ipu']}".ljust(8)
+        lines.append(((name, ""), *stacked_bar(shares, BAR), (f" {busy:6.1%} busy", "")))
+    everything = max(1, proportions["total"].sum())
+    legend: list[tuple[str, str]] = [(" " * 8, "")]
+    used = 8
+    for kind in present:
+        letter, style = _KINDS[kind]
+        entry = f" {kind} {proportions[kind].sum() / everything:.0%}  "
+        if used + 1 + len(entry) > 79:
+            lines.append(tuple(legend))
+            legend, used = [(" " * 8, "")], 8
+        legend += [(letter, style), (entry, "")]
+        used += 1 + len(entry)
+    return (*lines, tuple(legend))
+
+
+def _warnings(report: Report) -> tuple[Line, ...]:
+    from reports.tables import clean
+
+    return tuple((("warning: ", "bold yellow"), (clean(str(words)), "")) for words in report.meta["warnings"])

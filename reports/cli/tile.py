@@ -1,0 +1,67 @@
+"""What lies on one tile, at the program step where it is fullest or at another, largest first."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "what lies on one tile, largest first"
+EXAMPLES = """  ipu-report tile --ipu 2 demo/training                the fullest tile of IPU 2
+  ipu-report tile --ipu 2 --tile 311 demo/training
+  ipu-report tile --ipu 2 --tile 311 --step 40 --json demo/training
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
+    parser.add_argument("--tile", type=common.count, metavar="N", help="tile (default: the fullest)")
+    parser.add_argument("--step", type=common.count, metavar="N", help="position in the program (default: the fullest)")
+    common.add_top(parser, 20)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    def page(report: Report) -> Page:
+        from reports.tables import Column, Page, Table, integer, say, text
+
+        common.check_ipu(report, args.ipu)
+        tiles = report.tiles(args.ipu)
+        tile = int(tiles["total"].to_numpy().argmax()) if args.tile is None else args.tile
+        if tile >= len(tiles):
+            raise common.CommandError(
+                f"{report.path}: IPU {args.ipu} has no tile {tile}. It has {len(tiles):,}: --tile 0 to {len(tiles) - 1}"
+            )
+        row = tiles.iloc[tile]
+        steps = report.program_steps(args.ipu)
+        step = int(row["peak_step"]) if args.step is None else args.step
+        if step >= len(steps):
+            raise common.CommandError(
+                f"{report.path}: IPU {args.ipu} has no step {step}. It has {len(steps):,}: --step 0 to {len(steps) - 1}"
+            )
+        live = report.live_variables(args.ipu, step, tile)
+        columns = (
+            Column("name", "variable", text),
+            Column("category", "category", text),
+            Column("role", "of the model", text),
+            Column("bytes", "bytes", integer),
+        )
+        return Page(
+            str(report.path),
+            (
+                Table("live", live, columns, most=common.top(args)),
+                say(
+                    f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step} "
+                    f"({steps['name'].iloc[step]}); {row['free']:,} of {report.target.bytes_per_tile:,} are free at its "
+                    f"worst."
+                ),
+            ),
+        )
+
+    return common.each_profile(args, page)

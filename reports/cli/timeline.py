@@ -1,0 +1,67 @@
+"""The pipeline as text: a row an IPU, a cell a pipeline cycle, from ramp-up to ramp-down.
+
+Within a cell, each character is an equal part of that pipeline cycle's time and shows what the IPU did longest in it:
+dots are waiting. Numbers after a letter are micro-batches, where they fit; a wider terminal (or --width) fits more.
+'slowest' is the IPU that the others waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "the pipeline as text, from ramp-up to ramp-down"
+EXAMPLES = """  ipu-report timeline demo/training
+  ipu-report timeline --width 200 demo/training        with micro-batch numbers
+  ipu-report timeline --run 1 --iteration 3 demo/training
+  ipu-report timeline --csv demo/training > tasks.csv  every task with start and end, in cycles
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    common.add_run(parser)
+    parser.add_argument("--iteration", type=common.count, default=0, metavar="N",
+                        help="which device iteration of the run (default: 0)")  # fmt: skip
+    parser.add_argument("--width", type=common.count, metavar="COLUMNS", help="instead of the terminal's")
+    parser.add_argument("--ascii", action="store_true", help="no characters but ASCII")
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    def page(report: Report) -> Page:
+        from reports.tables import Column, Lines, Page, Table, integer, speaks_unicode, terminal_width, text
+        from reports.timeline import timeline
+
+        common.check_run(report, args.which_run)
+        iterations = int(report.runs["iterations"].iloc[args.which_run])
+        if args.iteration >= iterations:
+            raise common.CommandError(
+                f"{report.path}: run {args.which_run} has no iteration {args.iteration}. "
+                f"It has {iterations}: --iteration 0 to {iterations - 1}"
+            )
+        tasks = report.tasks(args.which_run, iteration=args.iteration)
+        cycles = report.pipeline_cycles(args.which_run, args.iteration)
+        unicode = speaks_unicode() and not args.ascii
+        lines = timeline(tasks, cycles, args.width or terminal_width(), unicode)
+        phases = (
+            cycles.groupby("phase", sort=False)
+            .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"))
+            .reset_index()
+        )
+        columns = (
+            Column("phase", "phase", text),
+            Column("pipeline_cycles", "pipeline cycles", integer),
+            Column("cycles", "cycles", integer),
+        )
+        # First, for --csv, what people see as the drawing.
+        drawn = (Table("tasks", tasks, ()), Lines(tuple(lines), as_drawn=True), Table("pipeline_cycles", cycles, ()))
+        return Page(str(report.path), (*drawn, Table("phases", phases, columns)))
+
+    return common.each_profile(args, page)

@@ -1,0 +1,66 @@
+"""What lies in tile memory, the largest first: weights, activations, stash, code and the rest, with their lifetimes.
+
+A variable is live at the steps from 'start' up to 'stop' of its IPU; 'always' is what stays for the whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "what lies in tile memory, the largest first"
+EXAMPLES = """  ipu-report variables demo/training
+  ipu-report variables --role stash demo/training      what pipelining keeps
+  ipu-report variables --name conv --ipu 0 --csv demo/training > variables.csv
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    parser.add_argument("--ipu", type=common.count, metavar="N", help="this IPU only (default: all)")
+    parser.add_argument("--name", metavar="WORDS", help="only variables with this in their name")
+    parser.add_argument("--role", metavar="ROLE", help="only this role: weight, activation, stash, program, ...")
+    common.add_top(parser, 20)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    def page(report: Report) -> Page:
+        from reports.tables import Column, Page, Table, identity, integer, kibibytes, text
+
+        frame = common.filtered(report.variables, "name", args.name)
+        if args.ipu is not None:
+            common.check_ipu(report, args.ipu)
+            frame = frame[frame["ipu"] == args.ipu]
+        if args.role is not None:
+            known = sorted(set(report.variables["role"]))
+            if args.role not in known:
+                raise common.CommandError(
+                    f"{report.path}: nothing has the role {args.role!r}. There are: {', '.join(known)}"
+                )
+            frame = frame[frame["role"] == args.role]
+        if frame.empty:
+            raise common.CommandError(f"{report.path}: no such variable. It has {len(report.variables):,}")
+        frame = frame.sort_values("bytes", ascending=False, kind="stable").rename_axis("variable").reset_index()
+        life = [
+            "always" if always else f"{start:,}-{stop:,}"
+            for always, start, stop in zip(frame["always_live"], frame["start"], frame["stop"], strict=True)
+        ]
+        columns = (
+            Column("name", "variable", text),
+            Column("ipu", "IPU", identity),
+            Column("role", "role", text),
+            Column("dtype", "dtype", text),
+            Column("bytes", "bytes", integer),
+            Column("life", "steps", text),
+        )
+        shown = frame.assign(life=life) if args.form == "text" else frame
+        return Page(str(report.path), (Table("variables", shown, columns, most=common.top(args)),))
+
+    return common.each_profile(args, page)

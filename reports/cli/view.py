@@ -1,0 +1,75 @@
+"""Open the profile in the viewer: the pipeline, one lane an IPU, and memory over tiles and steps.
+
+The viewer listens on this machine only, unless --host says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import socket
+import threading
+import webbrowser
+
+from reports.cli import common
+
+HELP = "open the viewer in the browser"
+EXAMPLES = """  ipu-report view demo/training
+  ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
+
+  on a machine far away:   ipu-report view --no-browser demo/training
+  and on yours:            ssh -L 8050:127.0.0.1:8050 that-machine, then http://127.0.0.1:8050
+"""
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profile(parser)
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
+                        help="where to listen (default: 127.0.0.1, this machine only)")  # fmt: skip
+    parser.add_argument("--port", type=_port, default=8050, metavar="N", help="0: any free one (default: 8050)")
+    parser.add_argument("--no-browser", action="store_true", help="only say where the viewer is")
+
+
+def run(args: argparse.Namespace) -> int:
+    with common.open_one(args) as report:
+        port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
+        from viewer import create_app
+
+        app = create_app(report)
+        address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
+        print(f"{report.path} is at {address} (Ctrl+C ends it)", flush=True)
+        if args.host not in _LOOPBACK:
+            print(f"note: {args.host} is not only this machine: whoever reaches it sees the profile", flush=True)
+        if not args.no_browser:
+            opener = threading.Timer(1.0, webbrowser.open, (address,))
+            opener.daemon = True
+            opener.start()
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
+        app.run(host=args.host, port=port, debug=False)
+    return common.OK
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, or a free one for 0. CommandError where it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise common.CommandError(
+                f"port {port} of {host} is in use. Give another (--port 0: any free one), or end what has it"
+            ) from error
+        raise common.CommandError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+
+
+def _port(words: str) -> int:
+    number = common.count(words)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{number} is no port: 0 to 65535")
+    return number
