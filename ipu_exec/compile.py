@@ -149,7 +149,7 @@ class Executable:
         where = f"the profile is {profile_path}" if profile_path else "no profile was asked for (autoreport=True)"
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({over.step}): "
-            f"{over.bytes_over:,} bytes over its {self.target.bytes_per_tile:,}. The five largest things there: "
+            f"{over.bytes_over:,} bytes over the {over.limit:,} of {over.what}. The five largest things there: "
             f"{largest}. {where[0].upper()}{where[1:]}. Give the stage fewer Blocks, lower the micro-batch size or "
             f"setAvailableMemoryProportion, or keep optimiser state off the chip",
             profile_path=profile_path,

@@ -7,6 +7,7 @@ A lifetime is an interval of positions: the steps of an IPU in program order. Li
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from ipu_exec.placement import Placement, Transfer
 from ipu_exec.program import Body, ProgramTree, StepDraft
 from profiler import records, schedules
 
+_CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCode", "hostExchangeCode")
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
 
 STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
@@ -40,8 +42,9 @@ class Overflow:
     tile: int
     position: int
     step: str
+    what: str  # "tile memory", or the region that is too small
+    limit: int
     bytes_over: int
-    bytes_used: int
     largest: tuple[tuple[str, int], ...]  # (name, bytes) of the five largest things live there
 
 
@@ -298,35 +301,38 @@ def _span(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 def find_overflow(found: list[records.Variable], tree: ProgramTree, target: Target) -> Overflow | None:
-    """The worst tile over its limit, or None. Excludes gaps: what surely cannot fit."""
+    """The worst tile over a limit, or None.
+
+    Three limits (facts/memory.md): the whole tile; region 0, the only place for code; region 1, the only place for
+    what must be interleaved. Gaps are not counted: what is over without them surely cannot fit.
+    """
+    region1 = target.bytes_per_tile - target.region0_bytes
+    limits: tuple[tuple[str, int, Callable[[records.Variable], bool]], ...] = (
+        ("tile memory", target.bytes_per_tile, lambda v: True),
+        ("region 0 (the only place for code)", target.region0_bytes, lambda v: v.category in _CODE),
+        ("region 1 (the only place for interleaved data)", region1, lambda v: bool(v.interleaved)),
+    )
     worst: Overflow | None = None
     for ipu in sorted({variable.ipu for variable in found}):
-        here = [variable for variable in found if variable.ipu == ipu]
-        steps = sum(len(body.steps) for body in tree.bodies if body.ipu == ipu)
-        peak, position = _peaks(here, steps, target.tiles)
-        tile = int(peak.argmax())
-        over = int(peak[tile]) - target.bytes_per_tile
-        if over <= 0 or (worst is not None and over <= worst.bytes_over):
-            continue
-        at = int(position[tile])
-        live = sorted(
-            ((int(v.tile_bytes[tile]), v.name) for v in here if v.start <= at < v.stop and v.tile_bytes[tile]),
-            reverse=True,
-        )
         names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
-        worst = Overflow(
-            ipu,
-            tile,
-            at,
-            names[at] if names else "",
-            over,
-            int(peak[tile]),
-            tuple((name, size) for size, name in live[:5]),
-        )
+        for what, limit, counts in limits:
+            here = [variable for variable in found if variable.ipu == ipu and counts(variable)]
+            peak, position = _peaks(here, target.tiles)
+            tile = int(peak.argmax())
+            over = int(peak[tile]) - limit
+            if over <= 0 or (worst is not None and over <= worst.bytes_over):
+                continue
+            at = int(position[tile])
+            live = sorted(
+                ((int(v.tile_bytes[tile]), v.name) for v in here if v.start <= at < v.stop and v.tile_bytes[tile]),
+                reverse=True,
+            )
+            largest = tuple((name, size) for size, name in live[:5])
+            worst = Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, largest)
     return worst
 
 
-def _peaks(found: list[records.Variable], steps: int, tiles: int) -> tuple[np.ndarray, np.ndarray]:
+def _peaks(found: list[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
     """Per tile, the most bytes live at one step and the first step at which they are. One running sum."""
     changes: dict[int, np.ndarray] = {}
     for variable in found:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
-from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, search
+from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, as_placed, search
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
@@ -145,9 +145,10 @@ def expanded(problem: Problem, inputs: int) -> Problem:
 
 
 def convolve(
-    build: Builder, name: str, problem: Problem, inputs: int, weights: int, dtype: str, input_elements: int
+    build: Builder, name: str, problem: Problem, inputs: int, weights: int, turned: tuple[bool, bool]
 ) -> Product:
-    """Append the cheapest way to compute ``problem``."""
+    """Append the cheapest way to compute ``problem``. ``turned``: operands whose channels are not together."""
+    dtype, input_elements = build.spec.operands[inputs].dtype, build.spec.operands[inputs].elements
     machine = build.machine
     half = dtype in ("float16", "bfloat16")
     plain = problem.taps == 1 and problem.field_stride == (1, 1)
@@ -163,25 +164,14 @@ def convolve(
         slic = half and machine.target.architecture != "ipu1" and problem.in_channels <= 4 and problem.groups > 1
         candidates.append((problem, ("vmac", *(("slic",) if slic else ()))))
     # ties go to the one named first: AMP, SLIC, vector MAC, outer product
-    best, methods = min(candidates, key=lambda c: search(c[0], machine, dtype, c[1]).cycles)
-    return add_product(build, name, best, methods, inputs, weights, dtype, field_first=True)
+    placed = [(as_placed(build, p, methods, inputs, weights, dtype), methods) for p, methods in candidates]
+    best, methods = min(placed, key=lambda c: search(c[0], machine, dtype, c[1]).cycles)
+    return add_product(build, name, best, methods, inputs, weights, dtype, True, turned)
 
 
 def _builder(spec: OpSpec, machine: Machine) -> Builder:
     """A builder whose partials are fp32 unless set: the vendor's default for convolutions (facts/cycles.md 12.6)."""
     return Builder(spec, machine if machine.partials else replace(machine, partials="float32"))
-
-
-def _as_placed(build: Builder, problem: Problem, inputs: int, weights: int, transposed: bool = False) -> Problem:
-    """The problem with what its operands cost that do not lie as planned."""
-    placed_weights = build.spec.operands[weights].layout is not None
-    return replace(
-        problem,
-        input_free=build.spec.operands[inputs].layout is None,
-        weight_free=not placed_weights,
-        weight_transform=placed_weights or transposed,
-        input_transform=transposed,
-    )
 
 
 @lowering("aten.convolution", "aten._convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d")
@@ -201,7 +191,7 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
         problem = input_gradient_problem(geometry(out.shape, weight.shape, data.shape, stride, dilation, groups))
     else:
         problem = forward_problem(geometry(data.shape, weight.shape, out.shape, stride, dilation, groups))
-    done = convolve(build, "conv", _as_placed(build, problem, 0, 1), 0, 1, data.dtype, data.elements)
+    done = convolve(build, "conv", problem, 0, 1, (False, True))
     if len(spec.operands) > 2:
         add_bias(build, "conv", done, 2, out.dtype)
     return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
@@ -222,15 +212,13 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     layouts: list[Layout | None] = [None, None, None]
     notes, constants = [], None
     if mask[0] and spec.outputs[0] is not None:
-        problem = _as_placed(build, problems[0], 0, 2)
-        done = convolve(build, "grad input", problem, 0, 2, grad.dtype, grad.elements)
+        done = convolve(build, "grad input", problems[0], 0, 2, (False, True))
         layouts[0] = done.outputs.layout(spec.outputs[0].dtype)
         notes.append(f"input {done.splits}")
         constants = done.worklists
     if mask[1] and spec.outputs[1] is not None:
         inputs, weights = (0, 1) if transposed else (1, 0)
-        problem = _as_placed(build, problems[1], inputs, weights, transposed=True)
-        done = convolve(build, "grad weight", problem, inputs, weights, data.dtype, spec.operands[inputs].elements)
+        done = convolve(build, "grad weight", problems[1], inputs, weights, (True, True))
         layouts[1] = done.outputs.layout(spec.outputs[1].dtype)
         notes.append(f"weight {done.splits}")
         constants = done.worklists if constants is None else constants + done.worklists

@@ -32,24 +32,15 @@ class Sides:
 
 
 def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
-    """Append the product. An operand that is placed and not contiguous along K is transposed on the tiles."""
+    """Append the product. An operand that is placed and not contiguous along K is transposed first."""
     left, right = (build.spec.operands[s] if isinstance(s, int) else s for s in (sides.left, sides.right))
     right_is_weights = right.role == "weight" and left.role != "weight"
-    left_turned = left.layout is not None and sides.k > 1 and sides.left_k_stride != 1
-    right_turned = right.layout is not None and sides.k > 1 and sides.right_k_stride != 1
-    problem = Problem(
-        sides.groups,
-        sides.m if right_is_weights else sides.n,
-        1,
-        sides.k,
-        sides.n if right_is_weights else sides.m,
-        input_transform=left_turned if right_is_weights else right_turned,
-        weight_transform=right_turned if right_is_weights else left_turned,
-        input_free=(left if right_is_weights else right).layout is None,
-        weight_free=(right if right_is_weights else left).layout is None,
-    )
-    inputs, weights = (sides.left, sides.right) if right_is_weights else (sides.right, sides.left)
-    return add_product(build, name, problem, ("1x1",), inputs, weights, dtype, field_first=not right_is_weights)
+    field, outs = (sides.m, sides.n) if right_is_weights else (sides.n, sides.m)
+    turned = sides.k > 1 and sides.left_k_stride != 1, sides.k > 1 and sides.right_k_stride != 1
+    problem = Problem(sides.groups, field, 1, sides.k, outs)
+    if right_is_weights:
+        return add_product(build, name, problem, ("1x1",), sides.left, sides.right, dtype, False, turned)
+    return add_product(build, name, problem, ("1x1",), sides.right, sides.left, dtype, True, turned[::-1])
 
 
 def sides_of(spec: OpSpec, left: int | Operand, right: int | Operand) -> Sides:

@@ -8,7 +8,7 @@ nothing fits, output channels are taken serially; when that does not fit either,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -35,7 +35,7 @@ class Problem:
     Outputs are ``segments`` field rows of ``width``; ``image_rows`` of them belong to one image, with
     ``in_rows`` x ``in_cols`` inputs. ``field_stride`` is the stride of a transposed convolution: a kernel element
     meets only every so many outputs. ``expansion`` is how many input elements arrive for each one multiplied, where
-    inputs are expanded into channels on the tile. ``*_transform``: the operand is rearranged on the tile.
+    inputs are expanded into channels on the tile (``input_transform``).
     """
 
     groups: int
@@ -52,7 +52,6 @@ class Problem:
     in_cols: int = 1
     expansion: float = 1.0
     input_transform: bool = False
-    weight_transform: bool = False
     input_free: bool = True  # the input lies as planned
     weight_free: bool = True
     useful: int = 0  # multiply-accumulates where splits alone do not tell (padded kernels)
@@ -247,9 +246,7 @@ def _estimate(
     transform = np.zeros(rows.shape)
     if problem.input_transform:
         transform += slices * 1.25 / serial
-    if problem.weight_transform:
-        transform += ins * outs * problem.taps * groups * 1.25
-    elif not unit.half:
+    if not (unit.half and problem.weight_free):
         transform += weights / 8
     compute = vertex_cycles(problem, unit, method, height, rows, width, ins, outs, groups)
     depth = np.unique(i)
@@ -353,14 +350,18 @@ def add_product(
     weights: int | Operand,
     dtype: str,
     field_first: bool = False,
+    turned: tuple[bool, bool] = (False, False),
 ) -> Product:
     """Plan ``problem`` and append its steps. ``inputs`` and ``weights`` are operand indices, or placed operands.
 
     Operands nobody placed get the planned layout (`Builder.wishes`); others pay exchange and rearrangement.
+    ``turned`` (inputs, weights): the operand's channels are not together where it lies, and unless it lies as
+    planned it is transposed there before it is sent: once, not on every tile that receives a part.
     ``field_first``: the result's storage runs along the field (NCHW), not along the output channels.
     """
     machine = build.machine
     unit = amp.unit_for(machine, dtype)
+    problem = as_placed(build, problem, methods, inputs, weights, dtype)
     splits = search(problem, machine, dtype, methods)
     share = share_out(problem, machine, unit, splits)
     item, partial = unit.item_bytes, unit.partial_bytes
@@ -378,8 +379,10 @@ def add_product(
     source, in_place = _operand(build, inputs, (problem, dtype, splits, "input"), slices / splits.outs)
     padded = input_elements(problem, splits.method, share.segments, share.width, padded_in, share.groups)
     arriving = np.rint(slices * problem.expansion).astype(np.int64) * item
-    first = build.next
     lying = spread_of(source, machine.tiles).elements * item
+    if turned[0] and not in_place:
+        _turn(build, f"{name}/transpose inputs", source, half)
+    first = build.next
     if in_place:
         home = np.minimum(lying, arriving)
         peers = np.minimum(splits.outs, ceil_div(arriving, 4))
@@ -388,7 +391,7 @@ def add_product(
         pieces = np.minimum(ceil_div(arriving, 32), np.where(share.field > 0, share.field, 0) + 1)
         build.exchange(f"{name}/inputs", arriving, lying, pieces, splits.outs % 2 == 0)
     if problem.input_transform:
-        build.compute(f"{name}/transpose inputs", f"popops::Transpose2D<{half}>", rearrange_cycles(slices))
+        build.compute(f"{name}/expand inputs", f"popops::Transpose2D<{half}>", rearrange_cycles(slices))
         build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
 
     # weights, a serial step at a time
@@ -411,6 +414,8 @@ def add_product(
     wanted = ceil_div(real_weights, splits.serial) * item
     lying = spread_of(source, machine.tiles).elements * item
     lying = lying if splits.serial == 1 else apportion(int(lying.sum()) // splits.serial, lying)
+    if turned[1] and not weights_in_place:
+        _turn(build, f"{name}/transpose weights", source, half)
     for serial in range(splits.serial):
         tail = f"/{serial + 1}" if splits.serial > 1 else ""
         weights_step = build.next
@@ -420,12 +425,9 @@ def add_product(
             build.exchange(f"{name}/weights{tail}", wanted - home, home, peers)
         else:
             build.exchange(f"{name}/weights{tail}", wanted, lying, ceil_div(wanted, 32))
-        if problem.weight_transform:
-            cycles = rearrange_cycles(step_weights)
-            build.compute(f"{name}/transpose weights{tail}", f"popops::Transpose2D<{half}>", cycles)
-        elif not unit.half:
-            # TUT4 shows this copy before each fp32 product; PSP's fp32 rows agree with it, fp16 rows have none
-            build.compute(f"{name}/pre-arrange{tail}", "poplin::PreArrange<float>", copy_cycles(weight_bytes))
+        if not (unit.half and weights_in_place):
+            # TUT4 shows this copy before an fp32 product; PSP's fp32 rows agree with it, its fp16 rows have none
+            build.compute(f"{name}/pre-arrange{tail}", f"poplin::PreArrange<{half}>", copy_cycles(weight_bytes))
         convolve = build.compute(f"{name}/convolve{tail}", vertex, compute, 2 * problem.macs // splits.serial)
         build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, convolve)
         _reduce(build, f"{name}/reduce{tail}", per_step, share, splits, partial, convolve)
@@ -437,6 +439,33 @@ def add_product(
     run = int((share.field if field_first else share.outs).max())
     spread = Spread((out_key[0], run, *out_key[2:]), elements)
     return Product(spread, share, splits, np.minimum(share.outs * share.groups, elements))
+
+
+def as_placed(
+    build: Builder,
+    problem: Problem,
+    methods: tuple[str, ...],
+    inputs: int | Operand,
+    weights: int | Operand,
+    dtype: str,
+) -> Problem:
+    """The problem, knowing which operands lie as its best plan would have them (or wherever the plan likes)."""
+    free = replace(problem, input_free=True, weight_free=True)
+    splits = search(free, build.machine, dtype, methods)
+    found = []
+    for which, what in ((inputs, "input"), (weights, "weight")):
+        operand = which if isinstance(which, Operand) else build.spec.operands[which]
+        layout = operand.layout or (build.wishes.get(which) if isinstance(which, int) else None)
+        key = planned_key(problem, build.machine, dtype, splits, what, operand)
+        found.append(layout is None or layout.key == key)
+    return replace(problem, input_free=found[0], weight_free=found[1])
+
+
+def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
+    """Append the transposition of an operand where it lies."""
+    held = spread_of(source, build.tiles).elements
+    step = build.compute(name, f"popops::Transpose2D<{half}>", rearrange_cycles(held))
+    build.hold(name, held * source.item_bytes, step, step + 1)
 
 
 def _operand(

@@ -79,7 +79,9 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
         given = Path(pattern)
         named = [given] if given.exists() else [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
         if not named and glob.has_magic(pattern):
-            raise CommandError(f"{pattern}: nothing matches this pattern. Give a profile.pop or a directory", UNREADABLE)
+            raise CommandError(
+                f"{pattern}: nothing matches this pattern. Give a profile.pop or a directory", UNREADABLE
+            )
         for path in named or [given]:
             found += _within(path)
     return list(dict.fromkeys(found))

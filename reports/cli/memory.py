@@ -94,7 +94,9 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
     )
     names = ("ipu", "fullest_tile", "total", "peak", "always_live", "peak_step", "free", "overflow", "share",
              "tiles_over")  # fmt: skip
-    return Table("memory", pd.DataFrame(rows, columns=pd.Index(names)), columns, f"memory, {limit / 1024:,.0f} KiB a tile")
+    return Table(
+        "memory", pd.DataFrame(rows, columns=pd.Index(names)), columns, f"memory, {limit / 1024:,.0f} KiB a tile"
+    )
 
 
 def _by_category(report: Report, args: argparse.Namespace) -> Table:

@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", choices=_SORT, default="cycles", help="by what (default: cycles)")
     parser.add_argument("--name", metavar="WORDS", help="only operators with this in their name")
     parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
-    parser.add_argument("--direction", choices=("forward", "backward", "recompute", "update"), help="only this direction")
+    parser.add_argument(
+        "--direction", choices=("forward", "backward", "recompute", "update"), help="only this direction"
+    )
     common.add_top(parser, 20)
     common.add_form(parser)
 
@@ -47,10 +49,14 @@ def run(args: argparse.Namespace) -> int:
         if frame.empty:
             asked = ", ".join(f"--{key} {getattr(args, key)}" for key in ("name", "stage", "direction")
                               if getattr(args, key) is not None)  # fmt: skip
-            raise common.CommandError(f"{report.path}: no operator with {asked or 'any name'}. It has {len(report.ops):,}")
+            raise common.CommandError(
+                f"{report.path}: no operator with {asked or 'any name'}. It has {len(report.ops):,}"
+            )
         frame = frame.sort_values(args.sort, ascending=args.sort == "name", kind="stable")
         frame = frame.rename_axis("op").reset_index()
-        shown = frame.assign(said=[n + (" *" if e else "") for n, e in zip(frame["name"], frame["estimated"], strict=True)])
+        shown = frame.assign(
+            said=[n + (" *" if e else "") for n, e in zip(frame["name"], frame["estimated"], strict=True)]
+        )
         columns = (
             Column("said", "operator", text),
             Column("direction", "direction", text),

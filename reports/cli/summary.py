@@ -135,7 +135,9 @@ def _speed(report: Report) -> tuple[Fact, ...]:
         ),
         Fact("samples_per_second", per_second, "speed", f"{per_second:,.0f} samples a second (predicted)"),
         Fact("idle_share", idle, "waiting", f"{idle:.1%} of the cycles of all IPUs"),
-        Fact("slowest_stage", _slowest(report), "slowest", stages.slowest_stage(report) if len(report.stages) > 1 else ""),
+        Fact(
+            "slowest_stage", _slowest(report), "slowest", stages.slowest_stage(report) if len(report.stages) > 1 else ""
+        ),
     )
 
 

@@ -1,0 +1,98 @@
+"""`ipu-run`: run an unmodified PopTorch script on modelled IPUs.
+
+Inside the process ``poptorch`` is `ipu_exec`, and ``pva`` is `profiler.pva`; nothing else differs from
+``python script.py``: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, and tracebacks that begin in the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import importlib
+import importlib.util
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType, TracebackType
+
+TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
+ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
+_STANDS_FOR = {"poptorch": "ipu_exec", "pva": "profiler.pva"}
+
+_EXAMPLES = """examples:
+  ipu-run train.py --epochs 3
+  ipu-run --autoreport out train.py --epochs 3   and write out/training/profile.pop
+  ipu-run --target bow train.py                  on Bow IPUs rather than mk2
+then: ipu-report summary out/training"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through."""
+    parser = argparse.ArgumentParser(
+        prog="ipu-run",
+        description="Run a PopTorch script on modelled IPUs: in it, poptorch is ipu_exec.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--autoreport", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/...")
+    parser.add_argument("--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow")
+    parser.add_argument("script", help="the Python file")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
+    args = parser.parse_args(argv)
+    try:
+        with io.open_code(os.path.abspath(args.script)) as file:
+            source = file.read()
+        if args.target is not None:
+            os.environ[TARGET_VARIABLE] = importlib.import_module("ipu_exec.machine").target(args.target).name
+        if args.autoreport is not None:
+            os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
+    except OSError as error:
+        parser.exit(2, f"ipu-run: error: {args.script} cannot be read: {error.strerror}\n")
+    except ValueError as error:
+        parser.exit(2, f"ipu-run: error: {error}\n")
+    stand_in()
+    return run_script(args.script, source, args.args)
+
+
+def _with_autoreport(directory: str) -> str:
+    """``POPLAR_ENGINE_OPTIONS`` as it is, and autoReport to the directory."""
+    options = json.loads(os.environ.get(ENGINE_OPTIONS_VARIABLE, "").strip() or "{}")
+    if not isinstance(options, dict):
+        raise ValueError(f"{ENGINE_OPTIONS_VARIABLE} is no JSON object; unset it or make it one")
+    return json.dumps({**options, "autoReport.all": "true", "autoReport.directory": directory})
+
+
+def stand_in() -> None:
+    """Make our packages answer to the vendor's names, each module under both, so that its classes exist once."""
+    for theirs, ours in _STANDS_FOR.items():
+        if importlib.util.find_spec(ours) is None:
+            continue
+        importlib.import_module(ours)
+        for name, module in list(sys.modules.items()):
+            if name == ours or name.startswith(f"{ours}."):
+                sys.modules[theirs + name[len(ours) :]] = module
+
+
+def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
+    """Run the source as ``python script arguments`` would. Gives 1 where it raised, and prints the traceback."""
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module  # for good: what runs at exit, and pickles, look for it there
+    sys.argv = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    try:
+        exec(compile(source, script, "exec"), module.__dict__)
+    except Exception as error:
+        traceback.print_exception(error.with_traceback(_within(error.__traceback__, script)))
+        return 1
+    return 0
+
+
+def _within(trace: TracebackType | None, script: str) -> TracebackType | None:
+    """The traceback from the script on: how it was started is of no use to its author."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    return trace
