@@ -35,6 +35,7 @@ from ipu_exec.errors import Error
 from ipu_exec.ops import check_proportion
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
+TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
 DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
@@ -412,6 +413,8 @@ class Options(_Group):
         self._Popart = PopartOptions()
         if os.environ.get("POPTORCH_CACHE_DIR"):
             self.enableExecutableCaching(os.environ["POPTORCH_CACHE_DIR"])
+        if os.environ.get(TARGET_VARIABLE):
+            self.target(os.environ[TARGET_VARIABLE])
         self.autoreport = autoreport
         if autoreport_dir is not None:
             self.autoreport_dir = autoreport_dir

@@ -18,8 +18,9 @@ import traceback
 from collections.abc import Sequence
 from types import ModuleType, TracebackType
 
-TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
-ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
+from ipu_exec import machine
+from ipu_exec.options import ENGINE_OPTIONS_VARIABLE, TARGET_VARIABLE
+
 _STANDS_FOR = {"poptorch": "ipu_exec", "pva": "profiler.pva"}
 
 _EXAMPLES = """examples:
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with io.open_code(os.path.abspath(args.script)) as file:
             source = file.read()
         if args.target is not None:
-            os.environ[TARGET_VARIABLE] = importlib.import_module("ipu_exec.machine").target(args.target).name
+            os.environ[TARGET_VARIABLE] = machine.target(args.target).name
         if args.autoreport is not None:
             os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
     except OSError as error:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ipu_exec.errors import LoweringError
 from ipu_exec.lowering import Builder, generic, is_view, lower, lowering, vertex_info
 from ipu_exec.lowering.layouts import apportion, blocks, linear, linear_layout, split_evenly, touched
-from ipu_exec.lowering.plan import Compute, Exchange, OpSpec, Plan
+from ipu_exec.lowering.plan import Compute, Exchange, Operand, OpSpec, Plan
 from ipu_exec.machine import TARGETS, Machine
 from tests.operands import MK2, op, plan_cycles, tensor
 
@@ -215,6 +215,48 @@ NETWORK = {
         (tensor(4, 20, 32, dtype=d), tensor(4, 20, dtype="int64"), 500, -1, False),
         tensor(500, 32, dtype=d),
     ),
+    "attention": lambda d: op(
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        (tensor(2, 4, 32, 16, dtype=d), tensor(2, 4, 32, 16, dtype=d), tensor(2, 4, 32, 16, dtype=d), 0.0, True),
+        tensor(2, 4, 32, 16, dtype=d),
+        tensor(2, 4, 32),
+    ),
+    "attention backward": lambda d: op(
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+        (*(tensor(2, 4, 32, 16, dtype=d) for _ in range(5)), tensor(2, 4, 32), 0.0, True),
+        *(tensor(2, 4, 32, 16, dtype=d) for _ in range(3)),
+    ),
+    "lstm": lambda d: op(
+        "aten.mkldnn_rnn_layer.default",
+        (
+            tensor(8, 2, 32, dtype=d),
+            tensor(256, 32, dtype=d, role="weight"),
+            tensor(256, 64, dtype=d, role="weight"),
+            tensor(256, dtype=d, role="weight"),
+            tensor(256, dtype=d, role="weight"),
+            tensor(1, 2, 64, dtype=d),
+            tensor(1, 2, 64, dtype=d),
+            False,
+            (),
+            2,
+            64,
+            1,
+            True,
+            False,
+            False,
+            True,
+        ),
+        tensor(8, 2, 64, dtype=d),
+        tensor(1, 2, 64, dtype=d),
+        tensor(1, 2, 64, dtype=d),
+        tensor(0, dtype=d),
+    ),
+    "prelu backward": lambda d: op(
+        "aten._prelu_kernel_backward.default",
+        (tensor(8, 8, dtype=d), tensor(8, 8, dtype=d), tensor(1, 8, role="weight", dtype=d)),
+        tensor(8, 8, dtype=d),
+        tensor(8, 8, dtype=d),
+    ),
     "cat": lambda d: op(
         "aten.cat.default", ((tensor(8, 9, dtype=d), tensor(8, 7, dtype=d)), 1), tensor(8, 16, dtype=d)
     ),
@@ -257,6 +299,31 @@ def test_compound_operators_are_several_compute_sets() -> None:
     for name in ("softmax", "layer norm", "batch norm", "layer norm backward"):
         plan = lower(NETWORK[name]("float32"), MK2)
         assert sum(isinstance(step, Compute) for step in plan.steps) >= 5, name
+
+
+def test_a_recurrent_layer_takes_its_time_steps_one_after_another() -> None:
+    plan = lower(NETWORK["lstm"]("float32"), MK2)
+    assert sum(step.name == "recurrent/convolve" for step in plan.steps) == 8
+    assert sum(step.name == "inputs/convolve" for step in plan.steps) == 1
+
+
+def test_an_expanded_operand_is_sent_once() -> None:
+    x = tensor(64, 100, layout=linear_layout(tensor(64, 100), MK2.tiles))
+    row = tensor(100, layout=linear_layout(tensor(100), MK2.tiles))
+    wide = Operand((64, 100), "float32", (0, 1), 0, 100, row.layout)
+    plan = lower(op("aten.mul.Tensor", (x, wide), tensor(64, 100)), MK2)
+    sent = [int(step.bytes_out.sum()) for step in plan.steps if isinstance(step, Exchange)]
+    assert sent == [row.nbytes]
+
+
+@pytest.mark.parametrize("name", ["_foreach_mul_.Scalar", "_fused_adamw_.default"])
+def test_updates_of_lists_run_each_tensor_where_it_lies(name: str) -> None:
+    sizes = (300, 5000, 7)
+    placed = tuple(tensor(n, layout=linear_layout(tensor(n), MK2.tiles)) for n in sizes)
+    lists = (placed,) * (1 if "foreach" in name else 4)
+    plan = lower(op(f"aten.{name}", (*lists, 0.5)), MK2)
+    assert all(isinstance(step, Compute) for step in plan.steps)
+    assert plan.flops >= sum(sizes)
 
 
 def test_equal_operators_share_one_plan() -> None:

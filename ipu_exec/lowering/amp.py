@@ -57,15 +57,22 @@ def _rows_fp16(rows: np.ndarray, zeroing: bool) -> np.ndarray:
     return cycles + first - 7
 
 
+def _rows_fp16_narrow(rows: np.ndarray, zeroing: bool) -> np.ndarray:
+    """The same for 8 units with fp16 partials (MK1), which cannot keep them in the accumulators."""
+    cycles = np.select([rows == 0, rows == 1, rows == 2], [21, 32, 41], 41 + 4 * (rows - 3))
+    return cycles + np.where(rows > 0, (2 + 2 * rows) * int(zeroing), 0)
+
+
 def _rows_fp32(rows: np.ndarray, zeroing: bool) -> np.ndarray:
     """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1 (facts 2)."""
     cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 34, 45], 46 + 8 * (rows - 3))
     return cycles + np.where(rows > 0, (2 + 8 * rows) * int(zeroing), 0)
 
 
-def _block(rows: np.ndarray, zeroing: bool, half: bool) -> np.ndarray:
+def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
     """I(z): the slowest worker's share of the rows of a block, in tile cycles."""
-    per_worker = _rows_fp16 if half else _rows_fp32
+    narrow = unit.half and unit.out_group == 8 and unit.partial_bytes == 2
+    per_worker = _rows_fp16_narrow if narrow else _rows_fp16 if unit.half else _rows_fp32
     most = WORKERS * per_worker(ceil_div(rows, WORKERS), zeroing)
     return np.maximum(most, WORKERS * per_worker(rows // WORKERS, zeroing) + 14)
 
@@ -79,8 +86,8 @@ def conv_1x1_cycles(unit: Unit, rows: Ints, in_groups: Ints, out_groups: Ints, c
         *(np.asarray(a, np.int64) for a in (rows, in_groups, out_groups, conv_groups))
     )
     retained = WORKERS * (7 + 3 * (gi * groups - 1)) if unit.half else 0
-    later = (gi - 1) * (15 + go * (19 + 6 + unit.load + _block(rows, False, unit.half)))
-    first = 11 + go * (18 + 7 + unit.load + _block(rows, True, unit.half))
+    later = (gi - 1) * (15 + go * (19 + 6 + unit.load + _block(rows, False, unit)))
+    first = 11 + go * (18 + 7 + unit.load + _block(rows, True, unit))
     cycles = 50 + retained + groups * (13 + later + first)
     return np.where((rows > 0) & (gi > 0) & (go > 0) & (groups > 0), cycles, 0)
 

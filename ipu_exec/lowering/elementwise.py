@@ -7,6 +7,7 @@ An operator that the IPU runs as several vertices is several compute sets. Cycle
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -184,18 +185,25 @@ def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str,
     the end of the plan.
     """
     operand = build.spec.operands[index]
-    if operand.shape == lead.shape:
+    if operand.shape == lead.shape and not any(expanded(operand)):
         source = build.place(index, lies if is_dense(operand) and is_dense(lead) else None)
         if source.layout is None or not source.lies_with(lead):
             step = build.fetch(f"operand {index}", source, lies.elements)
             build.hold(f"operand {index}", lies.elements * operand.item_bytes, step, _END)
         return "same", int(lies.elements.max(initial=0))
-    source = build.place(index)
+    shape = tuple(1 if wide else n for n, wide in zip(operand.shape, expanded(operand), strict=True))
+    source = replace(build.place(index), shape=shape)
+    operand = replace(operand, shape=shape)
     need = broadcast_need(operand, lead, lies)
     step = build.fetch(f"broadcast operand {index}", source, need, broadcast=True)
     build.hold(f"operand {index}", need * operand.item_bytes, step, _END)
     kind = "scalar" if operand.elements == 1 else "vector" if operand.shape[-1:] == lead.shape[-1:] else "broadcast"
     return kind, int(need.max(initial=0))
+
+
+def expanded(operand: Operand) -> tuple[bool, ...]:
+    """Which dimensions of a tensor only repeat their first element."""
+    return tuple(stride == 0 and n > 1 for n, stride in zip(operand.shape, operand.strides, strict=True))
 
 
 _END = 1 << 30  # to the plan's last step: `Builder.plan` cuts it

@@ -262,10 +262,11 @@ def _estimate(
             )
             size, left = size_out, -(-left // radix)
     cycles = exchange_in + serial * (exchange_weights + transform + compute + reduction)
-    temporary = inputs + weights + partials
-    temporary = np.maximum(temporary, partials * np.where(i > 1, 2, 1))
+    # inputs stay for the next serial step while partials, sent and received, are there at once
+    reducing = 2 * partials * (i > 1) + (inputs if serial > 1 else 0)
+    temporary = np.maximum(inputs + weights + partials, reducing)
     if problem.input_transform:
-        temporary = np.maximum(temporary + arriving, 2 * arriving)
+        temporary = np.maximum(temporary, arriving + inputs)
     return cycles, temporary
 
 

@@ -45,20 +45,42 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 def add_form(parser: argparse.ArgumentParser) -> None:
     """--json and --csv."""
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", dest="form", action="store_const", const="json", default="text",
-                      help="all of it for programs: a list with an object a profile, cycles and bytes as they are")  # fmt: skip
-    form.add_argument("--csv", dest="form", action="store_const", const="csv",
-                      help="the (first) table for spreadsheets and pandas, with the profile as first column")  # fmt: skip
+    form.add_argument(
+        "--json",
+        dest="form",
+        action="store_const",
+        const="json",
+        default="text",
+        help="all of it for programs: a list with an object a profile, cycles and bytes as they are",
+    )
+    form.add_argument(
+        "--csv",
+        dest="form",
+        action="store_const",
+        const="csv",
+        help="the (first) table for spreadsheets and pandas, with the profile as first column",
+    )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", dest="which_run", type=count, default=0, metavar="N",
-                        help="which of the profiled calls (default: 0, the first)")  # fmt: skip
+    parser.add_argument(
+        "--run",
+        dest="which_run",
+        type=count,
+        default=0,
+        metavar="N",
+        help="which of the profiled calls (default: 0, the first)",
+    )
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
-    parser.add_argument("--top", type=count, default=default, metavar="N",
-                        help=f"rows for people to read, 0 for all (default: {default}); --json and --csv have all")  # fmt: skip
+    parser.add_argument(
+        "--top",
+        type=count,
+        default=default,
+        metavar="N",
+        help=f"rows for people to read, 0 for all (default: {default}); --json and --csv have all",
+    )
 
 
 def count(words: str) -> int:
@@ -79,9 +101,7 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
         given = Path(pattern)
         named = [given] if given.exists() else [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
         if not named and glob.has_magic(pattern):
-            raise CommandError(
-                f"{pattern}: nothing matches this pattern. Give a profile.pop or a directory", UNREADABLE
-            )
+            raise CommandError(f"{pattern}: nothing matches. Give a profile.pop or a directory", UNREADABLE)
         for path in named or [given]:
             found += _within(path)
     return list(dict.fromkeys(found))

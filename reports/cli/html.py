@@ -14,8 +14,14 @@ EXAMPLES = """  ipu-report html demo/training -o report.html
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profile(parser)
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE",
-                        help="where to write it (default: report.html)")  # fmt: skip
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="where to write it (default: report.html)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

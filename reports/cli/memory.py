@@ -27,8 +27,11 @@ EXAMPLES = """  ipu-report memory demo/training
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     parser.add_argument("--ipu", type=common.count, metavar="N", help="this IPU only (default: all)")
-    parser.add_argument("--by", choices=("ipu", "category", "tile"),
-                        help="one table only: the IPUs, what lies in them, or their tiles (default: the first two)")  # fmt: skip
+    parser.add_argument(
+        "--by",
+        choices=("ipu", "category", "tile"),
+        help="one table only: the IPUs, what lies in them, or their tiles (default: the first two)",
+    )
     common.add_top(parser, 20)
     common.add_form(parser)
 
@@ -92,8 +95,18 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
         Column("always_live", "always\nlive KiB", kibibytes),
         Column("free", "free KiB", kibibytes),
     )
-    names = ("ipu", "fullest_tile", "total", "peak", "always_live", "peak_step", "free", "overflow", "share",
-             "tiles_over")  # fmt: skip
+    names = (
+        "ipu",
+        "fullest_tile",
+        "total",
+        "peak",
+        "always_live",
+        "peak_step",
+        "free",
+        "overflow",
+        "share",
+        "tiles_over",
+    )
     return Table(
         "memory", pd.DataFrame(rows, columns=pd.Index(names)), columns, f"memory, {limit / 1024:,.0f} KiB a tile"
     )

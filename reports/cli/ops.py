@@ -47,8 +47,11 @@ def run(args: argparse.Namespace) -> int:
         if args.direction is not None:
             frame = frame[frame["direction"] == args.direction]
         if frame.empty:
-            asked = ", ".join(f"--{key} {getattr(args, key)}" for key in ("name", "stage", "direction")
-                              if getattr(args, key) is not None)  # fmt: skip
+            asked = ", ".join(
+                f"--{key} {getattr(args, key)}"
+                for key in ("name", "stage", "direction")
+                if getattr(args, key) is not None
+            )
             raise common.CommandError(
                 f"{report.path}: no operator with {asked or 'any name'}. It has {len(report.ops):,}"
             )

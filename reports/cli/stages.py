@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _by_stage(report: Report) -> Page:
-    from reports.tables import Column, Page, Table, identity, whole_kibibytes, percent, say, text
+    from reports.tables import Column, Page, Table, identity, percent, say, text, whole_kibibytes
 
     stages = report.stages
     training = bool(stages["backward_cycles"].any())
@@ -68,7 +68,7 @@ def slowest_stage(report: Report) -> str:
 
 
 def _by_block(report: Report) -> Page:
-    from reports.tables import Column, Page, Table, identity, whole_kibibytes, text
+    from reports.tables import Column, Page, Table, identity, text, whole_kibibytes
 
     columns = (
         Column("name", "Block", text),

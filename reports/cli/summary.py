@@ -142,7 +142,8 @@ def _speed(report: Report) -> tuple[Fact, ...]:
 
 
 def _slowest(report: Report) -> int:
-    return int(report.stages["cycles"].to_numpy().argmax()) if len(report.stages) else -1
+    costs = report.stages["cycles"].to_numpy()
+    return int(report.stages["stage"].iloc[int(costs.argmax())]) if len(costs) else -1
 
 
 def _micro_batches(report: Report) -> int:

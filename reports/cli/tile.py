@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
                 Table("live", live, columns, most=common.top(args)),
                 say(
                     f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step} "
-                    f"({steps['name'].iloc[step]}); {row['free']:,} of {report.target.bytes_per_tile:,} are free at its "
-                    f"worst."
+                    f"({steps['name'].iloc[step]}); at its worst, {row['free']:,} of "
+                    f"{report.target.bytes_per_tile:,} are free."
                 ),
             ),
         )

@@ -27,8 +27,9 @@ EXAMPLES = """  ipu-report timeline demo/training
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_run(parser)
-    parser.add_argument("--iteration", type=common.count, default=0, metavar="N",
-                        help="which device iteration of the run (default: 0)")  # fmt: skip
+    parser.add_argument(
+        "--iteration", type=common.count, default=0, metavar="N", help="which device iteration of the run (default: 0)"
+    )
     parser.add_argument("--width", type=common.count, metavar="COLUMNS", help="instead of the terminal's")
     parser.add_argument("--ascii", action="store_true", help="no characters but ASCII")
     common.add_form(parser)

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     def page(report: Report) -> Page:
-        from reports.tables import Column, Page, Table, identity, integer, kibibytes, text
+        from reports.tables import Column, Page, Table, identity, integer, text
 
         frame = common.filtered(report.variables, "name", args.name)
         if args.ipu is not None:

@@ -27,8 +27,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profile(parser)
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
-                        help="where to listen (default: 127.0.0.1, this machine only)")  # fmt: skip
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1, this machine only)"
+    )
     parser.add_argument("--port", type=_port, default=8050, metavar="N", help="0: any free one (default: 8050)")
     parser.add_argument("--no-browser", action="store_true", help="only say where the viewer is")
 

@@ -1,0 +1,324 @@
+"""`ipu-report` as its users call it: what it prints, in which form, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from profiler import open_report
+from reports.cli import COMMANDS, main
+from reports.cli.view import free_port
+from tests.synthetic import synthetic_profile
+
+PRINTING = [name for name in COMMANDS if name not in ("html", "view", "query")]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as a run leaves it: training and inference."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed, kind in enumerate(("training", "inference")):
+        (root / kind).mkdir()
+        synthetic_profile(root / kind / "profile.pop", seed=seed)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def say(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """Standard output of a command that must succeed in silence."""
+    assert main([str(word) for word in argv]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def complain(capsys: pytest.CaptureFixture[str], code: int, *argv: object) -> str:
+    """The one line on standard error of a command that must fail with the code."""
+    try:
+        found = main([str(word) for word in argv])
+    except SystemExit as stop:
+        found = int(stop.code or 0)
+    captured = capsys.readouterr()
+    assert found == code
+    assert captured.err.startswith("ipu-report")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+# -- for people ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRINTING)
+def test_every_subcommand_fits_eighty_columns_without_colour(
+    runs: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    out = say(capsys, name, runs / "training")
+    assert out.strip()
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+
+
+def test_summary_says_machine_speed_and_memory(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = " ".join(say(capsys, "summary", runs / "training").split())
+    with open_report(runs / "training") as report:
+        cycles = report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0]
+        fullest = report.tiles(0)["total"].max()
+    assert "4 IPUs, mk2: 64 tiles with 624 KiB each" in out
+    assert f"{cycles:,} cycles" in out
+    assert f"{40 * 10 / (cycles / 1.33e9):,.0f} samples a second" in out
+    assert "stage 2 (B3)" in out
+    assert f"{fullest / 1024:,.1f}" in out
+
+
+def test_stages_shows_every_stage_with_its_numbers(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = say(capsys, "stages", runs / "training")
+    with open_report(runs / "training") as report:
+        for row in report.stages.to_dict("records"):
+            line = next(line for line in out.splitlines() if f" {row['blocks']} " in line)
+            assert f"{row['forward_cycles']:,}" in line
+            assert f"{row['backward_cycles']:,}" in line
+            assert f"{row['share']:.1%}" in line
+
+
+def test_a_directory_with_both_kinds_gives_both(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = say(capsys, "stages", runs)
+    assert out.index(str(runs / "training" / "profile.pop")) < out.index(str(runs / "inference" / "profile.pop"))
+
+
+def test_patterns_are_expanded_and_each_profile_is_shown_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = json.loads(say(capsys, "stages", "--json", runs / "*", runs / "training"))
+    assert [Path(page["profile"]).parent.name for page in said] == ["inference", "training"]
+
+
+def test_timeline_draws_a_lane_an_ipu(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = say(capsys, "timeline", "--ascii", "--width", 60, runs / "training")
+    assert sum(line.startswith("IPU ") for line in out.splitlines()) == 4
+    assert out.isascii() or "─" in out.split("phase")[1]  # only the table beneath may have lines
+
+
+def test_top_limits_the_rows_and_says_how_many_more(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "... and 21 more: --top 0 prints all" in say(capsys, "ops", "--top", 3, runs / "training")
+    assert "more" not in say(capsys, "ops", "--top", 0, runs / "training")
+
+
+def test_what_a_terminal_would_obey_is_never_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE blocks SET name = ? WHERE id = 0", ("[red]\x1b]0;owned\x07\nB1",))
+    connection.close()
+    out = say(capsys, "stages", path)
+    assert "[red]" in out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+
+
+# -- for programs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRINTING)
+def test_json_parses_and_names_the_profile(runs: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (page,) = json.loads(say(capsys, name, "--json", runs / "training"))
+    assert page.pop("profile") == str(runs / "training" / "profile.pop")
+    assert page
+    assert all(page.values())
+
+
+@pytest.mark.parametrize("name", PRINTING)
+def test_csv_opens_in_pandas(runs: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    frame = pd.read_csv(io.StringIO(say(capsys, name, "--csv", runs)))
+    assert set(frame["profile"]) == {str(runs / kind / "profile.pop") for kind in ("training", "inference")}
+    assert frame.shape[1] > 2
+
+
+def test_json_and_csv_have_the_reports_numbers(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_report(runs / "training") as report:
+        wanted = report.stages
+    (page,) = json.loads(say(capsys, "stages", "--json", runs / "training"))
+    table = pd.read_csv(io.StringIO(say(capsys, "stages", "--csv", runs / "training")))
+    for column in wanted.columns:
+        if wanted[column].dtype.kind in "if":
+            np.testing.assert_allclose([row[column] for row in page["stages"]], wanted[column])
+            np.testing.assert_allclose(table[column], wanted[column])
+
+
+def test_tasks_as_csv_are_the_whole_iteration(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_report(runs / "training") as report:
+        wanted = report.tasks(1, iteration=1)
+    table = pd.read_csv(io.StringIO(say(capsys, "timeline", "--run", 1, "--iteration", 1, "--csv", runs / "training")))
+    assert table["start"].tolist() == wanted["start"].tolist()
+    assert table["micro_batch"].tolist() == wanted["micro_batch"].tolist()
+
+
+def test_memory_tables_agree_with_the_report(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (page,) = json.loads(say(capsys, "memory", "--json", runs / "training"))
+    with open_report(runs / "training") as report:
+        for row in page["memory"]:
+            tiles = report.tiles(row["ipu"])
+            assert row["total"] == tiles["total"].max()
+            assert row["total"] == tiles["total"][row["fullest_tile"]]
+            assert row["total"] + row["free"] - row["overflow"] == report.target.bytes_per_tile
+        assert sum(row["bytes"] for row in page["categories"]) == report.memory()["bytes"].sum()
+
+
+def test_filters_choose_rows(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (page,) = json.loads(say(capsys, "ops", "--stage", 1, "--direction", "backward", "--json", runs / "training"))
+    assert {(row["stage"], row["direction"]) for row in page["ops"]} == {(1, "backward")}
+    (page,) = json.loads(say(capsys, "variables", "--role", "stash", "--ipu", 0, "--json", runs / "training"))
+    assert {(row["role"], row["ipu"]) for row in page["variables"]} == {("stash", 0)}
+
+
+def test_query_answers_sql(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = say(
+        capsys, "query", "--csv", "select stage, name as n, 1.5 as half from blocks order by id", runs / "training"
+    )
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [(row["stage"], row["n"], row["half"]) for row in rows] == [
+        ("0", "B1", "1.5"), ("1", "B2", "1.5"), ("2", "B3", "1.5"), ("3", "B4", "1.5"),
+    ]  # fmt: skip
+    assert "B3" in say(capsys, "query", "select name, name from blocks", runs / "training")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "delete from blocks",
+        "attach database '/tmp/evil.db' as evil",
+        "pragma journal_mode = wal",
+        "create temp table t (x)",
+        "select 1; delete from blocks",
+        "select load_extension('x')",
+        "nonsense",
+    ],
+)
+def test_query_only_reads(runs: Path, capsys: pytest.CaptureFixture[str], sql: str) -> None:
+    before = (runs / "training" / "profile.pop").read_bytes()
+    assert "Give one SELECT" in complain(capsys, 1, "query", sql, runs / "training")
+    assert (runs / "training" / "profile.pop").read_bytes() == before
+
+
+# -- how it ends -----------------------------------------------------------------------------------------
+
+
+def test_a_missing_profile_is_one_line_and_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = complain(capsys, 3, "summary", tmp_path / "nowhere.pop")
+    assert "nowhere.pop" in line
+    assert "autoreport=True" in line
+    assert "nothing matches" in complain(capsys, 3, "summary", tmp_path / "*.pop")
+    assert str(tmp_path) in complain(capsys, 3, "stages", tmp_path)
+
+
+def test_a_broken_profile_is_one_line_and_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "profile.pop").write_bytes(b"not\na profile" * 100)
+    assert "profile.pop" in complain(capsys, 3, "memory", tmp_path)
+
+
+def test_one_broken_profile_does_not_cost_the_others(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stages", "--json", str(tmp_path / "gone.pop"), str(runs / "training")]) == 3
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)) == 1
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "way_out"),
+    [
+        (("timeline", "--run", "9"), "--run 0 to 1"),
+        (("timeline", "--iteration", "9"), "--iteration 0 to 1"),
+        (("memory", "--ipu", "7"), "--ipu 0 to 3"),
+        (("tile", "--ipu", "1", "--tile", "99999"), "--tile 0 to 63"),
+        (("tile", "--step", "99999"), "--step 0 to"),
+        (("ops", "--name", "no such thing"), "no such thing"),
+        (("variables", "--role", "wheel"), "There are: "),
+    ],
+)
+def test_asking_for_what_is_not_there_says_what_is(
+    runs: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], way_out: str
+) -> None:
+    assert way_out in complain(capsys, 1, *argv, runs / "training")
+
+
+@pytest.mark.parametrize("argv", [(), ("stages",), ("stagess", "x"), ("memory", "--ipu", "-1", "x"),
+                                  ("ops", "--json", "--csv", "x"), ("view", "--port", "70000", "x")])  # fmt: skip
+def test_wrong_usage_is_one_line_and_two(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
+    assert "--help" in complain(capsys, 2, *argv)
+
+
+def test_a_profile_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", runs=0)
+    assert "none was profiled" in say(capsys, "summary", path)
+    assert "Call the model once" in complain(capsys, 1, "timeline", path)
+
+
+def test_doctor_finds_a_profile_that_contradicts_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE stages SET forward_cycles = forward_cycles + 1 WHERE id = 1")
+    connection.close()
+    assert main(["doctor", "--json", str(path)]) == 1
+    (page,) = json.loads(capsys.readouterr().out)
+    assert [row["check"] for row in page["checks"] if not row["ok"]] == ["stages cost what their bodies do"]
+
+
+def test_memory_fails_where_a_tile_is_too_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE target SET bytes_per_tile = 220000")
+    connection.close()
+    assert main(["memory", str(path)]) == 1
+    assert "out of memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert f"examples:\n  ipu-report {name} " in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(runs: Path) -> None:
+    command = [sys.executable, "-m", "reports.cli", "program", "--top", "0", "--csv", str(runs / "training")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ})
+    assert process.stdout
+    process.stdout.close()
+    assert process.stderr
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 0
+
+
+def test_a_port_in_use_is_said_before_dash_is_loaded(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert "--port 0" in complain(capsys, 1, "view", "--port", port, "--no-browser", runs / "training")
+    assert free_port("127.0.0.1", 0) > 0
+
+
+def test_html_writes_one_file(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("reports.html")
+    out = say(capsys, "html", runs / "training", "-o", tmp_path / "report.html")
+    assert str(tmp_path / "report.html") in out
+    assert "<html" in (tmp_path / "report.html").read_text().lower()
+    assert "-o FILE" in complain(capsys, 1, "html", runs / "training", "-o", tmp_path / "no" / "such" / "report.html")

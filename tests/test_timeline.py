@@ -1,0 +1,138 @@
+"""The text timeline: who is drawn where, and that nothing is lost or too wide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler import open_report
+from reports import timeline
+from reports.timeline import grid, lane, legend, longest_task, phase_header, ruler, short, stacked_bar
+from tests.synthetic import synthetic_profile
+
+
+def drawn(lines: list[timeline.Line]) -> list[str]:
+    return ["".join(words for words, _ in line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def iteration(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, pd.DataFrame]:
+    path = synthetic_profile(tmp_path_factory.mktemp("profile") / "profile.pop")
+    with open_report(path) as report:
+        return report.tasks(0, iteration=0), report.pipeline_cycles(0, 0)
+
+
+durations = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
+
+
+@given(durations, st.integers(1, 200))
+def test_grid_covers_the_whole_time_in_at_most_the_columns_asked_for(lengths: list[int], columns: int) -> None:
+    end = np.cumsum(lengths)
+    start = end - lengths
+    made = grid(start, end, columns)
+    assert len(made.edges) - 1 <= columns
+    assert made.edges[0] == 0
+    assert made.edges[-1] == end[-1]
+    assert (np.diff(made.edges) > 0).all()
+    assert len(made.cells) == len(lengths)
+    if made.width > 1:  # a cell begins with its pipeline cycle
+        assert made.edges[made.cells] == pytest.approx(start)
+
+
+@given(durations, durations)
+def test_every_column_has_the_task_that_fills_most_of_it(lengths: list[int], columns: list[int]) -> None:
+    end = np.cumsum(lengths)
+    start = end - lengths
+    edges = np.concatenate([[0], np.cumsum(columns)])
+    found = longest_task(start, end, edges)
+    for first, last, task in zip(edges[:-1], edges[1:], found, strict=True):
+        overlap = np.minimum(end, last) - np.maximum(start, first)
+        assert (task == -1) == (overlap.max() <= 0)
+        if task >= 0:
+            assert overlap[task] == overlap.max()
+
+
+def test_a_lane_numbers_micro_batches_where_they_fit() -> None:
+    found, code = np.array([0, 1, 1, 1, 2, 2]), np.array([0, 1, 8])
+    assert lane(found, code, np.array([7, 7, -1])) == (
+        ("F", timeline.ACTIVITIES[0].style),
+        ("B7─", timeline.ACTIVITIES[1].style),
+        ("··", "dim"),
+    )
+    assert drawn([lane(np.array([0, 0, 0]), np.array([0]), np.array([123]))]) == ["F──"]
+
+
+def test_phases_are_bracketed_over_their_columns() -> None:
+    header = phase_header(["ramp-up", "ramp-up", "steady", "ramp-down"], np.array([0, 10, 20, 30]), 32)
+    assert header == "├─────ramp-up──────┤├─steady─┤│ "
+    assert len(header) == 32
+
+
+def test_a_ruler_drops_labels_that_do_not_fit() -> None:
+    assert ruler(np.array([0, 2, 4, 6]), 2, ["0", "1", "2", "3"]) == "0 1 2 3"
+    assert ruler(np.array([0, 1, 2, 3]), 1, ["10", "11", "12", "3"]) == "10 3"
+
+
+@pytest.mark.parametrize(
+    ("cycles", "said"),
+    [(0, "0"), (999, "999"), (1000, "1.0k"), (9949, "9.9k"), (9951, "10k"), (31_400, "31k"), (2_500_000, "2.5M")],
+)
+def test_cycles_are_said_in_four_characters(cycles: int, said: str) -> None:
+    assert short(cycles) == said
+
+
+@pytest.mark.parametrize("width", [40, 80, 133, 400])
+@pytest.mark.parametrize("unicode", [True, False])
+def test_a_timeline_fits_its_width(iteration: tuple[pd.DataFrame, pd.DataFrame], width: int, unicode: bool) -> None:
+    lines = drawn(timeline.timeline(*iteration, width, unicode))
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("IPU ") for line in lines) == 4
+    assert unicode or all(line.isascii() for line in lines)
+
+
+def test_a_pipeline_fills_and_drains_on_the_diagonal(iteration: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    tasks, cycles = iteration
+    lines = drawn(timeline.timeline(tasks, cycles, 400))
+    width = timeline.MAX_CELL
+    lanes = [line[len("slowest ") :] for line in lines if line.startswith("IPU ")]
+    for ipu, row in enumerate(lanes):
+        cells = [row[at : at + width] for at in range(0, len(row), width)]
+        forward = [at for at, cell in enumerate(cells) if "F" in cell]
+        # facts/pipeline.md: stage k runs micro-batch m in cycle k + m
+        assert forward == list(range(ipu, ipu + 10))
+        assert cells[ipu].count("F0") == 1
+        backward = [at for at, cell in enumerate(cells) if "B" in cell]
+        assert backward == list(range(6 - ipu, 16 - ipu))
+        assert "U" in cells[16]
+
+
+def test_the_legend_explains_each_letter_once_and_wraps() -> None:
+    lines = drawn(legend(range(len(timeline.ACTIVITIES)), 40))
+    assert max(map(len, lines)) <= 40
+    words = " ".join(lines)
+    assert all(words.count(one.name) == 1 for one in timeline.ACTIVITIES if one.name != "exchange between IPUs")
+
+
+def test_no_pipeline_cycles_draws_a_sentence(iteration: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    tasks, cycles = iteration
+    assert "nothing to draw" in drawn(timeline.timeline(tasks.head(0), cycles.head(0), 80))[0]
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=8).filter(any), st.integers(1, 100))
+def test_a_stacked_bar_is_as_long_as_it_should_be(parts: list[int], width: int) -> None:
+    bar = stacked_bar([("#", "", part / sum(parts)) for part in parts], width)
+    assert sum(len(words) for words, _ in bar) == width
+
+
+def test_a_profile_on_disk_can_be_drawn_narrower_than_its_pipeline(tmp_path: Path) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", micro_batches=200, steps_per_body=3)
+    with open_report(path) as report:
+        lines = drawn(timeline.timeline(report.tasks(0, iteration=0), report.pipeline_cycles(), 80))
+    lane = next(line for line in lines if line.startswith("IPU 2"))
+    assert len(lane) <= 80
+    assert lane.count("B") > 40  # the slowest stage: backward is longest in nearly every column
