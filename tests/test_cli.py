@@ -317,7 +317,6 @@ def test_a_port_in_use_is_said_before_dash_is_loaded(runs: Path, capsys: pytest.
 
 
 def test_html_writes_one_file(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("reports.html")
     out = say(capsys, "html", runs / "training", "-o", tmp_path / "report.html")
     assert str(tmp_path / "report.html") in out
     assert "<html" in (tmp_path / "report.html").read_text().lower()

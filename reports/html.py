@@ -1,0 +1,259 @@
+"""One self-contained HTML file: the main figures, interactive, without a server or a network.
+
+plotly.js and the figures lie in the page gzipped, which brings 4.8 MB to 1.5 MB; browsers unpack them themselves
+(DecompressionStream). Both themes are in it: the page follows the reader's. A policy in the page forbids it to fetch
+anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from profiler import Report
+from viewer.figures import memory, pipeline, theme, units
+from viewer.figures.units import Clock
+
+MAX_IPUS = 8  # heat maps in a report: of the IPUs with the fullest tiles
+_HEAT_SHAPE = (300, 184)
+_TOP_OPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled part: figures by theme, or a table."""
+
+    title: str
+    note: str = ""
+    figures: dict[str, go.Figure] | None = None
+    table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
+
+
+def write_html(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write the report of a profile to ``path``, whole or not at all. OSError where that cannot be."""
+    target = Path(path)
+    part = target.with_name(target.name + ".partial")
+    try:
+        part.write_text(page(report), encoding="utf-8")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def page(report: Report) -> str:
+    """The report as HTML."""
+    sections = _sections(report)
+    figures = {
+        name: [json.loads(section.figures[name].to_json()) for section in sections if section.figures]
+        for name in theme.THEMES
+    }
+    body, number = [], 0
+    for section in sections:
+        body.append(f"<section><h2>{html.escape(section.title)}</h2>")
+        if section.note:
+            body.append(f"<p class='note'>{html.escape(section.note)}</p>")
+        if section.figures:
+            height = section.figures["light"].layout.height
+            body.append(f"<div class='figure' id='figure-{number}' style='min-height:{height}px'></div>")
+            number += 1
+        if section.table:
+            body.append(_table(*section.table))
+        body.append("</section>")
+    meta = report.meta
+    title = f"{meta['model'] or report.path.parent.name} · IPUscope"
+    filled = {
+        "@@TITLE@@": html.escape(title),
+        "@@MODEL@@": html.escape(str(meta["model"] or report.path.parent.name)),
+        "@@ABOUT@@": html.escape(_about(report)),
+        "@@WARNINGS@@": "".join(f"<p class='warning'>{html.escape(str(words))}</p>" for words in meta["warnings"]),
+        "@@BODY@@": "\n".join(body),
+        "@@STYLE@@": theme.stylesheet() + _STYLE,
+        "@@PLOTLY@@": _packed(get_plotlyjs()),
+        "@@FIGURES@@": _packed(json.dumps(figures, separators=(",", ":"))),
+    }
+    text = _PAGE
+    for mark, value in filled.items():
+        text = text.replace(mark, value)
+    return text
+
+
+def _sections(report: Report) -> list[Section]:
+    clock = Clock(report.target.clock_hz)
+    limit = report.target.bytes_per_tile
+    sections = []
+    if len(report.stages):
+        sections.append(
+            Section(
+                "Stages: cycles of a micro-batch",
+                "The slowest stage sets the pace.",
+                _themed(lambda t: pipeline.stage_costs(report.stages, clock, t)),
+            )
+        )
+    if len(report.runs):
+        lanes = pipeline.lanes(
+            report.tasks(0, iteration=0), report.steps(0, iteration=0), report.pipeline_cycles(0, 0), report.stages
+        )
+        sections += [
+            Section(
+                "Pipeline",
+                "The first device iteration. Large: what the IPU works on, with micro-batch numbers. Strip: its "
+                "steps. Red: the IPU that this pipeline cycle waits for.",
+                _themed(lambda t: pipeline.pipeline(lanes, clock, t)),
+            ),
+            Section("Busy and waiting", "", _themed(lambda t: pipeline.busy(lanes, clock, t))),
+        ]
+    tiles = np.array([report.tiles(ipu)["total"].max() for ipu in range(report.target.num_ipus)])
+    sections += [
+        Section(
+            "Memory of the fullest tile",
+            "Including gaps. A tile that overflows stops the compile.",
+            _themed(lambda t: memory.headroom(tiles, limit, t)),
+        ),
+        Section(
+            "What the memory is for",
+            "At each IPU's fullest step.",
+            _themed(lambda t: memory.categories(report.memory(), t)),
+        ),
+    ]
+    fullest = sorted(np.argsort(-tiles, kind="stable")[:MAX_IPUS].tolist())
+    for ipu in fullest:
+        program = report.program_steps(ipu)
+        if len(program):
+            sections.append(_heat(report, ipu, program, limit))
+    sections.append(_ops(report))
+    return sections
+
+
+def _heat(report: Report, ipu: int, program: Any, limit: int) -> Section:
+    values = report.liveness_map(ipu, shape=_HEAT_SHAPE)
+    bounds = (0, len(program)), (0, report.target.tiles_per_ipu)
+    return Section(
+        f"IPU {ipu}: live bytes over tiles and program steps",
+        "Gaps excluded; resampled by maximum.",
+        _themed(lambda t: memory.heat_map(values, *bounds, program, limit, t)),
+    )
+
+
+def _themed(draw: Any) -> dict[str, go.Figure]:
+    return {name: draw(one) for name, one in theme.THEMES.items()}
+
+
+def _ops(report: Report) -> Section:
+    ops = report.ops.sort_values("cycles", ascending=False).head(_TOP_OPS)
+    rows = [
+        (row.name, row.direction, str(row.stage), row.block_name, f"{row.cycles:,}", f"{row.flops:,}", _source(row))
+        for row in units.rows_of(ops)
+    ]
+    heads = ("operator", "direction", "stage", "Block", "cycles", "FLOPs", "source")
+    return Section("Operators", f"The {len(rows)} with the most cycles, of {len(report.ops):,}.", table=(heads, rows))
+
+
+def _source(row: Any) -> str:
+    return f"{row.file}:{row.line}" if row.file else ""
+
+
+def _about(report: Report) -> str:
+    meta, target = report.meta, report.target
+    return (
+        f"{meta['kind']}, {meta['state']} · {target.num_ipus} × {target.name}, {target.tiles_per_ipu:,} tiles with "
+        f"{units.size(target.bytes_per_tile)} each, {target.clock_hz / 1e9:.3g} GHz · {report.path} · "
+        f"written {meta['created']} by {meta['writer']}. All times are predictions of the modelled machine."
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(words)}</th>" for words in heads)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _packed(words: str) -> str:
+    return base64.b64encode(gzip.compress(words.encode(), 9, mtime=0)).decode()
+
+
+_STYLE = """
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--text); font: 14px/1.45 var(--font); }
+main { max-width: 1500px; margin: 0 auto; padding: 20px; }
+h1 { font-size: 20px; margin: 0; }
+h2 { font-size: 15px; margin: 0; }
+.about, .note { color: var(--muted); margin: 2px 0 8px; }
+.warning { border-left: 4px solid #e69f00; padding: 6px 10px; background: var(--card); }
+section {
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; margin: 14px 0;
+}
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13px; }
+th { text-align: left; color: var(--muted); font-weight: 500; }
+th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+header { display: flex; justify-content: space-between; gap: 20px; align-items: start; }
+button {
+  font: inherit; color: var(--text); background: none; border: 1px solid var(--line); border-radius: 6px;
+  padding: 4px 10px;
+}
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+<title>@@TITLE@@</title>
+<script>
+  document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
+</script>
+<style>@@STYLE@@</style>
+</head>
+<body>
+<main>
+<header><div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div><button id="theme">Theme</button></header>
+@@WARNINGS@@
+<p id="note" class="note">Drawing…</p>
+@@BODY@@
+</main>
+<script type="application/octet-stream" id="plotly">@@PLOTLY@@</script>
+<script type="application/octet-stream" id="figures">@@FIGURES@@</script>
+<script>
+async function unpacked(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return new Response(stream).text();
+}
+(async () => {
+  const note = document.getElementById('note');
+  try {
+    const script = document.createElement('script');
+    script.textContent = await unpacked('plotly');
+    document.head.append(script);
+    const figures = JSON.parse(await unpacked('figures'));
+    const config = { displaylogo: false, responsive: true, scrollZoom: false };
+    const draw = () => Promise.all(figures[document.documentElement.dataset.theme].map((figure, i) =>
+      Plotly.react('figure-' + i, figure.data, figure.layout, config)));
+    document.getElementById('theme').onclick = () => {
+      const root = document.documentElement;
+      root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
+      draw();
+    };
+    await draw();
+    note.remove();
+  } catch (error) {
+    note.textContent = 'The figures could not be drawn (' + error + '). A browser of 2023 or later is needed.';
+  }
+})();
+</script>
+</body>
+</html>
+"""

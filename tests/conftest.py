@@ -1,0 +1,37 @@
+"""What several test files share: a profile of the example, and the viewer in a real browser."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``training`` and ``inference`` of the example, after two epochs."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "examples/mnist_pipeline.py", "--epochs", "2", "--profile-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A browser. The tests that need one are skipped where there is none; `.ci/run` sees that there is."""
+    api = pytest.importorskip("playwright.sync_api")
+    from viewer.screenshots import FLAGS, find_browser
+
+    path = find_browser()
+    if path is None:
+        pytest.skip("no chromium: make browser")
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield browser
+        browser.close()

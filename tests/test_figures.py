@@ -1,0 +1,171 @@
+"""The figures' level of detail and what they draw, held against the frames they were made from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiler import Report, open_report
+from tests.synthetic import synthetic_profile
+from viewer.figures import lod, memory, pipeline, theme, units
+from viewer.figures.units import Clock
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return open_report(synthetic_profile(tmp_path_factory.mktemp("figures") / "profile.pop"))
+
+
+@pytest.fixture(scope="module")
+def lanes(report: Report) -> pipeline.Lanes:
+    return pipeline.lanes(
+        report.tasks(0, iteration=0), report.steps(0, iteration=0), report.pipeline_cycles(0, 0), report.stages
+    )
+
+
+rows = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50), st.integers(0, 4)), min_size=1, max_size=60)
+
+
+@given(rows, st.integers(1, 80))
+def test_pieces_cover_what_the_slices_covered_and_count_them(parts: list[tuple[int, int, int]], pixels: int) -> None:
+    gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
+    end = np.cumsum(gap + length)
+    start = end - length
+    found = lod.pieces(start, end, code, 0, float(end[-1]), pixels)
+    assert found.count.sum() == len(parts)
+    assert found.first.tolist() == (np.cumsum(found.count) - found.count).tolist()
+    assert found.start.tolist() == start[found.first].tolist()
+    assert found.end.tolist() == end[found.first + found.count - 1].tolist()
+    assert (found.code == code[found.longest]).all()
+    inside = (found.first <= found.longest) & (found.longest < found.first + found.count)
+    assert inside.all()
+    for first, count, longest in zip(found.first, found.count, found.longest, strict=True):
+        assert length[longest] == length[first : first + count].max()
+
+
+@given(rows)
+def test_slices_of_a_pixel_or_more_stay_as_they_are(parts: list[tuple[int, int, int]]) -> None:
+    gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
+    end = np.cumsum(gap + length)
+    found = lod.pieces(end - length, end, code, 0, float(end[-1]), int(end[-1]))
+    assert (found.end - found.start).tolist() == length.tolist()
+    assert found.code.tolist() == code.tolist()
+
+
+def test_many_slices_become_few_pieces() -> None:
+    start = np.arange(1_000_000)
+    code = (start // 7) % 5
+    found = lod.pieces(start, start + 1, code, 0, 1e6, 1000)
+    assert len(found) <= 2000
+    assert found.count.sum() == 1_000_000
+
+
+def test_a_zoom_draws_only_what_reaches_into_it() -> None:
+    start = np.arange(0, 1000, 10)
+    found = lod.pieces(start, start + 10, np.zeros(100, dtype=int), 95, 125, 300)
+    assert found.first.tolist() == [9, 10, 11, 12]
+
+
+@given(rows, st.integers(0, 500), st.integers(1, 500))
+def test_totals_are_exact(parts: list[tuple[int, int, int]], low: int, span: int) -> None:
+    gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
+    end = np.cumsum(gap + length)
+    seconds = np.repeat(code, length)
+    when = np.concatenate([np.arange(b - n, b) for b, n in zip(end, length, strict=True)])
+    inside = (when >= low) & (when < low + span)
+    expected = np.bincount(seconds[inside], minlength=5)
+    assert lod.totals(end - length, end, code, low, low + span, 5).tolist() == expected.tolist()
+
+
+def bars_by_name(figure: object) -> dict[str, object]:
+    return {bar.name: bar for bar in figure.data if bar.type == "bar"}  # type: ignore[attr-defined]
+
+
+def test_the_lanes_show_every_cycle_of_every_task(report: Report, lanes: pipeline.Lanes) -> None:
+    figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT, pixels=1_000_000)
+    tasks = report.tasks(0, iteration=0)
+    for name, direction in (("forward", "forward"), ("backward", "backward")):
+        bar = bars_by_name(figure)[name]
+        assert sum(bar.x) == tasks.loc[tasks["direction"] == direction, "cycles"].sum()  # type: ignore[attr-defined]
+
+
+def test_shares_add_up_to_the_time_and_equal_the_reports(report: Report, lanes: pipeline.Lanes) -> None:
+    table = pipeline.shares(lanes)
+    assert (table.sum(axis=1) == lanes.end).all()
+    proportions = report.cycle_proportions(0)
+    iterations = int(report.runs["iterations"].iloc[0])
+    assert (table[:, theme.WAITING] * iterations == proportions["idle"]).all()
+
+
+def test_microseconds_are_cycles_over_the_clock(lanes: pipeline.Lanes) -> None:
+    cycles = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT)
+    micro = pipeline.pipeline(lanes, Clock(1e9, "µs"), theme.LIGHT)
+    assert np.allclose(np.array(cycles.data[0].x) / 1000, micro.data[0].x)
+    assert "µs" in micro.layout.xaxis.title.text
+
+
+def test_ramp_up_and_ramp_down_are_shaded_where_the_report_has_them(report: Report, lanes: pipeline.Lanes) -> None:
+    figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT)
+    cycles = report.pipeline_cycles(0, 0)
+    shaded = [(shape.x0, shape.x1) for shape in figure.layout.shapes if shape.type == "rect"]
+    for phase in ("ramp-up", "ramp-down"):
+        part = cycles[cycles["phase"] == phase]
+        assert (part["start"].min() - lanes.origin, part["end"].max() - lanes.origin) in shaded
+    assert any("ramp-up" in note.text for note in figure.layout.annotations)
+
+
+def test_following_a_micro_batch_meets_it_on_every_ipu(report: Report, lanes: pipeline.Lanes) -> None:
+    figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT, follow=2)
+    path = next(trace for trace in figure.data if trace.name == "micro-batch 2")
+    assert set(np.round(np.array(path.y) + 0.1).astype(int)) == set(range(report.target.num_ipus))
+
+
+def test_names_are_text_in_figures() -> None:
+    assert units.plain("<b>&x") == "&lt;b&gt;&amp;x"
+    stages = pd.DataFrame({"stage": [0], "ipu": [0], "blocks": ["<img src=x onerror=alert(1)>"]})
+    assert "<img" not in pipeline.lane_label(0, stages)
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+def test_every_activity_is_told_apart(name: str) -> None:
+    colours = [activity.colour(theme.THEMES[name]) for activity in theme.ACTIVITIES]
+    assert len(set(colours)) == len(colours)
+
+
+def test_the_heat_map_shows_the_bytes_of_the_report(report: Report) -> None:
+    values = report.liveness_map(0)
+    program = report.program_steps(0)
+    figure = memory.heat_map(values, (0, len(values)), (0, values.shape[1]), program, 638_976, theme.LIGHT)
+    drawn = np.array(figure.data[0].z)
+    assert np.allclose(drawn * 1024, values.T, rtol=1e-6)
+    assert figure.data[0].x[0] == 0.5
+    assert sum(sum(bar.x) for bar in figure.data[1:]) == len(values)
+
+
+def test_memory_by_kind_adds_up_to_the_report(report: Report) -> None:
+    figure = memory.categories(report.memory(), theme.LIGHT)
+    total = sum(np.array(bar.x) for bar in figure.data)
+    expected = report.memory().groupby("ipu")["bytes"].sum() / memory.MIB
+    assert np.allclose(total, expected)
+
+
+def test_a_tile_over_the_limit_is_drawn_in_the_limits_colour() -> None:
+    figure = memory.headroom(np.array([100, 700_000]), 638_976, theme.LIGHT)
+    assert list(figure.data[0].marker.color) == [theme.LIGHT.accent, theme.LIGHT.limit]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(950, "950"), (31_234, "31.2 k"), (1_150_000, "1.15 M"), (2.5e9, "2.5 G")]
+)
+def test_cycles_are_written_short(count: float, words: str) -> None:
+    assert units.cycles(count) == words
+
+
+def test_long_names_keep_both_ends() -> None:
+    short = units.shortened("encoder/" + "x" * 100 + "/MatMul", 40)
+    assert len(short) == 40
+    assert short.startswith("encoder/")
+    assert short.endswith("/MatMul")

@@ -1,0 +1,65 @@
+"""The HTML report: one file that opens offline, draws, and shows names as text."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler import open_report
+from reports.html import write_html
+from tests.synthetic import synthetic_profile
+
+
+def test_the_file_is_whole_or_not_there(demo: Path, tmp_path: Path) -> None:
+    with open_report(demo / "training") as report:
+        write_html(report, tmp_path / "report.html")
+        with pytest.raises(OSError):
+            write_html(report, tmp_path / "none" / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").stat().st_size < 5_000_000
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_draws_offline(chromium: Any, demo: Path, tmp_path: Path, theme: str) -> None:
+    with open_report(demo / "training") as report:
+        write_html(report, tmp_path / "report.html")
+    context = chromium.new_context(offline=True, color_scheme=theme)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda e: complaints.append(str(e)))
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("#note", state="detached", timeout=30_000)
+    figures = page.locator(".figure").count()
+    assert figures >= 8
+    assert page.locator(".figure .main-svg").count() >= figures
+    assert page.evaluate("document.documentElement.dataset.theme") == theme
+    assert complaints == []
+    context.close()
+
+
+@pytest.mark.browser
+def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
+    bad = "<img src=x onerror=alert(1)></script>"
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("update blocks set name = ?", (bad,))
+        file.execute("update ops set name = ?", (bad,))
+        file.execute("update meta set value = json_quote(?) where key = 'model'", (bad,))
+        file.commit()
+    with open_report(path) as report:
+        write_html(report, tmp_path / "report.html")
+    page = chromium.new_page()
+    alarms: list[str] = []
+    page.on("dialog", lambda d: (alarms.append(d.message), d.dismiss()))
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("#note", state="detached", timeout=30_000)
+    assert alarms == []
+    assert page.locator("img[src=x]").count() == 0
+    assert bad in page.inner_text("h1")
+    page.close()

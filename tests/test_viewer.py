@@ -1,0 +1,285 @@
+"""The viewer in a real browser, on the example's profile: pages draw, addresses restore them, numbers are right."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from profiler import Report, open_report
+from tests.synthetic import synthetic_profile
+from viewer.app import PAGES, create_app
+from viewer.figures import units
+from viewer.screenshots import serving, settled
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def report(demo: Path) -> Report:
+    return open_report(demo / "training")
+
+
+@pytest.fixture(scope="module")
+def address(report: Report) -> Iterator[str]:
+    with serving(create_app(report)) as found:
+        yield found
+
+
+class Tab:
+    """A page of the browser, with what it complained of."""
+
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        self.page = browser.new_page(viewport={"width": 1280, "height": 900}, **options)
+        self.address = address
+        self.complaints: list[str] = []
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+
+    def open(self, path: str) -> Any:
+        self.page.goto(self.address + path)
+        settled(self.page)
+        return self.page
+
+    def query(self) -> dict[str, str]:
+        return {name: values[-1] for name, values in parse_qs(urlsplit(self.page.url).query).items()}
+
+    def plot(self, id: str, what: str) -> Any:
+        """A JavaScript expression about ``plot``, the figure in the graph of that id."""
+        return self.page.evaluate(
+            f"() => {{ const plot = document.querySelector('#{id} .js-plotly-plot'); return {what}; }}"
+        )
+
+    def wait(self, expression: str) -> None:
+        self.page.wait_for_function(expression, timeout=15_000)
+
+
+@contextlib.contextmanager
+def tab(browser: Any, address: str, **options: Any) -> Iterator[Tab]:
+    found = Tab(browser, address, **options)
+    try:
+        yield found
+    finally:
+        found.page.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("path", [page.path for page in PAGES])
+def test_a_page_draws_without_complaint(chromium: Any, address: str, path: str, theme: str) -> None:
+    with tab(chromium, address, color_scheme=theme) as view:
+        page = view.open(path)
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        assert page.locator(".message.error").count() == 0
+        assert page.locator(".card").count() > 0
+        empty = page.evaluate(
+            "() => [...document.querySelectorAll('.js-plotly-plot')].filter(p => !p.data || !p.data.length).length"
+        )
+        assert empty == 0
+        wide = page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert wide, "the page is wider than the window"
+        assert view.complaints == []
+
+
+def test_the_summary_has_the_reports_numbers(chromium: Any, address: str, report: Report) -> None:
+    with tab(chromium, address) as view:
+        words = view.open("/").inner_text("#page")
+        run = report.runs.iloc[0]
+        assert units.cycles(run["cycles"] / run["iterations"]) in words
+        slowest = int(report.stages["stage"].iloc[int(report.stages["cycles"].to_numpy().argmax())])
+        assert f"stage {slowest}" in words
+        fullest = max(report.tiles(ipu)["total"].max() for ipu in range(report.target.num_ipus))
+        assert units.size(int(fullest)) in words
+        assert str(report.path) in words
+
+
+def test_the_pipeline_has_the_reports_numbers(chromium: Any, address: str, report: Report) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        for phase, part in report.pipeline_cycles(0, 0).groupby("phase"):
+            assert f"{part['cycles'].sum():,}" in page.inner_text("#pipeline-phases"), phase
+        lanes = view.plot("pipeline-lanes", "plot.layout.yaxis.ticktext.length")
+        assert lanes == report.target.num_ipus
+        drawn = view.plot(
+            "pipeline-lanes",
+            "plot._fullData.filter(t => t.name === 'weight update').map(t => t.x.reduce((a, b) => a + b, 0))[0]",
+        )
+        tasks = report.tasks(0, iteration=0)
+        assert drawn == tasks.loc[tasks["direction"] == "update", "cycles"].sum()
+
+
+def test_an_address_restores_the_pipeline(chromium: Any, address: str, report: Report) -> None:
+    with tab(chromium, address) as view:
+        view.open("/pipeline?run=1&iteration=3&unit=µs&follow=4&from=200000&to=400000")
+        low, high = view.plot("pipeline-lanes", "plot.layout.xaxis.range")
+        scale = 1e6 / report.target.clock_hz
+        assert low == pytest.approx(200_000 * scale)
+        assert high == pytest.approx(400_000 * scale)
+        assert view.plot("pipeline-lanes", "plot.data.some(t => t.name === 'micro-batch 4')")
+        assert view.page.input_value("input[type=number]") == "3"
+        assert "run 1" in view.page.inner_text(".controls")
+
+
+def test_a_control_changes_the_address_and_the_figure(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        page.get_by_text("µs", exact=True).click()
+        view.wait("document.querySelector('#pipeline-lanes .js-plotly-plot').layout.xaxis.title.text === 'time (µs)'")
+        assert view.query()["unit"] == "µs"
+        again = view.page.url
+        page.goto(again)
+        settled(page)
+        assert view.plot("pipeline-lanes", "plot.layout.xaxis.title.text") == "time (µs)"
+        assert view.complaints == []
+
+
+def test_the_wheel_zooms_and_brings_detail(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        box = page.locator("#pipeline-lanes .nsewdrag").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        for _ in range(6):
+            page.mouse.wheel(0, -400)
+            page.wait_for_timeout(60)
+        view.wait("new URLSearchParams(location.search).get('from')")
+        settled(page)
+        low, high = int(view.query()["from"]), int(view.query()["to"])
+        shown = view.plot("pipeline-lanes", "plot.layout.xaxis.range")
+        assert 0 <= low < high
+        assert shown[0] == pytest.approx(low, abs=2)
+        page.keyboard.press("0")
+        view.wait("!new URLSearchParams(location.search).get('from')")
+
+
+def test_a_point_of_the_heat_map_says_what_is_live_there(chromium: Any, address: str, report: Report) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/memory?ipu=1&step=10&tile=7")
+        live = report.live_variables(1, 10, 7)
+        words = page.inner_text("#memory-live")
+        assert f"IPU 1, tile 7, step 10 ({report.program_steps(1)['name'].iloc[10]})" in words
+        assert units.size(int(live["bytes"].sum())) in words
+        assert live["name"].iloc[0] in words
+        box = page.locator("#memory-heat .nsewdrag").first.bounding_box()
+        page.mouse.click(box["x"] + 30, box["y"] + 30)
+        view.wait("new URLSearchParams(location.search).get('step') !== '10'")
+        step, tile = int(view.query()["step"]), int(view.query()["tile"])
+        view.wait(f"document.querySelector('#memory-live').innerText.includes('tile {tile}, step {step} ')")
+
+
+def test_the_heat_map_scales_with_the_report(chromium: Any, address: str, report: Report) -> None:
+    with tab(chromium, address) as view:
+        view.open("/memory?ipu=2&from=10&to=40&low=100&high=300")
+        top = view.plot("memory-heat", "plot.data[0].zmax")
+        assert top * 1024 == pytest.approx(report.liveness_map(2, slice(10, 40), slice(100, 300)).max())
+
+
+def test_the_theme_changes_and_stays(chromium: Any, address: str) -> None:
+    with tab(chromium, address, color_scheme="light") as view:
+        page = view.open("/pipeline?follow=1")
+        page.keyboard.press("t")
+        view.wait("document.documentElement.dataset.theme === 'dark'")
+        settled(page)
+        assert view.plot("pipeline-lanes", "plot.data.some(t => t.name === 'micro-batch 1')"), "the state was lost"
+        page.reload()
+        settled(page)
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_keys_open_pages_and_help(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/")
+        page.keyboard.press("2")
+        view.wait("location.pathname === '/pipeline'")
+        settled(page)
+        page.keyboard.press("?")
+        view.wait("document.getElementById('shortcuts').open")
+        assert "Pipeline" in page.inner_text("#shortcuts")
+        page.keyboard.press("Escape")
+        view.wait("!document.getElementById('shortcuts').open")
+
+
+@pytest.mark.parametrize("form", ["PNG", "SVG", "CSV"])
+def test_a_figure_is_saved(chromium: Any, address: str, tmp_path: Path, form: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline")
+        with page.expect_download(timeout=20_000) as download:
+            page.locator(".card", has_text="Busy and waiting").get_by_role("button", name=form).click()
+        file = tmp_path / download.value.suggested_filename
+        download.value.save_as(file)
+        start = {"PNG": b"\x89PNG", "SVG": b"<svg", "CSV": b"trace,x,y"}[form]
+        assert file.read_bytes().startswith(start)
+        assert file.suffix == "." + form.lower()
+
+
+def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
+    bad = "<img src=x onerror=alert(1)>"
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("update blocks set name = ?", (bad,))
+        file.execute("update meta set value = json_quote(?) where key = 'model'", (bad,))
+        file.commit()
+    with open_report(path) as report, serving(create_app(report)) as address:
+        for one in PAGES:
+            with tab(chromium, address) as view:
+                alarms: list[str] = []
+                view.page.on("dialog", lambda d, alarms=alarms: (alarms.append(d.message), d.dismiss()))
+                page = view.open(one.path)
+                assert alarms == []
+                assert page.locator("img[src=x]").count() == 0
+                assert bad in page.inner_text("main")
+
+
+def test_a_profile_that_vanishes_gives_a_message(chromium: Any, tmp_path: Path) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with open_report(path) as report, serving(create_app(report)) as address, tab(chromium, address) as view:
+        view.open("/")
+        path.unlink()
+        view.page.goto(address + "/memory")
+        view.wait("document.querySelector('.message.error')")
+        words = view.page.inner_text("#page")
+        assert "gone" in words
+        assert "Traceback" not in words
+
+
+def test_a_profile_written_anew_is_shown_anew(chromium: Any, tmp_path: Path) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", ipus=2)
+    other = synthetic_profile(tmp_path / "other.pop", ipus=4)
+    with open_report(path) as report, serving(create_app(report)) as address, tab(chromium, address) as view:
+        assert "2 IPUs" in view.open("/").inner_text("#head")
+        shutil.move(other, path)
+        assert "4 IPUs" in view.open("/").inner_text("#head")
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00", "/memory?ipu=77&step=1e9&tile=-1"]
+)
+def test_an_address_from_anywhere_does_no_harm(chromium: Any, address: str, path: str) -> None:
+    with tab(chromium, address) as view:
+        view.page.goto(address + path)
+        view.wait("document.querySelector('#page')?.children.length")
+        view.page.wait_for_timeout(500)
+        assert not re.search("Traceback|Error", view.page.inner_text("body"))
+
+
+def test_tabs_do_not_disturb_each_other(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as one, tab(chromium, address) as two:
+        one.open("/memory?ipu=0")
+        two.open("/memory?ipu=3")
+        one.page.get_by_text("not always live", exact=True).first.click()
+        one.wait("new URLSearchParams(location.search).get('what') === 'not_always_live'")
+        assert two.query().get("what", "total") == "total"
+
+
+def test_nothing_but_the_given_profile_is_reachable(report: Report, tmp_path: Path) -> None:
+    client = create_app(report).server.test_client()
+    for path in ("/assets/../app.py", "/assets/%2e%2e/app.py", "/assets//etc/passwd"):
+        response = client.get(path)
+        assert b"create_app" not in response.data
+        assert b"root:" not in response.data
+    assert response.headers["X-Frame-Options"] == "SAMEORIGIN"

@@ -1,0 +1,206 @@
+"""The app: the frame around the pages, the address, the theme, and what a page that fails shows."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, set_props
+from flask import Response
+
+from profiler import ProfileError, Report
+from viewer.figures import theme as themes
+from viewer.figures import units
+from viewer.pages import common, memory, pipeline, summary
+from viewer.pages.common import Page, View
+from viewer.profiles import Profiles
+
+PAGES: tuple[Page, ...] = (summary.PAGE, pipeline.PAGE, memory.PAGE)
+
+_log = logging.getLogger(__name__)
+
+_INDEX = """<!DOCTYPE html>
+<html lang="en">
+<head>
+{%metas%}
+<title>{%title%}</title>
+{%favicon%}
+<script>
+  document.documentElement.dataset.theme =
+    new URLSearchParams(location.search).get('theme') || localStorage.getItem('ipuscope-theme') ||
+    (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
+</script>
+<style>@@STYLE@@</style>
+{%css%}
+</head>
+<body>
+{%app_entry%}
+<footer>{%config%}{%scripts%}{%renderer%}</footer>
+</body>
+</html>
+"""
+
+
+def create_app(report: Report, other: Report | None = None) -> Dash:
+    """The viewer over one profile, or two. Serve it with ``app.run(host="127.0.0.1", port=8050)``."""
+    profiles = Profiles([report] if other is None else [report, other])
+    app = Dash(
+        "viewer",
+        assets_folder=str(Path(__file__).parent / "assets"),
+        title=f"IPUscope · {_title(report)}",
+        update_title="",
+        suppress_callback_exceptions=True,
+        on_error=_on_error,
+    )
+    app.index_string = _INDEX.replace("@@STYLE@@", themes.stylesheet())
+    app.layout = lambda: _shell(profiles)
+    app.server.after_request(_headers)
+    _register(app, profiles)
+    for page in PAGES:
+        page.register(app, profiles)
+    return app
+
+
+def _title(report: Report) -> str:
+    try:
+        return str(report.meta["model"] or report.path.parent.name)
+    except ProfileError:
+        return report.path.name
+
+
+def _headers(response: Response) -> Response:
+    """No page of another origin frames the viewer or learns from it."""
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["X-Frame-Options"] = "SAMEORIGIN"
+    response.headers["Referrer-Policy"] = "no-referrer"
+    return response
+
+
+def _shell(profiles: Profiles) -> Any:
+    links = [
+        dcc.Link(page.name, href=page.path, className="nav", id={"nav": page.path}, title=f"{page.help} ({key})")
+        for key, page in enumerate(PAGES, 1)
+    ]
+    return html.Div(
+        [
+            dcc.Location(id="url", refresh=False),
+            dcc.Store(id="where"),
+            dcc.Store(id="written"),
+            html.Nav(
+                [
+                    html.Div([html.Span("IPU"), "scope"], className="brand"),
+                    *links,
+                    html.Div(
+                        [
+                            html.Button("Theme", id="theme", className="quiet", title="Light or dark (t)", n_clicks=0),
+                            html.Button("Keys", id="keys", className="quiet", title="Keyboard shortcuts (?)"),
+                        ],
+                        className="foot",
+                    ),
+                ],
+                className="side",
+            ),
+            html.Main(
+                [
+                    html.Div(id="head", className="head"),
+                    html.Div(id="alert"),
+                    html.Div(id="page"),
+                ]
+            ),
+            _shortcuts(),
+        ],
+        className="shell",
+    )
+
+
+def _shortcuts() -> Any:
+    keys = [
+        *[(str(at), page.name) for at, page in enumerate(PAGES, 1)],
+        ("t", "light or dark"),
+        ("/", "search or filter on the page"),
+        ("wheel, drag", "zoom a figure; double-click shows all of it"),
+        ("← →", "move along a zoomed figure"),
+        ("+ −", "zoom in and out"),
+        ("0", "show all"),
+        ("?", "these keys"),
+        ("Esc", "close"),
+    ]
+    rows = [html.Tr([html.Td(html.Kbd(key)), html.Td(words)]) for key, words in keys]
+    return html.Dialog([html.H2("Keys"), html.Table(html.Tbody(rows))], id="shortcuts")
+
+
+def _head(view: View) -> Any:
+    report = view.report
+    meta, target = report.meta, report.target
+    parts = [
+        f"{meta['kind'] or 'profile'}, {meta['state'] or 'unfinished'}",
+        f"{target.num_ipus} IPU{'s' if target.num_ipus != 1 else ''} ({target.name})",
+        f"{target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each",
+        f"{target.clock_hz / 1e9:.3g} GHz",
+    ]
+    children: list[Any] = [
+        html.Div([html.H1(str(meta["model"] or report.path.parent.name)), html.Code(str(report.path))]),
+        html.P(" · ".join(parts)),
+    ]
+    warnings = [str(words) for words in meta["warnings"]]
+    if warnings:
+        children.append(common.message(" ".join(warnings), "warning"))
+    return children
+
+
+def _register(app: Dash, profiles: Profiles) -> None:
+    by_path = {page.path: page for page in PAGES}
+
+    # Where the browser is and in which theme; written parameters are in the address itself by then.
+    app.clientside_callback(
+        ClientsideFunction("viewer", "where"),
+        Output("where", "data"),
+        Input("url", "pathname"),
+        Input("url", "search"),
+        Input("theme", "n_clicks"),
+    )
+    app.clientside_callback(
+        ClientsideFunction("viewer", "write"),
+        Output("written", "data"),
+        Input({"page": ALL, "param": ALL}, "value"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        ClientsideFunction("viewer", "shortcuts"), Output("keys", "disabled"), Input("keys", "n_clicks")
+    )
+
+    @app.callback(
+        Output("page", "children"),
+        Output("head", "children"),
+        Output("alert", "children"),
+        Output({"nav": ALL}, "className"),
+        Input("where", "data"),
+        State({"nav": ALL}, "id"),
+    )
+    def show(where: dict[str, Any] | None, links: list[dict[str, str]]) -> Any:
+        where = where or {}
+        path = str(where.get("path") or "/")
+        page = by_path.get(path)
+        classes = ["nav here" if link["nav"] == path else "nav" for link in links]
+        if page is None:
+            return common.failure(ValueError(f"There is no page {path}. Choose one on the left.")), [], [], classes
+        view = View(profiles, page.path.strip("/") or "summary", common.parse(where.get("search")), _theme(where))
+        try:
+            return page.layout(view), _head(view), [], classes
+        except (ProfileError, ValueError, LookupError) as error:
+            return common.failure(error), [], [], classes
+
+
+def _theme(where: dict[str, Any]) -> themes.Theme:
+    return themes.theme(where.get("theme"))
+
+
+def _on_error(error: Exception) -> None:
+    """A callback that failed leaves the page as it is, and says above it why."""
+    if isinstance(error, (ProfileError, ValueError, LookupError)):
+        words = str(error)
+    else:
+        _log.error("the viewer failed in %s", ctx.triggered_id, exc_info=error)
+        words = f"The viewer failed ({type(error).__name__}); the terminal it was started in says where."
+    set_props("alert", {"children": common.message(words, "error")})

@@ -1,0 +1,139 @@
+// The browser's side of the viewer: the address, the theme, keys, and saving figures.
+window.dash_clientside = window.dash_clientside || {};
+
+window.dash_clientside.viewer = {
+  // Path, query and theme as they are now. A click on "Theme" changes the theme first.
+  where: function (path, search, clicks) {
+    const root = document.documentElement;
+    const by = window.dash_clientside.callback_context.triggered_id;
+    if (by === 'theme' && clicks) {
+      root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
+      localStorage.setItem('ipuscope-theme', root.dataset.theme);
+    }
+    return { path: window.location.pathname, search: window.location.search, theme: root.dataset.theme };
+  },
+
+  // Every parameter of the page into the address, without a step in the browser's history.
+  write: function (values) {
+    const ids = window.dash_clientside.callback_context.inputs_list[0] || [];
+    const query = new URLSearchParams();
+    ids.forEach((one) => {
+      const value = one.value;
+      if (value !== undefined && value !== null && String(value) !== '') {
+        query.set(one.id.param, Array.isArray(value) ? value.join(',') : String(value));
+      }
+    });
+    const theme = new URLSearchParams(window.location.search).get('theme');
+    if (theme) { query.set('theme', document.documentElement.dataset.theme); }
+    const address = window.location.pathname + (query.size ? '?' + query : '');
+    window.history.replaceState(window.history.state, '', address);
+    return address;
+  },
+
+  shortcuts: function (clicks) {
+    if (clicks) { document.getElementById('shortcuts').showModal(); }
+    return false;
+  },
+};
+
+(function () {
+  const plotOf = (element) => element.closest('.card')?.querySelector('.js-plotly-plot');
+
+  // -- saving a figure --------------------------------------------------------------------------------
+  const quoted = (value) => {
+    const words = value === undefined || value === null ? '' : String(value);
+    return /[",\n]/.test(words) ? '"' + words.replaceAll('"', '""') + '"' : words;
+  };
+  const text = (html) => {
+    const page = new DOMParser().parseFromString(String(html ?? '').replaceAll('<br>', '; '), 'text/html');
+    return page.body.textContent;
+  };
+  const list = (values) => (values ? Array.from(values) : []);
+
+  function rowsOf(plot) {
+    const rows = [['trace', 'x', 'y', 'value', 'note']];
+    (plot._fullData || []).filter((trace) => trace.visible === true).forEach((trace) => {
+      if (trace.type === 'heatmap') {
+        const z = list(trace.z), x = list(trace.x), y = list(trace.y);
+        z.forEach((row, j) => list(row).forEach((value, i) => rows.push([trace.name, x[i] ?? i, y[j] ?? j, value, ''])));
+        return;
+      }
+      const x = list(trace.x), y = list(trace.y), base = trace.base === undefined ? null : trace.base;
+      const note = list(trace.customdata);
+      x.forEach((value, i) => {
+        const start = base === null ? '' : (typeof base === 'object' ? base[i] : base);
+        const words = Array.isArray(note[i]) ? note[i].join('; ') : text(note[i]);
+        rows.push(base === null ? [trace.name, value, y[i], '', words] : [trace.name, start, y[i], value, words]);
+      });
+    });
+    return rows;
+  }
+
+  function save(name, type, content) {
+    const link = document.createElement('a');
+    link.href = URL.createObjectURL(new Blob([content], { type }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  document.addEventListener('click', (event) => {
+    const button = event.target.closest('[data-save]');
+    if (!button) { return; }
+    const plot = plotOf(button);
+    const name = 'ipuscope-' + (button.closest('.card').querySelector('h2').textContent || 'figure')
+      .toLowerCase().replaceAll(/[^a-z0-9]+/g, '-');
+    if (!plot) { return; }
+    if (button.dataset.save === 'csv') {
+      save(name + '.csv', 'text/csv', rowsOf(plot).map((row) => row.map(quoted).join(',')).join('\n') + '\n');
+    } else {
+      const card = getComputedStyle(document.documentElement).getPropertyValue('--card');
+      window.Plotly.toImage(
+        { data: plot.data, layout: { ...plot.layout, paper_bgcolor: card }, config: plot.config },
+        { format: button.dataset.save, width: plot.offsetWidth, height: plot.offsetHeight,
+          scale: button.dataset.save === 'png' ? 2 : 1 },
+      ).then((address) => {
+        const link = document.createElement('a');
+        link.href = address;
+        link.download = name + '.' + button.dataset.save;
+        link.click();
+      });
+    }
+  });
+
+  // -- keys -------------------------------------------------------------------------------------------
+  function zoomable() {
+    const plots = Array.from(document.querySelectorAll('.js-plotly-plot'));
+    return plots.find((plot) => plot.layout && plot.layout.meta && plot.layout.meta.scale) || plots[0];
+  }
+  function move(by, factor) {
+    const plot = zoomable();
+    if (!plot || !plot.layout.xaxis) { return; }
+    const [low, high] = plot.layout.xaxis.range.map(Number);
+    const span = high - low, middle = (low + high) / 2 + by * span;
+    window.Plotly.relayout(plot, { 'xaxis.range[0]': middle - span * factor / 2, 'xaxis.range[1]': middle + span * factor / 2 });
+  }
+  document.addEventListener('keydown', (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) { return; }
+    const dialog = document.getElementById('shortcuts');
+    if (dialog && dialog.open) {
+      if (event.key === '?') { dialog.close(); }
+      return;
+    }
+    const at = event.target;
+    if (at.closest && at.closest('input, textarea, select, [contenteditable], [role=combobox], [role=listbox]')) { return; }
+    const links = document.querySelectorAll('nav.side a.nav');
+    if (/^[1-9]$/.test(event.key) && links[event.key - 1]) { links[event.key - 1].click(); }
+    else if (event.key === 't') { document.getElementById('theme').click(); }
+    else if (event.key === '?') { dialog.showModal(); }
+    else if (event.key === '/') {
+      const field = document.querySelector('main input[type=search], main input[type=text]');
+      if (field) { field.focus(); event.preventDefault(); }
+    }
+    else if (event.key === 'ArrowLeft') { move(-0.25, 1); }
+    else if (event.key === 'ArrowRight') { move(0.25, 1); }
+    else if (event.key === '+' || event.key === '=') { move(0, 0.5); }
+    else if (event.key === '-') { move(0, 2); }
+    else if (event.key === '0') { const plot = zoomable(); if (plot) { window.Plotly.relayout(plot, { 'xaxis.autorange': true }); } }
+  });
+})();

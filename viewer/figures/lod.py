@@ -1,0 +1,113 @@
+"""Level of detail: a row of slices as what a given number of pixels can show.
+
+Slices at least a pixel long stay as they are. Shorter ones are drawn together, a pixel at a time, in the colour of
+the longest of them; neighbours of one colour then become one. Nothing is dropped: the pieces cover what the slices
+covered, and say how many they stand for. Times are cycles; all arrays are int64; nothing loops over slices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What is drawn of one row. ``first`` and ``longest`` are positions in the row; ``count`` how many slices."""
+
+    start: np.ndarray
+    end: np.ndarray
+    code: np.ndarray
+    first: np.ndarray
+    longest: np.ndarray
+    count: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def inside(start: np.ndarray, end: np.ndarray, low: float, high: float) -> slice:
+    """Positions of the slices that reach into ``[low, high]``. Sorted, without overlaps."""
+    first = int(np.searchsorted(end, low, side="right"))
+    return slice(first, max(first, int(np.searchsorted(start, high, side="left"))))
+
+
+def pieces(start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, pixels: int) -> Pieces:
+    """The slices of one row between ``low`` and ``high``, drawn on ``pixels`` pixels.
+
+    ``start``, ``end`` and ``code`` (what decides the colour) are of one row: sorted, without overlaps.
+    """
+    window = inside(start, end, low, high)
+    start, end, code = start[window], end[window], code[window]
+    if not len(start):
+        none = np.zeros(0, dtype=np.int64)
+        return Pieces(none, none, none, none, none, none)
+    pixel = max((high - low) / max(1, pixels), 1e-9)
+    length = end - start
+    short = length < pixel
+    at = np.floor((start - low) / pixel).astype(np.int64)
+    breaks = np.empty(len(start), dtype=bool)
+    breaks[0] = True
+    gap = start[1:] > end[:-1]
+    breaks[1:] = ~short[1:] | ~short[:-1] | (at[1:] != at[:-1]) | (gap & (start[1:] - end[:-1] >= pixel))
+    first = np.flatnonzero(breaks)
+    group = np.cumsum(breaks) - 1
+    most = np.maximum.reduceat(length, first)
+    candidates = np.flatnonzero(length == most[group])
+    longest = candidates[np.searchsorted(group[candidates], np.arange(len(first)))]
+    stop = np.append(first[1:], len(start))
+    colour, merged = code[longest], short[first]
+    # neighbours of one colour, both made of short slices, become one
+    joined = np.zeros(len(first), dtype=bool)
+    joined[1:] = merged[1:] & merged[:-1] & (colour[1:] == colour[:-1]) & (start[first[1:]] <= end[first[1:] - 1])
+    keep = np.flatnonzero(~joined)
+    runs = np.append(keep[1:], len(first)) - 1
+    strongest = np.maximum.reduceat(most, keep)
+    owner = np.cumsum(~joined) - 1
+    best = np.flatnonzero(most == strongest[owner])
+    best = best[np.searchsorted(owner[best], np.arange(len(keep)))]
+    return Pieces(
+        start[first[keep]],
+        end[stop[runs] - 1],
+        colour[keep],
+        first[keep] + window.start,
+        longest[best] + window.start,
+        stop[runs] - first[keep],
+    )
+
+
+def totals(start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, codes: int) -> np.ndarray:
+    """Cycles of each code between ``low`` and ``high``, exactly: float64[codes]. Slices need not be sorted."""
+    covered = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
+    return np.bincount(code, weights=covered, minlength=codes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of slices, one after the other: row r has ``[first[r], first[r + 1])``. ``source`` says where each slice
+    came from (the position in its frame)."""
+
+    first: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    code: np.ndarray
+    source: np.ndarray
+
+    @classmethod
+    def make(cls, row: np.ndarray, start: np.ndarray, end: np.ndarray, code: np.ndarray, rows: int) -> Rows:
+        """Sorted by row and start from slices in any order; those with a row outside ``0 .. rows - 1`` are left out."""
+        order = np.lexsort((start, row)) if len(row) else np.zeros(0, dtype=np.int64)
+        order = order[(row[order] >= 0) & (row[order] < rows)]
+        first = np.searchsorted(row[order], np.arange(rows + 1))
+        return cls(first, start[order], end[order], code[order], order)
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def pieces(self, row: int, low: float, high: float, pixels: int) -> Pieces:
+        """What is drawn of a row; ``first`` and ``longest`` are positions in the frame."""
+        here = slice(int(self.first[row]), int(self.first[row + 1]))
+        found = pieces(self.start[here], self.end[here], self.code[here], low, high, pixels)
+        source = self.source[here]
+        return Pieces(found.start, found.end, found.code, source[found.first], source[found.longest], found.count)

@@ -1,0 +1,360 @@
+"""Memory: bytes over tiles and program steps, with the limit of a tile drawn wherever it can be reached.
+
+Arrays are bytes, int64, unless said; figures show KiB a tile and MiB an IPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from viewer.figures import units
+from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme
+from viewer.figures.units import plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KIB = 1024
+MIB = 1024 * 1024
+HEAT_SHAPE = (600, 320)  # steps x tiles at the most: what a page can show
+_ROWS_OF_CHIP = {1472: 23, 1216: 19}  # 64 columns (facts/machine.md: MLP); which tile is where is assumed
+
+# What bytes are for, from the model's own to the machine's: (name, roles or categories, light, dark)
+KINDS = (
+    ("weights and buffers", ("weight", "buffer"), "#0072b2", "#3d9be0"),
+    ("optimiser state", ("optimiser state",), "#56b4e9", "#8fd0f5"),
+    ("accumulators and gradients", ("accumulator", "gradient"), "#e69f00", "#f0b23a"),
+    ("activations and inputs", ("activation", "input"), "#009e73", "#2cbf93"),
+    ("stash", ("stash",), "#b6d94c", "#c9e86e"),
+    ("temporaries", ("temporary",), "#cc4f8f", "#e07bb0"),
+    ("constants", ("constant",), "#8c6bb1", "#b49ad3"),
+    ("vertex code and state", ("vertexCode", "vertexInstanceState", "vertexFieldData"), "#5b6776", "#8d9aab"),
+    ("control code and stack", ("controlCode", "stack"), "#a3adba", "#5b6673"),
+    ("exchange code", ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode"), "#d55e00", "#f07c32"),
+    ("stream buffers", ("stream buffer",), "#f0e442", "#f4ec7a"),
+    ("other", (), "#c9cfd8", "#3d4753"),
+)
+_KIND_OF = {word: at for at, (_, words, _, _) in enumerate(KINDS) for word in words}
+
+
+def kind_of(category: str, role: str) -> int:
+    """Index into ``KINDS`` of a row of `Report.memory`."""
+    return _KIND_OF.get(role, _KIND_OF.get(category, len(KINDS) - 1))
+
+
+def heat_map(
+    values: np.ndarray,
+    steps: tuple[int, int],
+    tiles: tuple[int, int],
+    program: pd.DataFrame,
+    limit: int,
+    theme: Theme,
+    to_limit: bool = False,
+) -> go.Figure:
+    """Live bytes over tiles and program steps, and beneath what the steps are for.
+
+    ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1), resampled or not;
+    ``program`` is `Report.program_steps` of the IPU.
+    """
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02)
+    x, y = _middles(steps, values.shape[0]), _middles(tiles, values.shape[1])
+    top = limit / KIB if to_limit else max(1.0, float(values.max(initial=0)) / KIB)
+    figure.add_trace(
+        go.Heatmap(
+            z=(values.T / KIB).astype(np.float32),
+            x=x,
+            y=y,
+            zmin=0 if to_limit else float(values.min(initial=0)) / KIB,
+            zmax=top,
+            colorscale="Viridis",
+            colorbar={
+                "title": {"text": "KiB a tile", "side": "right", "font": {"size": 12}},
+                "thickness": 14,
+                "len": 0.94,
+                "y": 1,
+                "yanchor": "top",
+                "outlinewidth": 0,
+            },
+            hovertemplate="step %{x:.0f}, tile %{y:.0f}<br>%{z:.1f} KiB live<extra></extra>",
+        ),
+        row=1,
+        col=1,
+    )
+    for trace in _directions(program, steps, theme):
+        figure.add_trace(trace, row=2, col=1)
+    figure.update_layout(
+        theme.layout(
+            480,
+            barmode="overlay",
+            margin={"l": 72, "r": 16, "t": 8, "b": 76},
+            legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0},
+            xaxis={"range": list(steps), "showgrid": False, "zeroline": False},
+            xaxis2={"range": list(steps), "title": {"text": "program step"}, "showgrid": False, "zeroline": False},
+            yaxis={"range": list(tiles), "title": {"text": "tile"}, "showgrid": False, "zeroline": False},
+            yaxis2={"range": [0, 1], "fixedrange": True, "showticklabels": False, "showgrid": False},
+        )
+    )
+    figure.update_xaxes(matches="x")
+    return figure
+
+
+def liveness(
+    frame: pd.DataFrame, limit: int, theme: Theme, tile: pd.DataFrame | None = None, to_limit: bool = True
+) -> go.Figure:
+    """Live bytes over program steps: above, the IPU's sum; beneath, its fullest tile at each step.
+
+    ``frame`` is `Report.liveness`; ``tile`` (position, tile, total) is drawn instead of the fullest one;
+    ``to_limit`` has the limit of a tile in view, however far it is.
+    """
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.5, 0.5], vertical_spacing=0.09)
+    position = frame["position"].to_numpy()
+    names = [plain(units.shortened(name)) for name in frame["name"]]
+    always, rest = frame["always_live"].to_numpy() / MIB, frame["not_always_live"].to_numpy() / MIB
+    colours = ("#8d9aab", "#0072b2") if theme.name == "light" else ("#5b6776", "#56b4e9")
+    for label, values, colour in (("always live", always, colours[0]), ("not always live", rest, colours[1])):
+        figure.add_trace(
+            go.Scatter(
+                x=position,
+                y=values,
+                name=label,
+                mode="lines",
+                line={"width": 0, "shape": "hv", "color": colour},
+                fillcolor=colour,
+                stackgroup="live",
+                customdata=names,
+                hovertemplate="step %{x}: %{customdata}<br>" + label + " %{y:.2f} MiB<extra></extra>",
+            ),
+            row=1,
+            col=1,
+        )
+    source = frame if tile is None else tile
+    column, name = ("max_tile_bytes", "fullest tile") if tile is None else ("total", "the tile")
+    which = frame["max_tile"] if tile is None else tile["tile"]
+    figure.add_trace(
+        go.Scatter(
+            x=source["position"],
+            y=source[column] / KIB,
+            name=name,
+            mode="lines",
+            line={"width": 1.5, "shape": "hv", "color": theme.accent},
+            customdata=np.stack([which.to_numpy().astype(str), np.array(names, dtype=object)], axis=1),
+            hovertemplate="step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB<extra></extra>",
+        ),
+        row=2,
+        col=1,
+    )
+    if to_limit or float(source[column].max()) > 0.7 * limit:
+        _limit(figure, limit, theme, row=2, col=1)
+    figure.update_layout(
+        theme.layout(
+            440,
+            margin={"l": 72, "r": 16, "t": 32, "b": 48},
+            yaxis={"title": {"text": "MiB an IPU"}, "rangemode": "tozero"},
+            yaxis2={"title": {"text": "KiB on a tile"}, "rangemode": "tozero"},
+            xaxis2={"title": {"text": "program step"}},
+            hovermode="x",
+        )
+    )
+    return figure
+
+
+def tiles(frame: pd.DataFrame, limit: int, theme: Theme, selected: int | None = None) -> go.Figure:
+    """Bytes of each tile, with and without gaps. ``frame`` is `Report.tiles`."""
+    x = frame["tile"].to_numpy()
+    figure = go.Figure()
+    for name, column, colour, dash in (
+        ("including gaps", "total", theme.accent, "solid"),
+        ("excluding gaps", "total_excluding_gaps", "#e69f00", "solid"),
+        ("always live", "always_live", theme.muted, "dot"),
+    ):
+        figure.add_trace(
+            go.Scatter(
+                x=x,
+                y=frame[column].to_numpy() / KIB,
+                name=name,
+                mode="lines",
+                line={"width": 1.3, "shape": "hvh", "color": colour, "dash": dash},
+                hovertemplate="tile %{x}<br>" + name + ": %{y:.1f} KiB<extra></extra>",
+            )
+        )
+    _limit(figure, limit, theme)
+    if selected is not None:
+        figure.add_vline(x=selected, line={"color": theme.text, "width": 1, "dash": "dot"})
+    figure.update_layout(
+        theme.layout(
+            300,
+            xaxis={"title": {"text": "tile"}, "range": [-0.5, len(x) - 0.5]},
+            yaxis={"title": {"text": "KiB"}, "rangemode": "tozero"},
+        )
+    )
+    return figure
+
+
+def chip(values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_limit: bool = False) -> go.Figure:
+    """Bytes (or any number) of each tile where it lies on the chip: 64 columns; the order of tiles is assumed."""
+    rows = _ROWS_OF_CHIP.get(len(values), max(1, int(np.sqrt(len(values) / 2.5))))
+    columns = -(-len(values) // rows)
+    grid = np.full(rows * columns, np.nan, dtype=np.float32)
+    grid[: len(values)] = values
+    number = np.arange(rows * columns).reshape(columns, rows).T
+    figure = go.Figure(
+        go.Heatmap(
+            z=grid.reshape(columns, rows).T,
+            customdata=number,
+            zmin=0 if to_limit else None,
+            zmax=limit if to_limit else None,
+            colorscale="Viridis",
+            xgap=1,
+            ygap=1,
+            colorbar={
+                "title": {"text": name, "side": "right", "font": {"size": 12}},
+                "thickness": 14,
+                "outlinewidth": 0,
+            },
+            hovertemplate="tile %{customdata}: %{z:,.1f} " + name + "<br>column %{x}, row %{y}<extra></extra>",
+        )
+    )
+    figure.update_layout(
+        theme.layout(
+            300,
+            margin={"l": 48, "r": 16, "t": 8, "b": 44},
+            xaxis={"title": {"text": "column of the chip"}, "showgrid": False, "zeroline": False},
+            yaxis={"title": {"text": "row"}, "showgrid": False, "zeroline": False, "autorange": "reversed"},
+        )
+    )
+    return figure
+
+
+def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
+    """What lies in each IPU at its fullest step, by what it is for. ``memory`` is `Report.memory`."""
+    ipus = sorted(set(memory["ipu"].tolist()))
+    kind = [kind_of(category, role) for category, role in zip(memory["category"], memory["role"], strict=True)]
+    grouped = memory.assign(kind=kind).groupby(["kind", "ipu"])["bytes"].sum()
+    labels = [f"IPU {ipu}" for ipu in ipus]
+    figure = go.Figure()
+    for at, (name, _, light, dark) in enumerate(KINDS):
+        values = np.array([int(grouped.get((at, ipu), 0)) for ipu in ipus])
+        if not values.any():
+            continue
+        figure.add_bar(
+            name=name,
+            y=labels,
+            x=values / MIB,
+            orientation="h",
+            marker={"color": dark if theme.name == "dark" else light, "line": {"width": 0}},
+            customdata=[units.size(value) for value in values],
+            hovertemplate="%{y}: " + name + "<br>%{customdata}<extra></extra>",
+        )
+    figure.update_layout(
+        theme.layout(
+            120 + 30 * max(1, len(labels)),
+            barmode="stack",
+            bargap=0.25,
+            margin={"l": 64, "r": 16, "t": 64, "b": 44},
+            legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0, "traceorder": "normal"},
+            xaxis={"title": {"text": "MiB on the IPU, at its fullest step"}},
+            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        )
+    )
+    return figure
+
+
+def headroom(fullest: np.ndarray, limit: int, theme: Theme) -> go.Figure:
+    """The fullest tile of each IPU (including gaps) against what a tile has."""
+    labels = [f"IPU {ipu}" for ipu in range(len(fullest))]
+    over = fullest > limit
+    figure = go.Figure(
+        go.Bar(
+            x=fullest / KIB,
+            y=labels,
+            orientation="h",
+            marker={"color": np.where(over, theme.limit, theme.accent), "line": {"width": 0}},
+            text=[f" {value / KIB:,.0f} KiB, {units.percent(value / limit)}" for value in fullest],
+            textposition="auto",
+            textfont={"size": 12},
+            hovertemplate="%{y}: fullest tile %{x:.1f} KiB<extra></extra>",
+        )
+    )
+    figure.add_vline(x=limit / KIB, line={"color": theme.limit, "width": 1.5, "dash": "dash"})
+    figure.add_annotation(
+        x=limit / KIB,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        xanchor="right",
+        text=f"a tile has {limit / KIB:,.0f} KiB",
+        showarrow=False,
+        font={"size": 11, "color": theme.limit},
+    )
+    figure.update_layout(
+        theme.layout(
+            72 + 30 * max(1, len(labels)),
+            bargap=0.25,
+            margin={"l": 64, "r": 16, "t": 22, "b": 44},
+            xaxis={
+                "title": {"text": "KiB on the fullest tile"},
+                "range": [0, max(limit, fullest.max(initial=0)) / KIB],
+            },
+            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+            showlegend=False,
+        )
+    )
+    return figure
+
+
+def _middles(bounds: tuple[int, int], count: int) -> np.ndarray:
+    """Centres of ``count`` equal parts."""
+    edges = np.linspace(bounds[0], bounds[1], max(1, count) + 1)
+    return (edges[:-1] + edges[1:]) / 2
+
+
+def _limit(figure: go.Figure, limit: int, theme: Theme, **where: int) -> None:
+    figure.add_hline(
+        y=limit / KIB,
+        line={"color": theme.limit, "width": 1.5, "dash": "dash"},
+        annotation={
+            "text": f"a tile has {limit / KIB:,.0f} KiB",
+            "font": {"size": 11, "color": theme.limit},
+            "xanchor": "right",
+            "x": 1,
+            "yanchor": "bottom",
+        },
+        **where,
+    )
+
+
+def _directions(program: pd.DataFrame, steps: tuple[int, int], theme: Theme) -> list[go.Bar]:
+    """Runs of steps of one direction, as bars of the height 1."""
+    shown = program[(program["position"] >= steps[0]) & (program["position"] < steps[1])]
+    code = np.array([BY_DIRECTION.get(name, -1) for name in shown["direction"]], dtype=np.int64)
+    if not len(code):
+        return []
+    first = np.flatnonzero(np.append(True, np.diff(code) != 0))
+    position = shown["position"].to_numpy()
+    start = position[first].astype(np.float64)
+    stop = np.append(start[1:], position[-1] + 1)
+    bars: list[go.Bar] = []
+    for value in sorted(set(code.tolist())):
+        mine = code[first] == value
+        activity = ACTIVITIES[value if value >= 0 else WAITING]
+        bars.append(
+            go.Bar(
+                base=start[mine],
+                x=(stop - start)[mine],
+                y=np.full(int(mine.sum()), 0.5),
+                width=1.0,
+                orientation="h",
+                name=activity.name if value >= 0 else "copies and waits",
+                marker=_plain_marker(activity.colour(theme)),
+                hovertemplate=(activity.name if value >= 0 else "copies and waits") + "<extra></extra>",
+            )
+        )
+    return bars
+
+
+def _plain_marker(colour: str) -> dict[str, Any]:
+    return {"color": colour, "line": {"width": 0}}

@@ -1,0 +1,490 @@
+"""The pipeline: one lane an IPU, its tasks large, the steps they are made of as a strip beneath.
+
+Bars are drawn a trace an activity, so that the legend switches activities on and off. Times on the x-axis count
+from the start of what is shown (a device iteration, or a run).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from viewer.figures import theme as themes
+from viewer.figures.lod import Pieces, Rows, totals
+from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, BY_KIND, COMPUTE, WAITING, Theme
+from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PIXELS = 1400  # columns of a figure as wide as the page
+_TASK, _STRIP = (-0.10, 0.56), (0.29, 0.13)  # where in its lane, and how high
+_SLOWEST_AT = 0.42
+LANE = 74  # pixels
+_DIGIT = 8  # pixels
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A device iteration (or a run) ready to be drawn; made once, drawn at every zoom."""
+
+    tasks: pd.DataFrame
+    steps: pd.DataFrame
+    cycles: pd.DataFrame  # pipeline cycles
+    task_rows: Rows
+    step_rows: Rows
+    labels: tuple[str, ...]
+    origin: int  # cycles; 0 on the x-axis
+
+    @property
+    def end(self) -> int:
+        """Cycles that are shown."""
+        return int(self.tasks["end"].max()) - self.origin if len(self.tasks) else 0
+
+
+def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
+    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` (``by_direction``) or `Report.steps`."""
+    kind, kinds = _factorised(frame["kind"])
+    code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
+    if by_direction:
+        direction, directions = _factorised(frame["direction"])
+        of = np.array([BY_DIRECTION.get(name, -1) for name in directions] or [-1])[direction]
+        moving = (frame["kind"] == "task").to_numpy() & (of >= 0)
+        code = np.where(moving, of, code)
+    return code
+
+
+def lanes(tasks: pd.DataFrame, steps: pd.DataFrame, cycles: pd.DataFrame, stages: pd.DataFrame) -> Lanes:
+    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`. ``steps`` may be empty: no strip then."""
+    count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
+    return Lanes(
+        tasks,
+        steps,
+        cycles,
+        _rows(tasks, codes(tasks, by_direction=True), count),
+        _rows(steps, codes(steps, by_direction=False), count),
+        tuple(lane_label(ipu, stages) for ipu in range(count)),
+        int(tasks["start"].min()) if len(tasks) else 0,
+    )
+
+
+def lane_label(ipu: int, stages: pd.DataFrame) -> str:
+    """``IPU 1``, and the stages and Blocks that are on it."""
+    here = stages[stages["ipu"] == ipu]
+    lines = [f"stage {row.stage}: {plain(shortened(row.blocks, 16))}" for row in rows_of(here)]
+    if len(lines) > 2:
+        lines = [f"stages {', '.join(str(stage) for stage in here['stage'])}"]
+    small = "".join(f"<br><span style='font-size:11px'>{line}</span>" for line in lines)
+    return f"<b>IPU {ipu}</b>{small}"
+
+
+def pipeline(
+    lanes: Lanes,
+    clock: Clock,
+    theme: Theme,
+    window: tuple[float, float] | None = None,
+    pixels: int = PIXELS,
+    follow: int | None = None,
+) -> go.Figure:
+    """The lanes between two cycles (default: all). ``follow``: a micro-batch to trace through the IPUs."""
+    low, high = window or (0.0, float(max(1, lanes.end)))
+    low, high = low + lanes.origin, high + lanes.origin
+    figure = go.Figure(layout=_layout(lanes, clock, theme, low, high))
+    for trace in _bars(lanes, clock, theme, low, high, pixels):
+        figure.add_trace(trace)
+    if len(lanes.cycles):
+        figure.add_trace(_slowest(lanes, clock, theme))
+        _phases(figure, lanes, clock, theme, low, high, pixels)
+    if follow is not None:
+        figure.add_traces(_path(lanes, clock, theme, follow))
+    return figure
+
+
+def busy(lanes: Lanes, clock: Clock, theme: Theme, window: tuple[float, float] | None = None) -> go.Figure:
+    """What each IPU's cycles went to between two cycles (default: all), in per cent, exactly."""
+    table = shares(lanes, window)
+    span = table.sum(axis=1, keepdims=True).clip(1)
+    y = [f"IPU {ipu}" for ipu in range(len(table))]
+    figure = go.Figure(
+        layout=theme.layout(
+            64 + 30 * max(1, len(table)),
+            barmode="stack",
+            bargap=0.25,
+            margin={"l": 64, "r": 24, "t": 8, "b": 36},
+            xaxis={"range": [0, 100], "ticksuffix": " %", "dtick": 20},
+            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+            showlegend=False,
+        )
+    )
+    for code, activity in enumerate(ACTIVITIES):
+        cycles = table[:, code]
+        if not cycles.any():
+            continue
+        share = 100 * cycles / span[:, 0]
+        figure.add_bar(
+            name=activity.name,
+            x=share,
+            y=y,
+            orientation="h",
+            marker=_marker(code, theme),
+            text=[f"{value:.0f} %" if value >= 4 else "" for value in share],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": _text_colour(code, theme), "size": 11},
+            customdata=[
+                f"{name}: {activity.name}<br>{percent(s / 100)} of the time, {clock.both(c)}"
+                for name, s, c in zip(y, share, cycles, strict=True)
+            ],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    return figure
+
+
+def shares(lanes: Lanes, window: tuple[float, float] | None = None) -> np.ndarray:
+    """Cycles of each activity on each IPU between two cycles: int64[ipu, activity]."""
+    low, high = window or (0.0, float(lanes.end))
+    rows = lanes.task_rows
+    table = np.zeros((len(rows), len(ACTIVITIES)), dtype=np.int64)
+    for ipu in range(len(rows)):
+        here = slice(int(rows.first[ipu]), int(rows.first[ipu + 1]))
+        part = totals(
+            rows.start[here], rows.end[here], rows.code[here], low + lanes.origin, high + lanes.origin, len(ACTIVITIES)
+        )
+        table[ipu] = np.rint(part)
+    return table
+
+
+def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
+    """Cycles of a micro-batch in each stage: what rebalancing has to even out."""
+    labels = [f"stage {row.stage} · {plain(shortened(row.blocks, 22))}" for row in rows_of(stages)]
+    figure = go.Figure(
+        layout=theme.layout(
+            72 + 30 * max(1, len(labels)),
+            barmode="stack",
+            bargap=0.25,
+            margin={"l": 64, "r": 88, "t": 26, "b": 44},
+            xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "rangemode": "tozero"},
+            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        )
+    )
+    parts = {"forward": "forward_cycles", "recompute": "recompute_cycles", "backward": "backward_cycles"}
+    total = stages["forward_cycles"].to_numpy() + stages["backward_cycles"].to_numpy()
+    for name, column in parts.items():
+        cycles = stages[column].to_numpy()
+        if name == "backward":  # which contains the recomputation
+            cycles = cycles - stages["recompute_cycles"].to_numpy()
+        if not cycles.any():
+            continue
+        code = themes.NAMES.index(name)
+        figure.add_bar(
+            name=name,
+            x=cycles * clock.scale,
+            y=labels,
+            orientation="h",
+            marker=_marker(code, theme),
+            customdata=[f"{label}: {name}<br>{clock.both(c)}" for label, c in zip(labels, cycles, strict=True)],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    if len(total):
+        mean = float(total.mean())
+        figure.add_vline(x=mean * clock.scale, line={"color": theme.text, "dash": "dot", "width": 1})
+        figure.add_annotation(
+            x=mean * clock.scale,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            text=f"mean {clock.short(mean)}",
+            showarrow=False,
+            font={"size": 11, "color": theme.muted},
+        )
+        for label, cycles in zip(labels, total, strict=True):
+            figure.add_annotation(
+                x=1,
+                xref="paper",
+                y=label,
+                text=f"{cycles / mean if mean else 0:.2f} × mean",
+                showarrow=False,
+                xanchor="left",
+                xshift=8,
+                font={"size": 11, "color": theme.limit if cycles == total.max() > mean else theme.muted},
+            )
+        figure.update_layout(legend={"x": 1, "xanchor": "right", "y": 1.0, "traceorder": "normal"})
+    return figure
+
+
+# -- the lanes' pieces ---------------------------------------------------------------------------------------
+
+
+def _factorised(column: pd.Series) -> tuple[np.ndarray, list[str]]:
+    import pandas as pd
+
+    code, names = pd.factorize(column)
+    return code, list(names)
+
+
+def _rows(frame: pd.DataFrame, code: np.ndarray, count: int) -> Rows:
+    return Rows.make(frame["ipu"].to_numpy(), frame["start"].to_numpy(), frame["end"].to_numpy(), code, count)
+
+
+def _marker(code: int, theme: Theme) -> dict[str, Any]:
+    activity = ACTIVITIES[code]
+    marker: dict[str, Any] = {"color": activity.colour(theme), "line": {"width": 0}}
+    if activity.pattern:
+        stroke = ACTIVITIES[themes.NAMES.index("forward")].colour(theme)
+        marker["pattern"] = {
+            "shape": activity.pattern,
+            "fgcolor": stroke,
+            "bgcolor": activity.colour(theme),
+            "size": 6,
+            "solidity": 0.25,
+        }
+    return marker
+
+
+def _text_colour(code: int, theme: Theme) -> str:
+    if code == WAITING:
+        return theme.muted
+    return "#10151c" if ACTIVITIES[code].dark_text or theme.name == "dark" else "#ffffff"
+
+
+def _bars(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int) -> list[go.Bar]:
+    """A trace an activity, with its tasks and its steps of all lanes."""
+    drawn: list[tuple[np.ndarray, ...]] = []
+    hover: list[str] = []
+    words: list[str] = []
+    cycles_a_pixel = (high - low) / pixels
+    for ipu in range(len(lanes.task_rows)):
+        found = lanes.task_rows.pieces(ipu, low, high, pixels)
+        drawn.append((found.start, found.end, found.code, *_at(ipu, _TASK, len(found))))
+        hover += _task_words(lanes, found, clock)
+        words += _numbers(lanes, found, cycles_a_pixel)
+        found = lanes.step_rows.pieces(ipu, low, high, pixels)
+        drawn.append((found.start, found.end, found.code, *_at(ipu, _STRIP, len(found))))
+        hover += _step_words(lanes, found, clock)
+        words += [""] * len(found)
+    if not drawn:
+        return []
+    start, end, code, y, height = (np.concatenate(column) for column in zip(*drawn, strict=True))
+    base = (start - lanes.origin) * clock.scale
+    length = (end - start) * clock.scale
+    hovers, texts = np.array(hover, dtype=object), np.array(words, dtype=object)
+    bars = []
+    for index, activity in enumerate(ACTIVITIES):
+        mine = code == index
+        if not mine.any():
+            continue
+        bars.append(
+            go.Bar(
+                name=activity.name,
+                orientation="h",
+                base=base[mine],
+                x=length[mine],
+                y=y[mine],
+                width=height[mine],
+                marker=_marker(index, theme),
+                text=texts[mine] if any(texts[mine]) else None,
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                constraintext="none",
+                textfont={"color": _text_colour(index, theme), "size": 12},
+                customdata=hovers[mine],
+                hovertemplate="%{customdata}<extra></extra>",
+            )
+        )
+    return bars
+
+
+def _at(ipu: int, place: tuple[float, float], count: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.full(count, ipu + place[0]), np.full(count, place[1])
+
+
+def _merged(count: int) -> str:
+    return f"and {count - 1:,} shorter ones: zoom in" if count > 1 else ""
+
+
+def _task_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
+    rows = lanes.tasks.iloc[found.longest]
+    lines = []
+    for row, count in zip(rows_of(rows), found.count.tolist(), strict=True):
+        batch = f"micro-batch {row.micro_batch}" if row.micro_batch >= 0 else ""
+        lines.append(
+            text_of(
+                [
+                    f"<b>{plain(row.name)}</b>",
+                    batch,
+                    clock.both(row.cycles),
+                    f"pipeline cycle {row.pipeline_cycle}, {row.phase}" if row.phase else "",
+                    _merged(count),
+                ]
+            )
+        )
+    return lines
+
+
+def _step_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
+    rows = lanes.steps.iloc[found.longest]
+    lines = []
+    for name, kind, length, count in zip(
+        rows["name"], rows["kind"], rows["cycles"].tolist(), found.count.tolist(), strict=True
+    ):
+        label = plain(shortened(name or kind))
+        lines.append(text_of([f"<b>{label}</b>", f"{kind}, {clock.both(length)}", _merged(count)]))
+    return lines
+
+
+def _numbers(lanes: Lanes, found: Pieces, cycles_a_pixel: float) -> list[str]:
+    """Micro-batch numbers, where they fit into their bar."""
+    batch = lanes.tasks["micro_batch"].to_numpy()[found.longest]
+    width = (found.end - found.start) / max(cycles_a_pixel, 1e-9)
+    large = found.code < COMPUTE  # what moves a micro-batch through its stage
+    return [
+        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + 3 else ""
+        for number, room, show in zip(batch.tolist(), width.tolist(), large.tolist(), strict=True)
+    ]
+
+
+def _slowest(lanes: Lanes, clock: Clock, theme: Theme) -> go.Scatter:
+    """A line under the IPU that each pipeline cycle waits for."""
+    cycles = lanes.cycles[lanes.cycles["slowest_ipu"] >= 0]
+    x = np.full((len(cycles), 3), np.nan)
+    x[:, 0] = (cycles["start"] - lanes.origin) * clock.scale
+    x[:, 1] = (cycles["end"] - lanes.origin) * clock.scale
+    y = np.repeat(cycles["slowest_ipu"].to_numpy(np.float64) + _SLOWEST_AT, 3)
+    return go.Scatter(
+        x=x.ravel(),
+        y=y,
+        mode="lines",
+        line={"color": theme.limit, "width": 3},
+        name="the others wait for it",
+        hoverinfo="skip",
+        connectgaps=False,
+    )
+
+
+def _phases(figure: go.Figure, lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int) -> None:
+    """Ramp-up and ramp-down shaded, pipeline cycles numbered and told apart by thin lines."""
+    cycles = lanes.cycles
+    change = (cycles["phase"] != cycles["phase"].shift()).cumsum()
+    cycles_a_pixel = (high - low) / pixels
+    shapes, notes = [], []
+    for _, part in cycles.groupby(change):
+        phase, start, end = part["phase"].iloc[0], int(part["start"].iloc[0]), int(part["end"].iloc[-1])
+        left, right = (max(start, low) - lanes.origin) * clock.scale, (min(end, high) - lanes.origin) * clock.scale
+        if right <= left:
+            continue
+        span = {"x0": (start - lanes.origin) * clock.scale, "x1": (end - lanes.origin) * clock.scale}
+        if phase != "steady":
+            shapes.append(_rectangle(span, theme.shade))
+        room = (right - left) / clock.scale / cycles_a_pixel
+        label = f"<b>{phase}</b> {clock.short(end - start)}"
+        if room > 7 * (len(label) - 7):
+            notes.append(_note((left + right) / 2, 1.0, label, theme.text, 22, 12))
+        elif room > 7 * len(phase):
+            notes.append(_note((left + right) / 2, 1.0, f"<b>{phase}</b>", theme.text, 22, 12))
+    shown = cycles[(cycles["end"] > low) & (cycles["start"] < high)]
+    if len(shown) <= pixels // 24:
+        for row in rows_of(shown):
+            left, right = max(row.start, low) - lanes.origin, min(row.end, high) - lanes.origin
+            if (right - left) / cycles_a_pixel >= _DIGIT * len(str(row.position)) + 4:
+                notes.append(_note((left + right) / 2 * clock.scale, 1.0, str(row.position), theme.muted, 6, 11))
+            shapes.append(_rule((row.start - lanes.origin) * clock.scale, theme.line))
+    figure.update_layout(shapes=shapes, annotations=notes)
+
+
+def _rectangle(span: dict[str, float], colour: str) -> dict[str, Any]:
+    return {
+        "type": "rect",
+        **span,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "fillcolor": colour,
+        "line": {"width": 0},
+        "layer": "below",
+    }
+
+
+def _rule(x: float, colour: str) -> dict[str, Any]:
+    line = {"color": colour, "width": 1}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line, "layer": "below"}
+
+
+def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) -> dict[str, Any]:
+    return {
+        "x": x,
+        "y": y,
+        "yref": "paper",
+        "yanchor": "middle",
+        "yshift": shift,
+        "text": words,
+        "showarrow": False,
+        "font": {"color": colour, "size": size},
+    }
+
+
+def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go.Scatter]:
+    """A micro-batch on its way: an arrow from the end of each of its tasks to the start of the next."""
+    code = codes(lanes.tasks, by_direction=True)
+    mine = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
+    mine = mine.sort_values(["iteration", "start"], kind="stable")
+    times = mine[["start", "end"]].to_numpy(np.float64).ravel() - lanes.origin
+    first = np.arange(len(times)) % 2 == 0
+    return [
+        go.Scatter(
+            x=times * clock.scale,
+            y=np.repeat(mine["ipu"].to_numpy(), 2) + _TASK[0],
+            mode="lines+markers",
+            line={"color": theme.text, "width": 1.5},
+            marker={
+                "symbol": "arrow",
+                "size": np.where(first & (np.arange(len(times)) > 0), 12, 0),
+                "angleref": "previous",
+                "color": theme.text,
+            },
+            name=f"micro-batch {micro_batch}",
+            hoverinfo="skip",
+        )
+    ]
+
+
+def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
+    count = max(1, len(lanes.labels))
+    scale = clock.scale
+    return theme.layout(
+        # top: legend, phases, cycle numbers; bottom: the axis
+        max(26, min(LANE, 1600 // count)) * count + 160,
+        barmode="overlay",
+        margin={"l": 124, "r": 16, "t": 104, "b": 48},
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "y": 0.99,
+            "yanchor": "top",
+            "x": 0,
+            "traceorder": "normal",
+            "itemwidth": 30,
+            "font": {"size": 12},
+        },
+        xaxis={
+            "range": [(low - lanes.origin) * scale, (high - lanes.origin) * scale],
+            "title": {"text": clock.title},
+            "showgrid": False,
+            "ticks": "outside",
+            "tickcolor": theme.line,
+            "exponentformat": "SI",
+        },
+        yaxis={
+            "range": [count - 0.45, -0.5],
+            "tickvals": list(range(count)),
+            "ticktext": list(lanes.labels),
+            "fixedrange": True,
+            "showgrid": False,
+            "zeroline": False,
+            "automargin": False,
+        },
+    )

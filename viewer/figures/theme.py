@@ -1,0 +1,151 @@
+"""Colours and type, for light and dark pages: the one place that has them (assets/style.css takes them from here).
+
+What an IPU does is told apart by the Okabe-Ito hues, which colour-blind people can tell apart; recomputing a forward
+pass is forward's hue, paler and hatched. Bytes are drawn in viridis, which grows in lightness throughout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif"
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What an IPU may be seen doing, as a legend names it."""
+
+    name: str
+    light: str
+    dark: str
+    pattern: str = ""
+    dark_text: bool = False  # on its colour, in both themes
+
+    def colour(self, theme: Theme) -> str:
+        return self.dark if theme.name == "dark" else self.light
+
+
+ACTIVITIES = (
+    Activity("forward", "#0072b2", "#3d9be0"),
+    Activity("backward", "#e69f00", "#f0b23a", dark_text=True),
+    Activity("recompute", "#8fc1e3", "#7fb2d6", "/", dark_text=True),
+    Activity("weight update", "#009e73", "#2cbf93"),
+    Activity("compute", "#5b6776", "#8d9aab"),
+    Activity("exchange", "#a178c4", "#b48fd6"),
+    Activity("exchange between IPUs", "#cc4f8f", "#e07bb0"),
+    Activity("sync", "#9fb8c8", "#5f7d90", dark_text=True),
+    Activity("external sync", "#41657d", "#a9c9dc"),
+    Activity("host I/O", "#d55e00", "#f07c32"),
+    Activity("waiting", "#e3e7ec", "#2b323c", dark_text=True),
+)
+NAMES = tuple(activity.name for activity in ACTIVITIES)
+WAITING = NAMES.index("waiting")
+COMPUTE = NAMES.index("compute")
+_BY_KIND = {
+    "compute": "compute",
+    "exchange": "exchange",
+    "global exchange": "exchange between IPUs",
+    "sync": "sync",
+    "external sync": "external sync",
+    "host I/O": "host I/O",
+    "idle": "waiting",
+}
+_BY_DIRECTION = {"forward": "forward", "backward": "backward", "recompute": "recompute", "update": "weight update"}
+BY_KIND = {kind: NAMES.index(name) for kind, name in _BY_KIND.items()}
+BY_DIRECTION = {direction: NAMES.index(name) for direction, name in _BY_DIRECTION.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Colours of a page and of the figures on it."""
+
+    name: str
+    page: str
+    card: str
+    text: str
+    muted: str
+    line: str
+    accent: str
+    shade: str  # ramp-up and ramp-down, over the card
+    limit: str  # what must not be crossed
+
+    def layout(self, height: int, **more: object) -> go.Layout:
+        """A figure's frame: transparent, so that its card shows through."""
+        axis: dict[str, Any] = {
+            "gridcolor": self.line,
+            "linecolor": self.line,
+            "zerolinecolor": self.line,
+            "tickfont": {"size": 12},
+            "title": {"font": {"size": 12, "color": self.muted}, "standoff": 8},
+            "automargin": True,
+        }
+        settings: dict[str, object] = {
+            "height": height,
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": FONT, "size": 13, "color": self.text},
+            "margin": {"l": 64, "r": 16, "t": 28, "b": 48},
+            "xaxis": axis,
+            "yaxis": axis,
+            "hoverlabel": {
+                "bgcolor": self.card,
+                "bordercolor": self.muted,
+                "font": {"color": self.text, "family": FONT},
+                "align": "left",
+                "namelength": -1,
+            },
+            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
+            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": self.muted, "activecolor": self.accent},
+            "hovermode": "closest",
+            "bargap": 0,
+        }
+        merged = {**settings, **more}
+        for name, value in more.items():
+            if name.startswith(("xaxis", "yaxis")) and isinstance(value, dict):
+                merged[name] = {**axis, **value, "title": {**axis["title"], **value.get("title", {})}}
+        return go.Layout(template="none", **merged)
+
+
+LIGHT = Theme(
+    name="light",
+    page="#f4f6f8",
+    card="#ffffff",
+    text="#1b2430",
+    muted="#5d6b7c",
+    line="#dde3ea",
+    accent="#0072b2",
+    shade="rgba(120, 135, 155, 0.13)",
+    limit="#c8102e",
+)
+DARK = Theme(
+    name="dark",
+    page="#12161c",
+    card="#1a2028",
+    text="#e4e9ef",
+    muted="#97a4b3",
+    line="#2f3843",
+    accent="#56b4e9",
+    shade="rgba(160, 180, 205, 0.10)",
+    limit="#ff6b6b",
+)
+THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
+
+
+def theme(name: str | None) -> Theme:
+    """The theme of that name; light for any other."""
+    return THEMES.get(name or "", LIGHT)
+
+
+def stylesheet() -> str:
+    """The themes as CSS variables on the root element."""
+    names = ("page", "card", "text", "muted", "line", "accent", "limit")
+    rules = [
+        f':root[data-theme="{one.name}"] {{ color-scheme: {one.name}; '
+        + " ".join(f"--{name}: {getattr(one, name)};" for name in names)
+        + " }"
+        for one in THEMES.values()
+    ]
+    return "\n".join([*rules, f":root {{ --font: {FONT}; }}"])

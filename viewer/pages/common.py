@@ -1,0 +1,362 @@
+"""What the pages are built of: parameters that the address keeps, cards, figures with their tools, tables.
+
+A control that belongs to a page's state has the id ``{"page": ..., "param": ...}`` and its state in ``value``:
+one browser-side callback writes them all into the address, so that the address restores the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import dash_ag_grid as dag
+from dash import Dash, Input, Output, State, dcc, html
+
+from profiler import Report
+from viewer.figures import theme as themes
+from viewer.figures.theme import Theme
+from viewer.figures.units import Clock
+from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Children = Any
+GRAPH_CONFIG = {
+    "displaylogo": False,
+    "scrollZoom": True,
+    "doubleClick": "autosize",
+    "responsive": True,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """What a page is asked to show: its report and the parameters of its address."""
+
+    profiles: Profiles
+    page: str
+    params: dict[str, str]
+    theme: Theme
+
+    @property
+    def report(self) -> Report:
+        return self.profiles.get(self.number("profile", 0))
+
+    def text(self, name: str, default: str, allowed: Sequence[str] | None = None) -> str:
+        """A parameter; the default where it is not there or not allowed."""
+        value = self.params.get(name, default)
+        return value if allowed is None or value in allowed else default
+
+    def number(self, name: str, default: int, low: int = 0, high: int = 1 << 40) -> int:
+        """A whole number within bounds; the default where it is none."""
+        return whole(self.params.get(name), default, low, high)
+
+    def clock(self) -> Clock:
+        return Clock(self.report.target.clock_hz, self.text("unit", "cycles", ("cycles", "µs")))
+
+
+def whole(value: object, default: int, low: int = 0, high: int = 1 << 40) -> int:
+    """A whole number within bounds, from whatever a browser sent; the default where it is none."""
+    try:
+        number = int(float(str(value)))
+    except (ValueError, OverflowError):
+        return default
+    return number if low <= number <= high else default
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: where it is, what it is called, how it is laid out, and its callbacks."""
+
+    path: str
+    name: str
+    layout: Callable[[View], Children]
+    register: Callable[[Dash, Profiles], None] = field(default=lambda app, profiles: None)
+    help: str = ""
+
+
+def parse(search: str | None) -> dict[str, str]:
+    """The parameters of an address, the last of each; none of what is no query."""
+    try:
+        pairs = parse_qs((search or "").lstrip("?"), max_num_fields=50)
+    except ValueError:
+        return {}
+    return {name: values[-1] for name, values in pairs.items()}
+
+
+# -- parameters --------------------------------------------------------------------------------------------
+
+
+def param_id(page: str, name: str) -> dict[str, str]:
+    return {"page": page, "param": name}
+
+
+def param_input(page: str, *names: str) -> list[Input]:
+    return [Input(param_id(page, name), "value") for name in names]
+
+
+def hidden(view: View, name: str, default: str = "") -> Children:
+    """State that no control shows, as what a zoom is at."""
+    return dcc.Input(id=param_id(view.page, name), type="hidden", value=view.params.get(name, default))
+
+
+def choice(
+    view: View, name: str, label: str, options: Sequence[tuple[str, str]], default: str, wide: bool = False
+) -> Children:
+    """One of several, as a list that opens. ``options``: (value, label)."""
+    values = [value for value, _ in options]
+    return control(
+        label,
+        dcc.Dropdown(
+            id=param_id(view.page, name),
+            options=[{"value": value, "label": words} for value, words in options],
+            value=view.text(name, default, values),
+            clearable=False,
+            searchable=len(options) > 12,
+            className="wide" if wide else "",
+        ),
+    )
+
+
+def switch(view: View, name: str, label: str, options: Sequence[tuple[str, str]], default: str) -> Children:
+    """One of a few, side by side."""
+    return control(
+        label,
+        dcc.RadioItems(
+            id=param_id(view.page, name),
+            options=[{"value": value, "label": words} for value, words in options],
+            value=view.text(name, default, [value for value, _ in options]),
+            className="switch",
+            inline=True,
+        ),
+    )
+
+
+def control(label: str, child: Children) -> Children:
+    return html.Div([html.Span(label, className="label"), child], className="control")
+
+
+def controls(view: View, *children: Children) -> Children:
+    """A page's controls; with two profiles, which one is the first of them."""
+    which: list[Children] = []
+    if len(view.profiles) > 1:
+        names = [(str(at), f"{'AB'[at]}: {view.profiles.get(at).path.parent.name}") for at in range(len(view.profiles))]
+        which = [choice(view, "profile", "profile", names, "0", wide=True)]
+    else:
+        which = [hidden(view, "profile", "0")]
+    return html.Div([*which, *children], className="controls")
+
+
+def unit_switch(view: View) -> Children:
+    return switch(view, "unit", "time in", (("cycles", "cycles"), ("µs", "µs")), "cycles")
+
+
+def ipu_choice(view: View) -> Children:
+    count = view.report.target.num_ipus
+    stages = view.report.stages
+    options = []
+    for ipu in range(count):
+        here = [str(stage) for stage in stages.loc[stages["ipu"] == ipu, "stage"]]
+        options.append((str(ipu), f"{ipu} · stage {', '.join(here)}" if here else str(ipu)))
+    return choice(view, "ipu", "IPU", options, "0")
+
+
+def run_choices(view: View) -> list[Children]:
+    """Which profiled call, and which of its device iterations."""
+    runs = view.report.runs
+    names = [(str(row.run), str(row.name)) for row in runs.itertuples()]
+    run = view.number("run", 0, 0, max(0, len(runs) - 1))
+    iterations = int(runs["iterations"].iloc[run]) if len(runs) else 0
+    return [
+        choice(view, "run", "call", names or [("0", "none")], "0"),
+        control(
+            f"device iteration (0 to {max(0, iterations - 1)})",
+            dcc.Input(
+                id=param_id(view.page, "iteration"),
+                type="number",
+                min=0,
+                max=max(0, iterations - 1),
+                step=1,
+                value=view.number("iteration", 0, 0, max(0, iterations - 1)),
+                debounce=True,
+            ),
+        ),
+    ]
+
+
+# -- cards and figures -------------------------------------------------------------------------------------
+
+
+def card(title: str, *children: Children, note: str = "", tools: bool = False) -> Children:
+    """A titled part of a page. ``tools``: it has a figure, which can be saved."""
+    head: list[Children] = [html.H2(title)]
+    if note:
+        head.append(html.P(note, className="note"))
+    if tools:
+        buttons = [
+            html.Button(form, className="tool", title=f"Save this figure as {form}", **_data("save", form.lower()))
+            for form in ("PNG", "SVG", "CSV")
+        ]
+        head.append(html.Div(buttons, className="tools"))
+    return html.Section([html.Header(head), *children], className="card")
+
+
+def _data(name: str, value: str) -> dict[str, Any]:
+    return {f"data-{name}": value}
+
+
+def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any) -> Children:
+    """A figure with the tools that all have. Given no figure, a callback draws it."""
+    settings: Any = {**GRAPH_CONFIG, **config}
+    return dcc.Loading(
+        dcc.Graph(
+            id=id,
+            figure=figure if figure is not None else {"layout": {"height": height or 300, "xaxis": {"visible": False}}},
+            config=settings,
+            style={"minHeight": f"{height}px"} if height else {},
+        ),
+        delay_show=200,
+        overlay_style={"visibility": "visible", "opacity": 0.5},
+    )
+
+
+def figure_card(title: str, id: Any, figure: Any = None, note: str = "", height: int | None = None) -> Children:
+    return card(title, graph(id, figure, height), note=note, tools=True)
+
+
+def facts(rows: Sequence[tuple[str, Children]]) -> Children:
+    """Names and values, in two columns."""
+    return html.Dl([child for name, value in rows for child in (html.Dt(name), html.Dd(value))], className="facts")
+
+
+def message(words: str, kind: str = "note") -> Children:
+    return html.Div(words, className=f"message {kind}", role="status")
+
+
+def failure(error: BaseException) -> Children:
+    """What a page shows instead of itself: the cause, no stack."""
+    return card("This cannot be shown", message(str(error), "error"))
+
+
+# -- tables ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its name in the frame, its heading, and how d3 formats its numbers ("" for text)."""
+
+    name: str
+    heading: str
+    format: str = ""
+    width: int = 0
+    scale: float = 1.0
+    tip: str = ""
+
+
+def table(id: Any, frame: pd.DataFrame, columns: Sequence[Column], theme: Theme, height: int | None = None) -> Children:
+    """A table to sort, filter, search and save. Numbers are divided by their column's ``scale`` for display."""
+    definitions = []
+    for column in columns:
+        definition: dict[str, Any] = {
+            "field": column.name,
+            "headerName": column.heading,
+            "headerTooltip": column.tip or column.heading,
+            "filter": "agNumberColumnFilter" if column.format else "agTextColumnFilter",
+        }
+        if column.format:
+            shown = f"params.value / {column.scale}" if column.scale != 1 else "params.value"
+            formatted = f"d3.format('{column.format}')({shown})"
+            definition |= {
+                "type": "rightAligned",
+                "valueFormatter": {"function": f"params.value == null ? '' : {formatted}"},
+            }
+        else:
+            definition |= {"tooltipField": column.name}
+        if column.width:
+            definition |= {"width": column.width}
+        else:
+            definition |= {"flex": 1, "minWidth": 110}
+        definitions.append(definition)
+    names = [column.name for column in columns]
+    extra = [name for name in ("id", "step") if name in frame.columns and name not in names]
+    rows = frame[[*names, *extra]].to_dict("records")
+    options: dict[str, Any] = {
+        "rowHeight": 30,
+        "headerHeight": 34,
+        "tooltipShowDelay": 300,
+        "animateRows": False,
+        "enableCellTextSelection": True,
+        "rowSelection": {"mode": "singleRow", "checkboxes": False, "enableClickSelection": True},
+    }
+    if height is None:
+        options["domLayout"] = "autoHeight"
+    return dag.AgGrid(
+        id=id,
+        rowData=rows,
+        columnDefs=definitions,
+        defaultColDef={"sortable": True, "resizable": True, "suppressHeaderMenuButton": True},
+        dashGridOptions=options,
+        className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",
+        style={"width": "100%", "height": f"{height}px" if height else None},
+    )
+
+
+def theme_state() -> State:
+    """The page's theme, as a callback's argument; `themes.theme` of it."""
+    return State("where", "data")
+
+
+def theme_of(where: dict[str, Any] | None) -> Theme:
+    return themes.theme((where or {}).get("theme"))
+
+
+# -- zooming -----------------------------------------------------------------------------------------------
+
+# Where a figure was zoomed or dragged to, in units of its axis divided by ``meta.scale``; "" for all of it.
+_ZOOM = """
+function(relayout, figure) {
+    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
+    if (!relayout) { return none; }
+    if (relayout['xaxis.autorange']) { return ['', '']; }
+    const low = relayout['xaxis.range[0]'] ?? (relayout['xaxis.range'] || [])[0];
+    const high = relayout['xaxis.range[1]'] ?? (relayout['xaxis.range'] || [])[1];
+    if (low === undefined || high === undefined) { return none; }
+    const scale = ((figure || {}).layout || {}).meta ? figure.layout.meta.scale : 1;
+    return [String(Math.floor(low / scale)), String(Math.ceil(high / scale))];
+}
+"""
+
+ZOOM_Y = """
+function(relayout) {
+    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
+    if (!relayout) { return none; }
+    if (relayout['yaxis.autorange']) { return ['', '']; }
+    const low = relayout['yaxis.range[0]'] ?? (relayout['yaxis.range'] || [])[0];
+    const high = relayout['yaxis.range[1]'] ?? (relayout['yaxis.range'] || [])[1];
+    if (low === undefined || high === undefined) { return none; }
+    return [String(Math.floor(low)), String(Math.ceil(high))];
+}
+"""
+
+
+def zooms(app: Dash, page: str, graph_id: str, low: str = "from", high: str = "to") -> None:
+    """Keep where a graph is zoomed to in two hidden parameters."""
+    app.clientside_callback(
+        _ZOOM,
+        Output(param_id(page, low), "value"),
+        Output(param_id(page, high), "value"),
+        Input(graph_id, "relayoutData"),
+        State(graph_id, "figure"),
+        prevent_initial_call=True,
+    )
+
+
+def window(low: object, high: object, end: int) -> tuple[float, float] | None:
+    """A zoom as cycles or positions within 0 .. end; None for all."""
+    left, right = whole(low, -1, -end, 2 * end), whole(high, -1, -end, 2 * end)
+    left, right = max(0, left), min(end, right)
+    return (float(left), float(right)) if str(low or "") and str(high or "") and right > left else None

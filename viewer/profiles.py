@@ -1,0 +1,64 @@
+"""The one or two profiles a viewer shows: nothing else on disk is ever opened, whatever an address says."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from profiler import ProfileError, Report, open_report
+
+T = TypeVar("T")
+_KEPT = 12  # things made from a report: lanes ready to be drawn and the like
+
+
+class Profiles:
+    """Reports by position. One that was written anew since it was opened is opened again."""
+
+    def __init__(self, reports: list[Report]) -> None:
+        self._reports = reports
+        self._stamps = [_stamp(report) for report in reports]
+        self._made: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def get(self, position: int = 0) -> Report:
+        """The report there; the first for a position that there is not. ProfileError where its file is gone."""
+        with self._lock:
+            at = position if 0 <= position < len(self._reports) else 0
+            report = self._reports[at]
+            stamp = _stamp(report)
+            if stamp is None:
+                raise ProfileError(
+                    report.path, "the file is gone since the viewer opened it", "Put it back, or start the viewer anew"
+                )
+            if stamp != self._stamps[at]:
+                report = self._reports[at] = open_report(report.path)
+                self._stamps[at] = stamp
+                self._made.clear()
+            return report
+
+    def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gives, kept for the next time: of the latest few keys."""
+        whole = (id(report), key)
+        with self._lock:
+            if whole not in self._made:
+                self._made[whole] = make()
+                while len(self._made) > _KEPT:
+                    self._made.popitem(last=False)
+            self._made.move_to_end(whole)
+            found: T = self._made[whole]
+            return found
+
+
+def _stamp(report: Report) -> tuple[int, int, int] | None:
+    """What tells one writing of a file from another; None where there is none."""
+    try:
+        state = os.stat(report.path)
+    except OSError:
+        return None
+    return state.st_ino, state.st_mtime_ns, state.st_size

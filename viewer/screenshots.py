@@ -1,0 +1,115 @@
+"""Pictures of every page, light and dark, for the docs: ``python -m viewer.screenshots [PROFILE] [-o DIR]``.
+
+Needs playwright and a chromium. The README's pictures are two of them, cut to the window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from werkzeug.serving import make_server
+
+from profiler import ProfileError, open_report
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+SIZE: Any = {"width": 1440, "height": 900}
+
+
+def find_browser() -> str | None:
+    """The path of a chromium on this machine."""
+    return next((path for path in map(shutil.which, BROWSERS) if path), None)
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The app on a free port of this machine, for as long as the block lasts; its address."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
+    server = make_server("127.0.0.1", 0, app.server, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join(timeout=10)
+
+
+def settled(page: Any, timeout: float = 30_000) -> None:
+    """Wait until the page has been drawn: content is there, no callback runs, figures have their axes."""
+    page.wait_for_function(
+        """() => {
+            const main = document.querySelector('#page');
+            if (!main || !main.children.length || document.title.startsWith('Updating')) { return false; }
+            if (document.querySelector('[data-dash-is-loading=true]')) { return false; }
+            const plots = Array.from(document.querySelectorAll('.dash-graph'));
+            return plots.every((plot) =>
+              plot.querySelector('.main-svg') && plot.querySelector('.js-plotly-plot').data?.length);
+        }""",
+        timeout=timeout,
+    )
+    page.wait_for_timeout(250)
+
+
+def take(address: str, pages: Sequence[tuple[str, str]], folder: Path, browser: str) -> list[Path]:
+    """A picture of each (path, name) in each theme: ``name-light.png`` and ``name-dark.png``."""
+    from playwright.sync_api import sync_playwright
+
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=browser, args=list(FLAGS))
+        for theme in ("light", "dark"):
+            page = chromium.new_page(viewport=SIZE, color_scheme=theme)
+            for path, name in pages:
+                page.goto(address + path)
+                settled(page)
+                file = folder / f"{name}-{theme}.png"
+                page.screenshot(path=file, full_page=True)
+                made.append(file)
+        chromium.close()
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Take the pictures; 1 with a word about it where that cannot be."""
+    from viewer.app import PAGES, create_app
+
+    parser = argparse.ArgumentParser(prog="python -m viewer.screenshots", description=__doc__)
+    parser.add_argument("profile", nargs="?", default="demo/training", help="default: demo/training (see 'make demo')")
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/images"), help="default: docs/images")
+    args = parser.parse_args(argv)
+    browser = find_browser()
+    if browser is None:
+        print(f"no browser: none of {', '.join(BROWSERS)} is installed (apt-get install chromium)", file=sys.stderr)
+        return 1
+    try:
+        with open_report(args.profile) as report, serving(create_app(report)) as address:
+            pages = [(page.path, page.path.strip("/") or "summary") for page in PAGES]
+            for file in take(address, pages, args.output, browser):
+                print(file)
+    except ProfileError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
