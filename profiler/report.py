@@ -202,6 +202,7 @@ class Report:
             "block": _lookup(step["op"], op["id"], op["block"], -1),
             "op": step["op"],
             "cycles": step["cycles"],
+            "program": step["program"],
             "bytes_in": bytes_in,
             "bytes_out": bytes_out,
             "active_tiles": np.where(cycles < 0, np.maximum(receivers, senders), busy),

@@ -46,7 +46,7 @@ COLUMNS = {
     "bodies": "body name ipu stage kind direction cycles steps",
     "runs": "run name iterations start end cycles host_start_us host_end_us",
     "variables": "name ipu category role op block stage dtype shape bytes interleaved always_live start stop",
-    "program_steps()": "step ipu position name type kind direction stage block op cycles bytes_in bytes_out "
+    "program_steps()": "step ipu position name type kind direction stage block op cycles program bytes_in bytes_out "
     "active_tiles tile_balance",
     "pipeline_cycles()": "position phase start end cycles slowest_ipu",
     "tasks()": "iteration pipeline_cycle phase ipu body name kind direction stage micro_batch start end cycles",

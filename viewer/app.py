@@ -12,11 +12,19 @@ from flask import Response
 from profiler import ProfileError, Report
 from viewer.figures import theme as themes
 from viewer.figures import units
-from viewer.pages import common, memory, pipeline, summary
+from viewer.pages import common, liveness, memory, operations, pipeline, program, summary, trace
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
-PAGES: tuple[Page, ...] = (summary.PAGE, pipeline.PAGE, memory.PAGE)
+PAGES: tuple[Page, ...] = (
+    summary.PAGE,
+    pipeline.PAGE,
+    trace.PAGE,
+    memory.PAGE,
+    liveness.PAGE,
+    operations.PAGE,
+    program.PAGE,
+)
 
 _log = logging.getLogger(__name__)
 

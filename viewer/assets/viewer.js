@@ -10,7 +10,8 @@ window.dash_clientside.viewer = {
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
       localStorage.setItem('ipuscope-theme', root.dataset.theme);
     }
-    return { path: window.location.pathname, search: window.location.search, theme: root.dataset.theme };
+    return { path: window.location.pathname, search: window.location.search, theme: root.dataset.theme,
+             width: Math.max(600, window.innerWidth - 252) };
   },
 
   // Every parameter of the page into the address, without a step in the browser's history.

@@ -105,9 +105,34 @@ class Rows:
     def __len__(self) -> int:
         return len(self.first) - 1
 
-    def pieces(self, row: int, low: float, high: float, pixels: int) -> Pieces:
-        """What is drawn of a row; ``first`` and ``longest`` are positions in the frame."""
-        here = slice(int(self.first[row]), int(self.first[row + 1]))
-        found = pieces(self.start[here], self.end[here], self.code[here], low, high, pixels)
-        source = self.source[here]
-        return Pieces(found.start, found.end, found.code, source[found.first], source[found.longest], found.count)
+    def of(self, row: int) -> slice:
+        """Where a row lies."""
+        return slice(int(self.first[row]), int(self.first[row + 1]))
+
+    def around(
+        self, row: int, low: float, high: float, pixels: int, code: np.ndarray | None = None
+    ) -> tuple[Pieces, np.ndarray]:
+        """What is drawn of a row between ``low`` and ``high``, and half as much on either side of it, for dragging.
+
+        Pieces end at the window's edges, so that what is written on them is in view; True in the mask for those in
+        it. ``first`` and ``longest`` are positions in these rows. ``code`` may stand in for the rows' own.
+        """
+        here = self.of(row)
+        start, end = self.start[here], self.end[here]
+        colour = self.code[here] if code is None else code[here]
+        half = (high - low) / 2
+        parts, inside = [], []
+        for left, right, middle in ((low - half, low, False), (low, high, True), (high, high + half, False)):
+            found = pieces(start, end, colour, left, right, max(1, pixels if middle else pixels // 2))
+            parts.append(
+                (
+                    np.maximum(found.start, int(np.floor(left))),
+                    np.minimum(found.end, int(np.ceil(right))),
+                    found.code,
+                    found.first + here.start,
+                    found.longest + here.start,
+                    found.count,
+                )
+            )
+            inside.append(np.full(len(found), middle))
+        return Pieces(*(np.concatenate(column) for column in zip(*parts, strict=True))), np.concatenate(inside)

@@ -162,15 +162,23 @@ def liveness(
     return figure
 
 
-def tiles(frame: pd.DataFrame, limit: int, theme: Theme, selected: int | None = None) -> go.Figure:
+def tiles(
+    frame: pd.DataFrame,
+    limit: int,
+    theme: Theme,
+    selected: int | None = None,
+    gaps: bool = True,
+    to_limit: bool = True,
+) -> go.Figure:
     """Bytes of each tile, with and without gaps. ``frame`` is `Report.tiles`."""
     x = frame["tile"].to_numpy()
     figure = go.Figure()
-    for name, column, colour, dash in (
+    lines = [
         ("including gaps", "total", theme.accent, "solid"),
         ("excluding gaps", "total_excluding_gaps", "#e69f00", "solid"),
         ("always live", "always_live", theme.muted, "dot"),
-    ):
+    ]
+    for name, column, colour, dash in lines if gaps else lines[1:]:
         figure.add_trace(
             go.Scatter(
                 x=x,
@@ -181,7 +189,8 @@ def tiles(frame: pd.DataFrame, limit: int, theme: Theme, selected: int | None = 
                 hovertemplate="tile %{x}<br>" + name + ": %{y:.1f} KiB<extra></extra>",
             )
         )
-    _limit(figure, limit, theme)
+    if to_limit or float(frame["total"].max()) > limit:
+        _limit(figure, limit, theme)
     if selected is not None:
         figure.add_vline(x=selected, line={"color": theme.text, "width": 1, "dash": "dot"})
     figure.update_layout(
@@ -258,6 +267,85 @@ def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
             legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0, "traceorder": "normal"},
             xaxis={"title": {"text": "MiB on the IPU, at its fullest step"}},
             yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        )
+    )
+    return figure
+
+
+def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
+    """What one tile holds, by what it is for. ``live`` is `Report.live_variables` of the tile."""
+    kind = [kind_of(category, role) for category, role in zip(live["category"], live["role"], strict=True)]
+    size = np.bincount(np.array(kind, dtype=np.int64), weights=live["bytes"], minlength=len(KINDS))
+    order = [at for at in np.argsort(size, kind="stable") if size[at] > 0]
+    figure = go.Figure(
+        go.Bar(
+            x=size[order] / KIB,
+            y=[KINDS[at][0] for at in order],
+            orientation="h",
+            marker={
+                "color": [KINDS[at][3 if theme.name == "dark" else 2] for at in order],
+                "line": {"width": 0},
+            },
+            text=[f" {units.size(size[at])}" for at in order],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{y}: %{x:.1f} KiB<extra></extra>",
+        )
+    )
+    top = float(size.max(initial=1)) / KIB
+    figure.update_layout(
+        theme.layout(
+            76 + 24 * max(1, len(order)),
+            bargap=0.25,
+            margin={"l": 64, "r": 24, "t": 8, "b": 44},
+            xaxis={"title": {"text": "KiB on the tile, at its fullest step"}, "range": [0, top * 1.2]},
+            yaxis={"type": "category", "showgrid": False},
+            showlegend=False,
+        )
+    )
+    return figure
+
+
+def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> go.Figure:
+    """When variables are live, largest first. ``variables``: name, category, role, bytes, start, stop."""
+    figure = go.Figure()
+    labels = [f"{at + 1}. {plain(units.shortened(name, 44))}" for at, name in enumerate(variables["name"])]
+    kind = np.array([kind_of(c, r) for c, r in zip(variables["category"], variables["role"], strict=True)])
+    start, stop = variables["start"].to_numpy(), variables["stop"].to_numpy()
+    size = variables["bytes"].to_numpy()
+    for at in sorted(set(kind.tolist())):
+        mine = np.flatnonzero(kind == at)
+        figure.add_bar(
+            name=KINDS[at][0],
+            orientation="h",
+            base=start[mine],
+            x=(stop - start)[mine],
+            y=[labels[i] for i in mine],
+            marker={"color": KINDS[at][3 if theme.name == "dark" else 2], "line": {"width": 0}},
+            customdata=[f"{units.size(size[i])}, steps {start[i]} to {stop[i] - 1}" for i in mine],
+            hovertemplate="%{y}<br>%{customdata}<extra></extra>",
+        )
+    if not len(labels):
+        figure.add_annotation(
+            text="All that is live here is always live.", showarrow=False, font={"color": theme.muted}, x=0.5, y=0.5,
+            xref="paper", yref="paper",
+        )  # fmt: skip
+    figure.add_vline(x=step + 0.5, line={"color": theme.text, "width": 1, "dash": "dot"})
+    figure.update_layout(
+        theme.layout(
+            110 + 22 * max(3, len(labels)),
+            barmode="overlay",
+            bargap=0.25,
+            margin={"l": 64, "r": 16, "t": 32, "b": 44},
+            xaxis={"range": [0, max(1, steps)], "title": {"text": "program step"}},
+            yaxis={
+                "categoryorder": "array",
+                "categoryarray": labels[::-1],
+                "showgrid": False,
+                "type": "category",
+                "visible": bool(labels),
+            },
+            showlegend=True,
         )
     )
     return figure

@@ -6,6 +6,8 @@ from the start of what is shown (a device iteration, or a run).
 
 from __future__ import annotations
 
+import html
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +152,7 @@ def shares(lanes: Lanes, window: tuple[float, float] | None = None) -> np.ndarra
     rows = lanes.task_rows
     table = np.zeros((len(rows), len(ACTIVITIES)), dtype=np.int64)
     for ipu in range(len(rows)):
-        here = slice(int(rows.first[ipu]), int(rows.first[ipu + 1]))
+        here = rows.of(ipu)
         part = totals(
             rows.start[here], rows.end[here], rows.code[here], low + lanes.origin, high + lanes.origin, len(ACTIVITIES)
         )
@@ -258,11 +260,11 @@ def _bars(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pix
     words: list[str] = []
     cycles_a_pixel = (high - low) / pixels
     for ipu in range(len(lanes.task_rows)):
-        found = lanes.task_rows.pieces(ipu, low, high, pixels)
+        found, shown = lanes.task_rows.around(ipu, low, high, pixels)
         drawn.append((found.start, found.end, found.code, *_at(ipu, _TASK, len(found))))
         hover += _task_words(lanes, found, clock)
-        words += _numbers(lanes, found, cycles_a_pixel)
-        found = lanes.step_rows.pieces(ipu, low, high, pixels)
+        words += _numbers(lanes, found, shown, cycles_a_pixel)
+        found, _ = lanes.step_rows.around(ipu, low, high, pixels)
         drawn.append((found.start, found.end, found.code, *_at(ipu, _STRIP, len(found))))
         hover += _step_words(lanes, found, clock)
         words += [""] * len(found)
@@ -308,7 +310,7 @@ def _merged(count: int) -> str:
 
 
 def _task_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
-    rows = lanes.tasks.iloc[found.longest]
+    rows = lanes.tasks.iloc[lanes.task_rows.source[found.longest]]
     lines = []
     for row, count in zip(rows_of(rows), found.count.tolist(), strict=True):
         batch = f"micro-batch {row.micro_batch}" if row.micro_batch >= 0 else ""
@@ -327,7 +329,7 @@ def _task_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
 
 
 def _step_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
-    rows = lanes.steps.iloc[found.longest]
+    rows = lanes.steps.iloc[lanes.step_rows.source[found.longest]]
     lines = []
     for name, kind, length, count in zip(
         rows["name"], rows["kind"], rows["cycles"].tolist(), found.count.tolist(), strict=True
@@ -337,11 +339,11 @@ def _step_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
     return lines
 
 
-def _numbers(lanes: Lanes, found: Pieces, cycles_a_pixel: float) -> list[str]:
+def _numbers(lanes: Lanes, found: Pieces, shown: np.ndarray, cycles_a_pixel: float) -> list[str]:
     """Micro-batch numbers, where they fit into their bar."""
-    batch = lanes.tasks["micro_batch"].to_numpy()[found.longest]
+    batch = lanes.tasks["micro_batch"].to_numpy()[lanes.task_rows.source[found.longest]]
     width = (found.end - found.start) / max(cycles_a_pixel, 1e-9)
-    large = found.code < COMPUTE  # what moves a micro-batch through its stage
+    large = shown & (found.code < COMPUTE)  # what moves a micro-batch through its stage
     return [
         str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + 3 else ""
         for number, room, show in zip(batch.tolist(), width.tolist(), large.tolist(), strict=True)
@@ -452,6 +454,12 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go
     ]
 
 
+def _label_length(lanes: Lanes) -> int:
+    """Characters of the longest line of the lanes' labels."""
+    lines = [re.sub("<[^>]*>", "", line) for label in lanes.labels for line in label.split("<br>")]
+    return max((len(html.unescape(line)) for line in lines), default=6)
+
+
 def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
     count = max(1, len(lanes.labels))
     scale = clock.scale
@@ -459,7 +467,7 @@ def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -
         # top: legend, phases, cycle numbers; bottom: the axis
         max(26, min(LANE, 1600 // count)) * count + 160,
         barmode="overlay",
-        margin={"l": 124, "r": 16, "t": 104, "b": 48},
+        margin={"l": 24 + 7 * _label_length(lanes), "r": 16, "t": 104, "b": 48},
         legend={
             "orientation": "h",
             "yref": "container",

@@ -136,6 +136,35 @@ def switch(view: View, name: str, label: str, options: Sequence[tuple[str, str]]
     )
 
 
+def search(view: View, name: str, label: str) -> Children:
+    """Words to look for; obeyed when typing pauses."""
+    field = dcc.Input(
+        id=param_id(view.page, name), type="search", value=view.params.get(name, ""), debounce=0.4, placeholder="/"
+    )
+    return control(label, field)
+
+
+def number_field(view: View, name: str, label: str, low: int, high: int | None) -> Children:
+    """A whole number, or nothing."""
+    value = view.params.get(name)
+    field = dcc.Input(
+        id=param_id(view.page, name),
+        type="number",
+        min=low,
+        max=high,
+        step=1,
+        value=None if value is None else whole(value, low),
+        debounce=True,
+    )
+    return control(label, field)
+
+
+def chosen(profiles: Profiles, profile: Any, ipu: Any) -> tuple[Report, int]:
+    """The report and the IPU that two parameters say."""
+    report = profiles.get(whole(profile, 0))
+    return report, whole(ipu, 0, 0, report.target.num_ipus - 1)
+
+
 def control(label: str, child: Children) -> Children:
     return html.Div([html.Span(label, className="label"), child], className="control")
 
@@ -279,7 +308,7 @@ def table(id: Any, frame: pd.DataFrame, columns: Sequence[Column], theme: Theme,
         if column.width:
             definition |= {"width": column.width}
         else:
-            definition |= {"flex": 1, "minWidth": 110}
+            definition |= {"flex": 1, "minWidth": 240}
         definitions.append(definition)
     names = [column.name for column in columns]
     extra = [name for name in ("id", "step") if name in frame.columns and name not in names]
@@ -298,7 +327,13 @@ def table(id: Any, frame: pd.DataFrame, columns: Sequence[Column], theme: Theme,
         id=id,
         rowData=rows,
         columnDefs=definitions,
-        defaultColDef={"sortable": True, "resizable": True, "suppressHeaderMenuButton": True},
+        defaultColDef={
+            "sortable": True,
+            "resizable": True,
+            "suppressHeaderMenuButton": True,
+            "suppressHeaderFilterButton": True,
+            "floatingFilter": height is not None and height >= 300,
+        },
         dashGridOptions=options,
         className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",
         style={"width": "100%", "height": f"{height}px" if height else None},

@@ -1,0 +1,341 @@
+"""The execution trace: every step in time, flat (a row an IPU) or as a flame (rows by module path).
+
+Rows are drawn at the level of detail that the pixels can show (`lod`); what a filter leaves out stays, faint.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from viewer.figures import lod
+from viewer.figures.lod import Pieces, Rows
+from viewer.figures.pipeline import codes
+from viewer.figures.theme import ACTIVITIES, NAMES, WAITING, Theme
+from viewer.figures.units import Clock, plain, shortened, text_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PIXELS = 1300
+MAX_LEVELS = 8  # rows of a flame
+_CHARACTER = 7  # pixels
+_FAINT = len(ACTIVITIES)  # what the filter leaves out
+_MODULES = len(ACTIVITIES) + 1  # codes of modules begin here
+# Muted hues for modules: they say "another module", not what it does.
+_MODULE_COLOURS = {
+    "light": ("#c6d7ea", "#d9d0ea", "#cfe5d6", "#ecdcc5", "#e8d0da", "#d3dde0", "#e0e3c8", "#d8d4cc"),
+    "dark": ("#33475e", "#463d5e", "#31503f", "#57462e", "#55394a", "#3c4a50", "#4b4f33", "#46423b"),
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Rows ready to be drawn. ``label`` is an index into ``labels`` for each slice of ``rows``' frame order."""
+
+    rows: Rows
+    names: tuple[str, ...]  # of the rows
+    label: np.ndarray
+    labels: tuple[str, ...]
+    step: np.ndarray  # program step id of each slice; -1 where it is none, or several
+    origin: int
+    end: int  # cycles that are shown
+
+
+def flat(steps: pd.DataFrame, ipus: int) -> Trace:
+    """A row an IPU. ``steps`` is `Report.steps`."""
+    import pandas as pd
+
+    label, labels = pd.factorize(steps["name"])
+    origin = int(steps["start"].min()) if len(steps) else 0
+    row, start, end = (steps[name].to_numpy() for name in ("ipu", "start", "end"))
+    return Trace(
+        Rows.make(row, start, end, codes(steps, by_direction=False), ipus),
+        tuple(f"IPU {ipu}" for ipu in range(ipus)),
+        label,
+        tuple(map(str, labels)),
+        steps["step"].to_numpy(),
+        origin,
+        int(end.max(initial=origin)) - origin,
+    )
+
+
+def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
+    """One IPU: its tasks, beneath them the modules by the levels of their path, at the bottom the steps.
+
+    ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start.
+    """
+    import pandas as pd
+
+    name, names = pd.factorize(steps["name"])
+    start, end = steps["start"].to_numpy(), steps["end"].to_numpy()
+    task = np.searchsorted(tasks["start"].to_numpy(), start, side="right") - 1
+    paths = [str(words).split("/")[:-1] for words in names]
+    levels = min(MAX_LEVELS, max((len(path) for path in paths), default=0))
+    labels = [*map(str, names)]
+    pieces: list[tuple[np.ndarray, ...]] = []
+
+    task_label = np.array([len(labels) + i for i in range(len(tasks))], dtype=np.int64)
+    for words, batch in zip(tasks["name"], tasks["micro_batch"].tolist(), strict=True):
+        labels.append(f"{words} · micro-batch {batch}" if batch >= 0 else str(words))
+    code = codes(tasks, by_direction=True)
+    pieces.append(_row(0, tasks["start"].to_numpy(), tasks["end"].to_numpy(), code, task_label))
+
+    for level in range(levels):
+        known: dict[str, int] = {}
+        prefix = np.array(
+            [known.setdefault("/".join(path[: level + 1]), len(known)) if len(path) > level else -1 for path in paths]
+        )
+        of = prefix[name] if len(name) else np.zeros(0, dtype=np.int64)
+        first = np.flatnonzero(np.append(True, (np.diff(of) != 0) | (np.diff(task) != 0))) if len(of) else of
+        last = np.append(first[1:], len(of)) - 1
+        there = of[first] >= 0
+        first, last = first[there], last[there]
+        base = len(labels)
+        labels += list(known)
+        colours = np.array([_MODULES + zlib.crc32(word.encode()) % 8 for word in known] or [0])
+        pieces.append(_row(level + 1, start[first], end[last], colours[of[first]], base + of[first]))
+    pieces.append(_row(levels + 1, start, end, codes(steps, by_direction=False), name, steps["step"].to_numpy()))
+
+    row, starts, ends, colour, label, step = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    origin = int(start.min()) if len(start) else 0
+    return Trace(
+        Rows.make(row, starts, ends, colour, levels + 2),
+        ("task", *("modules" if level == 0 else "" for level in range(levels)), "step"),
+        label,
+        tuple(labels),
+        step,
+        origin,
+        int(end.max(initial=origin)) - origin,
+    )
+
+
+def trace(
+    rows: Trace,
+    clock: Clock,
+    theme: Theme,
+    window: tuple[float, float] | None = None,
+    pixels: int = PIXELS,
+    find: str = "",
+) -> go.Figure:
+    """The rows between two cycles (default: all). What has not ``find`` in its name is faint."""
+    low, high = window or (0.0, float(max(1, rows.end)))
+    low, high = low + rows.origin, high + rows.origin
+    code = _codes(rows, find)
+    drawn: list[tuple[np.ndarray, ...]] = []
+    hover: list[str] = []
+    words: list[str] = []
+    for row in range(len(rows.rows)):
+        found, shown = rows.rows.around(row, low, high, pixels, code)
+        source = rows.rows.source[found.longest]
+        drawn.append((found.start, found.end, found.code, np.full(len(found), row), rows.step[source]))
+        hover += _hover(rows, found, source, clock)
+        words += _words(rows, found, source, shown, (high - low) / pixels)
+    figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
+    if not drawn:
+        return figure
+    start, end, code, y, step = (np.concatenate(column) for column in zip(*drawn, strict=True))
+    base, length = (start - rows.origin) * clock.scale, (end - start) * clock.scale
+    hovers, texts = np.array(hover, dtype=object), np.array(words, dtype=object)
+    modules = np.where(code >= _MODULES, _MODULES, code)
+    for index in np.unique(modules).tolist():
+        mine = modules == index
+        name, colour, text = _look(index, code[mine], theme)
+        figure.add_bar(
+            name=name,
+            orientation="h",
+            base=base[mine],
+            x=length[mine],
+            y=y[mine],
+            width=0.86,
+            marker={"color": colour, "line": {"width": 0}},
+            text=texts[mine] if any(texts[mine]) else None,
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            constraintext="none",
+            textfont={"color": text, "size": 11},
+            customdata=np.stack([hovers[mine], step[mine].astype(object)], axis=1),
+            hovertemplate="%{customdata[0]}<extra></extra>",
+        )
+    return figure
+
+
+def overview(
+    rows: Trace, clock: Clock, theme: Theme, window: tuple[float, float] | None, pixels: int = PIXELS
+) -> go.Figure:
+    """All of the time, small: the share of it that was not waiting; the shown part marked."""
+    bins = min(pixels // 2, max(1, rows.end))
+    edges = np.linspace(0, max(1, rows.end), bins + 1)
+    busy = np.zeros(bins)
+    counted = 0
+    for row in range(len(rows.rows)):
+        if rows.names[row] != "step" and not rows.names[row].startswith("IPU"):
+            continue
+        counted += 1
+        here = rows.rows.of(row)
+        busy += _busy(rows.rows.start[here], rows.rows.end[here], rows.rows.code[here], edges + rows.origin)
+    share = 100 * busy / max(1, counted) / np.diff(edges)
+    middle = (edges[:-1] + edges[1:]) / 2 * clock.scale
+    figure = go.Figure(
+        go.Scatter(
+            x=middle,
+            y=share,
+            mode="lines",
+            line={"width": 0, "color": theme.accent},
+            fill="tozeroy",
+            fillcolor=theme.accent,
+            opacity=0.8,
+            hovertemplate="%{y:.0f} % busy<extra></extra>",
+        )
+    )
+    figure.update_layout(
+        theme.layout(
+            84,
+            margin={"l": 64, "r": 16, "t": 10, "b": 22},
+            xaxis={"range": [0, rows.end * clock.scale], "showgrid": False, "exponentformat": "SI"},
+            yaxis={"range": [0, 100], "tickvals": [0, 100], "ticksuffix": " %", "fixedrange": True, "showgrid": False},
+            dragmode="select",
+            selectdirection="h",
+            showlegend=False,
+        )
+    )
+    if window is not None:
+        left, right = window[0] * clock.scale, window[1] * clock.scale
+        figure.add_vrect(x0=left, x1=right, fillcolor=theme.text, opacity=0.18, line={"width": 1, "color": theme.text})
+    return figure
+
+
+def by_kind(rows: Trace, window: tuple[float, float] | None) -> list[tuple[str, int, int]]:
+    """(activity, cycles, slices) of the steps between two cycles, largest first; exact, whatever is drawn."""
+    low, high = window or (0.0, float(rows.end))
+    low, high = low + rows.origin, high + rows.origin
+    cycles, count = np.zeros(len(ACTIVITIES)), np.zeros(len(ACTIVITIES), dtype=np.int64)
+    for row in range(len(rows.rows)):
+        if rows.names[row] != "step" and not rows.names[row].startswith("IPU"):
+            continue
+        here = rows.rows.of(row)
+        start, end, code = rows.rows.start[here], rows.rows.end[here], rows.rows.code[here]
+        part = lod.inside(start, end, low, high)
+        cycles += lod.totals(start[part], end[part], code[part], low, high, len(ACTIVITIES))
+        count += np.bincount(code[part], minlength=len(ACTIVITIES))
+    found = [(NAMES[i], int(cycles[i]), int(count[i])) for i in np.flatnonzero(count)]
+    return sorted(found, key=lambda row: -row[1])
+
+
+def matches(rows: Trace, find: str) -> tuple[int, int]:
+    """(slices, cycles) whose name has ``find`` in it, in the rows of steps."""
+    wanted = _wanted(rows, find)
+    if wanted is None:
+        return 0, 0
+    slices, cycles = 0, 0
+    for row in range(len(rows.rows)):
+        if rows.names[row] != "step" and not rows.names[row].startswith("IPU"):
+            continue
+        here = rows.rows.of(row)
+        mine = wanted[rows.label[rows.rows.source[here]]]
+        slices += int(mine.sum())
+        cycles += int((rows.rows.end[here] - rows.rows.start[here])[mine].sum())
+    return slices, cycles
+
+
+# -- pieces of the picture -----------------------------------------------------------------------------------
+
+
+def _row(
+    row: int, start: np.ndarray, end: np.ndarray, code: np.ndarray, label: np.ndarray, step: np.ndarray | None = None
+) -> tuple[np.ndarray, ...]:
+    none = np.full(len(start), -1)
+    return np.full(len(start), row), start, end, code, label, none if step is None else step
+
+
+def _wanted(rows: Trace, find: str) -> np.ndarray | None:
+    """Which labels have the words in them, in any case; None where there is nothing to find."""
+    words = find.strip().lower()
+    return np.array([words in label.lower() for label in rows.labels] or [False]) if words else None
+
+
+def _codes(rows: Trace, find: str) -> np.ndarray | None:
+    """The rows' codes with what is not found faint; None where nothing is to be found."""
+    wanted = _wanted(rows, find)
+    return None if wanted is None else np.where(wanted[rows.label[rows.rows.source]], rows.rows.code, _FAINT)
+
+
+def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list[str]:
+    lines = []
+    whole = rows.rows.end[found.longest] - rows.rows.start[found.longest]
+    lengths = np.where(found.count > 1, found.end - found.start, whole)
+    for label, code, count, length in zip(
+        rows.label[source].tolist(), found.code.tolist(), found.count.tolist(), lengths.tolist(), strict=True
+    ):
+        kind = NAMES[code] if code < len(NAMES) else ""
+        many = f"with {count - 1:,} others in {clock.both(length)}: zoom in" if count > 1 else clock.both(length)
+        lines.append(text_of([f"<b>{plain(shortened(rows.labels[label], 90))}</b>", kind, many]))
+    return lines
+
+
+def _words(rows: Trace, found: Pieces, source: np.ndarray, shown: np.ndarray, cycles_a_pixel: float) -> list[str]:
+    """The last part of the name, where it fits into its bar."""
+    room = ((found.end - found.start) / max(cycles_a_pixel, 1e-9) / _CHARACTER).astype(int)
+    legible = shown & (room >= 3) & (found.count == 1) & (found.code != WAITING) & (found.code != _FAINT)
+    words = [""] * len(found)
+    for at in np.flatnonzero(legible).tolist():
+        name, fits = rows.labels[rows.label[source[at]]].rsplit("/", 1)[-1], int(room[at])
+        words[at] = plain(name if len(name) <= fits else name[: fits - 1] + "…")
+    return words
+
+
+def _look(index: int, code: np.ndarray, theme: Theme) -> tuple[str, Any, str]:
+    """Name in the legend, colour or colours, and colour of the text."""
+    if index == _FAINT:
+        return "not found", theme.line, theme.muted
+    if index == _MODULES:
+        return "module", np.array(_MODULE_COLOURS[theme.name])[code - _MODULES], theme.text
+    activity = ACTIVITIES[index]
+    dark = activity.dark_text or theme.name == "dark"
+    text = theme.muted if index == WAITING else "#10151c" if dark else "#ffffff"
+    return activity.name, activity.colour(theme), text
+
+
+def _busy(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Cycles between consecutive edges in which something but waiting went on."""
+    busy = code != WAITING
+    length = np.where(busy, end - start, 0)
+    total = np.concatenate([[0], np.cumsum(length)])
+    at = np.searchsorted(start, edges, side="right") - 1
+    inside = np.clip(at, 0, None)
+    partial = np.where((at >= 0) & busy[inside], np.minimum(edges, end[inside]) - start[inside], 0)
+    until = np.where(at >= 0, total[inside] + partial, 0)
+    return np.diff(until)
+
+
+def _layout(rows: Trace, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
+    count = max(1, len(rows.names))
+    height = 30 if len(rows.names) and rows.names[0] == "task" else max(22, min(46, 1200 // count))
+    return theme.layout(
+        height * count + 130,
+        barmode="overlay",
+        margin={"l": 64, "r": 16, "t": 64, "b": 48},
+        legend={"orientation": "h", "yref": "container", "y": 0.99, "yanchor": "top", "x": 0, "traceorder": "normal"},
+        xaxis={
+            "range": [(low - rows.origin) * clock.scale, (high - rows.origin) * clock.scale],
+            "title": {"text": clock.title},
+            "showgrid": False,
+            "ticks": "outside",
+            "tickcolor": theme.line,
+            "exponentformat": "SI",
+        },
+        yaxis={
+            "range": [count - 0.5, -0.5],
+            "tickvals": list(range(count)),
+            "ticktext": list(rows.names),
+            "fixedrange": True,
+            "showgrid": False,
+            "zeroline": False,
+            "automargin": False,
+        },
+    )

@@ -1,0 +1,191 @@
+"""Liveness: live bytes over program steps and tiles, and what is live at a chosen point, how long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dash import Dash, Input, Output, State, html, no_update
+
+from profiler import Report
+from viewer.figures import memory as figures
+from viewer.figures import units
+from viewer.pages import common
+from viewer.pages.common import Column, Page, View
+from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "liveness"
+LIFETIMES = 24  # bars at the most
+COLUMNS = (
+    Column("name", "variable"),
+    Column("category", "category", width=150),
+    Column("role", "role", width=130),
+    Column("op_name", "operator", width=220),
+    Column("block_name", "Block", width=110),
+    Column("bytes", "bytes", ",.0f", width=110),
+)
+
+
+def layout(view: View) -> Any:
+    """The page; the callbacks draw its figures."""
+    tiles = view.report.target.tiles_per_ipu
+    return [
+        common.controls(
+            view,
+            common.ipu_choice(view),
+            common.number_field(view, "tile", "tile (empty: the fullest)", 0, tiles - 1),
+            common.number_field(view, "step", "step (empty: the fullest)", 0, None),
+            common.switch(view, "what", "show", (("total", "all"), ("not_always_live", "not always live")), "total"),
+            common.switch(view, "scale", "scale to", (("data", "the data"), ("limit", "the limit")), "data"),
+            *(common.hidden(view, name) for name in ("from", "to", "low", "high")),
+        ),
+        common.figure_card(
+            "Live bytes over tiles and program steps",
+            "liveness-heat",
+            note="Gaps excluded. Click a point for what is live there.",
+            height=480,
+        ),
+        common.figure_card("Live bytes over program steps", "liveness-steps", height=440),
+        common.card("Live at the chosen point", html.Div(id="liveness-live"), note="largest first"),
+        common.figure_card(
+            "How long they live",
+            "liveness-lives",
+            note=f"The {LIFETIMES} largest that are not always live, on the chosen tile; the line is the chosen step.",
+            height=260,
+        ),
+    ]
+
+
+_CLICK = """
+function(heat, steps) {
+    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
+    const by = window.dash_clientside.callback_context.triggered[0];
+    const at = by && by.value && by.value.points && by.value.points[0];
+    if (!at) { return none; }
+    if (by.prop_id.startsWith('liveness-steps')) { return [Math.floor(at.x), none[1]]; }
+    return at.curveNumber === 0 ? [Math.floor(at.x), Math.floor(at.y)] : none;
+}
+"""
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Callbacks of the page."""
+    common.zooms(app, NAME, "liveness-heat")
+    app.clientside_callback(
+        common.ZOOM_Y,
+        Output(common.param_id(NAME, "low"), "value"),
+        Output(common.param_id(NAME, "high"), "value"),
+        Input("liveness-heat", "relayoutData"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _CLICK,
+        Output(common.param_id(NAME, "step"), "value"),
+        Output(common.param_id(NAME, "tile"), "value"),
+        Input("liveness-heat", "clickData"),
+        Input("liveness-steps", "clickData"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        Output("liveness-heat", "figure"),
+        *common.param_input(NAME, "profile", "ipu", "what", "scale", "from", "to", "low", "high"),
+        common.theme_state(),
+    )
+    def heat(
+        profile: Any, ipu: Any, what: Any, scale: Any, left: Any, right: Any, low: Any, high: Any, where: Any
+    ) -> Any:
+        report, ipu = common.chosen(profiles, profile, ipu)
+        program = report.program_steps(ipu)
+        tile_count = report.target.tiles_per_ipu
+        steps = _bounds(common.window(left, right, len(program)), len(program))
+        tiles = _bounds(common.window(low, high, tile_count), tile_count)
+        values = report.liveness_map(
+            ipu,
+            slice(*steps),
+            slice(*tiles),
+            shape=figures.HEAT_SHAPE,
+            what="not_always_live" if what == "not_always_live" else "total",
+        )
+        limit = report.target.bytes_per_tile
+        figure = figures.heat_map(values, steps, tiles, program, limit, common.theme_of(where), scale == "limit")
+        key = f"{ipu}{steps}{tiles}"
+        figure.update_layout(
+            meta={"scale": 1},
+            uirevision="same",
+            **{axis: {"uirevision": key} for axis in ("xaxis", "xaxis2", "yaxis", "yaxis2")},
+        )
+        return figure
+
+    @app.callback(
+        Output("liveness-steps", "figure"),
+        *common.param_input(NAME, "profile", "ipu", "tile", "scale"),
+        common.theme_state(),
+    )
+    def steps(profile: Any, ipu: Any, tile: Any, scale: Any, where: Any) -> Any:
+        report, ipu = common.chosen(profiles, profile, ipu)
+        on = common.whole(tile, -1, 0, report.target.tiles_per_ipu - 1)
+        frame = report.liveness(ipu)
+        one = None
+        if on >= 0:
+            values = report.liveness_map(ipu, tiles=slice(on, on + 1))[:, 0]
+            one = frame.assign(total=values, tile=on)[["position", "total", "tile"]]
+        limit = report.target.bytes_per_tile
+        return figures.liveness(frame, limit, common.theme_of(where), one, to_limit=scale == "limit")
+
+    @app.callback(
+        Output("liveness-live", "children"),
+        Output("liveness-lives", "figure"),
+        *common.param_input(NAME, "profile", "ipu", "step", "tile"),
+        State("where", "data"),
+    )
+    def live(profile: Any, ipu: Any, step: Any, tile: Any, where: Any) -> Any:
+        report, ipu = common.chosen(profiles, profile, ipu)
+        program = report.program_steps(ipu)
+        if not len(program):
+            return no_update
+        on, at = point(report, ipu, tile, step)
+        theme = common.theme_of(where)
+        found = described(report, report.live_variables(ipu, at, on))
+        words = (
+            f"IPU {ipu}, tile {on}, step {at} ({program['name'].iloc[at]}): "
+            f"{units.size(int(found['bytes'].sum()))} of {units.size(report.target.bytes_per_tile)} are live, in "
+            f"{len(found):,} variables."
+        )
+        lives = report.variables.loc[found["variable"], ["start", "stop", "always_live"]].reset_index(drop=True)
+        both = found.assign(start=lives["start"], stop=lives["stop"], always=lives["always_live"])
+        largest = both[both["always"] == 0].head(LIFETIMES)
+        return (
+            [html.P(words), common.table("liveness-table", found, COLUMNS, theme, height=320)],
+            figures.lifetimes(largest, at, len(program), theme),
+        )
+
+
+def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
+    """The chosen tile and step; the fullest tile, and the step at which it is fullest, where none is chosen."""
+    by_tile = report.tiles(ipu)
+    on = common.whole(tile, int(by_tile["peak"].to_numpy().argmax()), 0, len(by_tile) - 1)
+    steps = len(report.program_steps(ipu))
+    return on, common.whole(step, int(by_tile["peak_step"].iloc[on]), 0, max(0, steps - 1))
+
+
+def described(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
+    """Variables with the names of their operators and Blocks."""
+    blocks = report.blocks.set_index("block")["name"]
+    return variables.assign(
+        block_name=variables["block"].map(blocks).fillna(""), op_name=variables["op"].map(report.ops["name"]).fillna("")
+    )
+
+
+def _bounds(window: tuple[float, float] | None, size: int) -> tuple[int, int]:
+    """A zoom as whole positions, at least one of them."""
+    if window is None:
+        return 0, size
+    first = int(np.clip(np.floor(window[0]), 0, max(0, size - 1)))
+    return first, int(np.clip(np.ceil(window[1]), first + 1, max(size, first + 1)))
+
+
+PAGE = Page("/liveness", "Liveness", layout, register, "What is live when, on which tile")

@@ -1,0 +1,182 @@
+"""Operations: what each operator costs, how well it uses the tiles, and its steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dash import Dash, Input, Output, html
+
+from profiler import Report
+from viewer.figures import tiles as tile_figures
+from viewer.figures import units
+from viewer.figures.units import Clock
+from viewer.pages import common
+from viewer.pages.common import Column, Page, View
+from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "operations"
+_COLUMNS = (
+    Column("name", "operator"),
+    Column("aten", "ATen", width=170),
+    Column("direction", "for", width=100),
+    Column("stage", "stage", ",.0f", width=80),
+    Column("block_name", "Block", width=90),
+    Column("cycles", "cycles", ",.0f", width=105, tip="cycles of one execution, all its steps"),
+    Column("share", "share", ".1%", width=85, tip="of the cycles of all operators, each once"),
+    Column("flops", "FLOPs", ".3s", width=90),
+    Column("flops_per_cycle", "FLOPs a cycle", ",.0f", width=120),
+    Column("exchanged", "bytes in", ".3s", width=95, tip="bytes received in its exchanges, all tiles"),
+    Column("balance", "balance", ".0%", width=95, tip="mean over slowest tile, of its compute cycles"),
+    Column("tiles", "tiles", ",.0f", width=80, tip="tiles at work in its widest step"),
+    Column("source", "source", width=200),
+)
+_STEPS = (
+    Column("position", "step", ",.0f", width=80),
+    Column("name", "name"),
+    Column("kind", "kind", width=110),
+    Column("cycles", "cycles", ",.0f", width=100),
+    Column("active_tiles", "tiles", ",.0f", width=90),
+    Column("tile_balance", "balance", ".0%", width=100),
+    Column("bytes_in", "bytes in", ",.0f", width=110),
+)
+
+
+def layout(view: View) -> Any:
+    """The page."""
+    return [
+        common.controls(
+            view,
+            common.choice(
+                view,
+                "direction",
+                "for",
+                [("all", "all"), *((d, d) for d in ("forward", "backward", "update"))],
+                "all",
+            ),
+            common.search(view, "find", "find by name"),
+            common.hidden(view, "op"),
+        ),
+        common.card(
+            "Operators",
+            html.Div(id="operations-table"),
+            html.Div([html.Button("Save as CSV", id="operations-csv", className="quiet")], className="under"),
+            note="Cycles of one execution: a micro-batch, or a weight update. Click one for its steps.",
+        ),
+        common.card("The chosen operator", html.Div(id="operations-chosen")),
+    ]
+
+
+def operators(report: Report) -> pd.DataFrame:
+    """`Report.ops` with what their steps add: bytes, balance, tiles; largest first."""
+    ops, steps = report.ops, report.program_steps()
+    steps = steps[(steps["op"] >= 0) & (steps["direction"] != "recompute")]
+    compute = steps[steps["kind"] == "compute"]
+    weighted = (compute["tile_balance"] * compute["cycles"]).groupby(compute["op"]).sum()
+    spent = compute["cycles"].groupby(compute["op"]).sum()
+    frame = ops.assign(
+        id=ops.index,
+        share=ops["cycles"] / max(1, int(ops["cycles"].sum())),
+        flops_per_cycle=ops["flops"] / ops["cycles"].clip(lower=1),
+        exchanged=steps.groupby("op")["bytes_in"].sum().reindex(ops.index).fillna(0),
+        balance=(weighted / spent.clip(lower=1)).reindex(ops.index).astype(object).where(lambda s: s.notna(), None),
+        tiles=steps.groupby("op")["active_tiles"].max().reindex(ops.index).fillna(0),
+        source=[f"{file}:{line}" if file else "" for file, line in zip(ops["file"], ops["line"], strict=True)],
+    )
+    return frame.sort_values("cycles", ascending=False, kind="stable")
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Callbacks of the page."""
+    app.clientside_callback(
+        """function(rows) { return rows && rows.length ? String(rows[0].id) : window.dash_clientside.no_update; }""",
+        Output(common.param_id(NAME, "op"), "value"),
+        Input("operations-grid", "selectedRows"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        """function(clicks) { return !!clicks; }""",
+        Output("operations-grid", "exportDataAsCsv"),
+        Input("operations-csv", "n_clicks"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        Output("operations-table", "children"),
+        *common.param_input(NAME, "profile", "direction", "find"),
+        common.theme_state(),
+    )
+    def table(profile: Any, direction: Any, find: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        frame = profiles.made(report, "operators", lambda: operators(report))
+        if direction in ("forward", "backward", "update"):
+            frame = frame[frame["direction"] == direction]
+        words = str(find or "").strip()
+        if words:
+            found = frame["name"].str.contains(words, case=False, regex=False)
+            frame = frame[found | frame["aten"].str.contains(words, case=False, regex=False)]
+        if not len(frame):
+            return common.message("No operator is so called." if words else "There is no operator.", "warning")
+        return common.table("operations-grid", frame, _COLUMNS, common.theme_of(where), height=460)
+
+    @app.callback(
+        Output("operations-chosen", "children"), *common.param_input(NAME, "profile", "op"), common.theme_state()
+    )
+    def chosen(profile: Any, op: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        number = common.whole(op, -1)
+        if number not in report.ops.index:
+            return common.message("Click an operator in the table.")
+        theme, clock = common.theme_of(where), Clock(report.target.clock_hz)
+        row: Any = report.ops.loc[number]
+        steps = report.program_steps()
+        steps = steps[steps["op"] == number]
+        rows: list[tuple[str, Any]] = [
+            ("operator", row["name"]),
+            ("ATen", row["aten"]),
+            ("module", row["module"] or "none"),
+            ("source", f"{row['file']}:{row['line']}" if row["file"] else "unknown"),
+            ("where", f"Block {row['block_name'] or 'none'}, stage {row['stage']}, IPU {row['ipu']}"),
+            ("cycles", clock.both(int(row["cycles"]))),
+            ("FLOPs", f"{row['flops']:,}"),
+            ("plan", row["plan"] or "nothing to choose"),
+        ]
+        if row["forward_op"] in report.ops.index:
+            rows.append(("belongs to", report.ops.loc[row["forward_op"], "name"]))
+        if row["estimated"]:
+            rows.append(("note", "an estimate: nobody lowered this operator"))
+        tiles = _tile_cycles(report, steps["step"].to_numpy())
+        table = common.table("operations-steps", _shown(steps), _STEPS, theme, height=300)
+        figure = common.graph("operations-tiles", tile_figures.histogram(tiles, "compute cycles", theme))
+        busy = units.percent(tiles.mean() / max(1, tiles.max())) if tiles.any() else "none"
+        return [
+            html.Div(
+                [
+                    html.Div(common.facts(rows)),
+                    html.Div([html.P(f"Balance over tiles: {busy}", className="note"), figure]),
+                ],
+                className="row",
+            ),
+            table,
+        ]
+
+
+def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
+    """Compute cycles of each tile in these steps, in sum: int64[tiles]."""
+    total = np.zeros(report.target.tiles_per_ipu, dtype=np.int64)
+    for step in steps.tolist():
+        cycles = report.step_tiles(int(step))["cycles"]
+        if cycles is not None:
+            total += cycles
+    return total
+
+
+def _shown(steps: pd.DataFrame) -> pd.DataFrame:
+    """For a table: what is not a number is nothing."""
+    return steps.assign(tile_balance=steps["tile_balance"].astype(object).where(steps["tile_balance"].notna(), None))
+
+
+PAGE = Page("/operations", "Operations", layout, register, "What each operator costs")

@@ -1,0 +1,258 @@
+"""Execution trace: every step of a device iteration (or of a whole call), flat or as a flame by module path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from dash import Dash, Input, Output, dcc, html
+
+from profiler import Report
+from viewer.figures import memory as memory_figures
+from viewer.figures import tiles as tile_figures
+from viewer.figures import trace as figures
+from viewer.figures import units
+from viewer.figures.lod import Rows
+from viewer.figures.theme import Theme
+from viewer.figures.trace import Trace
+from viewer.figures.units import Clock
+from viewer.pages import common
+from viewer.pages.common import Column, Page, View
+from viewer.pages.pipeline import MARGINS, keep_zoom
+from viewer.profiles import Profiles
+
+NAME = "trace"
+_VERTICES = (
+    Column("vertex_type", "vertex"),
+    Column("count", "count", ",.0f", width=100),
+    Column("tiles", "tiles", ",.0f", width=90),
+    Column("code_bytes", "code, bytes", ",.0f", width=120),
+    Column("state_bytes", "state, bytes", ",.0f", width=120),
+)
+
+
+def layout(view: View) -> Any:
+    """The page; its callbacks draw it."""
+    report = view.report
+    if not len(report.runs):
+        words = "No call was profiled, so there is no trace: the profile ends with the compile."
+        return [common.controls(view), common.card("Execution trace", common.message(words))]
+    ipus = [("all", "all"), *((str(ipu), str(ipu)) for ipu in range(report.target.num_ipus))]
+    return [
+        common.controls(
+            view,
+            *common.run_choices(view),
+            common.switch(
+                view, "span", "show", (("iteration", "one iteration"), ("call", "the whole call")), "iteration"
+            ),
+            common.choice(view, "ipu", "IPU", ipus, "all"),
+            common.switch(view, "form", "as", (("flat", "flat"), ("flame", "flame")), "flat"),
+            common.unit_switch(view),
+            common.search(view, "find", "find by name"),
+            common.hidden(view, "from"),
+            common.hidden(view, "to"),
+            common.hidden(view, "step"),
+        ),
+        common.card("Overview", common.graph("trace-overview", height=84), note="Drag over a part of it to see that."),
+        common.figure_card(
+            "Execution trace",
+            "trace-rows",
+            note="Wheel: zoom. Drag: move along or zoom. Click a step for its tiles, vertices and source.",
+            height=240,
+        ),
+        html.Div(id="trace-found"),
+        html.Div(
+            [
+                common.card("In the shown part", html.Div(id="trace-kinds"), note="exact, whatever is drawn"),
+                common.card("The chosen step", dcc.Loading(html.Div(id="trace-step"), delay_show=200)),
+            ],
+            className="row",
+        ),
+    ]
+
+
+def rows_of(profiles: Profiles, report: Report, run: int, iteration: int | None, ipu: int | None, form: str) -> Trace:
+    """The trace ready to be drawn; a flame is of one IPU."""
+
+    def make() -> Trace:
+        if form == "flame":
+            return figures.flame(report.steps(run, ipu or 0, iteration), report.tasks(run, ipu or 0, iteration))
+        steps = report.steps(run, ipu, iteration)
+        made = figures.flat(steps, report.target.num_ipus)
+        return made if ipu is None else only(made, ipu)
+
+    return profiles.made(report, ("trace", run, iteration, ipu, form), make)
+
+
+def only(rows: Trace, ipu: int) -> Trace:
+    """One row of a flat trace."""
+    here = rows.rows.of(ipu)
+    first = np.array([0, here.stop - here.start])
+    kept = Rows(first, rows.rows.start[here], rows.rows.end[here], rows.rows.code[here], rows.rows.source[here])
+    return replace(rows, rows=kept, names=(rows.names[ipu],))
+
+
+_SELECTED = """
+function(selected, figure) {
+    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
+    const range = selected && selected.range && selected.range.x;
+    if (!range) { return none; }
+    const scale = figure.layout.meta ? figure.layout.meta.scale : 1;
+    return [String(Math.floor(range[0] / scale)), String(Math.ceil(range[1] / scale))];
+}
+"""
+
+_CLICK = """
+function(point) {
+    const at = point && point.points && point.points[0];
+    const step = at && at.customdata && at.customdata[1];
+    return step === undefined || step === null || step < 0 ? window.dash_clientside.no_update : String(step);
+}
+"""
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Callbacks of the page."""
+    common.zooms(app, NAME, "trace-rows")
+    app.clientside_callback(
+        _SELECTED,
+        Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
+        Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
+        Input("trace-overview", "selectedData"),
+        Input("trace-overview", "figure"),
+        prevent_initial_call=True,
+    )
+    app.clientside_callback(
+        _CLICK,
+        Output(common.param_id(NAME, "step"), "value"),
+        Input("trace-rows", "clickData"),
+        prevent_initial_call=True,
+    )
+
+    @app.callback(
+        Output("trace-rows", "figure"),
+        Output("trace-overview", "figure"),
+        Output("trace-kinds", "children"),
+        Output("trace-found", "children"),
+        *common.param_input(NAME, "profile", "run", "iteration", "span", "ipu", "form", "unit", "find", "from", "to"),
+        common.theme_state(),
+    )
+    def draw(
+        profile: Any,
+        run: Any,
+        iteration: Any,
+        span: Any,
+        ipu: Any,
+        form: Any,
+        unit: Any,
+        find: Any,
+        low: Any,
+        high: Any,
+        where: Any,
+    ) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        run = common.whole(run, 0, 0, max(0, len(report.runs) - 1))
+        last = max(0, int(report.runs["iterations"].iloc[run]) - 1)
+        which = None if span == "call" else common.whole(iteration, 0, 0, last)
+        chip = common.whole(ipu, -1, 0, report.target.num_ipus - 1)
+        kind = "flame" if form == "flame" else "flat"
+        rows = rows_of(profiles, report, run, which, chip if chip >= 0 else None, kind)
+        clock = Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles")
+        theme = common.theme_of(where)
+        window = common.window(low, high, rows.end)
+        pixels = max(300, common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS)
+        figure = figures.trace(rows, clock, theme, window, pixels, str(find or ""))
+        keep_zoom(figure, clock, window, (run, which, chip, kind))
+        over = figures.overview(rows, clock, theme, window, pixels)
+        over.update_layout(meta={"scale": clock.scale}, uirevision=f"{window}{unit}", selectionrevision=f"{window}")
+        return figure, over, _kinds(rows, window, clock), _found(rows, str(find or ""), clock)
+
+    @app.callback(
+        Output("trace-step", "children"),
+        *common.param_input(NAME, "profile", "step", "unit"),
+        common.theme_state(),
+    )
+    def chosen(profile: Any, step: Any, unit: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        number = common.whole(step, -1)
+        frame = report.program_steps()
+        at = np.flatnonzero(frame["step"].to_numpy() == number)
+        if not len(at):
+            return common.message("Click a step in the trace.")
+        clock = Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles")
+        return step_details(report, frame.iloc[int(at[0])], clock, common.theme_of(where))
+
+
+def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[Any]:
+    """What is known of a program step: a row of `Report.program_steps`."""
+    op = report.ops.loc[step["op"]] if step["op"] in report.ops.index else None
+    rows: list[tuple[str, Any]] = [
+        ("name", step["name"]),
+        ("kind", f"{step['kind']} ({step['type']})"),
+        ("cycles", clock.both(step["cycles"])),
+        ("IPU, position", f"{step['ipu']}, {step['position']}"),
+        ("for", step["direction"] or "copies and waits"),
+    ]
+    if op is not None:
+        where = f"{op['file']}:{op['line']}" if op["file"] else "unknown"
+        rows += [("operator", f"{op['name']} ({op['aten']})"), ("Block", op["block_name"] or "none"), ("source", where)]
+        if op["estimated"]:
+            rows.append(("note", "its cycles are an estimate: nobody lowered this operator"))
+    if step["bytes_in"] or step["bytes_out"]:
+        rows.append(("exchanged", f"{units.size(step['bytes_out'])} sent, {units.size(step['bytes_in'])} received"))
+    tiles = report.target.tiles_per_ipu
+    rows.append(("tiles at work", f"{step['active_tiles']:,} of {tiles:,}"))
+    if step["kind"] == "compute" and step["tile_balance"] == step["tile_balance"]:
+        rows.append(("tile balance", f"{units.percent(step['tile_balance'])} (mean over slowest)"))
+    children: list[Any] = [common.facts(rows)]
+    vectors = report.step_tiles(int(step["step"]))
+    for name, label in (("cycles", "cycles"), ("bytes_in", "bytes received"), ("bytes_out", "bytes sent")):
+        values = vectors[name]
+        if values is not None and values.any():
+            children.append(
+                common.graph({"step": name}, tile_figures.histogram(values, label, theme), scrollZoom=False)
+            )
+            chip = memory_figures.chip(values.astype(np.float32), float(values.max()), theme, label)
+            children.append(common.graph({"chip": name}, chip, scrollZoom=False))
+            break
+    vertices = report.vertices(int(step["step"]))
+    if len(vertices):
+        children.append(common.table("trace-vertices", vertices, _VERTICES, theme))
+    return children
+
+
+def _kinds(rows: Trace, window: Any, clock: Clock) -> Any:
+    found = figures.by_kind(rows, window)
+    total = max(1, sum(cycles for _, cycles, _ in found))
+    heads = [html.Th(""), *(html.Th(words, className="n") for words in ("cycles", "time", "share", "slices"))]
+    body = [
+        html.Tr(
+            [
+                html.Td(name),
+                *(
+                    html.Td(words, className="n")
+                    for words in (
+                        f"{cycles:,}",
+                        units.seconds(cycles / clock.hz),
+                        units.percent(cycles / total),
+                        f"{count:,}",
+                    )
+                ),
+            ]
+        )
+        for name, cycles, count in found
+    ]
+    return html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)], className="plain")
+
+
+def _found(rows: Trace, find: str, clock: Clock) -> Any:
+    if not find.strip():
+        return []
+    slices, cycles = figures.matches(rows, find)
+    if not slices:
+        return common.message(f"No step has “{find}” in its name.", "warning")
+    return common.message(f"“{find}”: {slices:,} slices, {clock.both(cycles)} in sum over what is shown.")
+
+
+PAGE = Page("/trace", "Execution trace", layout, register, "Every step in time")
