@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 from ipu_exec import numerics
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy
 from ipu_exec.errors import Error, OutOfMemoryError
+from ipu_exec.optim import SGD
 from ipu_exec.options import Options
 
 logger = logging.getLogger("ipu_exec")
@@ -32,6 +33,7 @@ def trainingModel(
     """Wrap ``model`` for training: a call runs forward, backward and weight updates.
 
     The model returns its loss last (or marks it with `identity_loss`). Parameters are shared with ``model``.
+    Without an optimiser, SGD with lr=0.01 is taken, as PopTorch takes it.
     """
     return PoplarExecutor(model, options, training=True, optimizer=optimizer)
 
@@ -75,8 +77,7 @@ class PoplarExecutor:
         self._attached = self._seeded = self._destroyed = False
         self._compilation_seconds = 0.0
         if training:
-            if optimizer is not None:
-                self.setOptimizer(optimizer)
+            self.setOptimizer(optimizer if optimizer is not None else _default_optimiser(model))
         else:
             if optimizer is not None:
                 raise Error("inferenceModel takes no optimiser")
@@ -116,8 +117,6 @@ class PoplarExecutor:
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._destroyed:
             raise Error("this model was destroyed; wrap the model again with trainingModel or inferenceModel")
-        if self._training and self._optimizer is None:
-            raise Error("training needs an optimiser: trainingModel(model, options, optimizer=...), or setOptimizer")
         numerics.check_batch((args, kwargs), self._plan)
         signature = self._sign(args, kwargs)
         if self._executable is not None and signature == self._signature:
@@ -289,6 +288,14 @@ class PoplarExecutor:
     def compilationTime(self) -> float:
         """Seconds that the last compilation took."""
         return self._compilation_seconds
+
+
+def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """PopTorch's, where none is given (facts/poptorch.md)."""
+    try:
+        return SGD(model.parameters(), lr=0.01)
+    except ValueError as error:
+        raise Error(f"trainingModel: {type(model).__name__} has nothing to train: {error}") from error
 
 
 def _check_inference(options: Options) -> None:

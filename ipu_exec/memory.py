@@ -7,7 +7,6 @@ A lifetime is an interval of positions: the steps of an IPU in program order. Li
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from ipu_exec.machine import Target
 from ipu_exec.placement import Placement, Transfer
 from ipu_exec.program import Body, ProgramTree, StepDraft
 from profiler import records, schedules
+from profiler.memory import including_gaps
 
 _CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCode", "hostExchangeCode")
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
@@ -303,33 +303,41 @@ def _span(parts: list[tuple[int, int]]) -> tuple[int, int]:
 def find_overflow(found: list[records.Variable], tree: ProgramTree, target: Target) -> Overflow | None:
     """The worst tile over a limit, or None.
 
-    Three limits (facts/memory.md): the whole tile; region 0, the only place for code; region 1, the only place for
-    what must be interleaved. Gaps are not counted: what is over without them surely cannot fit.
+    Two limits (facts/memory.md): the whole tile, gaps included as `profiler.memory.including_gaps` counts them, so
+    that it stops exactly where ``Report.tiles`` has an overflow; and region 0, the only place for code.
     """
-    region1 = target.bytes_per_tile - target.region0_bytes
-    limits: tuple[tuple[str, int, Callable[[records.Variable], bool]], ...] = (
-        ("tile memory", target.bytes_per_tile, lambda v: True),
-        ("region 0 (the only place for code)", target.region0_bytes, lambda v: v.category in _CODE),
-        ("region 1 (the only place for interleaved data)", region1, lambda v: bool(v.interleaved)),
-    )
     worst: Overflow | None = None
     for ipu in sorted({variable.ipu for variable in found}):
-        names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
-        for what, limit, counts in limits:
-            here = [variable for variable in found if variable.ipu == ipu and counts(variable)]
-            peak, position = _peaks(here, target.tiles)
-            tile = int(peak.argmax())
-            over = int(peak[tile]) - limit
-            if over <= 0 or (worst is not None and over <= worst.bytes_over):
-                continue
-            at = int(position[tile])
-            live = sorted(
-                ((int(v.tile_bytes[tile]), v.name) for v in here if v.start <= at < v.stop and v.tile_bytes[tile]),
-                reverse=True,
-            )
-            largest = tuple((name, size) for size, name in live[:5])
-            worst = Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, largest)
+        here = [variable for variable in found if variable.ipu == ipu]
+        plain, plain_at = _peaks([v for v in here if not v.interleaved], target.tiles)
+        interleaved, interleaved_at = _peaks([v for v in here if v.interleaved], target.tiles)
+        code, code_at = _peaks([v for v in here if v.category in _CODE], target.tiles)
+        total = including_gaps(plain, interleaved, target.region0_bytes)
+        gap = (interleaved > 0) & (plain <= target.region0_bytes)  # then region 1 alone decides
+        whole = "tile memory with its gap" if gap[int(total.argmax())] else "tile memory"
+        for what, taken, at, limit in (
+            (whole, total, np.where(gap, interleaved_at, plain_at), target.bytes_per_tile),
+            ("region 0 (the only place for code)", code, code_at, target.region0_bytes),
+        ):
+            tile = int(taken.argmax())
+            over = int(taken[tile]) - limit
+            if over > 0 and (worst is None or over > worst.bytes_over):
+                counted = [v for v in here if v.category in _CODE] if taken is code else here
+                worst = _overflow(counted, tree, ipu, tile, int(at[tile]), what, limit, over)
     return worst
+
+
+def _overflow(
+    counted: list[records.Variable], tree: ProgramTree, ipu: int, tile: int, at: int, what: str, limit: int, over: int
+) -> Overflow:
+    """With the five largest things that are live there."""
+    names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
+    live = sorted(
+        ((int(v.tile_bytes[tile]), v.name) for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]),
+        reverse=True,
+    )
+    largest = tuple((name, size) for size, name in live[:5])
+    return Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, largest)
 
 
 def _peaks(found: list[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import profiler
 from ipu_exec import PipelinedExecution, ShardedExecution
 from ipu_exec.compile import Executable, compile_step
 from ipu_exec.lowering.plan import Compute, Exchange
+from ipu_exec.memory import find_overflow
 from profiler import schedules
 from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE, REDUCE, STREAM_IN, UPDATE
 from tests.models import Mlp, Mnist, mnist_batch
@@ -255,6 +257,33 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
     report = profiler.open_report(error.profile_path)
     assert report.meta["state"] == "out of memory" and len(report.runs) == 0
     assert (report.tiles(0)["overflow"] > 0).any()
+
+
+@pytest.mark.parametrize("less", [0, 1])
+def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_path, less):
+    """A machine of which a tile has just what is needed, and one with a byte less."""
+    report = written(mnist, tmp_path / "whole")
+    needed = max(int(report.tiles(ipu)["total"].max()) for ipu in range(4))
+    target = replace(mnist.target, bytes_per_tile=needed - less)
+    overflow = find_overflow(mnist.variables, mnist.tree, target)
+    smaller = replace(mnist, target=target)
+    again = written(smaller, tmp_path / "smaller")
+    tiles = [again.tiles(ipu) for ipu in range(4)]
+    worst = max(int(frame["overflow"].max()) for frame in tiles)
+    assert worst == less
+    assert (overflow is not None) == bool(less)
+    if overflow is not None:
+        assert overflow.bytes_over == worst
+        assert tiles[overflow.ipu]["overflow"].iloc[overflow.tile] == worst
+
+
+def written(executable, folder):
+    folder.mkdir()
+    with profiler.ProfileWriter(folder / "profile.pop") as writer:
+        for rows in executable.rows():
+            writer.add(rows)
+        writer.publish()
+    return profiler.open_report(folder)
 
 
 def test_profile_says_what_was_compiled(tmp_path):

@@ -486,8 +486,8 @@ def test_wrong_wrapping_is_an_error() -> None:
     model = network()
     with pytest.raises(Error, match=r"Training\.gradientAccumulation is 2.*deviceIterations"):
         poptorch.inferenceModel(model, options(accumulation=2))
-    with pytest.raises(Error, match="needs an optimiser"):
-        poptorch.trainingModel(model, options())(*data(MICRO))
+    with pytest.raises(Error, match="nothing to train"):
+        poptorch.trainingModel(torch.nn.ReLU(), options())
     with pytest.raises(Error, match=r"takes a torch\.nn\.Module"):
         poptorch.inferenceModel(lambda x: x)  # type: ignore[arg-type]
     with pytest.raises(Error, match="compile but do not run"):
@@ -557,3 +557,9 @@ def test_a_batch_is_ordered_iteration_then_accumulation_then_replica() -> None:
         for replica in range(2)
     ]
     assert order == list(range(12))
+
+
+def test_without_an_optimiser_weights_step_as_in_plain_sgd() -> None:
+    model = Scale()
+    poptorch.trainingModel(model, options())(torch.tensor([1.0, 2.0, 4.0, 9.0]))
+    torch.testing.assert_close(model.weight.detach(), torch.tensor(2.0 - 0.01 * 4.0))

@@ -36,8 +36,9 @@ def address(report: Report) -> Iterator[str]:
 class Tab:
     """A page of the browser, with what it complained of."""
 
-    def __init__(self, browser: Any, address: str, **options: Any) -> None:
-        self.page = browser.new_page(viewport={"width": 1280, "height": 900}, **options)
+    def __init__(self, browser: Any, address: str) -> None:
+        self.page = browser.new_page()
+        self.page.set_viewport_size({"width": 1280, "height": 900})
         self.address = address
         self.complaints: list[str] = []
         self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
@@ -58,16 +59,28 @@ class Tab:
         )
 
     def wait(self, expression: str) -> None:
-        self.page.wait_for_function(expression, timeout=15_000)
+        self.page.wait_for_function(expression, timeout=15_000, polling=50)
+
+
+@pytest.fixture(scope="module")
+def chromium(chromium: Any) -> Iterator[Any]:
+    """One context for all tabs, so that scripts are fetched once."""
+    context = chromium.new_context(color_scheme="light")
+    yield context
+    context.close()
 
 
 @contextlib.contextmanager
-def tab(browser: Any, address: str, **options: Any) -> Iterator[Tab]:
-    found = Tab(browser, address, **options)
+def tab(context: Any, address: str, color_scheme: str = "") -> Iterator[Tab]:
+    """A tab; with a colour scheme, in a context (and so a storage) of its own."""
+    own = context.browser.new_context(color_scheme=color_scheme) if color_scheme else None
+    found = Tab(own or context, address)
     try:
         yield found
     finally:
         found.page.close()
+        if own is not None:
+            own.close()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -159,24 +172,119 @@ def test_the_wheel_zooms_and_brings_detail(chromium: Any, address: str) -> None:
 
 def test_a_point_of_the_heat_map_says_what_is_live_there(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/memory?ipu=1&step=10&tile=7")
+        page = view.open("/liveness?ipu=1&step=10&tile=7")
         live = report.live_variables(1, 10, 7)
-        words = page.inner_text("#memory-live")
+        words = page.inner_text("#liveness-live")
         assert f"IPU 1, tile 7, step 10 ({report.program_steps(1)['name'].iloc[10]})" in words
         assert units.size(int(live["bytes"].sum())) in words
         assert live["name"].iloc[0] in words
-        box = page.locator("#memory-heat .nsewdrag").first.bounding_box()
+        box = page.locator("#liveness-heat .nsewdrag").first.bounding_box()
         page.mouse.click(box["x"] + 30, box["y"] + 30)
         view.wait("new URLSearchParams(location.search).get('step') !== '10'")
         step, tile = int(view.query()["step"]), int(view.query()["tile"])
-        view.wait(f"document.querySelector('#memory-live').innerText.includes('tile {tile}, step {step} ')")
+        view.wait(f"document.querySelector('#liveness-live').innerText.includes('tile {tile}, step {step} ')")
 
 
 def test_the_heat_map_scales_with_the_report(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
-        view.open("/memory?ipu=2&from=10&to=40&low=100&high=300")
-        top = view.plot("memory-heat", "plot.data[0].zmax")
+        view.open("/liveness?ipu=2&from=10&to=40&low=100&high=300")
+        top = view.plot("liveness-heat", "plot.data[0].zmax")
         assert top * 1024 == pytest.approx(report.liveness_map(2, slice(10, 40), slice(100, 300)).max())
+
+
+def test_the_memory_page_has_the_tiles_numbers(chromium: Any, address: str, report: Report) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/memory?ipu=1&tile=20")
+        row = report.tiles(1).iloc[20]
+        words = page.inner_text("#memory-tile")
+        for column in ("total", "total_excluding_gaps", "always_live", "free"):
+            assert units.size(int(row[column])) in words, column
+        drawn = view.plot("memory-tiles", "plot._fullData.find(t => t.name === 'including gaps').y[20]")
+        assert drawn * 1024 == pytest.approx(row["total"])
+        assert "control code" in page.inner_text("#memory-variables")
+
+
+def test_the_trace_is_found_clicked_and_restored(chromium: Any, address: str, report: Report) -> None:
+    steps = report.steps(0, 1, 0)
+    found = steps["name"].str.contains("convolve", case=False)
+    step = report.program_steps(1).set_index("name").loc["layer2/conv/convolution/conv/convolve", "step"]
+    number = int(step.iloc[0] if hasattr(step, "iloc") else step)
+    with tab(chromium, address) as view:
+        page = view.open(f"/trace?ipu=1&form=flame&find=convolve&step={number}")
+        assert f"{int(found.sum()):,} slices" in page.inner_text("#trace-found")
+        assert f"{int(steps.loc[found, 'cycles'].sum()):,} cycles" in page.inner_text("#trace-found")
+        assert "layer2/conv/convolution/conv/convolve" in page.inner_text("#trace-step")
+        vertices = report.vertices(number)
+        assert f"{int(vertices['count'].iloc[0]):,}" in page.inner_text("#trace-step")
+        kinds = page.inner_text("#trace-kinds")
+        assert f"{int(steps.loc[steps['kind'] == 'compute', 'cycles'].sum()):,}" in kinds
+
+
+def test_a_click_on_a_step_tells_of_it(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/trace?ipu=0")
+        box = page.locator("#trace-rows .nsewdrag").bounding_box()
+        page.mouse.move(box["x"] + 8, box["y"] + box["height"] / 2)
+        page.wait_for_timeout(300)
+        page.mouse.click(box["x"] + 8, box["y"] + box["height"] / 2)
+        view.wait("new URLSearchParams(location.search).get('step')")
+        view.wait("document.querySelector('#trace-step').innerText.includes('host I/O')")
+
+
+def test_a_drag_over_the_overview_shows_that_part(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/trace")
+        box = page.locator("#trace-overview .nsewdrag").bounding_box()
+        middle = box["y"] + box["height"] / 2
+        page.mouse.move(box["x"] + box["width"] * 0.25, middle)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.5, middle, steps=5)
+        page.mouse.up()
+        view.wait("new URLSearchParams(location.search).get('from')")
+        settled(page)
+        end = view.plot("trace-overview", "plot.layout.xaxis.range[1]")
+        assert int(view.query()["from"]) == pytest.approx(end * 0.25, rel=0.05)
+        assert int(view.query()["to"]) == pytest.approx(end * 0.5, rel=0.05)
+
+
+def test_the_operations_are_the_reports(chromium: Any, address: str, report: Report) -> None:
+    largest = report.ops.sort_values("cycles", ascending=False).iloc[0]
+    with tab(chromium, address) as view:
+        page = view.open(f"/operations?op={largest.name}")
+        first = page.locator("#operations-grid [row-index='0']").first.inner_text()
+        assert largest["name"] in first
+        assert f"{largest['cycles']:,}" in first
+        assert f"{largest['cycles']:,} cycles" in page.inner_text("#operations-chosen")
+        page.fill("input[type=search]", "max_pool")
+        view.wait("document.querySelector('#operations-grid [row-index=\"0\"]')?.innerText.includes('max_pool')")
+        assert view.query()["find"] == "max_pool"
+
+
+def test_the_program_is_searched_and_leads_on(chromium: Any, address: str, report: Report) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/program?find=convolve")
+        count = int(report.program["name"].str.contains("convolve").sum())
+        view.wait(f"document.querySelector('#program-found').innerText.startsWith('{count:,} of')")
+        page.locator("#program-grid .ag-cell", has_text="convolve").last.click()
+        view.wait("document.querySelector('#program-step').innerText.includes('convolve')")
+        page.get_by_text("its liveness").click()
+        view.wait("location.pathname === '/liveness'")
+        settled(page)
+        assert "convolve" in page.inner_text("#liveness-live")
+
+
+def test_the_program_opens_and_closes_by_a_click(chromium: Any, address: str) -> None:
+    rows = "document.querySelectorAll('#program-grid .ag-center-cols-container .ag-row').length"
+    with tab(chromium, address) as view:
+        page = view.open("/program")
+        view.wait(f"{rows} > 3")
+        before = page.evaluate(rows)
+        page.locator("#program-grid .ag-cell", has_text="▾").first.click()
+        view.wait(f"{rows} === 1")
+        view.open(urlsplit(page.url).path + "?" + urlsplit(page.url).query)
+        view.wait(f"{rows} === 1")
+        page.locator("#program-grid .ag-cell", has_text="▸").first.click()
+        view.wait(f"{rows} === {before}")
 
 
 def test_the_theme_changes_and_stays(chromium: Any, address: str) -> None:
@@ -257,7 +365,7 @@ def test_a_profile_written_anew_is_shown_anew(chromium: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00", "/memory?ipu=77&step=1e9&tile=-1"]
+    "path", ["/nothing", "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00", "/liveness?ipu=77&step=1e9&tile=-1"]
 )
 def test_an_address_from_anywhere_does_no_harm(chromium: Any, address: str, path: str) -> None:
     with tab(chromium, address) as view:
@@ -269,8 +377,8 @@ def test_an_address_from_anywhere_does_no_harm(chromium: Any, address: str, path
 
 def test_tabs_do_not_disturb_each_other(chromium: Any, address: str) -> None:
     with tab(chromium, address) as one, tab(chromium, address) as two:
-        one.open("/memory?ipu=0")
-        two.open("/memory?ipu=3")
+        one.open("/liveness?ipu=0")
+        two.open("/liveness?ipu=3")
         one.page.get_by_text("not always live", exact=True).first.click()
         one.wait("new URLSearchParams(location.search).get('what') === 'not_always_live'")
         assert two.query().get("what", "total") == "total"

@@ -64,8 +64,9 @@ def settled(page: Any, timeout: float = 30_000) -> None:
               plot.querySelector('.main-svg') && plot.querySelector('.js-plotly-plot').data?.length);
         }""",
         timeout=timeout,
+        polling=50,  # not by frames: a page at rest draws none
     )
-    page.wait_for_timeout(250)
+    page.wait_for_timeout(200)
 
 
 def take(address: str, pages: Sequence[tuple[str, str]], folder: Path, browser: str) -> list[Path]:

@@ -286,8 +286,17 @@ class Column:
     tip: str = ""
 
 
-def table(id: Any, frame: pd.DataFrame, columns: Sequence[Column], theme: Theme, height: int | None = None) -> Children:
-    """A table to sort, filter, search and save. Numbers are divided by their column's ``scale`` for display."""
+def table(
+    id: Any,
+    frame: pd.DataFrame,
+    columns: Sequence[Column],
+    theme: Theme,
+    height: int | None = None,
+    row_id: str = "",
+    sortable: bool = True,
+) -> Children:
+    """A table to sort and filter. Numbers are divided by their column's ``scale`` for display; ``row_id`` names the
+    column that tells rows apart, where clicks matter; not ``sortable`` are rows whose order means something."""
     definitions = []
     for column in columns:
         definition: dict[str, Any] = {
@@ -323,16 +332,18 @@ def table(id: Any, frame: pd.DataFrame, columns: Sequence[Column], theme: Theme,
     }
     if height is None:
         options["domLayout"] = "autoHeight"
+    more = {"getRowId": f"params.data.{row_id}"} if row_id else {}
     return dag.AgGrid(
         id=id,
+        **more,
         rowData=rows,
         columnDefs=definitions,
         defaultColDef={
-            "sortable": True,
+            "sortable": sortable,
             "resizable": True,
             "suppressHeaderMenuButton": True,
             "suppressHeaderFilterButton": True,
-            "floatingFilter": height is not None and height >= 300,
+            "floatingFilter": sortable and height is not None and height >= 300,
         },
         dashGridOptions=options,
         className=f"ag-theme-quartz{'-dark' if theme.name == 'dark' else ''}",

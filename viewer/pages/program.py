@@ -1,20 +1,36 @@
-"""The program tree: what the machine runs, in order, linked to liveness and to the trace."""
+"""The program tree: what the machine runs, in order, linked to liveness and to the trace.
+
+The rows in sight are made here, from the nodes that are open: a page of thousands of nested elements would take the
+browser seconds.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from dash import Dash, Output, dcc, html
+import pandas as pd
+from dash import Dash, Input, Output, State, dcc, html
 
 from profiler import Report
-from viewer.figures import units
+from viewer.figures.units import Clock
 from viewer.pages import common
-from viewer.pages.common import Page, View
+from viewer.pages.common import Column, Page, View
+from viewer.pages.trace import step_details
 from viewer.profiles import Profiles
 
 NAME = "program"
-MOST = 400  # children of a node that are shown; the search finds the others
+OPEN_DEPTH = 3  # nodes above it are open unless closed
+MOST = 20_000  # rows
+_COLUMNS = (
+    Column("label", "program"),
+    Column("type", "type", width=160),
+    Column("repeat", "runs", ",.0f", width=90, tip="how often the node's body runs"),
+    Column("below", "nodes below", ",.0f", width=120),
+    Column("ipu", "IPU", ",.0f", width=80),
+    Column("position", "step", ",.0f", width=90, tip="position in the IPU's program"),
+    Column("cycles", "cycles", ",.0f", width=110, tip="of a step, or of the steps below, each run once"),
+)
 
 
 def layout(view: View) -> Any:
@@ -22,101 +38,154 @@ def layout(view: View) -> Any:
     ipus = [("all", "all"), *((str(ipu), str(ipu)) for ipu in range(view.report.target.num_ipus))]
     return [
         common.controls(
-            view, common.choice(view, "ipu", "IPU", ipus, "all"), common.search(view, "find", "find by name")
+            view,
+            common.choice(view, "ipu", "IPU", ipus, "all"),
+            common.search(view, "find", "find by name"),
+            common.hidden(view, "toggled"),
+            common.hidden(view, "node"),
         ),
         common.card(
             "Program tree",
-            html.Div(id="program-tree", className="tree"),
-            note="Click to open. A step leads to its liveness and to its place in the trace.",
+            html.Div(id="program-found"),
+            common.table("program-grid", _rows([]), _COLUMNS, view.theme, height=560, row_id="id", sortable=False),
+            note="Click a node to open or close it, a step to see it beneath.",
         ),
+        common.card("The chosen step", html.Div(id="program-step")),
     ]
+
+
+_CLICK = """
+function(click, toggled, rows) {
+    const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
+    if (!click) { return none; }
+    const row = (rows || []).find((one) => String(one.id) === String(click.rowId));
+    if (!row) { return none; }
+    if (!row.below) { return [none[0], String(row.id)]; }
+    const set = new Set((toggled || '').split(',').filter((id) => id));
+    const id = String(row.id);
+    if (!set.delete(id)) { set.add(id); }
+    return [Array.from(set).join(','), none[1]];
+}
+"""
 
 
 def register(app: Dash, profiles: Profiles) -> None:
     """Callbacks of the page."""
+    app.clientside_callback(
+        _CLICK,
+        Output(common.param_id(NAME, "toggled"), "value"),
+        Output(common.param_id(NAME, "node"), "value"),
+        Input("program-grid", "cellClicked"),
+        State(common.param_id(NAME, "toggled"), "value"),
+        State("program-grid", "rowData"),
+        prevent_initial_call=True,
+    )
 
-    @app.callback(Output("program-tree", "children"), *common.param_input(NAME, "profile", "ipu", "find"))
-    def tree(profile: Any, ipu: Any, find: Any) -> Any:
+    @app.callback(
+        Output("program-grid", "rowData"),
+        Output("program-found", "children"),
+        *common.param_input(NAME, "profile", "ipu", "find", "toggled"),
+    )
+    def rows(profile: Any, ipu: Any, find: Any, toggled: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         chip = common.whole(ipu, -1, 0, report.target.num_ipus - 1)
-        nodes = Nodes(report, str(find or "").strip().lower(), chip)
-        if not len(nodes.frame):
-            return common.message("The profile has no program tree.")
-        if nodes.wanted is not None and not nodes.wanted.any():
-            return common.message("No step is so called.", "warning")
-        found = [] if nodes.wanted is None else [html.P(f"{int(nodes.hits):,} found", className="note")]
-        return [*found, *nodes.children(-1)]
+        tree = profiles.made(report, "program tree", lambda: Tree(report))
+        flipped = {common.whole(id, -1) for id in str(toggled or "").split(",")[:MOST]}
+        shown, found = tree.shown(str(find or "").strip().lower(), chip, flipped)
+        return _rows(shown).to_dict("records"), _said(shown, found, len(tree.frame))
+
+    @app.callback(
+        Output("program-step", "children"), *common.param_input(NAME, "profile", "node"), common.theme_state()
+    )
+    def chosen(profile: Any, node: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        steps = report.program_steps()
+        at = np.flatnonzero(steps["program"].to_numpy() == common.whole(node, -2))
+        if not len(at):
+            return common.message("Click a step in the tree.")
+        step = steps.iloc[int(at[0])]
+        links = html.P(
+            [
+                dcc.Link("its liveness", href=f"/liveness?ipu={step['ipu']}&step={step['position']}"),
+                " · ",
+                dcc.Link("its place in the trace", href=f"/trace?ipu={step['ipu']}&step={step['step']}"),
+            ]
+        )
+        return [links, *step_details(report, step, Clock(report.target.clock_hz), common.theme_of(where))]
 
 
-class Nodes:
-    """The tree as nested elements, filtered by name and IPU."""
+def _said(shown: list[dict[str, Any]], found: int | None, nodes: int) -> Any:
+    words = f"{nodes:,} nodes" if found is None else f"{found:,} of {nodes:,} nodes found, with what they are in"
+    if not nodes:
+        return common.message("The profile has no program tree.")
+    return html.P(words + (f"; the first {MOST:,} are shown" if len(shown) == MOST else ""), className="note")
 
-    def __init__(self, report: Report, find: str, ipu: int) -> None:
-        frame = report.program
-        self.frame = frame
-        self.ids = frame["id"].to_numpy()
-        self.row = {int(id): at for at, id in enumerate(self.ids)}
-        self.below: dict[int, list[int]] = {}
-        for at, parent in enumerate(frame["parent"].tolist()):
-            self.below.setdefault(int(parent), []).append(at)
-        self.steps = _steps_by_leaf(report)
-        self.find = find
-        self.wanted, self.hits = self._wanted(find, ipu)
 
-    def _wanted(self, find: str, ipu: int) -> tuple[np.ndarray | None, int]:
-        """Nodes to show: found ones, with their ancestors and (of a found sequence) what is below."""
-        if not find and ipu < 0:
-            return None, 0
-        names = self.frame["name"].astype(str).str.lower()
-        hit = names.str.contains(find, regex=False).to_numpy() if find else np.ones(len(names), dtype=bool)
+def _rows(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    names = ["id", *(column.name for column in _COLUMNS)]
+    return pd.DataFrame(rows, columns=pd.Index(names)).astype(object)
+
+
+class Tree:
+    """The program tree with what its leaves cost. ``frame`` is `Report.program`, depth-first."""
+
+    def __init__(self, report: Report) -> None:
+        self.frame = report.program
+        self.ids: list[int] = self.frame["id"].tolist()
+        at = {id: row for row, id in enumerate(self.ids)}
+        self.parent = np.array([at.get(parent, -1) for parent in self.frame["parent"].tolist()], dtype=np.int64)
+        leaves: Any = report.program_steps()[["program", "ipu", "position", "cycles"]].to_dict("records")
+        self.leaf: dict[int, dict[str, Any]] = {int(row["program"]): row for row in leaves}
+        count = len(self.ids)
+        self.depth, self.below = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self.cycles = np.array([self.leaf[id]["cycles"] if id in self.leaf else 0 for id in self.ids], dtype=np.int64)
+        for row in range(count):  # parents come first
+            if self.parent[row] >= 0:
+                self.depth[row] = self.depth[self.parent[row]] + 1
+        for row in range(count - 1, -1, -1):
+            if self.parent[row] >= 0:
+                self.below[self.parent[row]] += self.below[row] + 1
+                self.cycles[self.parent[row]] += self.cycles[row]
+
+    def shown(self, find: str, ipu: int, toggled: set[int]) -> tuple[list[dict[str, Any]], int | None]:
+        """Rows in sight, and how many nodes were found (None where nothing was looked for)."""
+        count = len(self.ids)
+        hit = np.ones(count, dtype=bool)
+        if find:
+            hit &= self.frame["name"].str.contains(find, case=False, regex=False).to_numpy(dtype=bool)
         if ipu >= 0:
-            here = np.array([self.steps[int(id)]["ipu"] == ipu if int(id) in self.steps else False for id in self.ids])
-            hit &= here
-        wanted = hit.copy()
-        parents = self.frame["parent"].tolist()
-        for at in np.flatnonzero(hit).tolist():
-            parent = int(parents[at])
-            while parent in self.row and not wanted[self.row[parent]]:
-                wanted[self.row[parent]] = True
-                parent = int(parents[self.row[parent]])
-        return wanted, int(hit.sum())
+            hit &= np.array([id in self.leaf and self.leaf[id]["ipu"] == ipu for id in self.ids], dtype=bool)
+        looking = bool(find) or ipu >= 0
+        inside = hit.copy()
+        for row in range(count - 1, -1, -1):  # what contains a found node
+            if inside[row] and self.parent[row] >= 0:
+                inside[self.parent[row]] = True
+        deep = OPEN_DEPTH if not find else count
+        opened = np.array(
+            [(depth < deep) != (id in toggled) for depth, id in zip(self.depth.tolist(), self.ids, strict=True)]
+        )
+        seen = np.zeros(count, dtype=bool)
+        for row in range(count):
+            above = self.parent[row]
+            seen[row] = inside[row] and (above < 0 or (seen[above] and opened[above]))
+        rows = [self._row(row, bool(opened[row])) for row in np.flatnonzero(seen)[:MOST].tolist()]
+        return rows, int(hit.sum()) if looking else None
 
-    def children(self, parent: int, depth: int = 0) -> list[Any]:
-        """Elements of what is below a node."""
-        rows = [at for at in self.below.get(parent, []) if self.wanted is None or self.wanted[at]]
-        shown = [self._node(at, depth) for at in rows[:MOST]]
-        if len(rows) > MOST:
-            shown.append(html.P(f"and {len(rows) - MOST:,} more: find them by name", className="note"))
-        return shown
-
-    def _node(self, at: int, depth: int) -> Any:
-        row = self.frame.iloc[at]
-        words: list[Any] = [html.B(str(row["type"])), " ", str(row["name"])]
-        if row["repeat"] != 1:
-            words.append(html.Span(f" × {row['repeat']:,}", className="times"))
-        step = self.steps.get(int(row["id"]))
-        if step is not None:
-            words += [html.Span(f" {units.cycles(step['cycles'])} cycles", className="cost"), *_links(step)]
-        if int(row["id"]) not in self.below:
-            return html.Div(words, className="leaf")
-        opened = depth < 3 or self.wanted is not None
-        inside = self.children(int(row["id"]), depth + 1)
-        count = len(self.below[int(row["id"])])
-        summary = html.Summary([*words, html.Span(f" {count:,}", className="count")])
-        return html.Details([summary, html.Div(inside, className="below")], open=opened)
-
-
-def _steps_by_leaf(report: Report) -> dict[int, dict[str, Any]]:
-    """The program step that a leaf of the tree is."""
-    frame = report.program_steps()
-    rows: Any = frame[["program", "step", "ipu", "position", "cycles"]].to_dict("records")
-    return {int(row["program"]): row for row in rows}
-
-
-def _links(step: dict[str, Any]) -> list[Any]:
-    live = f"/liveness?ipu={step['ipu']}&step={step['position']}"
-    trace = f"/trace?ipu={step['ipu']}&step={step['step']}"
-    return [dcc.Link("liveness", href=live, className="to"), dcc.Link("trace", href=trace, className="to")]
+    def _row(self, row: int, opened: bool) -> dict[str, Any]:
+        id, below = self.ids[row], int(self.below[row])
+        mark = ("▾ " if opened else "▸ ") if below else "   "
+        leaf = self.leaf.get(id)
+        node = self.frame.iloc[row]
+        return {
+            "id": str(id),
+            "label": " " * 5 * int(self.depth[row]) + mark + str(node["name"] or node["type"]),
+            "type": str(node["type"]),
+            "repeat": int(node["repeat"]) if node["repeat"] != 1 else None,
+            "below": below or None,
+            "ipu": leaf["ipu"] if leaf else None,
+            "position": leaf["position"] if leaf else None,
+            "cycles": int(self.cycles[row]) or None,
+        }
 
 
 PAGE = Page("/program", "Program", layout, register, "What the machine runs, in order")
