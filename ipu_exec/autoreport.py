@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from ipu_exec.compile import Executable
+from ipu_exec.machine import LINK_LATENCY_SECONDS
 from ipu_exec.options import Options
 from profiler import ProfileError, ProfileWriter, records
 
@@ -41,6 +42,8 @@ class ProfileSession:
                 model=options.model_name or "",
                 micro_batch=executable.micro_batch,
                 strategy="pipelined" if executable.placement.pipelined else "sharded",
+                link_latency=round(LINK_LATENCY_SECONDS * executable.target.clock_hz),  # cycles
+                link_bytes_per_cycle=executable.target.link_bytes_per_cycle,
                 torch=torch.__version__,
                 python=platform.python_version(),
                 state="compiled" if over is None else "out of memory",

@@ -19,6 +19,7 @@ from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target, target
 from ipu_exec.options import Options
+from ipu_exec.placement import StagePlace
 from profiler import records, schedules
 
 Progress = Callable[[float, str], None]
@@ -223,6 +224,9 @@ class Executable:
             if variable.role == "weight":
                 weights[variable.block] = weights.get(variable.block, 0) + variable.bytes
         stage_of = {name: k for k, stage in enumerate(self.placement.stages) for name in stage.blocks}
+        # What would cross each cut: placed as if every Block were a stage.
+        alone = placement.place(self.graph, [StagePlace(0, (block.name,)) for block in self.graph.blocks], False)
+        inputs = self._input_bytes()
         return [
             records.Block(
                 block.id,
@@ -233,9 +237,24 @@ class Executable:
                 spent.get((block.id, "backward"), 0),
                 spent.get((block.id, "update"), 0),
                 weights.get(block.id, 0),
+                inputs.get(block.id, 0),
+                alone.cut_bytes(self.graph, block.id, "forward"),
+                alone.cut_bytes(self.graph, block.id, "backward"),
             )
             for block in self.graph.blocks
         ]
+
+    def _input_bytes(self) -> dict[int, int]:
+        """Block -> bytes of the model's inputs that it is the first to read."""
+        found: dict[int, int] = {}
+        seen: set[int] = set()
+        for op in self.graph.ops:
+            for value in op.inputs:
+                storage = self.graph.values[value].storage
+                if self.graph.storages[storage].role == "input" and storage not in seen:
+                    seen.add(storage)
+                    found[op.block] = found.get(op.block, 0) + placement.storage_bytes(self.graph, storage)
+        return found
 
     @cached_property
     def _weight_blocks(self) -> dict[int, int]:

@@ -146,6 +146,9 @@ class Block:
     backward_cycles: int
     update_cycles: int
     weight_bytes: int
+    input_bytes: int  # from the host, a micro-batch, of what this Block is the first to read
+    copy_bytes: int  # a micro-batch, forward, over a cut behind this Block
+    copy_back_bytes: int  # the same, backward
 
 
 @dataclass(slots=True)

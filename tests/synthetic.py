@@ -239,7 +239,8 @@ def synthetic_profile(
         f, b, u = (profile.bodies[body].cycles for body in (forward, backward, update))
         copied = 4_096 if ipu < ipus - 1 else 0
         stages.append(Stage(ipu, ipu, f, b, 0, u, depth, stash, weight, copied))
-        blocks.append(Block(ipu, f"B{ipu + 1}", ipu, ipu, f, b, u, weight))
+        back = 4_096 if copied else 0
+        blocks.append(Block(ipu, f"B{ipu + 1}", ipu, ipu, f, b, u, weight, 0 if ipu else 4_096, copied, back))
     for variable in profile.variables:
         if variable.always_live:
             variable.stop = profile.positions[variable.ipu]

@@ -40,7 +40,8 @@ def report(path) -> Report:
 COLUMNS = {
     "stages": "stage ipu blocks forward_cycles backward_cycles recompute_cycles update_cycles cycles share "
     "stash_depth stash_bytes weight_bytes copy_bytes",
-    "blocks": "block name stage ipu forward_cycles backward_cycles update_cycles weight_bytes",
+    "blocks": "block name stage ipu forward_cycles backward_cycles update_cycles weight_bytes input_bytes copy_bytes "
+    "copy_back_bytes",
     "ops": "name aten direction block stage ipu module file line forward_op flops cycles estimated plan block_name",
     "program": "id parent position type name repeat",
     "bodies": "body name ipu stage kind direction cycles steps",

@@ -1,0 +1,143 @@
+"""BERT for pretraining (Devlin et al. 2018): embeddings, encoder layers, masked-LM head with tied weights, NSP head.
+
+Attention is written out as matmul, scale, mask, softmax, dropout, matmul, as PopTorch's example has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import ipu_exec as poptorch
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Sizes of the model and of a micro-batch."""
+
+    hidden: int = 768
+    layers: int = 12
+    heads: int = 12
+    intermediate: int = 3072
+    vocabulary: int = 30522
+    positions: int = 512
+    sequence: int = 128
+    masked: int = 20  # tokens a sequence that the head predicts
+    micro_batch: int = 1
+    dropout: float = 0.1
+
+
+BASE = BertConfig()
+LARGE = BertConfig(hidden=1024, layers=24, heads=16, intermediate=4096)
+TINY = BertConfig(hidden=32, layers=4, heads=2, intermediate=64, vocabulary=96, positions=32, sequence=16, masked=4)
+
+
+class Embeddings(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word = nn.Embedding(config.vocabulary, config.hidden)
+        self.position = nn.Embedding(config.positions, config.hidden)
+        self.token_type = nn.Embedding(2, config.hidden)
+        self.norm = nn.LayerNorm(config.hidden)
+        self.dropout = nn.Dropout(config.dropout)
+        self.register_buffer("order", torch.arange(config.sequence))
+
+    def forward(self, tokens: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.norm(self.word(tokens) + self.position(self.order) + self.token_type(types)))
+
+
+class Attention(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
+        self.output = nn.Linear(config.hidden, config.hidden)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, length, hidden = x.shape
+        q, k, v = (
+            part.reshape(batch, length, self.heads, hidden // self.heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        scores = q @ k.transpose(-1, -2) * (hidden // self.heads) ** -0.5 + mask
+        mixed = self.dropout(torch.softmax(scores, dim=-1)) @ v
+        return self.output(mixed.transpose(1, 2).reshape(batch, length, hidden))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.attention_norm = nn.LayerNorm(config.hidden)
+        self.intermediate = nn.Linear(config.hidden, config.intermediate)
+        self.output = nn.Linear(config.intermediate, config.hidden)
+        self.output_norm = nn.LayerNorm(config.hidden)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.attention_norm(x + self.dropout(self.attention(x, mask)))
+        inner = functional.gelu(self.intermediate(x))
+        return self.output_norm(x + self.dropout(self.output(inner)))
+
+
+class Bert(nn.Module):
+    """Blocks: ``embedding``, ``layer0`` ..., ``head``, cut into ``stages`` with equally many layers."""
+
+    def __init__(self, config: BertConfig, stages: int) -> None:
+        super().__init__()
+        self.config, self.stages = config, stages
+        self.embedding = Embeddings(config)
+        self.layer = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.transform = nn.Linear(config.hidden, config.hidden)
+        self.transform_norm = nn.LayerNorm(config.hidden)
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self.pooler = nn.Linear(config.hidden, config.hidden)
+        self.next = nn.Linear(config.hidden, 2)
+
+    def blocks(self) -> list[str]:
+        return ["embedding", *(f"layer{i}" for i in range(self.config.layers)), "head"]
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        types: torch.Tensor,
+        visible: torch.Tensor,
+        where: torch.Tensor,
+        masked: torch.Tensor,
+        follows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with poptorch.Block("embedding"):
+            x = self.embedding(tokens, types)
+            mask = (1.0 - visible[:, None, None, :].to(x.dtype)) * -10000.0
+        for number, layer in enumerate(self.layer):
+            with poptorch.Block(f"layer{number}"):
+                x = layer(x, mask)
+        with poptorch.Block("head"):
+            found = torch.gather(x, 1, where[:, :, None].expand(-1, -1, self.config.hidden))
+            found = self.transform_norm(functional.gelu(self.transform(found)))
+            scores = functional.linear(found, self.embedding.word.weight, self.bias)
+            second = self.next(torch.tanh(self.pooler(x[:, 0])))
+            loss = functional.cross_entropy(scores.flatten(0, 1).float(), masked.flatten())
+            loss = loss + functional.cross_entropy(second.float(), follows)
+            return scores, loss
+
+
+def inputs(config: BertConfig, batch: int) -> tuple[torch.Tensor, ...]:
+    """Random sentences: what ``Bert.forward`` takes."""
+    make = torch.Generator().manual_seed(0)
+
+    def random(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, shape, generator=make)
+
+    return (
+        random(config.vocabulary, batch, config.sequence),
+        random(2, batch, config.sequence),
+        torch.ones(batch, config.sequence),
+        random(config.sequence, batch, config.masked),
+        random(config.vocabulary, batch, config.masked),
+        random(2, batch),
+    )

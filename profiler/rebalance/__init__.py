@@ -1,0 +1,9 @@
+"""Which Block goes where: costs from one profile, what another split would give, and the best one."""
+
+from __future__ import annotations
+
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.split import Split, best_split
+from profiler.rebalance.what_if import Assignment, Prediction, placement_file, what_if
+
+__all__ = ["Assignment", "Costs", "Prediction", "Split", "best_split", "placement_file", "what_if"]
