@@ -243,6 +243,28 @@ class Report:
         )
         return frame.sort_values("count", ascending=False, ignore_index=True)
 
+    def tile_vertices(self, ipu: int, tile: int) -> pd.DataFrame:
+        """Vertices on one tile by type: ``vertex_type, compute_sets, count, state_bytes``, the most state first."""
+        use, types, steps = self._table(records.VertexUse), self._table(records.VertexType), self._steps
+        if not 0 <= tile < self._tiles:
+            raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
+        here = np.unique(steps["compute_set"][(steps["ipu"] == ipu) & (steps["compute_set"] >= 0)])
+        rows = np.flatnonzero(np.isin(use["compute_set"], here))
+        vectors = self._reader.vectors(np.unique(use["count"][rows]), self._tiles)
+        count = np.array([vectors[id][tile] for id in use["count"][rows].tolist()], dtype=np.int64)
+        kind = use["vertex_type"][rows][count > 0]
+        unique, which = np.unique(kind, return_inverse=True)
+        number = np.bincount(which, weights=count[count > 0], minlength=len(unique)).astype(np.int64)
+        frame = _frame(
+            {
+                "vertex_type": _lookup(unique, types["id"], types["name"], "unknown"),
+                "compute_sets": np.bincount(which, minlength=len(unique)),
+                "count": number,
+                "state_bytes": number * _lookup(unique, types["id"], types["state_bytes"], 0),
+            }
+        )
+        return frame.sort_values("state_bytes", ascending=False, ignore_index=True)
+
     # -- execution ---------------------------------------------------------------------------------------
 
     @cached_property

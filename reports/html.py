@@ -21,7 +21,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from profiler import Report
+from profiler import Report, analysis
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
 
@@ -113,7 +113,7 @@ def _sections(report: Report) -> list[Section]:
             ),
             Section("Busy and waiting", "", _themed(lambda t: pipeline.busy(lanes, clock, t))),
         ]
-    tiles = np.array([report.tiles(ipu)["total"].max() for ipu in range(report.target.num_ipus)])
+    tiles = analysis.fullest_tiles(report)
     sections += [
         Section(
             "Memory of the fullest tile",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import sqlite3
@@ -13,7 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from profiler import Report, open_report
+from profiler import Report, analysis, open_report
+from profiler.rebalance import Assignment, Costs, best_split, what_if
 from tests.synthetic import synthetic_profile
 from viewer.app import PAGES, create_app
 from viewer.figures import units
@@ -202,6 +204,7 @@ def test_the_memory_page_has_the_tiles_numbers(chromium: Any, address: str, repo
         drawn = view.plot("memory-tiles", "plot._fullData.find(t => t.name === 'including gaps').y[20]")
         assert drawn * 1024 == pytest.approx(row["total"])
         assert "control code" in page.inner_text("#memory-variables")
+        assert report.tile_vertices(1, 20)["vertex_type"].iloc[0] in page.inner_text("#memory-vertices")
 
 
 def test_the_trace_is_found_clicked_and_restored(chromium: Any, address: str, report: Report) -> None:
@@ -285,6 +288,63 @@ def test_the_program_opens_and_closes_by_a_click(chromium: Any, address: str) ->
         view.wait(f"{rows} === 1")
         page.locator("#program-grid .ag-cell", has_text="▸").first.click()
         view.wait(f"{rows} === {before}")
+
+
+def test_the_insights_lead_to_their_pages(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/")
+        page.locator(".insights a[href^='/rebalance']").first.click()
+        view.wait("location.pathname === '/rebalance'")
+        settled(page)
+        assert view.complaints == []
+
+
+def test_blocks_move_and_the_prediction_follows(chromium: Any, address: str, report: Report) -> None:
+    costs = Costs.from_report(report)
+    with tab(chromium, address) as view:
+        page = view.open("/rebalance")
+        measured = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
+        assert f"{measured:,} cycles" in page.inner_text("#rebalance-numbers")
+        page.locator("#rebalance-blocks tr", has_text="B4").get_by_text("◀").click()
+        view.wait("new URLSearchParams(location.search).get('starts') === '0,1,2'")
+        expected = what_if(costs, Assignment((0, 1, 2), (0, 1, 2)))
+        view.wait(f"document.querySelector('#rebalance-numbers').innerText.includes('{units.cycles(expected.total)}')")
+        lanes = view.plot("rebalance-lanes", "plot.layout.yaxis.ticktext.length")
+        assert lanes == 3
+        page.locator("#rebalance-profiled").click()
+        view.wait("!new URLSearchParams(location.search).get('starts')")
+
+
+def test_the_best_split_is_proposed_and_saved(chromium: Any, address: str, report: Report) -> None:
+    best = best_split(Costs.from_report(report), 2).prediction.assignment.starts
+    with tab(chromium, address) as view:
+        page = view.open("/rebalance")
+        page.locator("#rebalance-count").click()
+        page.get_by_role("option", name="2", exact=True).click()
+        page.locator("#rebalance-best").click()
+        view.wait(f"new URLSearchParams(location.search).get('starts') === '{','.join(map(str, best))}'")
+        view.wait("document.querySelector('#rebalance-why').innerText.includes('best split into 2 stages')")
+        with page.expect_download() as download:
+            page.locator("#rebalance-save").click()
+        placement = json.loads(Path(download.value.path()).read_text())
+        assert [stage["ipu"] for stage in placement["stages"]] == [0, 1]
+        names = [name for stage in placement["stages"] for name in stage["blocks"]]
+        assert names == report.blocks["name"].tolist()
+
+
+def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) -> None:
+    other = open_report(demo / "inference")
+    with serving(create_app(report, other)) as both, tab(chromium, both) as view:
+        page = view.open("/compare")
+        words = page.inner_text("#page")
+        pace = analysis.pace(report)
+        assert f"{pace.cycles:,} cycles" in words
+        assert f"{analysis.pace(other).cycles - pace.cycles:,} cycles" in words
+        largest = analysis.compare_ops(report, other).iloc[0]["name"]
+        assert largest in page.locator("#compare-grid [row-index='0']").first.inner_text()
+        view.open("/memory?profile=1")
+        assert "inference" in page.inner_text(".controls")
+        assert view.complaints == []
 
 
 def test_the_theme_changes_and_stays(chromium: Any, address: str) -> None:

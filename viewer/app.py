@@ -12,7 +12,7 @@ from flask import Response
 from profiler import ProfileError, Report
 from viewer.figures import theme as themes
 from viewer.figures import units
-from viewer.pages import common, liveness, memory, operations, pipeline, program, summary, trace
+from viewer.pages import common, compare, liveness, memory, operations, pipeline, program, rebalance, summary, trace
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -24,6 +24,8 @@ PAGES: tuple[Page, ...] = (
     liveness.PAGE,
     operations.PAGE,
     program.PAGE,
+    rebalance.PAGE,
+    compare.PAGE,
 )
 
 _log = logging.getLogger(__name__)

@@ -95,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m viewer.screenshots", description=__doc__)
     parser.add_argument("profile", nargs="?", default="demo/training", help="default: demo/training (see 'make demo')")
+    parser.add_argument("other", nargs="?", default="demo/inference", help="compared with it; default: demo/inference")
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/images"), help="default: docs/images")
     args = parser.parse_args(argv)
     browser = find_browser()
@@ -102,7 +103,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no browser: none of {', '.join(BROWSERS)} is installed (apt-get install chromium)", file=sys.stderr)
         return 1
     try:
-        with open_report(args.profile) as report, serving(create_app(report)) as address:
+        with (
+            open_report(args.profile) as report,
+            open_report(args.other) as other,
+            serving(create_app(report, other)) as address,
+        ):
             pages = [(page.path, page.path.strip("/") or "summary") for page in PAGES]
             for file in take(address, pages, args.output, browser):
                 print(file)

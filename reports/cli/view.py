@@ -11,11 +11,17 @@ import logging
 import socket
 import threading
 import webbrowser
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from reports.cli import common
 
+if TYPE_CHECKING:
+    from profiler import Report
+
 HELP = "open the viewer in the browser"
 EXAMPLES = """  ipu-report view demo/training
+  ipu-report view before/training after/training       two profiles, and a page that compares them
   ipu-report view --port 0 --no-browser demo/training  any free port; open the address yourself
 
   on a machine far away:   ipu-report view --no-browser demo/training
@@ -27,6 +33,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profile(parser)
+    parser.add_argument("other", nargs="?", metavar="OTHER", help="a second profile, to compare with the first")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1, this machine only)"
     )
@@ -35,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with common.open_one(args) as report:
+    with common.open_one(args) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from viewer import create_app
 
-        app = create_app(report)
+        app = create_app(report, other)
         address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
         print(f"{report.path} is at {address} (Ctrl+C ends it)", flush=True)
         if args.host not in _LOOPBACK:
@@ -51,6 +58,13 @@ def run(args: argparse.Namespace) -> int:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line a request
         app.run(host=args.host, port=port, debug=False)
     return common.OK
+
+
+def _other(args: argparse.Namespace) -> AbstractContextManager[Report | None]:
+    """The second profile, if one was given."""
+    if args.other is None:
+        return nullcontext()
+    return common.open_one(argparse.Namespace(**{**vars(args), "profiles": [args.other]}))
 
 
 def free_port(host: str, port: int) -> int:

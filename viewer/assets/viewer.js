@@ -85,15 +85,23 @@ window.dash_clientside.viewer = {
     const name = 'ipuscope-' + (button.closest('.card').querySelector('h2').textContent || 'figure')
       .toLowerCase().replaceAll(/[^a-z0-9]+/g, '-');
     if (!plot) { return; }
+    const copying = button.dataset.save === 'copy';
     if (button.dataset.save === 'csv') {
       save(name + '.csv', 'text/csv', rowsOf(plot).map((row) => row.map(quoted).join(',')).join('\n') + '\n');
     } else {
       const card = getComputedStyle(document.documentElement).getPropertyValue('--card');
       window.Plotly.toImage(
         { data: plot.data, layout: { ...plot.layout, paper_bgcolor: card }, config: plot.config },
-        { format: button.dataset.save, width: plot.offsetWidth, height: plot.offsetHeight,
-          scale: button.dataset.save === 'png' ? 2 : 1 },
-      ).then((address) => {
+        { format: copying ? 'png' : button.dataset.save, width: plot.offsetWidth, height: plot.offsetHeight,
+          scale: button.dataset.save === 'svg' ? 1 : 2 },
+      ).then(async (address) => {
+        if (copying) {
+          const picture = await (await fetch(address)).blob();
+          await navigator.clipboard.write([new ClipboardItem({ 'image/png': picture })]);
+          button.textContent = 'Copied';
+          setTimeout(() => { button.textContent = 'Copy'; }, 1200);
+          return;
+        }
         const link = document.createElement('a');
         link.href = address;
         link.download = name + '.' + button.dataset.save;

@@ -165,10 +165,10 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     labels = [f"stage {row.stage} · {plain(shortened(row.blocks, 22))}" for row in rows_of(stages)]
     figure = go.Figure(
         layout=theme.layout(
-            72 + 30 * max(1, len(labels)),
+            92 + 30 * max(1, len(labels)),
             barmode="stack",
             bargap=0.25,
-            margin={"l": 64, "r": 88, "t": 26, "b": 44},
+            margin={"l": 64, "r": 88, "t": 46, "b": 44},
             xaxis={"title": {"text": f"{clock.unit} a micro-batch"}, "rangemode": "tozero"},
             yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
         )
@@ -214,7 +214,8 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
                 xshift=8,
                 font={"size": 11, "color": theme.limit if cycles == total.max() > mean else theme.muted},
             )
-        figure.update_layout(legend={"x": 1, "xanchor": "right", "y": 1.0, "traceorder": "normal"})
+        legend = {"x": 1, "xanchor": "right", "y": 1, "yref": "container", "yanchor": "top", "traceorder": "normal"}
+        figure.update_layout(legend=legend)
     return figure
 
 

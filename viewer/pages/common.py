@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import dash_ag_grid as dag
+import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html
 
 from profiler import Report
@@ -230,6 +231,8 @@ def card(title: str, *children: Children, note: str = "", tools: bool = False) -
             html.Button(form, className="tool", title=f"Save this figure as {form}", **_data("save", form.lower()))
             for form in ("PNG", "SVG", "CSV")
         ]
+        copy = html.Button("Copy", className="tool", title="Copy this figure as a picture", **_data("save", "copy"))
+        buttons.insert(0, copy)
         head.append(html.Div(buttons, className="tools"))
     return html.Section([html.Header(head), *children], className="card")
 
@@ -255,6 +258,14 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
 
 def figure_card(title: str, id: Any, figure: Any = None, note: str = "", height: int | None = None) -> Children:
     return card(title, graph(id, figure, height), note=note, tools=True)
+
+
+def nothing(theme: Theme, words: str) -> go.Figure:
+    """A figure that says why there is none."""
+    hidden_axis = {"visible": False}
+    figure = go.Figure(layout=theme.layout(120, xaxis=hidden_axis, yaxis=hidden_axis))
+    figure.add_annotation(text=words, showarrow=False, font={"color": theme.muted})
+    return figure
 
 
 def facts(rows: Sequence[tuple[str, Children]]) -> Children:

@@ -27,6 +27,13 @@ _VARIABLES = (
     Column("bytes", "bytes", ",.0f", width=110),
 )
 
+_VERTICES = (
+    Column("vertex_type", "vertex"),
+    Column("compute_sets", "compute sets", ",.0f", width=130),
+    Column("count", "count", ",.0f", width=100),
+    Column("state_bytes", "state, bytes", ",.0f", width=130),
+)
+
 
 def layout(view: View) -> Any:
     """The page; the callbacks draw its figures."""
@@ -64,6 +71,7 @@ def layout(view: View) -> Any:
         common.card(
             "Variables on this tile", html.Div(id="memory-variables"), note="whenever they live, largest first"
         ),
+        common.card("Vertices on this tile", html.Div(id="memory-vertices"), note="over all of its compute sets"),
     ]
 
 
@@ -111,13 +119,15 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("memory-tile", "children"),
         Output("memory-tile-kinds", "figure"),
         Output("memory-variables", "children"),
+        Output("memory-vertices", "children"),
         *common.param_input(NAME, "profile", "ipu", "tile"),
         common.theme_state(),
     )
     def one_tile(profile: Any, ipu: Any, tile: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         theme, on = common.theme_of(where), _tile(report, ipu, tile)
-        return _facts(report, ipu, on), _kinds(report, ipu, on, theme), _variables(report, ipu, on, theme)
+        vertices = common.table("memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme)
+        return _facts(report, ipu, on), _kinds(report, ipu, on, theme), _variables(report, ipu, on, theme), vertices
 
 
 def _tile(report: Report, ipu: int, tile: Any) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dash import Dash, Input, Output, html
 
-from profiler import Report
+from profiler import Report, analysis
 from viewer.figures import tiles as tile_figures
 from viewer.figures import units
 from viewer.figures.units import Clock
@@ -70,25 +70,6 @@ def layout(view: View) -> Any:
     ]
 
 
-def operators(report: Report) -> pd.DataFrame:
-    """`Report.ops` with what their steps add: bytes, balance, tiles; largest first."""
-    ops, steps = report.ops, report.program_steps()
-    steps = steps[(steps["op"] >= 0) & (steps["direction"] != "recompute")]
-    compute = steps[steps["kind"] == "compute"]
-    weighted = (compute["tile_balance"] * compute["cycles"]).groupby(compute["op"]).sum()
-    spent = compute["cycles"].groupby(compute["op"]).sum()
-    frame = ops.assign(
-        id=ops.index,
-        share=ops["cycles"] / max(1, int(ops["cycles"].sum())),
-        flops_per_cycle=ops["flops"] / ops["cycles"].clip(lower=1),
-        exchanged=steps.groupby("op")["bytes_in"].sum().reindex(ops.index).fillna(0),
-        balance=(weighted / spent.clip(lower=1)).reindex(ops.index).astype(object).where(lambda s: s.notna(), None),
-        tiles=steps.groupby("op")["active_tiles"].max().reindex(ops.index).fillna(0),
-        source=[f"{file}:{line}" if file else "" for file, line in zip(ops["file"], ops["line"], strict=True)],
-    )
-    return frame.sort_values("cycles", ascending=False, kind="stable")
-
-
 def register(app: Dash, profiles: Profiles) -> None:
     """Callbacks of the page."""
     app.clientside_callback(
@@ -111,7 +92,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def table(profile: Any, direction: Any, find: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        frame = profiles.made(report, "operators", lambda: operators(report))
+        frame = profiles.made(report, "operators", lambda: analysis.operators(report))
         if direction in ("forward", "backward", "update"):
             frame = frame[frame["direction"] == direction]
         words = str(find or "").strip()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from dash import dcc, html
 
-from profiler import Report
+from profiler import Report, analysis
+from profiler.insights import Insight, insights
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
@@ -16,6 +16,8 @@ from viewer.pages import common
 from viewer.pages.common import Column, Page, View
 from viewer.pages.pipeline import lanes_of
 
+MOST_INSIGHTS = 6
+
 
 def layout(view: View) -> Any:
     """The page."""
@@ -23,6 +25,9 @@ def layout(view: View) -> Any:
     clock = Clock(report.target.clock_hz)
     children: list[Any] = [common.controls(view)] if len(view.profiles) > 1 else []
     children.append(_numbers(report, clock))
+    found = view.profiles.made(report, "insights", lambda: insights(report))
+    if found:
+        children.append(_insights(found[:MOST_INSIGHTS], clock))
     if len(report.stages):
         children.append(
             common.figure_card(
@@ -36,7 +41,7 @@ def layout(view: View) -> Any:
     right = common.figure_card(
         "Memory of the fullest tile",
         "headroom",
-        memory_figures.headroom(fullest_tiles(report), report.target.bytes_per_tile, view.theme),
+        memory_figures.headroom(analysis.fullest_tiles(report), report.target.bytes_per_tile, view.theme),
         note="Including gaps. A tile that overflows stops the compile.",
     )
     children.append(html.Div([child for child in (left, right) if child is not None], className="row"))
@@ -52,9 +57,33 @@ def layout(view: View) -> Any:
     return children
 
 
-def fullest_tiles(report: Report) -> np.ndarray:
-    """Bytes of each IPU's fullest tile, including gaps: int64[ipu]."""
-    return np.array([report.tiles(ipu)["total"].max() for ipu in range(report.target.num_ipus)], dtype=np.int64)
+def _insights(found: list[Insight], clock: Clock) -> Any:
+    rows = []
+    for one in found:
+        gains = []
+        if one.gain_cycles:
+            gains.append(f"{units.cycles(one.gain_cycles)} cycles, {units.seconds(one.gain_cycles / clock.hz)}")
+        if one.gain_bytes:
+            gains.append(units.size(one.gain_bytes))
+        rows.append(
+            html.Li(
+                [
+                    html.Div(
+                        [
+                            dcc.Link(_sentence(one.title), href=one.where),
+                            html.Span("gains " + " and ".join(gains) if gains else "", className="gain"),
+                        ]
+                    ),
+                    html.P([one.detail, " ", html.B(_sentence(one.action) + ".")]),
+                ]
+            )
+        )
+    note = "Predicted gains a weight update, largest first; they do not add up."
+    return common.card("What to do about it", html.Ol(rows, className="insights"), note=note)
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def machine(report: Report) -> list[tuple[str, Any]]:
@@ -75,21 +104,11 @@ def machine(report: Report) -> list[tuple[str, Any]]:
     ]
 
 
-def throughput(report: Report) -> tuple[int, int, float]:
-    """(cycles of a device iteration, micro-batches in it, samples a second over all replicas)."""
-    runs = report.runs
-    if not len(runs) or not runs["iterations"].iloc[0]:
-        return 0, 0, 0.0
-    cycles = int(runs["cycles"].iloc[0] // runs["iterations"].iloc[0])
-    batches = int(report.tasks(0, iteration=0)["micro_batch"].max()) + 1
-    samples = batches * int(report.meta["micro_batch"]) * report.target.num_replicas
-    return cycles, batches, samples * report.target.clock_hz / cycles if cycles else 0.0
-
-
 def _numbers(report: Report, clock: Clock) -> Any:
-    cycles, batches, speed = throughput(report)
+    pace = analysis.pace(report)
+    cycles, batches, speed = pace.cycles, pace.micro_batches, pace.samples_per_second
     stages = report.stages
-    tiles = fullest_tiles(report)
+    tiles = analysis.fullest_tiles(report)
     limit = report.target.bytes_per_tile
     boxes = []
     if cycles:
@@ -98,9 +117,7 @@ def _numbers(report: Report, clock: Clock) -> Any:
             (units.cycles(cycles) + " cycles", f"{what}, {units.seconds(cycles / clock.hz)}, {batches} micro-batches"),
             (f"{speed:,.0f} / s", "samples, predicted"),
         ]
-        proportions = report.cycle_proportions(0)
-        waiting = proportions["idle"].sum() / max(1, proportions["total"].sum())
-        boxes.append((units.percent(waiting), "of all IPUs' cycles are spent waiting"))
+        boxes.append((units.percent(analysis.waiting(report)), "of all IPUs' cycles are spent waiting"))
     if len(stages):
         slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
         ratio = slowest["cycles"] / max(1.0, stages["cycles"].mean())

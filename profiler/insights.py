@@ -1,0 +1,204 @@
+"""Sentences with numbers: what limits a run, what acting on it would gain, where to look and what to change.
+
+Gains are predictions of the profile's own costs (`profiler.rebalance`), cycles a weight update unless said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from profiler import analysis
+from profiler.rebalance import Assignment, Costs, Split, best_split, what_if
+from profiler.report import Report
+
+_LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
+_MORE_MICRO_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Insight:
+    """One finding. ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown.
+
+    ``where`` is a page of the viewer with its parameters; ``action`` what to change.
+    """
+
+    title: str
+    detail: str
+    action: str
+    where: str
+    gain_cycles: int = 0
+    gain_bytes: int = 0
+
+
+def insights(report: Report) -> list[Insight]:
+    """What there is to say, what gains most cycles first, then bytes, then the rest."""
+    found: list[Insight] = [*_overflow(report)]
+    pace = analysis.pace(report)
+    if pace.cycles:
+        least = int(_LEAST_SHARE * pace.cycles)
+        costs = _costs(report)
+        if costs is not None:
+            found += [
+                i for i in (*_split(report, costs, pace.cycles), *_ramps(report, costs)) if i.gain_cycles >= least
+            ]
+            found += [i for i in _host(report, costs) if i.gain_cycles >= least]
+        found += [i for i in _balance(report, pace) if i.gain_cycles >= least]
+    found += _memory(report)
+    return sorted(found, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
+
+
+def _costs(report: Report) -> Costs | None:
+    try:
+        costs = Costs.from_report(report)
+        Assignment.of(costs.stage.tolist())
+    except ValueError:
+        return None
+    return costs
+
+
+def _overflow(report: Report) -> list[Insight]:
+    found = []
+    for ipu in range(report.target.num_ipus):
+        tiles = report.tiles(ipu)
+        over = int(tiles["overflow"].max())
+        if over:
+            tile = int(tiles["overflow"].to_numpy().argmax())
+            live = report.live_variables(ipu, int(tiles["peak_step"].iloc[tile]), tile).head(3)
+            largest = ", ".join(f"{name} ({size:,} B)" for name, size in zip(live["name"], live["bytes"], strict=True))
+            found.append(
+                Insight(
+                    f"IPU {ipu} overflows: {int((tiles['overflow'] > 0).sum()):,} tiles hold more than they have",
+                    f"Tile {tile} is {over:,} bytes over. The largest things there: {largest}.",
+                    "Give the stage fewer Blocks, or keep its optimiser state off the chip",
+                    f"/liveness?ipu={ipu}&tile={tile}",
+                    gain_bytes=over,
+                )
+            )
+    return found
+
+
+def _split(report: Report, costs: Costs, now: int) -> list[Insight]:
+    stages = report.stages
+    slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
+    mean = float(stages["cycles"].mean())
+    ops = report.ops[(report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")]
+    largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
+    most = (
+        f" {largest['cycles'] / max(1, ops['cycles'].sum()):.0%} of it is {largest['name']}."
+        if largest is not None
+        else ""
+    )
+    present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
+    best: Split | None = None
+    for count in range(1, len(costs.ipus) + 1):
+        try:
+            split = best_split(costs, count)
+        except ValueError:
+            continue
+        if not split.prediction.problems and (best is None or split.prediction.total < best.prediction.total):
+            best = split
+    gain = present.total - best.prediction.total if best is not None else 0
+    title = f"stage {slowest['stage']} takes {slowest['cycles'] / max(1.0, mean):.2f} × the mean stage"
+    if best is None or gain <= 0:
+        alone = len(costs.ipus) > 1 and int(slowest["cycles"]) > 1.1 * mean
+        words = "No split of these Blocks is better: cut its Block into smaller ones"
+        gain_if_even = int(max(0.0, present.total * (1 - mean / max(1, slowest["cycles"]))))
+        where = "/rebalance"
+        return [Insight(title, f"The others wait for it.{most}", words, where, gain_if_even)] if alone else []
+    moves = best.why[-1]
+    used = len(best.prediction.assignment.ipus)
+    fewer = f" on {used} IPUs" if used < len(costs.ipus) else ""
+    detail = f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer cycles."
+    starts = ",".join(str(first) for first in best.prediction.assignment.starts)
+    return [Insight(title, detail, "Change the Stage list so", f"/rebalance?starts={starts}", gain)]
+
+
+def _ramps(report: Report, costs: Costs) -> list[Insight]:
+    if not costs.pipelined:
+        return []
+    present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
+    longer = what_if(replace(costs, micro_batches=costs.micro_batches * _MORE_MICRO_BATCHES), present.assignment)
+    gain = present.total - longer.total // _MORE_MICRO_BATCHES
+    cycles = report.pipeline_cycles(0, 0)
+    ramps = int(cycles.loc[cycles["phase"].isin(["ramp-up", "ramp-down"]), "cycles"].sum())
+    more = costs.micro_batches * _MORE_MICRO_BATCHES
+    name = "gradient accumulation" if costs.training else "device iterations"
+    return [
+        Insight(
+            f"ramp-up and ramp-down take {ramps / max(1, int(cycles['cycles'].sum())):.0%} of a weight update",
+            f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each time.",
+            f"{name} of {more} instead of {costs.micro_batches} would take {gain:,} cycles less for as many samples",
+            "/pipeline",
+            gain,
+        )
+    ]
+
+
+def _host(report: Report, costs: Costs) -> list[Insight]:
+    present = Assignment.of(costs.stage.tolist(), costs.ipus)
+    none = np.zeros(len(costs), dtype=np.int64)
+    without = what_if(replace(costs, stream_in=none, stream_out=none), present)
+    gain = what_if(costs, present).total - without.total
+    return [
+        Insight(
+            f"host I/O keeps all IPUs waiting for {gain:,} cycles a weight update",
+            "Inputs and outputs move at the start and end of each pipeline cycle, while nobody computes.",
+            "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device",
+            "/pipeline",
+            gain,
+        )
+    ]
+
+
+def _balance(report: Report, pace: analysis.Pace) -> list[Insight]:
+    ops = analysis.operators(report)
+    slow = report.stages.iloc[int(report.stages["cycles"].to_numpy().argmax())]["stage"] if len(report.stages) else -1
+    ops = ops[(ops["stage"] == slow) & (ops["direction"].isin(["forward", "backward"]))]
+    found = []
+    worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
+    for row in worst:
+        tiles = report.target.tiles_per_ipu
+        found.append(
+            Insight(
+                f"{row.name} uses its tiles unevenly, in the slowest stage",
+                f"{int(row.tiles):,} of {tiles:,} tiles work in its widest step; its compute is {row.balance:.0%} "
+                f"balanced, which costs {int(row.lost_cycles):,} cycles a micro-batch.",
+                "Change its sizes towards multiples of the tiles, or give it more memory (availableMemoryProportion)",
+                f"/operations?op={row.id}",
+                int(row.lost_cycles) * pace.micro_batches,
+            )
+        )
+    return found
+
+
+def _memory(report: Report) -> list[Insight]:
+    fullest = analysis.fullest_tiles(report)
+    limit = report.target.bytes_per_tile
+    if not len(fullest) or fullest.max() > limit:
+        return []
+    ipu = int(fullest.argmax())
+    found = [
+        Insight(
+            f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
+            f"{limit - int(fullest[ipu]):,} bytes of it are free: a micro-batch may grow until it is full.",
+            "A larger micro-batch uses the tiles better" if fullest[ipu] < 0.7 * limit else "Little room is left here",
+            f"/memory?ipu={ipu}",
+        )
+    ]
+    memory = report.memory(ipu)
+    state = memory[(memory["role"] == "optimiser state")]
+    size = int(state["max_tile_bytes"].sum())
+    if size > 0.05 * limit:
+        found.append(
+            Insight(
+                f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}",
+                "It is needed once a weight update.",
+                "Keep it off the chip: TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
+                f"/memory?ipu={ipu}",
+                gain_bytes=size,
+            )
+        )
+    return found

@@ -1,0 +1,120 @@
+"""Compare: two profiles side by side and as differences, operators matched by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Output, html
+
+from profiler import Report, analysis
+from viewer.figures import memory as memory_figures
+from viewer.figures import pipeline as pipeline_figures
+from viewer.figures import units
+from viewer.figures.units import Clock
+from viewer.pages import common
+from viewer.pages.common import Column, Page, View
+from viewer.pages.pipeline import lanes_of
+from viewer.profiles import Profiles
+
+NAME = "compare"
+_OPS = (
+    Column("name", "operator"),
+    Column("direction", "for", width=110),
+    Column("stage_a", "stage, A", ",.0f", width=100),
+    Column("stage_b", "stage, B", ",.0f", width=100),
+    Column("cycles_a", "cycles, A", ",.0f", width=120),
+    Column("cycles_b", "cycles, B", ",.0f", width=120),
+    Column("difference", "B − A", "+,.0f", width=120),
+    Column("ratio", "B / A", ".3f", width=100),
+)
+
+
+def layout(view: View) -> Any:
+    """The page."""
+    if len(view.profiles) < 2:
+        words = "One profile is open. Give two to compare them: ipu-report view A B"
+        return [common.controls(view), common.card("Compare", common.message(words))]
+    a, b = view.profiles.get(0), view.profiles.get(1)
+    return [
+        html.Div(
+            [
+                common.hidden(view, "profile", "0"),
+                common.unit_switch(view),
+                common.search(view, "find", "find by name"),
+            ],
+            className="controls",
+        ),
+        common.card(
+            "A and B",
+            common.facts([("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]),
+            _measures(a, b),
+        ),
+        html.Div([_figure(f"Stages of {name}", f"compare-stages-{name}") for name in "AB"], className="row"),
+        _figure("Pipeline of A", "compare-lanes-A"),
+        _figure("Pipeline of B", "compare-lanes-B"),
+        html.Div([_figure(f"Memory of {name}", f"compare-memory-{name}") for name in "AB"], className="row"),
+        common.card(
+            "Operators",
+            html.Div(id="compare-ops"),
+            note="Matched by name; the largest differences first. −1: not there.",
+        ),
+    ]
+
+
+def _figure(title: str, id: str) -> Any:
+    return common.figure_card(title, id)
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Callbacks of the page."""
+
+    @app.callback(
+        *(Output(f"compare-{what}-{name}", "figure") for what in ("stages", "lanes", "memory") for name in "AB"),
+        *common.param_input(NAME, "unit"),
+        common.theme_state(),
+    )
+    def draw(unit: Any, where: Any) -> Any:
+        theme = common.theme_of(where)
+        both = [profiles.get(0), profiles.get(1)]
+        clocks = [Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles") for report in both]
+        stages = [pipeline_figures.stage_costs(r.stages, c, theme) for r, c in zip(both, clocks, strict=True)]
+        lanes = [lanes_of(profiles, report, 0, 0) if len(report.runs) else None for report in both]
+        end = max((lane.end / c.hz for lane, c in zip(lanes, clocks, strict=True) if lane), default=0.0)
+        drawn = [
+            common.nothing(theme, "no call was profiled")
+            if lane is None
+            else pipeline_figures.pipeline(lane, c, theme, (0.0, max(1.0, end * c.hz)))
+            for lane, c in zip(lanes, clocks, strict=True)
+        ]
+        memory = [memory_figures.headroom(analysis.fullest_tiles(r), r.target.bytes_per_tile, theme) for r in both]
+        return [*stages, *drawn, *memory]
+
+    @app.callback(Output("compare-ops", "children"), *common.param_input(NAME, "find"), common.theme_state())
+    def operators(find: Any, where: Any) -> Any:
+        frame = analysis.compare_ops(profiles.get(0), profiles.get(1))
+        words = str(find or "").strip()
+        if words:
+            frame = frame[frame["name"].str.contains(words, case=False, regex=False)]
+        return common.table("compare-grid", frame, _OPS, common.theme_of(where), height=420)
+
+
+def _measures(a: Report, b: Report) -> Any:
+    frame = analysis.compare(a, b)
+    heads = [html.Th(words, className="n" if words else "") for words in ("", "A", "B", "B − A", "B / A")]
+    rows = []
+    for row in units.rows_of(frame):
+        ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
+        cells = [*(_said(value, row.unit) for value in (row.a, row.b, row.difference)), ratio]
+        rows.append(html.Tr([html.Td(row.what), *(html.Td(words, className="n") for words in cells)]))
+    return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")
+
+
+def _said(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return units.size(value)
+    if unit == "share":
+        return units.percent(value)
+    return f"{value:,.0f}" + (" cycles" if unit == "cycles" else "")
+
+
+PAGE = Page("/compare", "Compare", layout, register, "Two profiles side by side")

@@ -1,0 +1,270 @@
+"""Rebalance: move Blocks between stages and see at once what that would give; the best split, and its placement."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+
+from profiler import Report, analysis
+from profiler.rebalance import Assignment, Costs, Prediction, best_split, placement_file, what_if
+from viewer.figures import memory as memory_figures
+from viewer.figures import pipeline as pipeline_figures
+from viewer.figures import rebalance as figures
+from viewer.figures import units
+from viewer.figures.units import Clock
+from viewer.pages import common
+from viewer.pages.common import Page, View
+from viewer.profiles import Profiles
+
+NAME = "rebalance"
+MOST_STAGES = 64
+
+
+def layout(view: View) -> Any:
+    """The page; its callbacks fill it."""
+    try:
+        costs = costs_of(view.profiles, view.report)
+    except ValueError as error:
+        return [common.controls(view), common.card("Rebalance", common.message(str(error)))]
+    counts = [(str(n), str(n)) for n in range(1, min(len(costs), MOST_STAGES) + 1)]
+    return [
+        common.controls(
+            view,
+            common.control("stages for the best split", _stage_count(len(costs.ipus), counts)),
+            common.control(
+                "propose",
+                html.Div(
+                    [
+                        html.Button("Best split", id="rebalance-best", className="quiet"),
+                        html.Button("As profiled", id="rebalance-profiled", className="quiet"),
+                        html.Button("Save placement", id="rebalance-save", className="quiet"),
+                        dcc.Download(id="rebalance-file"),
+                    ],
+                    className="buttons",
+                ),
+            ),
+            common.unit_switch(view),
+            common.hidden(view, "starts"),
+        ),
+        html.Div(id="rebalance-numbers"),
+        common.figure_card(
+            "Stages and their Blocks",
+            "rebalance-stages",
+            note="Predicted cycles of a micro-batch. The longest bar sets the pace.",
+            height=240,
+        ),
+        html.Div(
+            [
+                common.card(
+                    "Blocks",
+                    html.Div(id="rebalance-blocks"),
+                    note="Move one, with those between it and the next stage.",
+                ),
+                common.card("Why", html.Div(id="rebalance-why")),
+            ],
+            className="row",
+        ),
+        common.figure_card("The pipeline, predicted", "rebalance-lanes", height=420),
+        common.figure_card(
+            "Memory of the fullest tile, predicted",
+            "rebalance-memory",
+            note="An estimate: Blocks keep the tiles they were profiled on, the stash is spread evenly.",
+            height=190,
+        ),
+    ]
+
+
+def _stage_count(now: int, counts: list[tuple[str, str]]) -> Any:
+    options = [{"value": value, "label": words} for value, words in counts]
+    return dcc.Dropdown(id="rebalance-count", options=options, value=str(now), clearable=False)
+
+
+def costs_of(profiles: Profiles, report: Report) -> Costs:
+    """What the profile's Blocks cost. ValueError where it has none."""
+    return profiles.made(report, "costs", lambda: Costs.from_report(report))
+
+
+def profiled(costs: Costs) -> Assignment:
+    """The split that was profiled. ValueError where its stages do not follow the Blocks' order."""
+    return Assignment.of(costs.stage.tolist(), costs.ipus)
+
+
+def asked(costs: Costs, starts: Any) -> Assignment:
+    """The split that an address asks for; the profiled one where it asks for none that can be."""
+    found = [common.whole(first, -1, 0, len(costs) - 1) for first in str(starts or "").split(",")[:MOST_STAGES]]
+    if found and found[0] == 0 and found == sorted(set(found)):
+        now = profiled(costs)
+        ipus = now.ipus if len(now.ipus) == len(found) else tuple(range(len(found)))
+        return Assignment(tuple(found), ipus)
+    return profiled(costs)
+
+
+def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[int, ...]:
+    """First Blocks after moving ``block`` one stage on (``by`` 1) or back (-1), with those between it and there."""
+    stage = assignment.stage_of(len(costs))
+    at = stage[block]
+    if by > 0:
+        changed = [k + (k == at and b >= block) for b, k in enumerate(stage)]
+    else:
+        changed = [k - (k == at and b <= block) for b, k in enumerate(stage)]
+    # Stages are counted anew: an emptied one closes up, one beyond the ends is new.
+    order = {k: i for i, k in enumerate(sorted(set(changed)))}
+    counted = [order[k] for k in changed]
+    return tuple(counted.index(k) for k in range(max(counted) + 1))
+
+
+def register(app: Dash, profiles: Profiles) -> None:
+    """Callbacks of the page."""
+
+    @app.callback(
+        Output(common.param_id(NAME, "starts"), "value"),
+        Input("rebalance-best", "n_clicks"),
+        Input("rebalance-profiled", "n_clicks"),
+        Input({"move": ALL, "by": ALL}, "n_clicks"),
+        State("rebalance-count", "value"),
+        State(common.param_id(NAME, "starts"), "value"),
+        State(common.param_id(NAME, "profile"), "value"),
+        prevent_initial_call=True,
+    )
+    def change(best: Any, back: Any, moves: Any, count: Any, starts: Any, profile: Any) -> Any:
+        costs = costs_of(profiles, profiles.get(common.whole(profile, 0)))
+        by = ctx.triggered_id
+        if by is None or not ctx.triggered[0]["value"]:
+            return no_update
+        if by == "rebalance-profiled":
+            return ""
+        if by == "rebalance-best":
+            split = best_split(costs, common.whole(count, len(costs.ipus), 1, len(costs)))
+            return _written(split.prediction.assignment.starts)
+        return _written(moved(costs, asked(costs, starts), int(by["move"]), int(by["by"])))
+
+    @app.callback(
+        Output("rebalance-numbers", "children"),
+        Output("rebalance-stages", "figure"),
+        Output("rebalance-blocks", "children"),
+        Output("rebalance-why", "children"),
+        Output("rebalance-lanes", "figure"),
+        Output("rebalance-memory", "figure"),
+        *common.param_input(NAME, "profile", "starts", "unit"),
+        common.theme_state(),
+    )
+    def show(profile: Any, starts: Any, unit: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        costs = costs_of(profiles, report)
+        clock = Clock(costs.clock_hz, "µs" if unit == "µs" else "cycles")
+        theme = common.theme_of(where)
+        now, wanted = what_if(costs, profiled(costs)), what_if(costs, asked(costs, starts))
+        slowest = int(now.stage_cycles.max())
+        lanes = figures.predicted_lanes(costs, wanted)
+        return (
+            _numbers(report, costs, now, wanted, clock),
+            figures.stages(costs, wanted, slowest, clock, theme),
+            _blocks(costs, wanted),
+            _why(costs, wanted),
+            pipeline_figures.pipeline(lanes, clock, theme),
+            memory_figures.headroom(np.array(wanted.fullest, dtype=np.int64), costs.bytes_per_tile, theme),
+        )
+
+    @app.callback(
+        Output("rebalance-file", "data"),
+        Input("rebalance-save", "n_clicks"),
+        State(common.param_id(NAME, "starts"), "value"),
+        State(common.param_id(NAME, "profile"), "value"),
+        prevent_initial_call=True,
+    )
+    def save(clicks: Any, starts: Any, profile: Any) -> Any:
+        costs = costs_of(profiles, profiles.get(common.whole(profile, 0)))
+        content = json.dumps(placement_file(costs, asked(costs, starts)), indent=2) + "\n"
+        return {"content": content, "filename": "placement.json", "type": "application/json"} if clicks else no_update
+
+
+def _written(starts: tuple[int, ...]) -> str:
+    return ",".join(str(first) for first in starts)
+
+
+def _numbers(report: Report, costs: Costs, now: Prediction, wanted: Prediction, clock: Clock) -> Any:
+    measured = analysis.pace(report)
+
+    def length(cycles: float) -> str:
+        return clock.short(cycles) + (" cycles" if clock.unit == "cycles" else "")
+
+    rows = [
+        ("a weight update" if costs.training else "a device iteration", now.total, wanted.total, length, -1),
+        ("pipeline cycle, steady", now.pipeline_cycle, wanted.pipeline_cycle, length, -1),
+        ("samples a second", now.samples_per_second, wanted.samples_per_second, lambda v: f"{v:,.0f}", 1),
+        ("slowest stage", int(now.stage_cycles.max()), int(wanted.stage_cycles.max()), length, -1),
+        ("fullest tile", max(now.fullest), max(wanted.fullest), units.size, -1),
+    ]
+    boxes = []
+    for name, before, after, words, good in rows:
+        change = (after - before) / before if before else 0.0
+        kind = "" if abs(change) < 0.0005 else "better" if change * good > 0 else "worse"
+        boxes.append(
+            html.Div(
+                [
+                    html.B(words(after)),
+                    html.Span([name, " ", html.Span(f"{change:+.1%}" if kind else "", className=kind)]),
+                ]
+            )
+        )
+    said: list[Any] = [html.Div(boxes, className="big")]
+    said += [common.message(words, "error") for words in wanted.problems]
+    if measured.cycles and wanted.assignment == now.assignment:
+        off = now.total / measured.cycles - 1
+        said.append(
+            common.message(
+                f"This is the split that was profiled: {measured.cycles:,} cycles; the prediction is off by {off:+.2%}."
+            )
+        )
+    return said
+
+
+def _blocks(costs: Costs, prediction: Prediction) -> Any:
+    stage = prediction.assignment.stage_of(len(costs))
+    heads = [html.Th(words, className=kind) for words, kind in
+             (("Block", ""), ("forward", "n"), ("backward", "n"), ("stage", "n"), ("move", "n"))]  # fmt: skip
+    rows = []
+    for block, name in enumerate(costs.names):
+        alone = stage.count(stage[block]) == 1
+        first = stage[block] == 0 and (alone or block == 0)
+        last = stage[block] == stage[-1] and (alone or block == len(costs) - 1)
+        buttons = html.Span(
+            [
+                html.Button("◀", id={"move": block, "by": -1}, title="to the stage before", disabled=first and alone),
+                html.Button("▶", id={"move": block, "by": 1}, title="to the next stage", disabled=last and alone),
+            ],
+            className="moves",
+        )
+        rows.append(
+            html.Tr(
+                [
+                    html.Td(name),
+                    html.Td(f"{costs.forward[block]:,}", className="n"),
+                    html.Td(f"{costs.backward[block]:,}", className="n"),
+                    html.Td(str(stage[block]), className="n"),
+                    html.Td(buttons, className="n"),
+                ]
+            )
+        )
+    return html.Div(html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain"), className="scroll")
+
+
+def _why(costs: Costs, prediction: Prediction) -> Any:
+    count = len(prediction.assignment.starts)
+    try:
+        best = best_split(costs, count)
+    except ValueError as error:
+        return common.message(str(error), "warning")
+    rest = prediction.total - best.prediction.total
+    lead = (
+        f"This is the best split into {count} stages."
+        if rest <= 0
+        else f"The best split into {count} stages takes {rest:,} cycles less."
+    )
+    return [html.P(lead), html.Ul([html.Li(words[0].upper() + words[1:] + ".") for words in best.why])]
+
+
+PAGE = Page("/rebalance", "Rebalance", layout, register, "Which Block goes where")
