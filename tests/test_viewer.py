@@ -125,7 +125,7 @@ def test_the_pipeline_has_the_reports_numbers(chromium: Any, address: str, repor
         view.open(f"/pipeline?from={update['start'] - 3000}&to={update['end']}")
         drawn = view.plot(
             "pipeline-lanes",
-            "plot._fullData.filter(t => t.type === 'bar' && t.name === 'weight update')[0].x.reduce((a, b) => a + b, 0)",
+            "plot._fullData.find(t => t.type === 'bar' && t.name === 'weight update').x.reduce((a, b) => a + b, 0)",
         )
         tasks = report.tasks(0, iteration=0)
         assert drawn == tasks.loc[tasks["direction"] == "update", "cycles"].sum()

@@ -53,7 +53,7 @@ window.dash_clientside.viewer = {
 
   function rowsOf(plot) {
     const rows = [['trace', 'x', 'y', 'value', 'note']];
-    (plot._fullData || []).filter((trace) => trace.visible === true).forEach((trace) => {
+    (plot._fullData || []).filter((trace) => trace.visible === true && !(trace.type === 'scatter' && trace.fill === 'toself')).forEach((trace) => {
       if (trace.type === 'heatmap') {
         const z = list(trace.z), x = list(trace.x), y = list(trace.y);
         z.forEach((row, j) => list(row).forEach((value, i) => rows.push([trace.name, x[i] ?? i, y[j] ?? j, value, ''])));

@@ -15,8 +15,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from viewer.figures import theme as themes
-from viewer.figures.lod import Pieces, Rows, totals
-from viewer.figures.slices import Canvas, Look
+from viewer.figures.lod import Pieces, Rows, inside, totals
+from viewer.figures.slices import WIDE, Canvas, Look
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, BY_KIND, COMPUTE, WAITING, Theme
 from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text_of
 
@@ -27,7 +27,8 @@ PIXELS = 1400  # columns of a figure as wide as the page
 _TASK, _STRIP = (-0.10, 0.56), (0.29, 0.13)  # where in its lane, and how high
 _SLOWEST_AT = 0.42
 LANE = 74  # pixels
-_DIGIT = 8  # pixels
+_DIGIT = 7  # pixels
+_MOST_BARS = 1500  # of tasks
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,8 @@ def _text_colour(code: int, theme: Theme) -> str:
 
 def _traces(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int) -> list[Any]:
     """The tasks and, beneath them, the steps of all lanes."""
-    tasks = Canvas((high - low) / pixels, lanes.origin, clock.scale)
+    few = _shown_tasks(lanes, low, high) <= _MOST_BARS  # then narrow ones have their hatching and their numbers, too
+    tasks = Canvas((high - low) / pixels, lanes.origin, clock.scale, 3 if few else WIDE)
     steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
     for ipu in range(len(lanes.task_rows)):
         found, shown = lanes.task_rows.around(ipu, low, high, pixels)
@@ -278,10 +280,18 @@ def _traces(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, p
     named = {trace.name for trace in made}
     for trace in steps.traces(looks):
         if trace.name in named:
-            trace.showlegend = False
+            trace.update(showlegend=False)
         made.append(trace)
     order = {activity.name: code for code, activity in enumerate(ACTIVITIES)}
     return sorted(made, key=lambda trace: order[trace.name])
+
+
+def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
+    rows = lanes.task_rows
+    return sum(
+        found.stop - found.start
+        for found in (inside(rows.start[here], rows.end[here], low, high) for here in map(rows.of, range(len(rows))))
+    )
 
 
 def _merged(count: int) -> str:
@@ -324,7 +334,7 @@ def _numbers(lanes: Lanes, found: Pieces, shown: np.ndarray, cycles_a_pixel: flo
     width = (found.end - found.start) / max(cycles_a_pixel, 1e-9)
     large = shown & (found.code < COMPUTE)  # what moves a micro-batch through its stage
     return [
-        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + 3 else ""
+        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + 2 else ""
         for number, room, show in zip(batch.tolist(), width.tolist(), large.tolist(), strict=True)
     ]
 

@@ -28,16 +28,16 @@ class Look:
 
 
 class Canvas:
-    """Slices gathered row by row. ``cycles_a_pixel`` decides what is narrow; ``origin`` is 0 on the x-axis."""
+    """Slices gathered row by row. What has fewer than ``wide`` pixels is narrow; ``origin`` is 0 on the x-axis."""
 
-    def __init__(self, cycles_a_pixel: float, origin: int, scale: float) -> None:
-        self.cycles_a_pixel, self.origin, self.scale = cycles_a_pixel, origin, scale
+    def __init__(self, cycles_a_pixel: float, origin: int, scale: float, wide: int = WIDE) -> None:
+        self.cycles_a_pixel, self.origin, self.scale, self._wide = cycles_a_pixel, origin, scale, wide
         self._bars: list[tuple[np.ndarray, ...]] = []
         self._narrow: list[tuple[np.ndarray, ...]] = []
 
     def wide(self, found: Pieces) -> np.ndarray:
         """Mask of the pieces that are drawn as bars."""
-        return found.end - found.start >= WIDE * self.cycles_a_pixel
+        return found.end - found.start >= self._wide * self.cycles_a_pixel
 
     def add_bars(self, found: Pieces, y: float, height: float, hover: list[Any], text: list[str]) -> None:
         """Wide pieces, at ``y`` and so high (in rows), with a hover label and a text each."""
@@ -59,12 +59,12 @@ class Canvas:
         bars = [np.concatenate(column) for column in zip(*self._bars, strict=True)] if self._bars else None
         narrow = [np.concatenate(column) for column in zip(*self._narrow, strict=True)] if self._narrow else None
         for code, look in looks.items():
-            shown = False
             if bars is not None and (mine := bars[2] == code).any():
                 made.append(self._bar(look, *(column[mine] for column in bars)))
-                shown = True
             if narrow is not None and (mine := narrow[2] == code).any():
-                made.append(self._outline(look, shown, *(column[mine] for column in narrow)))
+                if not made or made[-1].name != look.name:  # the legend shows squares, whatever is drawn
+                    made.append(go.Bar(name=look.name, legendgroup=look.name, x=[None], y=[None], marker=look.marker))
+                made.append(self._outline(look, *(column[mine] for column in narrow)))
         return made
 
     def _at(self, cycles: np.ndarray) -> np.ndarray:
@@ -104,7 +104,6 @@ class Canvas:
     def _outline(
         self,
         look: Look,
-        shown: bool,
         start: np.ndarray,
         end: np.ndarray,
         code: np.ndarray,
@@ -117,7 +116,7 @@ class Canvas:
         return go.Scatter(
             name=look.name,
             legendgroup=look.name,
-            showlegend=not shown,
+            showlegend=False,
             x=np.stack([left, left, right, right, left, none], axis=1).ravel(),
             y=np.stack([low, high, high, low, low, none], axis=1).astype(np.float32).ravel(),
             mode="none",
