@@ -92,11 +92,15 @@ class Convolution(nn.Module):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled case: the executable, floating-point operations of its one pass, samples of a call."""
+    """A compiled case: the executable, floating-point operations of its one pass, samples of a call.
+
+    ``note``: what to know of it, such as that it does not fit the tiles.
+    """
 
     executable: Any
     flops: float = 0.0
     samples: int = 0
+    note: str = ""
 
 
 def options_for(row: Row) -> ipu_exec.Options:

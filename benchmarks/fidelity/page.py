@@ -29,7 +29,10 @@ def table(results: Sequence[Result]) -> str:
             f"{number(row.value)} | {ratio} | {row.source} |"
         )
     missing = [f"- {result.row.id}: {result.why}" for result in results if result.predicted is None]
-    return "\n".join([*lines, *(["", "Not run:", "", *missing] if missing else [])])
+    noted = [f"- {result.row.id}: {result.why}" for result in results if result.predicted is not None and result.why]
+    lines += ["", "Not run:", "", *missing] if missing else []
+    lines += ["", "Run, but:", "", *noted] if noted else []
+    return "\n".join(lines)
 
 
 def groups(results: Sequence[Result]) -> str:
