@@ -469,6 +469,8 @@ class _Builder:
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
         crossing = []
         for transfer in self.placement.transfers:
+            if self.placement.ipus[transfer.source] == self.placement.ipus[transfer.target]:
+                continue  # both stages are on one IPU (BERT's tied embedding): it is there already
             step = 1 if transfer.target > transfer.source else -1
             for stage in range(transfer.source, transfer.target, step):
                 a, b = self.placement.ipus[stage], self.placement.ipus[stage + step]

@@ -1,0 +1,88 @@
+"""``python -m benchmarks.fidelity``: run every row, print the table, write docs/fidelity.md.
+
+python -m benchmarks.fidelity                     # all rows of validation.csv, and the page
+python -m benchmarks.fidelity --rows mine.csv     # other rows of the same columns; writes no page
+python -m benchmarks.fidelity --only tut4         # rows whose id contains this; writes no page
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from benchmarks.fidelity import page
+from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled, predict
+from ipu_exec.errors import Error
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent.parent / "docs" / "fidelity.md"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row and what became of it: a prediction, or why there is none."""
+
+    row: Row
+    predicted: float | None
+    why: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.predicted is None else self.predicted / self.row.value
+
+    @property
+    def error(self) -> float:
+        """|ln ratio|."""
+        return math.inf if not self.ratio or self.ratio <= 0 else abs(math.log(self.ratio))
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(newline="") as file:
+        names = [field.name for field in fields(Row)]
+        return [Row(**{**{n: line[n] for n in names}, "value": float(line["value"])}) for line in csv.DictReader(file)]
+
+
+def run(rows: list[Row]) -> list[Result]:
+    """Every row's prediction; rows of one case are compiled once."""
+    known: dict[tuple[str, ...], Compiled | str] = {}
+    results = []
+    for row in rows:
+        key = (row.case, row.machine, row.dtype)
+        if key not in known:
+            try:
+                known[key] = compiled(row)
+            except (CannotRun, Error) as error:
+                known[key] = str(error)
+        case = known[key]
+        try:
+            results.append(Result(row, None, case) if isinstance(case, str) else Result(row, predict(row, case), case.note))
+        except CannotRun as error:
+            results.append(Result(row, None, str(error)))
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, default=HERE / "validation.csv", help="rows to run (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose id contains TEXT")
+    args = parser.parse_args()
+    start = time.perf_counter()
+    rows = [row for row in read(args.rows) if args.only in row.id]
+    results = run(rows)
+    print(page.table(results))
+    print()
+    print(page.groups(results))
+    print(f"\n{len(rows)} rows in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    if args.rows == HERE / "validation.csv" and not args.only:
+        PAGE.write_text(page.whole(results))
+        print(f"written: {PAGE}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

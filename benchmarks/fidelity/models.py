@@ -1,0 +1,148 @@
+"""Whole published trainings, in their real configuration, read from the words of the row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import ipu_exec
+from benchmarks.fidelity.cases import CannotRun, Compiled, Row, options_for
+from ipu_exec.compile import compile_step
+
+
+def find(case: str) -> Callable[[Row], Compiled] | None:
+    """Who builds this case."""
+    return next((build for word, build in MODELS.items() if case.startswith(word) and "training" in case), None)
+
+
+def number(case: str, pattern: str, default: int | None = None) -> int:
+    found = re.search(pattern, case)
+    if found is None:
+        if default is None:
+            raise CannotRun(f"{case!r} does not say {pattern!r}")
+        return default
+    return int(found.group(1))
+
+
+def configured(row: Row) -> tuple[ipu_exec.Options, int]:
+    """Options and samples of a micro-batch, as the row says them."""
+    replicas = number(row.case, r"(\d+) replicas", 1)
+    accumulation = number(row.case, r"gradient accumulation (\d+)", 1)
+    options = options_for(row).replicationFactor(replicas)
+    options.Training.gradientAccumulation(accumulation)
+    if found := re.search(r"proportion ([\d.]+)", row.case):
+        options.setAvailableMemoryProportion({f"IPU{i}": float(found.group(1)) for i in range(ipus(row))})
+    if "off-chip" in row.case:
+        location = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+        location.useReplicatedTensorSharding("sharding" in row.case)
+        options.TensorLocations.setOptimizerLocation(location)
+    return options, number(row.case, r"micro-batch (\d+)")
+
+
+def ipus(row: Row) -> int:
+    """IPUs of a replica."""
+    return number(row.case, r"replicas of (\d+) IPU", 1)
+
+
+class LARS(torch.optim.Optimizer):
+    """Layer-wise rates on SGD with momentum (You et al. 2017), each tensor's own rate from two norms."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float = 0.1, momentum: float = 0.9) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "trust": 1e-3, "weight_decay": 1e-4})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+                if weight.dim() > 1:
+                    norm, of_gradient = weight.norm(), weight.grad.norm()
+                    rate = group["trust"] * norm / (of_gradient + group["weight_decay"] * norm)
+                    gradient = (weight.grad + group["weight_decay"] * weight) * rate
+                else:
+                    gradient = weight.grad
+                state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+                weight.add_(state["momentum_buffer"], alpha=-group["lr"])
+
+
+def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if "LARS" in row.case:
+        return LARS(model.parameters())
+    if "LAMB" in row.case:
+        return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3)
+    if "Adam" in row.case:
+        return ipu_exec.optim.AdamW(model.parameters(), lr=1e-3)
+    return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def compile_training(
+    row: Row, model: torch.nn.Module, options: ipu_exec.Options, inputs: tuple[torch.Tensor, ...]
+) -> Compiled:
+    """Compile what one micro-batch's ``inputs`` are an example of."""
+    if row.dtype == "fp16":
+        model = model.half()
+    whole = tuple(wide(t, options.batch_factor) for t in inputs)
+    chosen = optimiser(row, model)
+    executor = ipu_exec.trainingModel(model.train(), options, chosen)
+    try:
+        executor.compile(*whole)
+    except ipu_exec.OutOfMemoryError as error:
+        # The same passes without the last one, which looks whether it fits: its cycles are known all the same.
+        executable = compile_step(model, inputs, {}, options, chosen, True)
+        return Compiled(executable, samples=whole[0].shape[0], note=str(error).partition(". The five")[0])
+    return Compiled(executor.executable, samples=whole[0].shape[0])
+
+
+def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
+    """``factor`` micro-batches of the same values without their memory: compiling looks at shapes only."""
+    return micro.new_empty(1).expand(micro.shape[0] * factor, *micro.shape[1:])
+
+
+def bert(row: Row) -> Compiled:
+    """Encoder layers a IPU as the row lists them; the embedding, and the head tied to it, on IPU 0."""
+    from examples.models import bert as source
+
+    options, batch = configured(row)
+    base = source.LARGE if "Large" in row.case else source.BASE
+    config = replace(base, sequence=number(row.case, r"sequence (\d+)"), micro_batch=batch)
+    model = source.Bert(config, stages=ipus(row))
+    found = re.search(r"layers per IPU ([\d/]+)", row.case)
+    if found is None:
+        raise CannotRun(f"{row.case!r} does not say 'layers per IPU'")
+    counts = [int(n) for n in found.group(1).split("/")]
+    if sum(counts) != config.layers:
+        raise CannotRun(f"{found.group(1)} layers are not {config.layers}")
+    stages, at = [], 0
+    for ipu, count in enumerate(counts):
+        blocks = [*(["embedding"] if ipu == 0 else []), *(f"layer{i}" for i in range(at, at + count))]
+        at += count
+        stages.append(ipu_exec.Stage(*blocks).ipu(ipu))
+    stages.append(ipu_exec.Stage("head").ipu(0))
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
+    inputs = source.inputs(config, batch)
+    if row.dtype == "fp16":
+        inputs = tuple(t.half() if t.is_floating_point() else t for t in inputs)
+    return compile_training(row, model, options, inputs)
+
+
+def resnet(row: Row) -> Compiled:
+    """Images of the row's size; batch norm."""
+    from benchmarks.fidelity.resnet import ResNet50
+
+    options, batch = configured(row)
+    size = number(row.case, r"(\d+) px")
+    images = torch.empty(batch, 3, size, size, dtype=torch.float16 if row.dtype == "fp16" else torch.float32)
+    labels = torch.zeros(batch, dtype=torch.long)
+    return compile_training(row, ResNet50(), options, (images, labels))
+
+
+MODELS: dict[str, Callable[[Row], Compiled]] = {"BERT": bert, "ResNet-50": resnet}
+"""By how the row's case begins."""
