@@ -71,7 +71,13 @@ def compile_step(
     device = target(options.target_name)
     machines = [_machine(device, options, ipu) for ipu in range(placed.num_ipus)]
     offload = options.TensorLocations.location_optimizer.off_chip
-    wanted = program.ProgramOptions(replicas, mode in _ONCE, offload, recompute=_recompute(options))
+    wanted = program.ProgramOptions(
+        replicas,
+        mode in _ONCE,
+        offload,
+        recompute=_recompute(options),
+        estimate=bool(options.estimate_unknown_operators),
+    )
     tree = program.build(graph, placed, machines, wanted)
 
     progress(0.8, "memory")

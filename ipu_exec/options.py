@@ -384,6 +384,7 @@ class Options(_Group):
             output_return_period=1,
             execution_strategy=PipelinedExecution(),
             placement="",
+            estimate_unknown_operators=False,
             auto_round_num_ipus=False,
             available_memory_proportion={},
             target_name="mk2",
@@ -487,6 +488,10 @@ class Options(_Group):
         """
         strategy = type(self.execution_strategy)(*load_stages(path))
         return self._set(placement=os.fspath(path), execution_strategy=strategy, auto_round_num_ipus=True)
+
+    def estimateUnknownOperators(self, enabled: bool = True) -> Self:
+        """Guess what an operator costs that nobody lowered, rather than stop; the profile marks it as estimated."""
+        return self._flag("estimateUnknownOperators", estimate_unknown_operators=enabled)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Take the next power of two where the model needs a number of IPUs that is none."""

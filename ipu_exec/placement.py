@@ -13,6 +13,7 @@ from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.reads import read_values
 from profiler import schedules
 
+MAX_IPUS = 256  # of the largest system (facts/machine.md)
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
 
 
@@ -231,6 +232,8 @@ def round_ipus(num_ipus: int, auto_round: bool) -> int:
     power = 1
     while power < num_ipus:
         power *= 2
+    if power > MAX_IPUS:
+        raise Error(f"the model runs on {num_ipus} IPUs of a replica, and the largest system has {MAX_IPUS}")
     if power != num_ipus and not auto_round:
         raise Error(
             f"the model runs on {num_ipus} IPUs, and IPUs are attached in powers of two: use {power} of them, or call "

@@ -16,7 +16,7 @@ import numpy as np
 
 from ipu_exec.errors import LoweringError
 from ipu_exec.graph import Graph, OpNode, ValueRef
-from ipu_exec.lowering import lower
+from ipu_exec.lowering import generic, lower
 from ipu_exec.lowering.layouts import linear
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operand, OpSpec, Plan, Vertices
 from ipu_exec.machine import (
@@ -119,6 +119,7 @@ class ProgramOptions:
     stream_out_once: bool = True
     offload_optimiser: bool = False
     recompute: bool = True  # pipelined training: stages but the last run their forward again before the backward
+    estimate: bool = False  # guess an operator that nobody lowered
 
 
 def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
@@ -224,7 +225,12 @@ class _Builder:
             plan = lower(spec, machine)
         except LoweringError as error:
             where = f"{op.file}:{op.line}" if op.file else ""
-            raise LoweringError(f"{error.message} (in module {op.module or 'the model'!r})", location=where) from None
+            if self.options.estimate:
+                plan = generic(spec, machine)  # the profile marks its steps as estimated
+            else:
+                raise LoweringError(
+                    f"{error.message} (in module {op.module or 'the model'!r})", location=where
+                ) from None
         operands = [self._storage(v) for v in op.inputs]
         for index, layout in plan.input_layouts:
             self.layouts.setdefault((operands[index], stage), layout)

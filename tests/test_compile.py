@@ -320,3 +320,16 @@ def test_blocks_add_up_to_their_stage(mnist):
         stash = row.forward_cycles - block.forward_cycles
         assert 0 <= stash < 1_000  # the stash of inputs belongs to no Block
         assert row.update_cycles == block.update_cycles and row.weight_bytes == block.weight_bytes
+
+
+def test_an_unknown_operator_may_be_guessed_and_is_marked():
+    class Exotic(torch.nn.Module):
+        def forward(self, x):
+            return torch.hypot(x, x) * 2
+
+    opts = ipu_exec.Options().estimateUnknownOperators()
+    rows = list(compile_step(Exotic(), (torch.randn(100, 32),), {}, opts, None, False)._op_rows())
+    marked = {row.aten: (row.estimated, row.cycles) for row in rows}
+    assert marked["aten.hypot.default"][0] == 1
+    assert marked["aten.hypot.default"][1] > marked["aten.mul.Tensor"][1] > 0
+    assert marked["aten.mul.Tensor"][0] == 0

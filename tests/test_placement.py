@@ -109,3 +109,13 @@ def test_depth_and_powers_of_two():
     assert round_ipus(3, True) == 4 and round_ipus(4, False) == 4
     with pytest.raises(ipu_exec.Error, match="autoRoundNumIPUs"):
         round_ipus(3, False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 16, 64, 128, 256])
+def test_systems_have_powers_of_two_up_to_256_ipus(count):
+    assert round_ipus(count, False) == count
+
+
+def test_a_system_larger_than_there_is_is_refused():
+    with pytest.raises(ipu_exec.Error, match="largest system has 256"):
+        round_ipus(257, True)

@@ -1,7 +1,7 @@
 """Compile each model at its real size in a process of its own, and say how long that took.
 
-``python -m benchmarks.compile`` prints a table and writes it to docs/compile.md: wall seconds from wrapping the model to
-the written profile, without building the model itself; the most memory the process had, with torch and the model's
+``python -m benchmarks.compile`` prints a table and writes it to docs/compile.md: wall seconds from wrapping the model
+to the written profile, without building the model itself; the most memory the process had, with torch and the model's
 weights; the profile's size. Models that do not fit their tiles are compiled and written all the same.
 """
 

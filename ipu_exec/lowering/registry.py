@@ -64,7 +64,7 @@ def find(aten_name: str) -> Lowering:
         raise LoweringError(
             f"no lowering for {aten_name}: register one with "
             f"@ipu_exec.lowering.lowering({aten_name!r}), a function of (OpSpec, Machine) that returns a Plan, "
-            "or allow the estimated fallback in the Options"
+            "or let it be guessed, and marked so in the profile: Options.estimateUnknownOperators()"
         )
     return found
 
