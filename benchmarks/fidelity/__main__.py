@@ -60,7 +60,9 @@ def run(rows: list[Row]) -> list[Result]:
                 known[key] = str(error)
         case = known[key]
         try:
-            results.append(Result(row, None, case) if isinstance(case, str) else Result(row, predict(row, case), case.note))
+            results.append(
+                Result(row, None, case) if isinstance(case, str) else Result(row, predict(row, case), case.note)
+            )
         except CannotRun as error:
             results.append(Result(row, None, str(error)))
     return results

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 import ipu_exec
-from benchmarks.fidelity.cases import CannotRun, Compiled, Row, options_for
-from ipu_exec.compile import compile_step
+from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled_by, options_for
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
@@ -92,13 +91,8 @@ def compile_training(
     whole = tuple(wide(t, options.batch_factor) for t in inputs)
     chosen = optimiser(row, model)
     executor = ipu_exec.trainingModel(model.train(), options, chosen)
-    try:
-        executor.compile(*whole)
-    except ipu_exec.OutOfMemoryError as error:
-        # The same passes without the last one, which looks whether it fits: its cycles are known all the same.
-        executable = compile_step(model, inputs, {}, options, chosen, True)
-        return Compiled(executable, samples=whole[0].shape[0], note=str(error).partition(". The five")[0])
-    return Compiled(executor.executable, samples=whole[0].shape[0])
+    executable, note = compiled_by(executor, whole, inputs, chosen)
+    return Compiled(executable, samples=whole[0].shape[0], note=note)
 
 
 def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
@@ -141,7 +135,7 @@ def resnet(row: Row) -> Compiled:
     size = number(row.case, r"(\d+) px")
     images = torch.empty(batch, 3, size, size, dtype=torch.float16 if row.dtype == "fp16" else torch.float32)
     labels = torch.zeros(batch, dtype=torch.long)
-    return compile_training(row, ResNet50(), options, (images, labels))
+    return compile_training(row, ResNet50(recompute="recompute" in row.case), options, (images, labels))
 
 
 MODELS: dict[str, Callable[[Row], Compiled]] = {"BERT": bert, "ResNet-50": resnet}

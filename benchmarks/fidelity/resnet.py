@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ipu_exec
 
@@ -29,8 +30,11 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    def __init__(self, classes: int = 1000) -> None:
+    """``recompute``: of each bottleneck only what enters it is kept; the backward runs it again."""
+
+    def __init__(self, classes: int = 1000, recompute: bool = False) -> None:
         super().__init__()
+        self.recompute = recompute
         stem = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.stem = nn.Sequential(stem, nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
         self.groups, channels = nn.ModuleList(), 64
@@ -47,7 +51,8 @@ class ResNet50(nn.Module):
             x = self.stem(images)
         for number, group in enumerate(self.groups):
             with ipu_exec.Block(f"group{number + 1}"):
-                x = group(x)
+                for layer in group:
+                    x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
         with ipu_exec.Block("classifier"):
             logits = self.classify(x.mean((2, 3)))
             return logits, nn.functional.cross_entropy(logits.float(), labels)
