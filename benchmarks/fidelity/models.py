@@ -96,8 +96,8 @@ def compile_training(
 
 
 def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
-    """``factor`` micro-batches of the same values without their memory: compiling looks at shapes only."""
-    return micro.new_empty(1).expand(micro.shape[0] * factor, *micro.shape[1:])
+    """Room for ``factor`` micro-batches, never written: compiling looks at shapes and strides only."""
+    return micro.new_empty((micro.shape[0] * factor, *micro.shape[1:]))
 
 
 def bert(row: Row) -> Compiled:
