@@ -7,11 +7,13 @@ Real numbers come from `ipu_exec.numerics`, cycles from what `ipu_exec.compile` 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_flatten
@@ -20,7 +22,7 @@ from ipu_exec import numerics
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy
 from ipu_exec.errors import Error, OutOfMemoryError
 from ipu_exec.optim import SGD
-from ipu_exec.options import Options
+from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 
 logger = logging.getLogger("ipu_exec")
 
@@ -93,6 +95,8 @@ class PoplarExecutor:
             raise Error("these options compile but do not run (ConnectionType.Never, or useOfflineIpuTarget): call "
                         "compile(...), or set connectionType(ConnectionType.Always)")  # fmt: skip
         self._prepare(args, kwargs)
+        if os.environ.get(COMPILE_ONLY_VARIABLE):
+            self._stop_after_compiling()
         if not self._seeded and self._options.random_seed is not None:
             torch.manual_seed(self._options.random_seed)
         self._seeded = self._attached = True
@@ -107,6 +111,15 @@ class PoplarExecutor:
         if self._options.log_cycle_count:
             logger.info("cycles of this call: %d", self._executable.cycles_per_call)
         return result
+
+    def _stop_after_compiling(self) -> NoReturn:
+        """`ipu-run --compile-only`: the profile is whole, and the script ends before any number is computed."""
+        where = ""
+        if self._session is not None:
+            self._session.publish()
+            where = f"; the profile is {self._session.path}"
+        print(f"compiled, and ended there as --compile-only says{where}", file=sys.stderr)
+        raise SystemExit(0)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, without running. Nothing happens where that was done already."""

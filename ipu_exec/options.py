@@ -33,8 +33,11 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error
 from ipu_exec.ops import check_proportion
+from ipu_exec.placements import load_stages
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
+PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
+COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
 DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
@@ -380,6 +383,7 @@ class Options(_Group):
             output_mode=OutputMode.Default,
             output_return_period=1,
             execution_strategy=PipelinedExecution(),
+            placement="",
             auto_round_num_ipus=False,
             available_memory_proportion={},
             target_name="mk2",
@@ -415,6 +419,8 @@ class Options(_Group):
             self.enableExecutableCaching(os.environ["POPTORCH_CACHE_DIR"])
         if os.environ.get(TARGET_VARIABLE):
             self.target(os.environ[TARGET_VARIABLE])
+        if os.environ.get(PLACEMENT_VARIABLE):
+            self.loadPlacement(os.environ[PLACEMENT_VARIABLE])
         self.autoreport = autoreport
         if autoreport_dir is not None:
             self.autoreport_dir = autoreport_dir
@@ -469,7 +475,18 @@ class Options(_Group):
         """PipelinedExecution(...) or ShardedExecution(...)."""
         if not isinstance(strategy, ExecutionStrategy):
             raise Error(f"setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not {strategy!r}")
+        if self.placement:  # its stages stay, in the order of execution that was asked for
+            strategy = type(strategy)(*load_stages(self.placement))
         return self._set(execution_strategy=strategy)
+
+    def loadPlacement(self, path: str | os.PathLike[str]) -> Self:
+        """Take the stages of a file that ``ipu-report rebalance`` wrote, whatever the script says of its stages.
+
+        A number of IPUs that is no power of two is rounded up. Error where the file is no placement; that it has each
+        Block of the model once is checked by the compile.
+        """
+        strategy = type(self.execution_strategy)(*load_stages(path))
+        return self._set(placement=os.fspath(path), execution_strategy=strategy, auto_round_num_ipus=True)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Take the next power of two where the model needs a number of IPUs that is none."""

@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from types import ModuleType, TracebackType
 
 from ipu_exec import machine
-from ipu_exec.options import ENGINE_OPTIONS_VARIABLE, TARGET_VARIABLE
+from ipu_exec.errors import Error
+from ipu_exec.options import COMPILE_ONLY_VARIABLE, ENGINE_OPTIONS_VARIABLE, PLACEMENT_VARIABLE, TARGET_VARIABLE
+from ipu_exec.placements import load_stages
 
 _STANDS_FOR = {"poptorch": "ipu_exec", "pva": "profiler.pva"}
 
@@ -27,6 +29,8 @@ _EXAMPLES = """examples:
   ipu-run train.py --epochs 3
   ipu-run --autoreport out train.py --epochs 3   and write out/training/profile.pop
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
+  ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
+  ipu-run --placement placement.json train.py           with the stages that ipu-report rebalance proposed
 then: ipu-report summary out/training"""
 
 
@@ -40,6 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--autoreport", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/...")
     parser.add_argument("--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow")
+    parser.add_argument(
+        "--placement", metavar="FILE", help="stages from this file (ipu-report rebalance -o) instead of the script's"
+    )
+    parser.add_argument(
+        "--compile-only",
+        action="store_true",
+        help="end when the first model is compiled and its profile written: no numbers are computed",
+    )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     args = parser.parse_args(argv)
@@ -48,11 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             source = file.read()
         if args.target is not None:
             os.environ[TARGET_VARIABLE] = machine.target(args.target).name
+        if args.placement is not None:
+            load_stages(args.placement)
+            os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
+        if args.compile_only:
+            os.environ[COMPILE_ONLY_VARIABLE] = "1"
         if args.autoreport is not None:
             os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
     except OSError as error:
         parser.exit(2, f"ipu-run: error: {args.script} cannot be read: {error.strerror}\n")
-    except ValueError as error:
+    except (ValueError, Error) as error:
         parser.exit(2, f"ipu-run: error: {error}\n")
     stand_in()
     return run_script(args.script, source, args.args)

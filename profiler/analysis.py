@@ -42,8 +42,9 @@ def waiting(report: Report, run: int = 0) -> float:
     """Share of all IPUs' cycles that are spent waiting for another IPU."""
     if run >= len(report.runs):
         return 0.0
-    proportions = report.cycle_proportions(run)
-    return float(proportions["idle"].sum() / max(1, proportions["total"].sum()))
+    tasks = report.tasks(run, iteration=0)  # waits are tasks: the steps need not be unrolled
+    cycles = tasks["cycles"].groupby(tasks["kind"]).sum()
+    return float(cycles.get("idle", 0) / max(1, cycles.sum()))
 
 
 def operators(report: Report) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from reports.cli import COMMANDS, main
 from reports.cli.view import free_port
 from tests.synthetic import synthetic_profile
 
-PRINTING = [name for name in COMMANDS if name not in ("html", "view", "query")]
+PRINTING = [name for name in COMMANDS if name not in ("html", "view", "query", "compare")]
 
 
 @pytest.fixture(scope="module")

@@ -121,9 +121,11 @@ def test_the_pipeline_has_the_reports_numbers(chromium: Any, address: str, repor
             assert f"{part['cycles'].sum():,}" in page.inner_text("#pipeline-phases"), phase
         lanes = view.plot("pipeline-lanes", "plot.layout.yaxis.ticktext.length")
         assert lanes == report.target.num_ipus
+        update = report.pipeline_cycles(0, 0).iloc[-1]
+        view.open(f"/pipeline?from={update['start'] - 3000}&to={update['end']}")
         drawn = view.plot(
             "pipeline-lanes",
-            "plot._fullData.filter(t => t.name === 'weight update').map(t => t.x.reduce((a, b) => a + b, 0))[0]",
+            "plot._fullData.find(t => t.type === 'bar' && t.name === 'weight update').x.reduce((a, b) => a + b, 0)",
         )
         tasks = report.tasks(0, iteration=0)
         assert drawn == tasks.loc[tasks["direction"] == "update", "cycles"].sum()

@@ -52,7 +52,7 @@ def serving(app: Any) -> Iterator[str]:
         thread.join(timeout=10)
 
 
-def settled(page: Any, timeout: float = 30_000) -> None:
+def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
     """Wait until the page has been drawn: content is there, no callback runs, figures have their axes."""
     page.wait_for_function(
         """() => {
@@ -66,7 +66,7 @@ def settled(page: Any, timeout: float = 30_000) -> None:
         timeout=timeout,
         polling=50,  # not by frames: a page at rest draws none
     )
-    page.wait_for_timeout(200)
+    page.wait_for_timeout(pause)
 
 
 def take(address: str, pages: Sequence[tuple[str, str]], folder: Path, browser: str) -> list[Path]:

@@ -16,13 +16,16 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from reports.cli import (
+    compare,
     doctor,
     html,
+    insights,
     liveness,
     memory,
     ops,
     program,
     query,
+    rebalance,
     stages,
     summary,
     tile,
@@ -35,6 +38,7 @@ from reports.cli.common import CommandError, one_line
 # In the order of --help: what a newcomer needs first.
 COMMANDS = {
     "summary": summary,
+    "insights": insights,
     "stages": stages,
     "timeline": timeline,
     "memory": memory,
@@ -43,6 +47,8 @@ COMMANDS = {
     "ops": ops,
     "program": program,
     "variables": variables,
+    "rebalance": rebalance,
+    "compare": compare,
     "query": query,
     "doctor": doctor,
     "html": html,

@@ -53,7 +53,7 @@ window.dash_clientside.viewer = {
 
   function rowsOf(plot) {
     const rows = [['trace', 'x', 'y', 'value', 'note']];
-    (plot._fullData || []).filter((trace) => trace.visible === true).forEach((trace) => {
+    (plot._fullData || []).filter((trace) => trace.visible === true && !(trace.type === 'scatter' && trace.fill === 'toself')).forEach((trace) => {
       if (trace.type === 'heatmap') {
         const z = list(trace.z), x = list(trace.x), y = list(trace.y);
         z.forEach((row, j) => list(row).forEach((value, i) => rows.push([trace.name, x[i] ?? i, y[j] ?? j, value, ''])));
@@ -109,6 +109,44 @@ window.dash_clientside.viewer = {
       });
     }
   });
+
+  // -- the wheel --------------------------------------------------------------------------------------
+  // A turn asks the server at once, rather than have plotly redraw what it has and then ask. Along x; with shift
+  // along y, where a figure can be zoomed there.
+  const windows = new WeakMap();
+
+  function ask(plot, axis, low, high) {
+    const meta = plot.layout.meta, names = axis === 'y' ? meta.y : meta.x;
+    const put = (name, value) => window.dash_clientside.set_props({ page: meta.page, param: name }, { value });
+    put(names[0], String(Math.floor(low)));
+    put(names[1], String(Math.ceil(high)));
+  }
+  document.addEventListener('wheel', (event) => {
+    const plot = event.target.closest?.('.js-plotly-plot');
+    if (!plot || !plot.layout?.meta?.page || event.ctrlKey || !event.target.closest('.draglayer')) { return; }
+    const axis = event.shiftKey && plot.layout.meta.y ? 'y' : 'x';
+    const name = axis + 'axis', scale = axis === 'x' ? plot.layout.meta.scale : 1;
+    const drawn = plot.layout[name].range.map((value) => Number(value) / scale);
+    const key = drawn.join();
+    let state = windows.get(plot) || {};
+    let held = state[axis];
+    if (!held || held.key !== key) { held = { key, low: drawn[0], high: drawn[1] }; }
+    event.preventDefault();
+    event.stopPropagation();
+    const full = plot._fullLayout[name], box = plot.getBoundingClientRect();
+    const at = axis === 'x' ? (event.clientX - box.left - full._offset) / full._length
+      : 1 - (event.clientY - box.top - full._offset) / full._length;
+    const middle = held.low + Math.min(1, Math.max(0, at)) * (held.high - held.low);
+    const turned = event.deltaY || event.deltaX;
+    const factor = Math.exp(Math.max(-1, Math.min(1, turned / 400)));
+    held.low = middle - (middle - held.low) * factor;
+    held.high = middle + (held.high - middle) * factor;
+    state[axis] = held;
+    windows.set(plot, state);
+    clearTimeout(held.timer);
+    const wait = performance.now() - (held.asked || 0) > 120 ? 0 : 60;
+    held.timer = setTimeout(() => { held.asked = performance.now(); ask(plot, axis, held.low, held.high); }, wait);
+  }, { capture: true, passive: false });
 
   // -- keys -------------------------------------------------------------------------------------------
   function zoomable() {

@@ -26,6 +26,10 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.start)
 
+    def where(self, mask: np.ndarray) -> Pieces:
+        """The pieces that ``mask`` marks."""
+        return Pieces(*(getattr(self, name)[mask] for name in self.__slots__))
+
 
 def inside(start: np.ndarray, end: np.ndarray, low: float, high: float) -> slice:
     """Positions of the slices that reach into ``[low, high]``. Sorted, without overlaps."""
@@ -123,7 +127,7 @@ class Rows:
         half = (high - low) / 2
         parts, inside = [], []
         for left, right, middle in ((low - half, low, False), (low, high, True), (high, high + half, False)):
-            found = pieces(start, end, colour, left, right, max(1, pixels if middle else pixels // 2))
+            found = pieces(start, end, colour, left, right, max(1, pixels if middle else pixels // 4))
             parts.append(
                 (
                     np.maximum(found.start, int(np.floor(left))),

@@ -1,6 +1,6 @@
 """The pipeline: one lane an IPU, its tasks large, the steps they are made of as a strip beneath.
 
-Bars are drawn a trace an activity, so that the legend switches activities on and off. Times on the x-axis count
+Slices are drawn by activity (`slices`), so that the legend switches activities on and off. Times on the x-axis count
 from the start of what is shown (a device iteration, or a run).
 """
 
@@ -15,7 +15,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from viewer.figures import theme as themes
-from viewer.figures.lod import Pieces, Rows, totals
+from viewer.figures.lod import Pieces, Rows, inside, totals
+from viewer.figures.slices import WIDE, Canvas, Look
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, BY_KIND, COMPUTE, WAITING, Theme
 from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text_of
 
@@ -26,7 +27,8 @@ PIXELS = 1400  # columns of a figure as wide as the page
 _TASK, _STRIP = (-0.10, 0.56), (0.29, 0.13)  # where in its lane, and how high
 _SLOWEST_AT = 0.42
 LANE = 74  # pixels
-_DIGIT = 8  # pixels
+_DIGIT = 7  # pixels
+_MOST_BARS = 1500  # of tasks
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,7 @@ def pipeline(
     low, high = window or (0.0, float(max(1, lanes.end)))
     low, high = low + lanes.origin, high + lanes.origin
     figure = go.Figure(layout=_layout(lanes, clock, theme, low, high))
-    for trace in _bars(lanes, clock, theme, low, high, pixels):
-        figure.add_trace(trace)
+    figure.add_traces(_traces(lanes, clock, theme, low, high, pixels))
     if len(lanes.cycles):
         figure.add_trace(_slowest(lanes, clock, theme))
         _phases(figure, lanes, clock, theme, low, high, pixels)
@@ -254,56 +255,43 @@ def _text_colour(code: int, theme: Theme) -> str:
     return "#10151c" if ACTIVITIES[code].dark_text or theme.name == "dark" else "#ffffff"
 
 
-def _bars(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int) -> list[go.Bar]:
-    """A trace an activity, with its tasks and its steps of all lanes."""
-    drawn: list[tuple[np.ndarray, ...]] = []
-    hover: list[str] = []
-    words: list[str] = []
-    cycles_a_pixel = (high - low) / pixels
+def _traces(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int) -> list[Any]:
+    """The tasks and, beneath them, the steps of all lanes."""
+    few = _shown_tasks(lanes, low, high) <= _MOST_BARS  # then narrow ones have their hatching and their numbers, too
+    tasks = Canvas((high - low) / pixels, lanes.origin, clock.scale, 3 if few else WIDE)
+    steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
     for ipu in range(len(lanes.task_rows)):
         found, shown = lanes.task_rows.around(ipu, low, high, pixels)
-        drawn.append((found.start, found.end, found.code, *_at(ipu, _TASK, len(found))))
-        hover += _task_words(lanes, found, clock)
-        words += _numbers(lanes, found, shown, cycles_a_pixel)
+        wide = tasks.wide(found)
+        bars = found.where(wide)
+        words = _numbers(lanes, bars, shown[wide], tasks.cycles_a_pixel)
+        tasks.add_bars(bars, ipu + _TASK[0], _TASK[1], _task_words(lanes, bars, clock), words)
+        tasks.add_narrow(found.where(~wide), ipu + _TASK[0], _TASK[1])
         found, _ = lanes.step_rows.around(ipu, low, high, pixels)
-        drawn.append((found.start, found.end, found.code, *_at(ipu, _STRIP, len(found))))
-        hover += _step_words(lanes, found, clock)
-        words += [""] * len(found)
-    if not drawn:
-        return []
-    start, end, code, y, height = (np.concatenate(column) for column in zip(*drawn, strict=True))
-    base = (start - lanes.origin) * clock.scale
-    length = (end - start) * clock.scale
-    hovers, texts = np.array(hover, dtype=object), np.array(words, dtype=object)
-    bars = []
-    for index, activity in enumerate(ACTIVITIES):
-        mine = code == index
-        if not mine.any():
-            continue
-        bars.append(
-            go.Bar(
-                name=activity.name,
-                orientation="h",
-                base=base[mine],
-                x=length[mine],
-                y=y[mine],
-                width=height[mine],
-                marker=_marker(index, theme),
-                text=texts[mine] if any(texts[mine]) else None,
-                textposition="inside",
-                insidetextanchor="middle",
-                textangle=0,
-                constraintext="none",
-                textfont={"color": _text_colour(index, theme), "size": 12},
-                customdata=hovers[mine],
-                hovertemplate="%{customdata}<extra></extra>",
-            )
-        )
-    return bars
+        wide = steps.wide(found)
+        bars = found.where(wide)
+        steps.add_bars(bars, ipu + _STRIP[0], _STRIP[1], _step_words(lanes, bars, clock), [""] * len(bars))
+        steps.add_narrow(found.where(~wide), ipu + _STRIP[0], _STRIP[1])
+    looks = {
+        code: Look(activity.name, _marker(code, theme), activity.colour(theme), _text_colour(code, theme))
+        for code, activity in enumerate(ACTIVITIES)
+    }
+    made = tasks.traces(looks)
+    named = {trace.name for trace in made}
+    for trace in steps.traces(looks):
+        if trace.name in named:
+            trace.update(showlegend=False)
+        made.append(trace)
+    order = {activity.name: code for code, activity in enumerate(ACTIVITIES)}
+    return sorted(made, key=lambda trace: order[trace.name])
 
 
-def _at(ipu: int, place: tuple[float, float], count: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.full(count, ipu + place[0]), np.full(count, place[1])
+def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
+    rows = lanes.task_rows
+    return sum(
+        found.stop - found.start
+        for found in (inside(rows.start[here], rows.end[here], low, high) for here in map(rows.of, range(len(rows))))
+    )
 
 
 def _merged(count: int) -> str:
@@ -346,7 +334,7 @@ def _numbers(lanes: Lanes, found: Pieces, shown: np.ndarray, cycles_a_pixel: flo
     width = (found.end - found.start) / max(cycles_a_pixel, 1e-9)
     large = shown & (found.code < COMPUTE)  # what moves a micro-batch through its stage
     return [
-        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + 3 else ""
+        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + 2 else ""
         for number, room, show in zip(batch.tolist(), width.tolist(), large.tolist(), strict=True)
     ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from viewer.figures import lod
 from viewer.figures.lod import Pieces, Rows
 from viewer.figures.pipeline import codes
+from viewer.figures.slices import Canvas, Look
 from viewer.figures.theme import ACTIVITIES, NAMES, WAITING, Theme
 from viewer.figures.units import Clock, plain, shortened, text_of
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 PIXELS = 1300
 MAX_LEVELS = 8  # rows of a flame
 _CHARACTER = 7  # pixels
+_HEIGHT = 0.86  # of its row
 _FAINT = len(ACTIVITIES)  # what the filter leaves out
 _MODULES = len(ACTIVITIES) + 1  # codes of modules begin here
 # Muted hues for modules: they say "another module", not what it does.
@@ -126,49 +128,22 @@ def trace(
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
     code = _codes(rows, find)
-    drawn: list[tuple[np.ndarray, ...]] = []
-    hover: list[str] = []
-    words: list[str] = []
+    canvas = Canvas((high - low) / pixels, rows.origin, clock.scale)
     for row in range(len(rows.rows)):
         found, shown = rows.rows.around(row, low, high, pixels, code)
-        source = rows.rows.source[found.longest]
-        drawn.append((found.start, found.end, found.code, np.full(len(found), row), rows.step[source]))
-        hover += _hover(rows, found, source, clock)
-        words += _words(rows, found, source, shown, (high - low) / pixels)
+        wide = canvas.wide(found)
+        bars, source = found.where(wide), rows.rows.source[found.longest[wide]]
+        words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
+        hover = list(zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True))
+        canvas.add_bars(bars, row, _HEIGHT, hover, words)
+        canvas.add_narrow(found.where(~wide), row, _HEIGHT)
     figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
-    if not drawn:
-        return figure
-    start, end, code, y, step = (np.concatenate(column) for column in zip(*drawn, strict=True))
-    base, length = (start - rows.origin) * clock.scale, (end - start) * clock.scale
-    hovers, texts = np.array(hover, dtype=object), np.array(words, dtype=object)
-    modules = np.where(code >= _MODULES, _MODULES, code)
-    for index in np.unique(modules).tolist():
-        mine = modules == index
-        name, colour, text = _look(index, code[mine], theme)
-        figure.add_bar(
-            name=name,
-            orientation="h",
-            base=base[mine],
-            x=length[mine],
-            y=y[mine],
-            width=0.86,
-            marker={"color": colour, "line": {"width": 0}},
-            text=texts[mine] if any(texts[mine]) else None,
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            constraintext="none",
-            textfont={"color": text, "size": 11},
-            customdata=np.stack([hovers[mine], step[mine].astype(object)], axis=1),
-            hovertemplate="%{customdata[0]}<extra></extra>",
-        )
+    figure.add_traces(canvas.traces(_looks(theme)))
     return figure
 
 
-def overview(
-    rows: Trace, clock: Clock, theme: Theme, window: tuple[float, float] | None, pixels: int = PIXELS
-) -> go.Figure:
-    """All of the time, small: the share of it that was not waiting; the shown part marked."""
+def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> go.Figure:
+    """All of the time, small: the share of it that was not waiting."""
     bins = min(pixels // 2, max(1, rows.end))
     edges = np.linspace(0, max(1, rows.end), bins + 1)
     busy = np.zeros(bins)
@@ -204,9 +179,6 @@ def overview(
             showlegend=False,
         )
     )
-    if window is not None:
-        left, right = window[0] * clock.scale, window[1] * clock.scale
-        figure.add_vrect(x0=left, x1=right, fillcolor=theme.text, opacity=0.18, line={"width": 1, "color": theme.text})
     return figure
 
 
@@ -289,16 +261,21 @@ def _words(rows: Trace, found: Pieces, source: np.ndarray, shown: np.ndarray, cy
     return words
 
 
-def _look(index: int, code: np.ndarray, theme: Theme) -> tuple[str, Any, str]:
-    """Name in the legend, colour or colours, and colour of the text."""
-    if index == _FAINT:
-        return "not found", theme.line, theme.muted
-    if index == _MODULES:
-        return "module", np.array(_MODULE_COLOURS[theme.name])[code - _MODULES], theme.text
-    activity = ACTIVITIES[index]
-    dark = activity.dark_text or theme.name == "dark"
-    text = theme.muted if index == WAITING else "#10151c" if dark else "#ffffff"
-    return activity.name, activity.colour(theme), text
+def _looks(theme: Theme) -> dict[int, Look]:
+    """By code: the activities, what is not found, and the modules' hues (one name in the legend)."""
+    found = {}
+    for code, activity in enumerate(ACTIVITIES):
+        dark = activity.dark_text or theme.name == "dark"
+        text = theme.muted if code == WAITING else "#10151c" if dark else "#ffffff"
+        found[code] = _plain(activity.name, activity.colour(theme), text)
+    found[_FAINT] = _plain("not found", theme.line, theme.muted)
+    for number, colour in enumerate(_MODULE_COLOURS[theme.name]):
+        found[_MODULES + number] = _plain("module" if number == 0 else f"module {number + 1}", colour, theme.text)
+    return found
+
+
+def _plain(name: str, colour: str, text: str) -> Look:
+    return Look(name, {"color": colour, "line": {"width": 0}}, colour, text)
 
 
 def _busy(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -315,9 +292,9 @@ def _busy(start: np.ndarray, end: np.ndarray, code: np.ndarray, edges: np.ndarra
 
 def _layout(rows: Trace, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
     count = max(1, len(rows.names))
-    height = 30 if len(rows.names) and rows.names[0] == "task" else max(22, min(46, 1200 // count))
+    height = 30 if rows.names[:1] == ("task",) else max(22, min(46, 1200 // count))
     return theme.layout(
-        height * count + 130,
+        height * count + 112,
         barmode="overlay",
         margin={"l": 64, "r": 16, "t": 64, "b": 48},
         legend={"orientation": "h", "yref": "container", "y": 0.99, "yanchor": "top", "x": 0, "traceorder": "normal"},

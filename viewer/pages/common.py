@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Children = Any
 GRAPH_CONFIG = {
     "displaylogo": False,
-    "scrollZoom": True,
+    "scrollZoom": False,  # assets/viewer.js asks the server at once
     "doubleClick": "autosize",
     "responsive": True,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "toImage"],
@@ -398,6 +398,14 @@ function(relayout) {
     return [String(Math.floor(low)), String(Math.ceil(high))];
 }
 """
+
+
+def zoomable(figure: go.Figure, page: str, scale: float = 1.0, y: bool = False) -> go.Figure:
+    """Tell the browser how to ask for another part of a figure: whose parameters, and the unit of its x-axis."""
+    meta: dict[str, Any] = {"page": page, "scale": scale, "x": ["from", "to"]}
+    if y:
+        meta["y"] = ["low", "high"]
+    return figure.update_layout(meta=meta)
 
 
 def zooms(app: Dash, page: str, graph_id: str, low: str = "from", high: str = "to") -> None:

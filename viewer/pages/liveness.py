@@ -113,8 +113,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         limit = report.target.bytes_per_tile
         figure = figures.heat_map(values, steps, tiles, program, limit, common.theme_of(where), scale == "limit")
         key = f"{ipu}{steps}{tiles}"
-        figure.update_layout(
-            meta={"scale": 1},
+        common.zoomable(figure, NAME, y=True).update_layout(
             uirevision="same",
             **{axis: {"uirevision": key} for axis in ("xaxis", "xaxis2", "yaxis", "yaxis2")},
         )

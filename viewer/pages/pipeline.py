@@ -105,15 +105,14 @@ def register(app: Dash, profiles: Profiles) -> None:
         pixels = max(300, common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS)
         batch = common.whole(follow, -1)
         figure = figures.pipeline(lanes, clock, theme, window, pixels, batch if batch >= 0 else None)
-        keep_zoom(figure, clock, window, (run, iteration))
+        keep_zoom(figure, NAME, clock, window, (run, iteration))
         busy = figures.busy(lanes, clock, theme, window)
         return figure, busy, _phases(report, run, iteration, clock, theme)
 
 
-def keep_zoom(figure: Any, clock: Clock, window: Any, key: Any) -> None:
-    """Zoom comes from the address, legend switches stay as they are; ``meta.scale`` tells the browser the unit."""
-    figure.update_layout(
-        meta={"scale": clock.scale},
+def keep_zoom(figure: Any, page: str, clock: Clock, window: Any, key: Any) -> None:
+    """Zoom comes from the address, legend switches stay as they are."""
+    common.zoomable(figure, page, clock.scale).update_layout(
         uirevision="same",
         xaxis={"uirevision": f"{window}{key}{clock.unit}"},
         legend={"uirevision": "same"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import dcc, html
+from dash import Dash, Output, dcc, html
 
 from profiler import Report, analysis
 from profiler.insights import Insight, insights
@@ -13,9 +13,10 @@ from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
 from viewer.figures.units import Clock
 from viewer.pages import common
-from viewer.pages.common import Column, Page, View
-from viewer.pages.pipeline import lanes_of
+from viewer.pages.common import Page, View
+from viewer.profiles import Profiles
 
+NAME = "summary"
 MOST_INSIGHTS = 6
 
 
@@ -23,11 +24,9 @@ def layout(view: View) -> Any:
     """The page."""
     report = view.report
     clock = Clock(report.target.clock_hz)
-    children: list[Any] = [common.controls(view)] if len(view.profiles) > 1 else []
+    children: list[Any] = [common.controls(view)]
     children.append(_numbers(report, clock))
-    found = view.profiles.made(report, "insights", lambda: insights(report))
-    if found:
-        children.append(_insights(found[:MOST_INSIGHTS], clock))
+    children.append(html.Div(id="summary-insights", style={"minHeight": "120px"}))
     if len(report.stages):
         children.append(
             common.figure_card(
@@ -133,7 +132,8 @@ def _cycles(view: View) -> Any:
     report = view.report
     if not len(report.runs):
         return common.card("Where the cycles go", common.message("No call was profiled: compiled only."))
-    lanes = lanes_of(view.profiles, report, 0, 0)
+    tasks = report.tasks(0, iteration=0)
+    lanes = pipeline_figures.lanes(tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages)
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     return common.card(
         "Where the cycles go",
@@ -145,12 +145,18 @@ def _cycles(view: View) -> Any:
 
 
 def _options(view: View) -> Any:
-    import pandas as pd
-
-    options = view.report.options
-    frame = pd.DataFrame({"name": list(options), "value": [str(value) for value in options.values()]})
-    columns = (Column("name", "option"), Column("value", "value"))
-    return common.table("options", frame, columns, view.theme, height=320)
+    rows = [html.Tr([html.Td(name), html.Td(str(value))]) for name, value in view.report.options.items()]
+    return html.Div(html.Table(html.Tbody(rows), className="plain"), className="scroll")
 
 
-PAGE = Page("/", "Summary", layout, help="What ran, how fast, and what limits it")
+def register(app: Dash, profiles: Profiles) -> None:
+    """Insights take a moment: they come when the page is there."""
+
+    @app.callback(Output("summary-insights", "children"), *common.param_input(NAME, "profile"))
+    def show(profile: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        found = profiles.made(report, "insights", lambda: insights(report))
+        return _insights(found[:MOST_INSIGHTS], Clock(report.target.clock_hz)) if found else []
+
+
+PAGE = Page("/", "Summary", layout, register, "What ran, how fast, and what limits it")

@@ -53,6 +53,7 @@ def layout(view: View) -> Any:
             common.hidden(view, "from"),
             common.hidden(view, "to"),
             common.hidden(view, "step"),
+            dcc.Store(id="trace-marked"),
         ),
         common.card("Overview", common.graph("trace-overview", height=84), note="Drag over a part of it to see that."),
         common.figure_card(
@@ -103,6 +104,25 @@ function(selected, figure) {
 }
 """
 
+_WHAT = ("profile", "run", "iteration", "span", "ipu", "form", "unit")
+
+# Marks the shown part on the overview: a shape, without drawing its curve again.
+_MARK = """
+function(low, high, figure) {
+    const mark = () => {
+        const plot = document.querySelector('#trace-overview .js-plotly-plot');
+        if (!plot || !plot.layout || !plot.layout.meta) { return; }
+        const scale = plot.layout.meta.scale;
+        const shapes = low && high ? [{ type: 'rect', xref: 'x', yref: 'paper', y0: 0, y1: 1,
+            x0: Number(low) * scale, x1: Number(high) * scale, fillcolor: '#808a96', opacity: 0.35,
+            line: { width: 1, color: '#808a96' } }] : [];
+        window.Plotly.relayout(plot, { shapes, selections: [] });
+    };
+    setTimeout(mark, 150);
+    return [low, high];
+}
+"""
+
 _CLICK = """
 function(point) {
     const at = point && point.points && point.points[0];
@@ -130,27 +150,15 @@ def register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
 
-    @app.callback(
-        Output("trace-rows", "figure"),
-        Output("trace-overview", "figure"),
-        Output("trace-kinds", "children"),
-        Output("trace-found", "children"),
-        *common.param_input(NAME, "profile", "run", "iteration", "span", "ipu", "form", "unit", "find", "from", "to"),
-        common.theme_state(),
+    app.clientside_callback(
+        _MARK,
+        Output("trace-marked", "data"),
+        *common.param_input(NAME, "from", "to"),
+        Input("trace-overview", "figure"),
     )
-    def draw(
-        profile: Any,
-        run: Any,
-        iteration: Any,
-        span: Any,
-        ipu: Any,
-        form: Any,
-        unit: Any,
-        find: Any,
-        low: Any,
-        high: Any,
-        where: Any,
-    ) -> Any:
+
+    def asked(profile: Any, run: Any, iteration: Any, span: Any, ipu: Any, form: Any, unit: Any) -> Any:
+        """The report, the rows that are asked for, the clock, and what tells them from others."""
         report = profiles.get(common.whole(profile, 0))
         run = common.whole(run, 0, 0, max(0, len(report.runs) - 1))
         last = max(0, int(report.runs["iterations"].iloc[run]) - 1)
@@ -158,15 +166,29 @@ def register(app: Dash, profiles: Profiles) -> None:
         chip = common.whole(ipu, -1, 0, report.target.num_ipus - 1)
         kind = "flame" if form == "flame" else "flat"
         rows = rows_of(profiles, report, run, which, chip if chip >= 0 else None, kind)
-        clock = Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles")
-        theme = common.theme_of(where)
+        return rows, Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles"), (run, which, chip, kind)
+
+    @app.callback(
+        Output("trace-rows", "figure"),
+        Output("trace-kinds", "children"),
+        Output("trace-found", "children"),
+        *common.param_input(NAME, *_WHAT, "find", "from", "to"),
+        common.theme_state(),
+    )
+    def draw(*values: Any) -> Any:
+        *what, find, low, high, where = values
+        rows, clock, key = asked(*what)
         window = common.window(low, high, rows.end)
-        pixels = max(300, common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS)
-        figure = figures.trace(rows, clock, theme, window, pixels, str(find or ""))
-        keep_zoom(figure, clock, window, (run, which, chip, kind))
-        over = figures.overview(rows, clock, theme, window, pixels)
-        over.update_layout(meta={"scale": clock.scale}, uirevision=f"{window}{unit}", selectionrevision=f"{window}")
-        return figure, over, _kinds(rows, window, clock), _found(rows, str(find or ""), clock)
+        figure = figures.trace(rows, clock, common.theme_of(where), window, _pixels(where), str(find or ""))
+        keep_zoom(figure, NAME, clock, window, key)
+        return figure, _kinds(rows, window, clock), _found(rows, str(find or ""), clock)
+
+    @app.callback(Output("trace-overview", "figure"), *common.param_input(NAME, *_WHAT), common.theme_state())
+    def overview(*values: Any) -> Any:
+        *what, where = values
+        rows, clock, _ = asked(*what)
+        over = figures.overview(rows, clock, common.theme_of(where), _pixels(where))
+        return over.update_layout(meta={"scale": clock.scale})
 
     @app.callback(
         Output("trace-step", "children"),
@@ -220,6 +242,11 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     if len(vertices):
         children.append(common.table("trace-vertices", vertices, _VERTICES, theme))
     return children
+
+
+def _pixels(where: Any) -> int:
+    """Columns of the figures: as the browser said its window is wide."""
+    return max(300, common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS)
 
 
 def _kinds(rows: Trace, window: Any, clock: Clock) -> Any:

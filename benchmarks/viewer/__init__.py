@@ -1,0 +1,1 @@
+"""How fast the viewer answers on large profiles: ``python -m benchmarks.viewer``."""

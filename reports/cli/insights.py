@@ -1,0 +1,49 @@
+"""What limits the run, what acting on it would gain, and what to change: most cycles first.
+
+Gains are predictions from the profile's own costs, cycles a weight update; they do not add up.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "what limits the run, and what to change, with the gain"
+EXAMPLES = """  ipu-report insights demo/training
+  ipu-report insights --json demo/training | jq '.[0].insights[0].action'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    common.add_top(parser, 8)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    def page(report: Report) -> Page:
+        from dataclasses import asdict
+
+        import pandas as pd
+
+        from profiler.insights import Insight, insights
+        from reports.tables import Column, Page, Table, say, text
+
+        found = insights(report)
+        names = list(Insight.__dataclass_fields__)
+        frame = pd.DataFrame([asdict(one) for one in found], columns=pd.Index(names))
+        columns = (Column("gain_cycles", "gain,\ncycles"), Column("title", "finding", text))
+        table = Table("insights", frame, columns, most=common.top(args))
+        lines = [
+            say(f"{at}. {one.detail} {one.action[0].upper()}{one.action[1:]}.")
+            for at, one in enumerate(found[: args.top or None], 1)
+        ]
+        return Page(str(report.path), (table, *lines))
+
+    return common.each_profile(args, page)

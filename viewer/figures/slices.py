@@ -1,0 +1,128 @@
+"""Slices of rows as plotly traces, one or two an activity: wide ones as bars, narrow ones as one filled outline.
+
+A browser takes a tenth of a second for a thousand bars, each an element of the page, but draws an outline of a
+thousand rectangles at once. What is only a few pixels wide has no room for a name, and needs no element of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from viewer.figures.lod import Pieces
+
+WIDE = 8  # pixels
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an activity is drawn: its name in the legend, the bars' marker, and the colours of outline and text."""
+
+    name: str
+    marker: dict[str, Any]
+    fill: str
+    text: str
+
+
+class Canvas:
+    """Slices gathered row by row. What has fewer than ``wide`` pixels is narrow; ``origin`` is 0 on the x-axis."""
+
+    def __init__(self, cycles_a_pixel: float, origin: int, scale: float, wide: int = WIDE) -> None:
+        self.cycles_a_pixel, self.origin, self.scale, self._wide = cycles_a_pixel, origin, scale, wide
+        self._bars: list[tuple[np.ndarray, ...]] = []
+        self._narrow: list[tuple[np.ndarray, ...]] = []
+
+    def wide(self, found: Pieces) -> np.ndarray:
+        """Mask of the pieces that are drawn as bars."""
+        return found.end - found.start >= self._wide * self.cycles_a_pixel
+
+    def add_bars(self, found: Pieces, y: float, height: float, hover: list[Any], text: list[str]) -> None:
+        """Wide pieces, at ``y`` and so high (in rows), with a hover label and a text each."""
+        count = len(found)
+        words, labels = np.empty(count, dtype=object), np.array(text, dtype=object)
+        words[:] = hover
+        self._bars.append(
+            (found.start, found.end, found.code, np.full(count, y), np.full(count, height), words, labels)
+        )
+
+    def add_narrow(self, found: Pieces, y: float, height: float) -> None:
+        """Narrow pieces."""
+        count = len(found)
+        self._narrow.append((found.start, found.end, found.code, np.full(count, y), np.full(count, height)))
+
+    def traces(self, looks: dict[int, Look]) -> list[Any]:
+        """The traces, in the order of ``looks`` (by code)."""
+        made: list[Any] = []
+        bars = [np.concatenate(column) for column in zip(*self._bars, strict=True)] if self._bars else None
+        narrow = [np.concatenate(column) for column in zip(*self._narrow, strict=True)] if self._narrow else None
+        for code, look in looks.items():
+            if bars is not None and (mine := bars[2] == code).any():
+                made.append(self._bar(look, *(column[mine] for column in bars)))
+            if narrow is not None and (mine := narrow[2] == code).any():
+                if not made or made[-1].name != look.name:  # the legend shows squares, whatever is drawn
+                    made.append(go.Bar(name=look.name, legendgroup=look.name, x=[None], y=[None], marker=look.marker))
+                made.append(self._outline(look, *(column[mine] for column in narrow)))
+        return made
+
+    def _at(self, cycles: np.ndarray) -> np.ndarray:
+        return (cycles - self.origin) * self.scale
+
+    def _bar(
+        self,
+        look: Look,
+        start: np.ndarray,
+        end: np.ndarray,
+        code: np.ndarray,
+        y: np.ndarray,
+        height: np.ndarray,
+        hover: np.ndarray,
+        text: np.ndarray,
+    ) -> go.Bar:
+        pairs = len(hover) > 0 and isinstance(hover[0], tuple)
+        return go.Bar(
+            name=look.name,
+            legendgroup=look.name,
+            orientation="h",
+            base=self._at(start),
+            x=(end - start) * self.scale,
+            y=y,
+            width=height,
+            marker=look.marker,
+            text=text if any(text) else None,
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            constraintext="none",
+            textfont={"color": look.text, "size": 12},
+            customdata=[list(pair) for pair in hover] if pairs else hover,
+            hovertemplate=("%{customdata[0]}" if pairs else "%{customdata}") + "<extra></extra>",
+        )
+
+    def _outline(
+        self,
+        look: Look,
+        start: np.ndarray,
+        end: np.ndarray,
+        code: np.ndarray,
+        y: np.ndarray,
+        height: np.ndarray,
+    ) -> go.Scatter:
+        """All narrow pieces of an activity as one filled outline, with gaps between: a single element of the page."""
+        left, right, none = self._at(start), self._at(end), np.full(len(start), np.nan)
+        low, high = y - height / 2, y + height / 2
+        return go.Scatter(
+            name=look.name,
+            legendgroup=look.name,
+            showlegend=False,
+            x=np.stack([left, left, right, right, left, none], axis=1).ravel(),
+            y=np.stack([low, high, high, low, low, none], axis=1).astype(np.float32).ravel(),
+            mode="none",
+            fill="toself",
+            fillcolor=look.fill,
+            hoveron="fills",
+            text=f"{look.name}: zoom in to tell the steps apart",
+            hoverinfo="text",
+        )
