@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import ipu_exec as poptorch
+from examples.models import Example, integers, numbered
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,11 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Blocks: ``embedding``, ``layer0`` ..., ``head``, cut into ``stages`` with equally many layers."""
+    """Blocks: ``embedding``, ``layer0`` ..., ``head``."""
 
-    def __init__(self, config: BertConfig, stages: int) -> None:
+    def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.config, self.stages = config, stages
+        self.config = config
         self.embedding = Embeddings(config)
         self.layer = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.transform = nn.Linear(config.hidden, config.hidden)
@@ -98,8 +99,8 @@ class Bert(nn.Module):
         self.pooler = nn.Linear(config.hidden, config.hidden)
         self.next = nn.Linear(config.hidden, 2)
 
-    def blocks(self) -> list[str]:
-        return ["embedding", *(f"layer{i}" for i in range(self.config.layers)), "head"]
+    def blocks(self) -> tuple[str, ...]:
+        return ("embedding", *numbered("layer", self.layer), "head")
 
     def forward(
         self,
@@ -128,16 +129,17 @@ class Bert(nn.Module):
 
 def inputs(config: BertConfig, batch: int) -> tuple[torch.Tensor, ...]:
     """Random sentences: what ``Bert.forward`` takes."""
-    make = torch.Generator().manual_seed(0)
-
-    def random(high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(high, shape, generator=make)
-
     return (
-        random(config.vocabulary, batch, config.sequence),
-        random(2, batch, config.sequence),
+        integers(config.vocabulary, batch, config.sequence),
+        integers(2, batch, config.sequence, seed=1),
         torch.ones(batch, config.sequence),
-        random(config.sequence, batch, config.masked),
-        random(config.vocabulary, batch, config.masked),
-        random(2, batch),
+        integers(config.sequence, batch, config.masked, seed=2),
+        integers(config.vocabulary, batch, config.masked, seed=3),
+        integers(2, batch, seed=4),
     )
+
+
+def example(config: BertConfig) -> Example:
+    """The model and its sentences."""
+    model = Bert(config)
+    return Example("BERT", model, model.blocks(), lambda batch: inputs(config, batch), config.micro_batch)

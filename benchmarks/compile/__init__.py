@@ -1,0 +1,1 @@
+"""How long compiling takes, and how much memory: ``python -m benchmarks.compile``."""

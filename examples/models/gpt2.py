@@ -1,0 +1,82 @@
+"""GPT-2 (Radford et al. 2019): decoder layers with causal attention, the output tied to the embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from examples.models import Example, block, integers, numbered
+
+
+@dataclass(frozen=True)
+class Gpt2Config:
+    """Sizes of the model and of a micro-batch."""
+
+    hidden: int = 768
+    layers: int = 12
+    heads: int = 12
+    vocabulary: int = 50257
+    positions: int = 1024
+    sequence: int = 256
+    micro_batch: int = 1
+
+
+SMALL = Gpt2Config()
+MEDIUM = Gpt2Config(hidden=1024, layers=24, heads=16)
+TINY = Gpt2Config(hidden=32, layers=4, heads=2, vocabulary=96, positions=32, sequence=16)
+
+
+class Decoder(nn.Module):
+    def __init__(self, config: Gpt2Config) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.norm = nn.LayerNorm(config.hidden)
+        self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
+        self.output = nn.Linear(config.hidden, config.hidden)
+        self.mlp_norm = nn.LayerNorm(config.hidden)
+        self.expand = nn.Linear(config.hidden, 4 * config.hidden)
+        self.contract = nn.Linear(4 * config.hidden, config.hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, hidden = x.shape
+        q, k, v = (
+            part.reshape(batch, length, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).chunk(3, dim=-1)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.output(mixed.transpose(1, 2).reshape(batch, length, hidden))
+        return x + self.contract(functional.gelu(self.expand(self.mlp_norm(x)), approximate="tanh"))
+
+
+class Gpt2(nn.Module):
+    def __init__(self, config: Gpt2Config) -> None:
+        super().__init__()
+        self.word = nn.Embedding(config.vocabulary, config.hidden)
+        self.position = nn.Embedding(config.positions, config.hidden)
+        self.layer = nn.ModuleList(Decoder(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.hidden)
+        self.register_buffer("order", torch.arange(config.sequence))
+
+    def forward(self, tokens: torch.Tensor, following: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with block("embedding"):
+            x = self.word(tokens) + self.position(self.order)
+        for number, layer in enumerate(self.layer):
+            with block(f"layer{number}"):
+                x = layer(x)
+        with block("head"):
+            scores = functional.linear(self.norm(x), self.word.weight)
+            return scores, functional.cross_entropy(scores.flatten(0, 1).float(), following.flatten())
+
+
+def example(config: Gpt2Config) -> Example:
+    """The model and random text."""
+    model = Gpt2(config)
+
+    def inputs(batch: int) -> tuple[torch.Tensor, ...]:
+        shape = (batch, config.sequence)
+        return integers(config.vocabulary, *shape), integers(config.vocabulary, *shape, seed=1)
+
+    return Example("GPT-2", model, ("embedding", *numbered("layer", model.layer), "head"), inputs, config.micro_batch)
