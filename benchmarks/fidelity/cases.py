@@ -9,6 +9,7 @@ wants them, as in the published benchmarks.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 import ipu_exec
+from ipu_exec.compile import compile_step
 from ipu_exec.machine import STREAM_STEP_CYCLES, TARGETS
 from profiler.schedules import FORWARD
 
@@ -60,7 +62,7 @@ class Row:
 class Chain(nn.Module):
     """The product of matrices of these shapes, from the left."""
 
-    def __init__(self, shapes: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    def __init__(self, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> None:
         super().__init__()
         self.matrices = nn.ParameterList(torch.empty(shape, dtype=dtype) for shape in shapes)
 
@@ -109,25 +111,45 @@ def options_for(row: Row) -> ipu_exec.Options:
     return ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
 
 
-def infer(model: nn.Module, options: ipu_exec.Options) -> Any:
-    """The executable of a model whose tensors are all on the chip."""
-    executor = ipu_exec.inferenceModel(model.eval(), options)
+def dtype_of(row: Row) -> torch.dtype:
+    if row.dtype not in DTYPES:
+        raise CannotRun(f"no data type {row.dtype!r}; there are {', '.join(DTYPES)}")
+    return DTYPES[row.dtype]
+
+
+def compiled_by(
+    executor: ipu_exec.PoplarExecutor, inputs: tuple[torch.Tensor, ...], micro: tuple[torch.Tensor, ...],
+    optimiser: torch.optim.Optimizer | None = None,
+) -> tuple[Any, str]:  # fmt: skip
+    """(executable, "" or why it would not run). ``inputs``: of a call; ``micro``: of a micro-batch.
+
+    What does not fit the tiles is compiled by the same passes all the same, and says so: its cycles are known.
+    """
+    try:
+        executor.compile(*inputs)
+    except ipu_exec.OutOfMemoryError as error:
+        training = optimiser is not None
+        executable = compile_step(executor.model, micro, {}, executor.options, optimiser, training)
+        return executable, str(error).partition(". The five")[0]
+    return executor.executable, ""
+
+
+def infer(model: nn.Module, options: ipu_exec.Options, flops: float) -> Compiled:
+    """A model whose tensors are all on the chip, compiled."""
+    start = (torch.zeros(1),)
     with torch.no_grad():
-        executor.compile(torch.zeros(1))
-    return executor.executable
+        executable, note = compiled_by(ipu_exec.inferenceModel(model.eval(), options), start, start)
+    return Compiled(executable, flops, note=note)
 
 
 def products(row: Row) -> Compiled:
-    sizes = [(int(a), int(b)) for a, b in re.findall(r"(\d+)\s*x\s*(\d+)", row.case)]
-    for (_, a), (b, _) in itertools.pairwise(sizes):
-        if a != b:
+    """A x B @ B x C, of any number of matrices, each with groups in front (G x A x B) or none."""
+    shapes = [tuple(map(int, re.split(r"\s*x\s*", words))) for words in re.findall(r"\d+(?:\s*x\s*\d+)+", row.case)]
+    for left, right in itertools.pairwise(shapes):
+        if left[-1] != right[-2] or left[:-2] != right[:-2]:
             raise CannotRun(f"the matrices of {row.case!r} do not fit together")
-    if row.dtype not in DTYPES:
-        raise CannotRun(f"no data type {row.dtype!r}")
-    m, flops = sizes[0][0], 0
-    for k, n in sizes[1:]:
-        flops += 2 * m * k * n
-    return Compiled(infer(Chain(sizes, DTYPES[row.dtype]), options_for(row)), flops)
+    flops = sum(2 * math.prod(shapes[0][:-1]) * math.prod(right[-2:]) for right in shapes[1:])
+    return infer(Chain(shapes, dtype_of(row)), options_for(row), flops)
 
 
 def convolutions(row: Row) -> Compiled:
@@ -145,10 +167,10 @@ def convolutions(row: Row) -> Compiled:
     (batch,), (stride,) = find(r"batch (\d+)", ("1",)), find(r"stride (\d+)", ("1",))
     outs = [(f + 2 * (k // 2) - k) // stride + 1 for f, k in zip(field, kernel, strict=True)]
     model = Convolution(
-        field, (channels[0], channels[1]), kernel, batch, stride, DTYPES[row.dtype], "copy out to in" in row.case
+        field, (channels[0], channels[1]), kernel, batch, stride, dtype_of(row), "copy out to in" in row.case
     )
     flops = 2 * batch * channels[0] * channels[1] * kernel[0] * kernel[1] * outs[0] * outs[1]
-    return Compiled(infer(model, options_for(row)), flops)
+    return infer(model, options_for(row), flops)
 
 
 def compiled(row: Row) -> Compiled:

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ipu_exec
-from benchmarks.fidelity.cases import CannotRun, Compiled, Row, options_for
-from ipu_exec.compile import compile_step
+from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled_by, options_for
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
@@ -92,18 +93,13 @@ def compile_training(
     whole = tuple(wide(t, options.batch_factor) for t in inputs)
     chosen = optimiser(row, model)
     executor = ipu_exec.trainingModel(model.train(), options, chosen)
-    try:
-        executor.compile(*whole)
-    except ipu_exec.OutOfMemoryError as error:
-        # The same passes without the last one, which looks whether it fits: its cycles are known all the same.
-        executable = compile_step(model, inputs, {}, options, chosen, True)
-        return Compiled(executable, samples=whole[0].shape[0], note=str(error).partition(". The five")[0])
-    return Compiled(executor.executable, samples=whole[0].shape[0])
+    executable, note = compiled_by(executor, whole, inputs, chosen)
+    return Compiled(executable, samples=whole[0].shape[0], note=note)
 
 
 def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
-    """``factor`` micro-batches of the same values without their memory: compiling looks at shapes only."""
-    return micro.new_empty(1).expand(micro.shape[0] * factor, *micro.shape[1:])
+    """Room for ``factor`` micro-batches, never written: compiling looks at shapes and strides only."""
+    return micro.new_empty((micro.shape[0] * factor, *micro.shape[1:]))
 
 
 def bert(row: Row) -> Compiled:
@@ -113,7 +109,7 @@ def bert(row: Row) -> Compiled:
     options, batch = configured(row)
     base = source.LARGE if "Large" in row.case else source.BASE
     config = replace(base, sequence=number(row.case, r"sequence (\d+)"), micro_batch=batch)
-    model = source.Bert(config, stages=ipus(row))
+    model = source.Bert(config)
     found = re.search(r"layers per IPU ([\d/]+)", row.case)
     if found is None:
         raise CannotRun(f"{row.case!r} does not say 'layers per IPU'")
@@ -133,16 +129,32 @@ def bert(row: Row) -> Compiled:
     return compile_training(row, model, options, inputs)
 
 
-def resnet(row: Row) -> Compiled:
-    """Images of the row's size; batch norm."""
-    from benchmarks.fidelity.resnet import ResNet50
+class Recomputed(nn.Module):
+    """A layer of which only what enters it is kept; the backward runs it again."""
 
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def resnet(row: Row) -> Compiled:
+    """Images of the row's size; batch norm; where the row says so, every residual block is recomputed."""
+    from examples.models import resnet as source
+
+    depth = number(row.case, r"ResNet-(\d+)")
+    if depth not in source.LAYERS:
+        raise CannotRun(f"no ResNet of {depth} layers is written; there are {sorted(source.LAYERS)}")
     options, batch = configured(row)
     size = number(row.case, r"(\d+) px")
+    model = source.ResNet(source.LAYERS[depth], bottleneck=depth >= 50)
+    if "recompute" in row.case:
+        model.residual = nn.ModuleList(Recomputed(layer) for layer in model.residual)
     images = torch.empty(batch, 3, size, size, dtype=torch.float16 if row.dtype == "fp16" else torch.float32)
-    labels = torch.zeros(batch, dtype=torch.long)
-    return compile_training(row, ResNet50(), options, (images, labels))
+    return compile_training(row, model, options, (images, torch.zeros(batch, dtype=torch.long)))
 
 
-MODELS: dict[str, Callable[[Row], Compiled]] = {"BERT": bert, "ResNet-50": resnet}
+MODELS: dict[str, Callable[[Row], Compiled]] = {"BERT": bert, "ResNet-": resnet}
 """By how the row's case begins."""

@@ -55,8 +55,59 @@ def groups(results: Sequence[Result]) -> str:
 
 
 def whole(results: Sequence[Result]) -> str:
+    """The page docs/fidelity.md."""
     return f"{HEAD}\n{groups(results)}\n\n{BODY}\n{table(results)}\n"
 
 
-HEAD = ""
-BODY = ""
+HEAD = """# Fidelity: predictions against published measurements
+
+<!-- Written by `python -m benchmarks.fidelity`. Do not edit: change benchmarks/fidelity/page.py and run it again. -->
+
+`python -m benchmarks.fidelity` builds each row of `benchmarks/fidelity/validation.csv` in torch, compiles it with
+`ipu_exec.inferenceModel` or `trainingModel`, reads the cycles or bytes off the compiled program and turns cycles into
+time by the target's clock. Ratio is predicted over published, so above 1 a throughput is promised that was not
+measured. `--rows other.csv` runs other rows of the same columns and grammar; no row is known by its id.
+
+## How close
+"""
+
+BODY = """## What each group means
+
+**Vendor's model** (TUT4: Poplar's own IPUModel, read off PopVision's screenshots). The product of three matrices.
+A step counts with the exchange that feeds it, as PopVision draws it. The rows of the second product are the product
+alone, with operands that lie as planned; in the chain (run cycles, memory) it takes the first one's result. There our
+planner cuts it 11 x 13 x 10 where the vendor's cuts it 3 x 50 x 9: we take the parameter as the AMP unit's weights,
+the vendor's takes the left operand, as Poplar knows no parameters. Run cycles have 3 x 257 cycles for each of three
+matrices streamed in and one out, and no transfer time, as IPUModel counts none; which tensors TUT4 streamed is our
+reading. Memory leaves out stacks, which that report has no room for, and of what is always live also code, which its
+list does not name. We have fewer vertices than the vendor (about one a compute set and tile), hence less vertex
+state.
+
+**Dense products on Bow** (PSP, measured, read off a plot to about 3 %). Operands are on the chip. Two things are
+fitted, to all rows of this group at once and to none alone: fp16 products keep fp16 partials (with fp32 partials all
+are about 10 % slower), and only fp32 products copy their weights before the vertex (TUT4 shows that copy too). The rows
+with 16 columns are predicted 10-15 % too slow in fp16; a planner that swaps the operands there would be up to 2.7 times
+too fast, so we leave it. 8192 x 128 in fp32 is slower on hardware than its neighbours on both sides; we do not
+follow.
+
+**Convolutions on GC2** (JIA, measured in 2019 on early software; LBM, cycles). The formulas are those of later software
+and of its planner's best split. Predictions are 15-20 % too fast in the middle and up to 1.43 times at
+the largest batches, where the measured throughput falls again (Conv2_3: 73 at batch 32, 66 at 128) and ours does not.
+Nothing is fitted to it. LBM's fp32 convolution is predicted 16 % too fast as cycles go (ratio below 1 there means fewer
+cycles).
+
+**Whole models** (MLPerf's log and Graphcore's results page), in their real configuration: replicas, accumulation,
+micro-batch, stages, proportion, recomputation and optimiser are read from the row. What is not the same: the
+publishers' programs overlap host I/O with computing, and ours does not; ResNet-50 recomputes from the input of every
+bottleneck, BERT of every stage, where theirs choose other checkpoints; GELU is the exact one. The tied embedding and
+head are stages 0 and 4, both on IPU 0. A row under 'Run, but' does not fit the modelled tiles in that configuration
+though it fits the real ones: its throughput is what it would be if it did.
+
+## What no row here can tell
+
+No published row covers softmax, normalisation, gathers, RNNs or the optimisers by themselves: they are held by
+their cycle formulas alone and by the two whole models. fp32 convolutions have a single row. Nothing measures
+exchange between IPUs but through the whole models.
+
+## All rows
+"""

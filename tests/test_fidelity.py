@@ -1,0 +1,79 @@
+"""The fidelity harness: rows are read by their grammar, run through the front end, and reported honestly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fidelity import page
+from benchmarks.fidelity.__main__ import HERE, Result, read, run
+from benchmarks.fidelity.cases import Row
+
+ROW = Row("mine", "hardware", "bow", "fp16", "512x384 @ 384x640", "throughput", "TFLOP/s", 50.0, "nobody")
+
+
+def of(case: str, **changed: str) -> Result:
+    return run([replace(ROW, case=case, **changed)])[0]
+
+
+@pytest.fixture(scope="module")
+def vendor() -> list[Result]:
+    return run([row for row in read(HERE / "validation.csv") if row.kind == "ipu_model"])
+
+
+def test_every_row_has_a_source_and_an_id_of_its_own() -> None:
+    rows = read(HERE / "validation.csv")
+    assert len({row.id for row in rows}) == len(rows) > 100
+    assert all(row.source and row.value > 0 for row in rows)
+
+
+def test_the_vendors_profile_is_met(vendor: list[Result]) -> None:
+    assert len(vendor) == 10
+    for result in vendor:
+        allowed = 0.05 if result.row.quantity == "run cycles" else 0.1
+        assert result.ratio == pytest.approx(1, abs=allowed), result.row.id
+
+
+def test_a_row_nobody_has_seen_runs() -> None:
+    product, batched, conv = (
+        of("512x384 @ 384x640"), of("4x64x96 @ 4x96x32"), of("any 3x3 stride 2 33x17 12->20 batch 3", machine="gc2"),
+    )  # fmt: skip
+    peak = 2 * 1472 * 64 * 1.85e9 / 1e12
+    assert all(result.predicted is not None and 0 < result.predicted < peak for result in (product, batched, conv))
+
+
+def test_time_is_cycles_over_the_targets_clock() -> None:
+    fast, slow = of("512x384 @ 384x640"), of("512x384 @ 384x640", machine="mk2")
+    assert fast.predicted is not None and slow.predicted is not None
+    assert fast.predicted / slow.predicted == pytest.approx(1.85 / 1.33)
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "why"),
+    [
+        ("512x384 @ 385x640", {}, "do not fit together"),
+        ("512x384 @ 384x640", {"machine": "tpu"}, "no target 'tpu'"),
+        ("512x384 @ 384x640", {"dtype": "fp8"}, "no data type 'fp8'"),
+        ("512x384 @ 384x640", {"quantity": "power"}, "nothing reads 'power'"),
+        ("AlexNet training", {}, "no model is written"),
+    ],
+)
+def test_a_row_that_cannot_run_says_why(case: str, changed: dict[str, str], why: str) -> None:
+    result = of(case, **changed)
+    assert result.predicted is None
+    assert why in result.why
+    assert why in page.table([result])
+
+
+def test_the_summary_shows_the_median_and_the_worst() -> None:
+    results = [Result(replace(ROW, id=name), ROW.value * ratio) for name, ratio in (("a", 1.1), ("b", 0.5), ("c", 1.2))]
+    line = page.groups(results).splitlines()[-1]
+    assert f"| 3 | {math.log(1.2):.3f} | {math.log(2):.3f} | b | 1.100 |" in line
+
+
+def test_the_page_is_of_the_rows_that_are_kept() -> None:
+    words = (Path(__file__).parent.parent / "docs" / "fidelity.md").read_text()
+    assert all(f"| {row.id} |" in words for row in read(HERE / "validation.csv"))
