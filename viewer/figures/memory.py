@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 MIB = 1024 * 1024
-HEAT_SHAPE = (600, 320)  # steps x tiles at the most: what a page can show
+HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}  # 64 columns (facts/machine.md: MLP); which tile is where is assumed
 
 # What bytes are for, from the model's own to the machine's: (name, roles or categories, light, dark)

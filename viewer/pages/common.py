@@ -256,6 +256,11 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
     )
 
 
+def filled(id: str) -> Children:
+    """What a callback fills, dimmed while that takes over 200 ms."""
+    return dcc.Loading(html.Div(id=id), delay_show=200, overlay_style={"visibility": "visible", "opacity": 0.5})
+
+
 def figure_card(title: str, id: Any, figure: Any = None, note: str = "", height: int | None = None) -> Children:
     return card(title, graph(id, figure, height), note=note, tools=True)
 

@@ -55,7 +55,7 @@ def layout(view: View) -> Any:
         html.Div([_figure(f"Memory of {name}", f"compare-memory-{name}") for name in "AB"], className="row"),
         common.card(
             "Operators",
-            html.Div(id="compare-ops"),
+            common.filled("compare-ops"),
             note="Matched by name; the largest differences first. −1: not there.",
         ),
     ]

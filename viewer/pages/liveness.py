@@ -49,7 +49,7 @@ def layout(view: View) -> Any:
             height=480,
         ),
         common.figure_card("Live bytes over program steps", "liveness-steps", height=440),
-        common.card("Live at the chosen point", html.Div(id="liveness-live"), note="largest first"),
+        common.card("Live at the chosen point", common.filled("liveness-live"), note="largest first"),
         common.figure_card(
             "How long they live",
             "liveness-lives",

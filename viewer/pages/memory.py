@@ -63,15 +63,15 @@ def layout(view: View) -> Any:
         ),
         html.Div(
             [
-                common.card("The chosen tile", html.Div(id="memory-tile")),
+                common.card("The chosen tile", common.filled("memory-tile")),
                 common.figure_card("By category on this tile", "memory-tile-kinds", height=260),
             ],
             className="row",
         ),
         common.card(
-            "Variables on this tile", html.Div(id="memory-variables"), note="whenever they live, largest first"
+            "Variables on this tile", common.filled("memory-variables"), note="whenever they live, largest first"
         ),
-        common.card("Vertices on this tile", html.Div(id="memory-vertices"), note="over all of its compute sets"),
+        common.card("Vertices on this tile", common.filled("memory-vertices"), note="over all of its compute sets"),
     ]
 
 

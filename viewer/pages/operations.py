@@ -62,11 +62,11 @@ def layout(view: View) -> Any:
         ),
         common.card(
             "Operators",
-            html.Div(id="operations-table"),
+            common.filled("operations-table"),
             html.Div([html.Button("Save as CSV", id="operations-csv", className="quiet")], className="under"),
             note="Cycles of one execution: a micro-batch, or a weight update. Click one for its steps.",
         ),
-        common.card("The chosen operator", html.Div(id="operations-chosen")),
+        common.card("The chosen operator", common.filled("operations-chosen")),
     ]
 
 

@@ -60,7 +60,7 @@ def layout(view: View) -> Any:
         html.Div(
             [
                 common.figure_card("Busy and waiting", "pipeline-busy", height=190),
-                common.card("Phases", html.Div(id="pipeline-phases"), note="of the device iteration"),
+                common.card("Phases", common.filled("pipeline-phases"), note="of the device iteration"),
             ],
             className="row",
         ),

@@ -46,11 +46,11 @@ def layout(view: View) -> Any:
         ),
         common.card(
             "Program tree",
-            html.Div(id="program-found"),
+            common.filled("program-found"),
             common.table("program-grid", _rows([]), _COLUMNS, view.theme, height=560, row_id="id", sortable=False),
             note="Click a node to open or close it, a step to see it beneath.",
         ),
-        common.card("The chosen step", html.Div(id="program-step")),
+        common.card("The chosen step", common.filled("program-step")),
     ]
 
 

@@ -49,7 +49,7 @@ def layout(view: View) -> Any:
             common.unit_switch(view),
             common.hidden(view, "starts"),
         ),
-        html.Div(id="rebalance-numbers"),
+        common.filled("rebalance-numbers"),
         common.figure_card(
             "Stages and their Blocks",
             "rebalance-stages",
@@ -60,10 +60,10 @@ def layout(view: View) -> Any:
             [
                 common.card(
                     "Blocks",
-                    html.Div(id="rebalance-blocks"),
+                    common.filled("rebalance-blocks"),
                     note="Move one, with those between it and the next stage.",
                 ),
-                common.card("Why", html.Div(id="rebalance-why")),
+                common.card("Why", common.filled("rebalance-why")),
             ],
             className="row",
         ),

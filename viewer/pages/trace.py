@@ -62,11 +62,11 @@ def layout(view: View) -> Any:
             note="Wheel: zoom. Drag: move along or zoom. Click a step for its tiles, vertices and source.",
             height=240,
         ),
-        html.Div(id="trace-found"),
+        common.filled("trace-found"),
         html.Div(
             [
-                common.card("In the shown part", html.Div(id="trace-kinds"), note="exact, whatever is drawn"),
-                common.card("The chosen step", dcc.Loading(html.Div(id="trace-step"), delay_show=200)),
+                common.card("In the shown part", common.filled("trace-kinds"), note="exact, whatever is drawn"),
+                common.card("The chosen step", common.filled("trace-step")),
             ],
             className="row",
         ),
