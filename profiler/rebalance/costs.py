@@ -17,8 +17,10 @@ class Costs:
     """Blocks in the order of the model; arrays have an entry a Block, or [Block, tile]. Cycles are a micro-batch's,
     but ``update``'s. Units: cycles, bytes.
 
-    A stage that stashes what enters it pays ``stash_base + stash_rate x bytes`` cycles in its forward, and again
-    where it recomputes: fitted to the cuts that the profile has (an estimate for the others).
+    A stage that recomputes runs its forward again but for ``not_again`` cycles at its end, which only the next stage
+    needs (a mean over the profiled ones: an estimate). A stage that stashes what enters it pays ``stash_base +
+    stash_rate x bytes`` cycles in its forward, and again where it recomputes: fitted to the cuts that the profile has
+    (an estimate for the others).
     """
 
     names: tuple[str, ...]
@@ -28,6 +30,7 @@ class Costs:
     backward: np.ndarray  # without recomputation
     update: np.ndarray
     recompute: bool
+    not_again: int
     inputs: np.ndarray  # bytes from the host that the Block is the first to read
     copy: np.ndarray  # bytes forward over a cut behind the Block
     copy_back: np.ndarray
@@ -96,12 +99,13 @@ class Costs:
             backward=cycles("backward"),
             update=updates,
             recompute=bool((report.stages["recompute_cycles"] > 0).any()),
+            not_again=_not_again(report),
             inputs=blocks["input_bytes"].to_numpy(),
             copy=copy,
             copy_back=copy_back,
             stream_in=_streams(inputs, stage, blocks["input_bytes"].to_numpy()),
             stream_out=_streams(outputs, stage, np.arange(count) + 1 == count),
-            stream_out_once=not _outputs_each_micro_batch(report),
+            stream_out_once=_outputs_once(report),
             always=always,
             peak=peak,
             peak_interleaved=interleaved,
@@ -158,6 +162,12 @@ def _stash_fit(report: Report, stage: np.ndarray, forward: np.ndarray, entering:
     return float(extra[known].mean()), 0.0
 
 
+def _not_again(report: Report) -> int:
+    """Mean cycles of forward that recomputing stages do not run again."""
+    stages = report.stages[report.stages["recompute_cycles"] > 0]
+    return round(float((stages["forward_cycles"] - stages["recompute_cycles"]).mean())) if len(stages) else 0
+
+
 def _streams(measured: object, stage: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """A stage's host cycles on its Blocks, by ``weight`` (on the first where nothing weighs)."""
     found = np.zeros(len(stage), dtype=np.int64)
@@ -170,13 +180,14 @@ def _streams(measured: object, stage: np.ndarray, weight: np.ndarray) -> np.ndar
     return found
 
 
-def _outputs_each_micro_batch(report: Report) -> bool:
-    """Whether outputs leave in every pipeline cycle, rather than once at the end."""
-    if not len(report.runs):
-        return True
-    tasks = report.tasks(0, iteration=0)
-    out = tasks[tasks["name"].str.contains("outputs to host", regex=False)]
-    return len(out) != 1 and bool(len(out))
+def _outputs_once(report: Report) -> bool:
+    """Whether outputs leave once, at the end, rather than in every pipeline cycle: as it ran, or as the mode says."""
+    if len(report.runs):
+        tasks = report.tasks(0, iteration=0)
+        out = tasks[tasks["name"].str.contains("outputs to host", regex=False)]
+        return out["stage"].nunique() == len(out)
+    mode = report.options.get("outputMode", "Default")
+    return mode in ("Final", "Sum") or (mode == "Default" and report.meta["kind"] == "training")
 
 
 def _memory(report: Report, blocks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

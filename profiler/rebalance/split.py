@@ -54,8 +54,8 @@ def intervals(costs: Costs, stages: int) -> tuple[np.ndarray, np.ndarray]:
     own = forward[None, 1:] - forward[:-1, None]  # [first, last]
     rest = backward[None, 1:] - backward[:-1, None]
     stash = np.array([costs.stash_cycles(first) for first in range(count)])[:, None] if costs.pipelined else 0
-    times = 2 if costs.recompute else 1
-    early, final = times * (own + stash) + rest, own + rest
+    again = np.maximum(own + stash - costs.not_again, 0) if costs.recompute else 0
+    early, final = own + stash + again + rest, own + rest
     possible = np.arange(count)[:, None] <= np.arange(count)[None, :]
     load = np.stack([np.where(possible, final if k == stages - 1 else early, _INFINITE) for k in range(stages)])
     fits = np.zeros_like(load, dtype=bool)

@@ -69,7 +69,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     for k, (first, last) in enumerate(spans):
         stash = costs.stash_cycles(first) if costs.pipelined and k < stages - 1 else 0
         own = int(costs.forward[first : last + 1].sum()) + stash
-        again = own if costs.recompute and k < stages - 1 else 0
+        again = max(0, own - costs.not_again) if costs.recompute and k < stages - 1 else 0
         forward.append(own)
         backward.append(int(costs.backward[first : last + 1].sum()) + again)
     legal = costs.micro_batches >= schedules.pipeline_stages(stages, costs.training)

@@ -1,0 +1,1 @@
+"""What rebalancing gains, and whether the second compile agrees: ``python -m benchmarks.rebalance``."""
