@@ -12,6 +12,7 @@ import copy
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -40,6 +41,26 @@ PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
 DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
+# Settings that change nothing here though they would on a machine: setting one warns, and says what happens instead.
+_NOT_HONOURED = {
+    "stochastic_rounding": ("Precision.enableStochasticRounding", "numbers are rounded as PyTorch rounds"),
+    "automatic_loss_scaling": (
+        "Training.setAutomaticLossScaling",
+        "the loss is scaled by the optimiser's constant only",
+    ),
+    "floating_point_exceptions": ("Precision.enableFloatingPointExceptions", "PyTorch raises none"),
+    "half_float_casting": ("Precision.halfFloatCasting", "mixed operands follow PyTorch's rules"),
+    "running_statistics_always_float": (
+        "Precision.runningStatisticsAlwaysFloat",
+        "running statistics have the dtype that the model gives them",
+    ),
+    "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
+    "synthetic_data": ("enableSyntheticData", "the data that is given is used, and its transfer is modelled"),
+    "executable_cache": ("enableExecutableCaching", "each model is compiled anew, which takes seconds"),
+    "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
+    "broadcast_buffers": ("broadcastBuffers", "each replica has buffers of its own, and replica 0's are the model's"),
+    "anchored_tensors": ("anchorTensor", "return the tensor from the model instead"),
+}
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
 
@@ -72,6 +93,10 @@ class _Group:
                 f"cannot change {', '.join(values)}: these options are in use by a compiled model or a data loader. "
                 "Set options first, or change a copy: options.clone()"
             )
+        for name, value in values.items():
+            if name in _NOT_HONOURED and value != self._values.get(name):
+                option, instead = _NOT_HONOURED[name]
+                warnings.warn(f"{option} is recorded in the profile, but not honoured: {instead}", stacklevel=4)
         self._values.update(values)
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -215,3 +216,25 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     path.write_text(f"replicationFactor(2)\n{line}\n")
     with pytest.raises(Error, match=r"options\.conf:2"):
         Options().loadFromFile(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "option"),
+    [
+        (lambda o: o.Precision.enableStochasticRounding(True), "Precision.enableStochasticRounding"),
+        (lambda o: o.Training.setAutomaticLossScaling(True), "Training.setAutomaticLossScaling"),
+        (lambda o: o.enableSyntheticData(True), "enableSyntheticData"),
+        (lambda o: o.anchorTensor("grad", "Gradient___weight"), "anchorTensor"),
+        (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
+        (lambda o: o.broadcastBuffers(False), "broadcastBuffers"),
+    ],
+)
+def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> None:
+    with pytest.warns(UserWarning, match=f"{option} is recorded in the profile, but not honoured: "):
+        change(Options())
+
+
+def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    options = Options().enableSyntheticData(False).broadcastBuffers(True)
+    options.Precision.enableStochasticRounding(False)
+    assert not recwarn.list
