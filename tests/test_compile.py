@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from ipu_exec.lowering.plan import Compute, Exchange
 from ipu_exec.memory import find_overflow
 from profiler import schedules
 from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE, REDUCE, STREAM_IN, UPDATE
+from reports.cli import main as ipu_report
 from tests.models import Mlp, Mnist, mnist_batch
 
 
@@ -275,6 +277,26 @@ def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_pa
     if overflow is not None:
         assert overflow.bytes_over == worst
         assert tiles[overflow.ipu]["overflow"].iloc[overflow.tile] == worst
+
+
+def test_the_doctor_finds_a_pipeline_that_recomputes_well_until_it_contradicts_itself(tmp_path, capsys):
+    """Several stages recompute their forward, as make demo's do: a body of its own, counted into the backward."""
+    made = compiled()
+    report = written(made, tmp_path / "compiled")
+    assert (report.stages["recompute_cycles"] > 0).sum() == 3
+    assert failed_checks(report.path, capsys) == []
+    with sqlite3.connect(report.path) as connection:
+        connection.execute("UPDATE stages SET backward_cycles = backward_cycles - recompute_cycles")
+    connection.close()
+    assert failed_checks(report.path, capsys) == ["stages cost what their bodies do"]
+
+
+def failed_checks(path, capsys):
+    ended = ipu_report(["doctor", "--json", str(path)])
+    (page,) = json.loads(capsys.readouterr().out)
+    failed = [row["check"] for row in page["checks"] if not row["ok"]]
+    assert ended == bool(failed)
+    return failed
 
 
 def written(executable, folder):
