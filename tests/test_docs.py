@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from ipu_exec.lowering import lower, registry
-from reports.cli import COMMANDS
+from reports.cli import COMMANDS, main
 from tests.operands import MK2, op, tensor
+from tests.synthetic import synthetic_profile
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -43,6 +45,22 @@ def test_commands_are_there(page: str) -> None:
     assert named <= set(COMMANDS), f"{page} names ipu-report {named - set(COMMANDS)}"
     if page == "README.md":
         assert len(named) > 5
+
+
+@pytest.mark.parametrize(
+    "command", re.findall(r"^\| `ipu-report ([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+)
+def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Path) -> None:
+    """With a profile for PROFILE, A and B, a query for SQL and files that may be written."""
+    path = synthetic_profile(tmp_path / "profile.pop")
+    for_words = {"PROFILE": path, "A": path, "B": path, "SQL": "SELECT 1", "FILE": tmp_path / "placement.json"}
+    for_words["report.html"] = tmp_path / "report.html"
+    name, *given = shlex.split(command)
+    argv = [name, *(str(for_words.get(word, word)) for word in given)] if given else [name, str(path)]
+    if name == "view":  # serves until it is ended: its words are checked, and tests/test_viewer.py opens it
+        assert given == ["PROFILE"]
+    else:
+        assert main(argv) == 0
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
