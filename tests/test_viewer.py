@@ -114,6 +114,36 @@ def test_the_summary_has_the_reports_numbers(chromium: Any, address: str, report
         assert str(report.path) in words
 
 
+def test_the_summarys_bars_have_the_reports_numbers_and_are_saved(
+    chromium: Any, address: str, report: Report, tmp_path: Path
+) -> None:
+    def saved(card: Any, form: str) -> str:
+        with page.expect_download() as waiting:
+            card.locator(".tool", has_text=form).click()
+        path = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(path)
+        return path.read_bytes().decode("latin-1")
+
+    with tab(chromium, address) as view:
+        page = view.open("/")
+        assert page.locator(".js-plotly-plot").count() == 0  # which the first page does not wait for
+        card = page.locator(".card", has=page.locator("#stage-costs"))
+        rows = [line.split(",") for line in saved(card, "CSV").splitlines()[1:]]
+        drawn = {name: sum(float(value) for _, part, value in rows if part == name) for name in {r[1] for r in rows}}
+        assert drawn["forward"] == report.stages["forward_cycles"].sum()
+        assert drawn["backward"] + drawn["recompute"] == report.stages["backward_cycles"].sum()
+        total = report.stages["cycles"]
+        widths = page.evaluate(
+            "() => [...document.querySelectorAll('#stage-costs .bar')].map(bar =>"
+            " [...bar.querySelectorAll('[data-value]')].reduce((sum, one) => sum + one.offsetWidth, 0))"
+        )
+        assert [width / max(widths) for width in widths] == pytest.approx(list(total / total.max()), abs=0.01)
+        picture = saved(card, "SVG")
+        assert picture.startswith("<svg") and picture.count("<rect") > len(rows)
+        assert saved(card, "PNG").startswith("\x89PNG")
+        assert view.complaints == []
+
+
 def test_the_pipeline_has_the_reports_numbers(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
         page = view.open("/pipeline")

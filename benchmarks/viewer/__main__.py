@@ -189,8 +189,8 @@ _WORDS = """# How fast the viewer answers
 
 Made by `python -m benchmarks.viewer`: synthetic profiles, headless chromium without a GPU, the server started cold for
 each. A zoom runs from the turn of the wheel to the frame after the figure was redrawn with the server's answer;
-payloads are as sent. "First words" is the summary without its figures, "first page" with them: in between the browser
-compiles plotly.js. The heat map has 1,472 tiles and about 5,000 steps; its file and memory are those of a program in
+payloads are as sent. "First words" is the summary's first card, "first page" all of it with its charts, from the start
+of the command. The heat map has 1,472 tiles and about 5,000 steps; its file and memory are those of a program in
 which no two steps are alike.
 """
 

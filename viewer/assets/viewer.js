@@ -78,12 +78,82 @@ window.dash_clientside.viewer = {
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
+  // Bars that are elements of the page (pages/bars.py): as rows, and as a picture of what stands where.
+  function rowsOfBars(bars) {
+    const rows = [['bar', 'part', bars.dataset.unit || 'value']];
+    bars.querySelectorAll('.bar').forEach((bar) => {
+      bar.querySelectorAll('[data-value]').forEach((piece) => {
+        rows.push([bar.querySelector('.label').textContent, piece.dataset.name, piece.dataset.value]);
+      });
+    });
+    return rows;
+  }
+  function pictureOfBars(bars) {
+    const frame = bars.getBoundingClientRect(), shapes = 'http://www.w3.org/2000/svg';
+    const make = (name, attributes, words) => {
+      const one = document.createElementNS(shapes, name);
+      Object.entries(attributes).forEach(([key, value]) => one.setAttribute(key, value));
+      if (words) { one.textContent = words; }
+      return one;
+    };
+    const picture = make('svg', { xmlns: shapes, width: Math.ceil(frame.width), height: Math.ceil(frame.height) });
+    const card = getComputedStyle(document.documentElement).getPropertyValue('--card');
+    picture.append(make('rect', { width: '100%', height: '100%', fill: card }));
+    bars.querySelectorAll('[data-value], .legend i, .mark').forEach((one) => {
+      const box = one.getBoundingClientRect(), style = getComputedStyle(one);
+      const line = one.classList.contains('mark');
+      const colours = style.backgroundImage.match(/rgba?\([^)]*\)/g);  // hatched: its own colour comes last
+      const fill = line ? style.borderLeftColor : colours ? colours.at(-1) : style.backgroundColor;
+      picture.append(make('rect', { x: box.x - frame.x, y: box.y - frame.y, width: line ? 1.5 : box.width,
+        height: box.height, fill }));
+    });
+    const words = document.createTreeWalker(bars, NodeFilter.SHOW_TEXT);
+    while (words.nextNode()) {
+      const range = document.createRange();
+      range.selectNodeContents(words.currentNode);
+      const box = range.getBoundingClientRect(), style = getComputedStyle(words.currentNode.parentElement);
+      if (!box.width) { continue; }
+      picture.append(make('text', { x: box.x - frame.x, y: box.y - frame.y + box.height / 2, fill: style.color,
+        'dominant-baseline': 'central', 'font-size': style.fontSize, 'font-family': style.fontFamily },
+      words.currentNode.textContent));
+    }
+    return picture;
+  }
+  async function pixels(picture) {
+    const image = new Image();
+    image.src = 'data:image/svg+xml,' + encodeURIComponent(new XMLSerializer().serializeToString(picture));
+    await image.decode();
+    const canvas = document.createElement('canvas');
+    canvas.width = 2 * image.width;
+    canvas.height = 2 * image.height;
+    canvas.getContext('2d').drawImage(image, 0, 0, canvas.width, canvas.height);
+    return new Promise((done) => canvas.toBlob(done, 'image/png'));
+  }
+
+  async function saveBars(bars, form, name, copied) {
+    if (form === 'csv') {
+      save(name + '.csv', 'text/csv', rowsOfBars(bars).map((row) => row.map(quoted).join(',')).join('\n') + '\n');
+    } else if (form === 'svg') {
+      save(name + '.svg', 'image/svg+xml', new XMLSerializer().serializeToString(pictureOfBars(bars)));
+    } else if (form === 'copy') {
+      await navigator.clipboard.write([new ClipboardItem({ 'image/png': await pixels(pictureOfBars(bars)) })]);
+      copied();
+    } else {
+      save(name + '.png', 'image/png', await pixels(pictureOfBars(bars)));
+    }
+  }
+
   document.addEventListener('click', (event) => {
     const button = event.target.closest('[data-save]');
     if (!button) { return; }
-    const plot = plotOf(button);
+    const plot = plotOf(button), bars = button.closest('.card').querySelector('.bar-chart');
+    const copied = () => {
+      button.textContent = 'Copied';
+      setTimeout(() => { button.textContent = 'Copy'; }, 1200);
+    };
     const name = 'ipuscope-' + (button.closest('.card').querySelector('h2').textContent || 'figure')
       .toLowerCase().replaceAll(/[^a-z0-9]+/g, '-');
+    if (bars) { saveBars(bars, button.dataset.save, name, copied); }
     if (!plot) { return; }
     const copying = button.dataset.save === 'copy';
     if (button.dataset.save === 'csv') {
@@ -98,8 +168,7 @@ window.dash_clientside.viewer = {
         if (copying) {
           const picture = await (await fetch(address)).blob();
           await navigator.clipboard.write([new ClipboardItem({ 'image/png': picture })]);
-          button.textContent = 'Copied';
-          setTimeout(() => { button.textContent = 'Copy'; }, 1200);
+          copied();
           return;
         }
         const link = document.createElement('a');

@@ -1,8 +1,9 @@
 """Level of detail: a row of slices as what a given number of pixels can show.
 
-Slices at least a pixel long stay as they are. Shorter ones are drawn together, a pixel at a time, in the colour of
-the longest of them; neighbours of one colour then become one. Nothing is dropped: the pieces cover what the slices
-covered, and say how many they stand for. Times are cycles; all arrays are int64; nothing loops over slices.
+Slices at least two pixels long stay as they are (an edge every pixel is a colour nobody sees, and half as many pieces
+redraw in half the time). Shorter ones are drawn together, two pixels at a time, in the colour of the longest of them;
+neighbours of one colour then become one. Nothing is dropped: the pieces cover what the slices covered, and say how
+many they stand for. Times are cycles; all arrays are int64; nothing loops over slices.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
+FINEST = 2  # pixels: what is shorter is drawn with its neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def pieces(start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, hig
     if not len(start):
         none = np.zeros(0, dtype=np.int64)
         return Pieces(none, none, none, none, none, none)
-    pixel = max((high - low) / max(1, pixels), 1e-9)
+    pixel = max(FINEST * (high - low) / max(1, pixels), 1e-9)
     length = end - start
     short = length < pixel
     at = np.floor((start - low) / pixel).astype(np.int64)

@@ -363,7 +363,8 @@ def headroom(fullest: np.ndarray, limit: int, theme: Theme) -> go.Figure:
             marker={"color": np.where(over, theme.limit, theme.accent), "line": {"width": 0}},
             text=[f" {value / KIB:,.0f} KiB, {units.percent(value / limit)}" for value in fullest],
             textposition="auto",
-            textfont={"size": 12},
+            insidetextfont={"size": 12, "color": "#ffffff" if theme.name == "light" else "#10151c"},
+            outsidetextfont={"size": 12},
             hovertemplate="%{y}: fullest tile %{x:.1f} KiB<extra></extra>",
         )
     )

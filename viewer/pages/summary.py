@@ -13,6 +13,7 @@ from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
 from viewer.figures.units import Clock
 from viewer.pages import common
+from viewer.pages.bars import bars_card
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -29,7 +30,7 @@ def layout(view: View) -> Any:
     children.append(html.Div(id="summary-insights", style={"minHeight": "120px"}))
     if len(report.stages):
         children.append(
-            common.figure_card(
+            bars_card(
                 "Stages: cycles of a micro-batch",
                 "stage-costs",
                 pipeline_figures.stage_costs(report.stages, clock, view.theme),
@@ -37,7 +38,7 @@ def layout(view: View) -> Any:
             )
         )
     left = _cycles(view)
-    right = common.figure_card(
+    right = bars_card(
         "Memory of the fullest tile",
         "headroom",
         memory_figures.headroom(analysis.fullest_tiles(report), report.target.bytes_per_tile, view.theme),
@@ -135,13 +136,8 @@ def _cycles(view: View) -> Any:
     tasks = report.tasks(0, iteration=0)
     lanes = pipeline_figures.lanes(tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages)
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
-    return common.card(
-        "Where the cycles go",
-        common.graph("proportions", figure, scrollZoom=False),
-        html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note"),
-        note="A device iteration, each IPU.",
-        tools=True,
-    )
+    more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
+    return bars_card("Where the cycles go", "proportions", figure, more, note="A device iteration, each IPU.")
 
 
 def _options(view: View) -> Any:

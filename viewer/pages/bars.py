@@ -1,0 +1,105 @@
+"""Bar charts without plotly: the summary's, so that the first page need not wait for the browser to load plotly.
+
+They are drawn from the same figures that other pages show (`viewer.figures`): what a chart says is decided there.
+assets/viewer.js saves them as it saves figures.
+"""
+
+from __future__ import annotations
+
+from html import unescape
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from dash import html
+
+from viewer.pages import common
+
+
+def bars_card(title: str, id: str, figure: go.Figure, *more: Any, note: str = "") -> Any:
+    """A card with a chart of horizontal, stacked bars."""
+    return common.card(title, bars(id, figure), *more, note=note, tools=True)
+
+
+def bars(id: str, figure: go.Figure) -> Any:
+    """The horizontal bars of ``figure`` as elements of the page: names, bars, what is written at their ends.
+
+    Vertical lines with the annotation that stands at their place become marks; annotations at the right edge the
+    words behind each bar.
+    """
+    traces = [trace for trace in figure.data if trace.type == "bar"]
+    labels = list(dict.fromkeys(label for trace in traces for label in trace.y))
+    at = {label: position for position, label in enumerate(labels)}
+    values = np.zeros((len(traces), len(labels)))
+    for index, trace in enumerate(traces):
+        values[index, [at[label] for label in trace.y]] = np.asarray(trace.x, dtype=float)
+    span = figure.layout.xaxis.range
+    most = float(span[1]) if span else float(values.sum(axis=0).max(initial=0)) * 1.02
+    ends = {note.y: note for note in figure.layout.annotations if note.xref == "paper"}
+    rows = []
+    for label in labels:
+        pieces = [
+            _piece(trace, int(position), values[index, at[label]], most)
+            for index, trace in enumerate(traces)
+            for position in np.flatnonzero([one == label for one in trace.y])
+            if values[index, at[label]] > 0
+        ]
+        cells = [html.Span(unescape(label), className="label", title=unescape(label)), html.Div(pieces)]
+        if label in ends:
+            cells.append(
+                html.Span(unescape(ends[label].text), className="end", style={"color": ends[label].font.color})
+            )
+        rows.append(html.Div(cells, className="bar"))
+    unit: Any = {"data-unit": _unit(figure)}
+    names = [trace for trace in traces if trace.name]
+    legend = [html.Span([html.I(style=_fill(trace.marker, 0)), trace.name]) for trace in names]
+    return html.Div(
+        [html.Div(legend, className="legend"), html.Div([*_marks(figure, most), *rows], className="rows")],
+        id=id,
+        className="bar-chart with-ends" if ends else "bar-chart",
+        **unit,
+    )
+
+
+def _unit(figure: go.Figure) -> str:
+    axis = figure.layout.xaxis
+    return str(axis.title.text or axis.ticksuffix or "").strip()
+
+
+def _piece(trace: go.Bar, position: int, value: float, most: float) -> Any:
+    hover = trace.customdata[position] if trace.customdata is not None else trace.text[position]
+    style = {"width": f"{100 * value / most:.4f}%", **_fill(trace.marker, position)}
+    if colour := trace.textfont.color or trace.insidetextfont.color:
+        style["color"] = colour
+    words = unescape(trace.text[position]).strip() if trace.text is not None else ""
+    data: Any = {"data-name": trace.name or "", "data-value": f"{value:.10g}"}
+    return html.Div(
+        html.Span(words, style={"background": _colour(trace.marker, position)}) if words else None,
+        style=style,
+        title=unescape(hover).strip().replace("<br>", "\n"),
+        **data,
+    )
+
+
+def _colour(marker: Any, position: int) -> str:
+    return str(marker.color if isinstance(marker.color, str) else marker.color[position])
+
+
+def _fill(marker: Any, position: int) -> dict[str, str]:
+    colour = _colour(marker, position)
+    if not marker.pattern.shape:
+        return {"background": colour}
+    stroke = marker.pattern.fgcolor
+    return {"background": f"repeating-linear-gradient(135deg, {stroke} 0 1.5px, {colour} 1.5px 6px)"}
+
+
+def _marks(figure: go.Figure, most: float) -> list[Any]:
+    words = {note.x: note for note in figure.layout.annotations if note.yref == "paper"}
+    found = []
+    for shape in figure.layout.shapes:
+        share = 100 * float(shape.x0) / most
+        note = words.get(shape.x0)
+        text = html.Span(unescape(note.text) if note else "", className="left" if share > 50 else "")
+        line = {"left": f"{share:.4f}%", "borderColor": shape.line.color, "color": note.font.color if note else None}
+        found.append(html.Div(html.Div(text, className="mark", style=line), className="marks"))
+    return found
