@@ -47,10 +47,10 @@ def test_pieces_cover_what_the_slices_covered_and_count_them(parts: list[tuple[i
 
 
 @given(rows)
-def test_slices_of_a_pixel_or_more_stay_as_they_are(parts: list[tuple[int, int, int]]) -> None:
+def test_slices_that_are_long_enough_to_see_stay_as_they_are(parts: list[tuple[int, int, int]]) -> None:
     gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
     end = np.cumsum(gap + length)
-    found = lod.pieces(end - length, end, code, 0, float(end[-1]), int(end[-1]))
+    found = lod.pieces(end - length, end, code, 0, float(end[-1]), lod.FINEST * int(end[-1]))
     assert (found.end - found.start).tolist() == length.tolist()
     assert found.code.tolist() == code.tolist()
 
