@@ -143,9 +143,13 @@ class Executable:
         return self.timeline.trace.iterations * self.timeline.trace.iteration_cycles
 
     @cached_property
+    def _tile_bytes(self) -> list[memory.TileBytes]:
+        return memory.tile_bytes(self.variables, self.target)
+
+    @cached_property
     def overflow(self) -> memory.Overflow | None:
         """The worst tile over its limit, if any."""
-        return memory.find_overflow(self.variables, self.tree, self.target)
+        return memory.find_overflow(self._tile_bytes, self.tree, self.target)
 
     def check_memory(self, profile_path: str = "") -> None:
         """Raise OutOfMemoryError where a tile holds more than it has. ``profile_path``: where the profile lies."""
@@ -170,6 +174,7 @@ class Executable:
         yield [*self._stage_rows(), *self._block_rows(), *self._op_rows()]
         yield self._program_rows()
         yield self.variables
+        yield list(memory.tile_rows(self._tile_bytes, self.target))
         yield [*self.timeline.bodies, self.timeline.trace, *self.timeline.pipeline_cycles]
 
     def _target_row(self) -> records.Target:

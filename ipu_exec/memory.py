@@ -7,6 +7,7 @@ A lifetime is an interval of positions: the steps of an IPU in program order. Li
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -300,30 +301,65 @@ def _span(parts: list[tuple[int, int]]) -> tuple[int, int]:
     return min(first for first, _ in parts), max(last for _, last in parts)
 
 
-def find_overflow(found: list[records.Variable], tree: ProgramTree, target: Target) -> Overflow | None:
+@dataclass(frozen=True, slots=True)
+class TileBytes:
+    """Most bytes at one step on each tile of an IPU (arrays over tiles), and the first step at which they are."""
+
+    ipu: int
+    variables: list[records.Variable]
+    plain: np.ndarray
+    plain_at: np.ndarray
+    interleaved: np.ndarray
+    interleaved_at: np.ndarray
+    total: np.ndarray  # including gaps
+
+
+def tile_bytes(found: list[records.Variable], target: Target) -> list[TileBytes]:
+    """Of each IPU that has variables. Each region is packed at its own worst step."""
+    made = []
+    for ipu in sorted({variable.ipu for variable in found}):
+        here = [variable for variable in found if variable.ipu == ipu]
+        plain, plain_at = _peaks([v for v in here if not v.interleaved], target.tiles)
+        interleaved, interleaved_at = _peaks([v for v in here if v.interleaved], target.tiles)
+        total = including_gaps(plain, interleaved, target.region0_bytes)
+        made.append(TileBytes(ipu, here, plain, plain_at, interleaved, interleaved_at, total))
+    return made
+
+
+def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMemory]:
+    """The profile's rows of it."""
+    for one in tiles:
+        always = np.zeros(target.tiles, dtype=np.int64)
+        for variable in one.variables:
+            if variable.always_live:
+                always += variable.tile_bytes
+        over = np.maximum(one.total - target.bytes_per_tile, 0)
+        columns = (one.total, one.plain + one.interleaved, always, over)
+        for tile, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            yield records.TileMemory(one.ipu, tile, *values)
+
+
+def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> Overflow | None:
     """The worst tile over a limit, or None.
 
     Two limits (facts/memory.md): the whole tile, gaps included as `profiler.memory.including_gaps` counts them, so
     that it stops exactly where ``Report.tiles`` has an overflow; and region 0, the only place for code.
     """
     worst: Overflow | None = None
-    for ipu in sorted({variable.ipu for variable in found}):
-        here = [variable for variable in found if variable.ipu == ipu]
-        plain, plain_at = _peaks([v for v in here if not v.interleaved], target.tiles)
-        interleaved, interleaved_at = _peaks([v for v in here if v.interleaved], target.tiles)
-        code, code_at = _peaks([v for v in here if v.category in _CODE], target.tiles)
-        total = including_gaps(plain, interleaved, target.region0_bytes)
-        gap = (interleaved > 0) & (plain <= target.region0_bytes)  # then region 1 alone decides
+    for one in tiles:
+        code, code_at = _peaks([v for v in one.variables if v.category in _CODE], target.tiles)
+        total = one.total
+        gap = (one.interleaved > 0) & (one.plain <= target.region0_bytes)  # then region 1 alone decides
         whole = "tile memory with its gap" if gap[int(total.argmax())] else "tile memory"
         for what, taken, at, limit in (
-            (whole, total, np.where(gap, interleaved_at, plain_at), target.bytes_per_tile),
+            (whole, total, np.where(gap, one.interleaved_at, one.plain_at), target.bytes_per_tile),
             ("region 0 (the only place for code)", code, code_at, target.region0_bytes),
         ):
             tile = int(taken.argmax())
             over = int(taken[tile]) - limit
             if over > 0 and (worst is None or over > worst.bytes_over):
-                counted = [v for v in here if v.category in _CODE] if taken is code else here
-                worst = _overflow(counted, tree, ipu, tile, int(at[tile]), what, limit, over)
+                counted = [v for v in one.variables if v.category in _CODE] if taken is code else one.variables
+                worst = _overflow(counted, tree, one.ipu, tile, int(at[tile]), what, limit, over)
     return worst
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import numpy as np
@@ -77,7 +77,7 @@ class Reader:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._vectors: dict[int, np.ndarray] = {}
         self._vector_bytes = 0
-        _check_header(self.path)
+        self.version = _check_header(self.path)
         self.partial = self.path.name.endswith(PARTIAL_SUFFIX)
         try:
             self._connection = self._open()
@@ -93,14 +93,21 @@ class Reader:
         if self._scratch is not None:
             self._scratch.cleanup()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     # -- tables ------------------------------------------------------------------------------------------
 
     def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
-        """A table by column, in the order of its rows: int64, float64 or object (str); vectors as ids, -1 for NULL."""
+        """A table by column, in order: int64, float64 or object (str); vectors as ids, -1 for NULL."""
         known = schema.columns(record)
         self._check_columns(record)
         names = ", ".join(column.name for column in known)
-        rows = self._query(f"SELECT {names} FROM main.{record.table} ORDER BY rowid")
+        order = getattr(record, "key", "rowid")
+        rows = self._query(f"SELECT {names} FROM main.{record.table} ORDER BY {order}")
         values: Iterable[tuple[Any, ...]] = zip(*rows, strict=True) if rows else ((),) * len(known)
         return {column.name: self._column(record, column, cells) for column, cells in zip(known, values, strict=True)}
 
@@ -256,8 +263,11 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _check_header(path: Path) -> None:
-    """Magic, application id, version and size, from the first 100 bytes (SQLite's file format, 1.3)."""
+def _check_header(path: Path) -> int:
+    """The format's version, after checks of the first 100 bytes: magic, application id, version, size of the file.
+
+    Source: SQLite's file format, section 1.3.
+    """
     try:
         with open(path, "rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -283,6 +293,7 @@ def _check_header(path: Path) -> None:
     expected = (65536 if page_size == 1 else page_size) * pages
     if size < expected and not path.name.endswith(PARTIAL_SUFFIX):
         raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
+    return int(version)
 
 
 def one_row(reader: Reader, record: type[Any]) -> Any:

@@ -341,7 +341,102 @@ class Run:
     host_end_us: int
 
 
-TABLES = (
+# -- the same again for plain SQL: what vectors hold, as rows (`profiler.plain` derives them from the rows above) --
+
+
+@dataclass(slots=True)
+class TileRun:
+    """Neighbouring tiles that have the same number of bytes of a variable; tiles with none are left out."""
+
+    table: ClassVar[str] = "tile_runs"
+    key: ClassVar[str] = "vector, first_tile"
+
+    vector: int  # variables.tile_bytes
+    first_tile: int
+    last_tile: int
+    bytes: int  # on each of them
+
+
+@dataclass(slots=True)
+class StepActivity:
+    """What the tiles do in a program step."""
+
+    table: ClassVar[str] = "step_activity"
+    key: ClassVar[str] = "step"
+
+    step: int
+    active_tiles: int
+    first_cycles: int  # until the first active tile has finished
+    last_cycles: int  # until the last one has
+    tile_balance: float  # mean work over most work, all tiles
+    active_tile_balance: float  # the same over the active ones
+    bytes_in: int  # sum over tiles
+    bytes_out: int
+
+
+@dataclass(slots=True)
+class BodyStep:
+    """A step of a Body."""
+
+    table: ClassVar[str] = "body_steps"
+    key: ClassVar[str] = "body, position"
+
+    body: int
+    position: int
+    step: int
+    start: int  # cycles, relative to the body's start
+    stop: int  # -1: the last one, which lasts until the end of the task
+
+
+@dataclass(slots=True)
+class Task:
+    """A Body running in a device iteration of a trace."""
+
+    table: ClassVar[str] = "tasks"
+    key: ClassVar[str] = "trace, position"
+
+    trace: int
+    position: int
+    first_step: int  # steps of the device iteration before this task's
+    steps: int
+    body: int
+    ipu: int
+    micro_batch: int  # -1: none
+    pipeline_cycle: int
+    start: int  # cycles, relative to the device iteration
+    end: int
+
+
+@dataclass(slots=True)
+class Iteration:
+    """A device iteration of a run."""
+
+    table: ClassVar[str] = "iterations"
+    key: ClassVar[str] = "run, iteration"
+
+    run: int
+    iteration: int
+    trace: int
+    first_step: int  # executed steps before it, of all runs
+    start: int  # on the clock shared by all runs
+
+
+@dataclass(slots=True)
+class TileMemory:
+    """What a tile's memory holds at its worst step."""
+
+    table: ClassVar[str] = "tile_memory"
+    key: ClassVar[str] = "ipu, tile"
+
+    ipu: int
+    tile: int  # of the IPU
+    total: int  # including gaps
+    total_excluding_gaps: int
+    always_live: int
+    overflow: int  # beyond the tile
+
+
+STORED = (
     Target,
     Option,
     Stage,
@@ -358,3 +453,5 @@ TABLES = (
     PipelineCycle,
     Run,
 )
+PLAIN = (TileRun, StepActivity, BodyStep, Task, Iteration, TileMemory)  # derived from the others
+TABLES = (*STORED, *PLAIN)

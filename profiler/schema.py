@@ -17,7 +17,7 @@ from typing import Any
 from profiler import records
 
 APPLICATION_ID = 0x49505553  # "IPUS"
-VERSION = 1
+VERSION = 2  # 2: the plain tables (`profiler.plain`) and the views on them
 
 META = """CREATE TABLE meta (
   key TEXT PRIMARY KEY,
@@ -63,12 +63,15 @@ def columns(record: type[Any]) -> tuple[Column, ...]:
 
 
 def create_table(record: type[Any]) -> str:
-    """The DDL of a record's table. A first column ``id``, or an option's name, is its key."""
+    """The DDL of a record's table. A first column ``id``, an option's name, or what ``key`` says is its key."""
     lines = [column.sql for column in columns(record)]
     if lines[0].startswith("id ") or record is records.Option:
         name, kind, *_ = lines[0].split()
         lines[0] = f"{name} {kind} PRIMARY KEY" + ("" if kind == "INTEGER" else " NOT NULL")
-    return f"CREATE TABLE {record.table} (\n  " + ",\n  ".join(lines) + "\n)"
+    key = getattr(record, "key", "")
+    if key:
+        lines.append(f"PRIMARY KEY ({key})")
+    return f"CREATE TABLE {record.table} (\n  " + ",\n  ".join(lines) + "\n)" + (" WITHOUT ROWID" if key else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +127,69 @@ VIEWS = (
         "SELECT ipu, category, role, sum(bytes) FROM variables WHERE always_live GROUP BY ipu, category, role",
         "what fills the memory all the time",
     ),
+    # LIMIT -1 keeps SQLite from dissolving the view into a query that joins it, which would then compare every pair
+    View(
+        "execution_steps",
+        "id, run, iteration, ipu, micro_batch, pipeline_cycle, step, start, cycles",
+        "SELECT i.first_step + t.first_step + b.position, i.run, i.iteration, t.ipu, t.micro_batch, t.pipeline_cycle, "
+        "b.step, i.start + t.start + b.start, iif(b.stop < 0, t.end - t.start, b.stop) - b.start "
+        "FROM iterations i JOIN tasks t ON t.trace = i.trace JOIN body_steps b ON b.body = t.body LIMIT -1",
+        "every step of every run; waits are none",
+    ),
+    View(
+        "stage_micro_batches",
+        "run, iteration, stage, direction, micro_batch, ipu, start, end",
+        "SELECT i.run, i.iteration, b.stage, b.direction, t.micro_batch, t.ipu, i.start + t.start, i.start + t.end "
+        "FROM iterations i JOIN tasks t ON t.trace = i.trace JOIN bodies b ON b.id = t.body WHERE b.stage >= 0",
+        "when each stage worked on which micro-batch",
+    ),
+    View(
+        "tile_headroom",
+        "ipu, fullest_tile, bytes, free_bytes",
+        "SELECT ipu, tile, max(total), bytes_per_tile - total FROM tile_memory JOIN target GROUP BY ipu",
+        "the fullest tile of each IPU, gaps included; free_bytes below 0: it does not fit",
+    ),
     View(
         "steps",
         "id, type, program, compute_set",
-        "SELECT id, type, program, compute_set FROM program_steps",
-        "program steps",
+        "SELECT e.id, p.type, p.program, p.compute_set FROM execution_steps e JOIN program_steps p ON p.id = e.step",
+        "executed steps, numbered through all runs",
+        vendor=True,
+    ),
+    View(
+        "steps_by_ipu",
+        "step_id, ipu, cycles, active_tiles, cycles_base, active_cycles_from_min, active_cycles_from_max, "
+        "active_cycles_to_min, active_cycles_to_max, data_in, data_out, tile_balance, active_tile_balance",
+        "SELECT e.id, e.ipu, e.cycles, a.active_tiles, e.start, 0, 0, a.first_cycles, a.last_cycles, a.bytes_in, "
+        "a.bytes_out, a.tile_balance, a.active_tile_balance "
+        "FROM execution_steps e JOIN step_activity a ON a.step = e.step",
+        "executed steps: a step is of one IPU; active times are relative to cycles_base",
+        vendor=True,
+    ),
+    View(
+        "execution_cycle_totals",
+        "run, total",
+        "SELECT runs.id, iterations * iteration_cycles FROM runs JOIN traces ON traces.id = runs.trace",
+        "cycles of each run",
+        vendor=True,
+    ),
+    View(
+        "vars_info",
+        "id, tile, size_bytes, category, name, always_live",
+        "SELECT v.id, v.ipu * target.tiles_per_ipu + m.tile, r.bytes, c.id, v.id, v.always_live "
+        "FROM target JOIN variables v JOIN var_categories c ON c.name = v.category "
+        "JOIN tile_runs r ON r.vector = v.tile_bytes "
+        "JOIN tile_memory m ON m.ipu = v.ipu AND m.tile BETWEEN r.first_tile AND r.last_tile",
+        "variables on each tile (counted over all IPUs); category and name are ids",
+        vendor=True,
+    ),
+    View("vars_string_table", "id, string", "SELECT id, name FROM variables", "names of variables", vendor=True),
+    View(
+        "memory_by_tile",
+        "tile, ipu, total, total_excluding_gaps, always_live, not_always_live, overflow",
+        "SELECT ipu * tiles_per_ipu + tile, ipu, total, total_excluding_gaps, always_live, "
+        "total_excluding_gaps - always_live, overflow FROM tile_memory JOIN target",
+        "bytes on each tile (counted over all IPUs); total includes gaps",
         vendor=True,
     ),
     View("programs", "id, name", "SELECT id, name FROM program_tree", "programs", vendor=True),
@@ -160,11 +221,15 @@ reads SQLite reads it, `profiler.open_report` gives it as pandas frames. One tab
 `profiler/records.py`, one column per field. Cycles are tile clock cycles, bytes are bytes, times on the host are
 microseconds since the epoch. References to other tables are ids, -1 where there is none.
 
+Format 2 added the plain tables at the end, which hold again, as rows, what SQL cannot see in compressed vectors: the
+views need them, `profiler` does not. `ipu-report doctor --upgrade PROFILE` brings a profile of format 1 up to date.
+
 While a run lasts, rows go to `profile.pop.partial`; `publish()` renames a finished copy to `profile.pop`.
 
 ```sql
 SELECT * FROM stage_cycles;          -- which stage do the others wait for?
 SELECT * FROM op_cycles LIMIT 10;    -- the ten most expensive operators
+SELECT * FROM tile_headroom;         -- how much memory is left, and where it is least
 ```
 
 ## Header: `meta`

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from profiler import codec, records, schema
+from profiler import codec, plain, records, schema
 from profiler.errors import ProfileError
 
 PARTIAL_SUFFIX = ".partial"
@@ -39,6 +39,8 @@ class ProfileWriter:
         self.path = Path(path)
         self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
         self._vectors: dict[bytes, int] = {}
+        self._runs_of: set[int] = set()  # vectors whose runs are stored
+        self._known = plain.Known()
         self._published = False
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,20 +64,27 @@ class ProfileWriter:
 
     def add(self, rows: Iterable[Any]) -> None:
         """Store records of any kinds, any number, as one transaction: all of them or, after an error, none."""
+        given, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
-        for row in rows:
+        for row in [*given, *plain.derived(given, known)]:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
             if kind not in records.TABLES:
                 raise TypeError(f"{kind.__name__} is no record of profiler.records")
         vectors = _VectorBatch(self._vectors)
         prepared = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
+        runs = {vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())}
+        fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
+        found = [run for id, values in fresh for run in plain.tile_runs(id, np.asarray(values))]
+        prepared.setdefault(records.TileRun, []).extend(_prepare(records.TileRun, found, vectors))
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, values in prepared.items():
                 marks = ", ".join("?" * len(schema.columns(kind)))
                 self._connection.executemany(f"INSERT INTO {kind.table} VALUES ({marks})", values)
         self._vectors.update(vectors.new)
+        self._runs_of.update(runs)
+        self._known = known
 
     def publish(self) -> Path:
         """Put what was added so far at ``path``, complete, in one rename; may be called again after more rows.

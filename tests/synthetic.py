@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler import ProfileWriter, schedules
+from profiler import ProfileWriter, open_report, plain, schedules
 from profiler.records import (
     DO_EXCHANGE,
     GLOBAL_EXCHANGE,
@@ -277,7 +277,8 @@ def synthetic_profile(
         writer.meta(kind="training", model="Synthetic", micro_batch=40)
         writer.add([target, *options, *stages, *blocks, *profile.ops, *profile.programs, *profile.steps])
         writer.add([*profile.compute_sets, *kinds, *profile.uses, *profile.variables, *profile.bodies])
-        writer.publish()
+        with open_report(writer.publish()) as report:
+            writer.add(plain.tile_memory(report))
         writer.add([trace, *cycles_of])
         for run in called:
             writer.meta(state="executed")

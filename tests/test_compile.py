@@ -15,7 +15,7 @@ import profiler
 from ipu_exec import PipelinedExecution, ShardedExecution
 from ipu_exec.compile import Executable, compile_step
 from ipu_exec.lowering.plan import Compute, Exchange
-from ipu_exec.memory import find_overflow
+from ipu_exec.memory import find_overflow, tile_bytes
 from profiler import schedules
 from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE, REDUCE, STREAM_IN, UPDATE
 from reports.cli import main as ipu_report
@@ -267,7 +267,7 @@ def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_pa
     report = written(mnist, tmp_path / "whole")
     needed = max(int(report.tiles(ipu)["total"].max()) for ipu in range(4))
     target = replace(mnist.target, bytes_per_tile=needed - less)
-    overflow = find_overflow(mnist.variables, mnist.tree, target)
+    overflow = find_overflow(tile_bytes(mnist.variables, target), mnist.tree, target)
     smaller = replace(mnist, target=target)
     again = written(smaller, tmp_path / "smaller")
     tiles = [again.tiles(ipu) for ipu in range(4)]

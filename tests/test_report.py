@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler import ProfileWriter, Report, liveness, memory, open_report, records
+from profiler import ProfileWriter, Report, liveness, memory, open_report, records, schema
 from profiler.liveness import Intervals
 from profiler.trace import Bodies, Tasks, slices, step_kind
 from tests.synthetic import synthetic_profile
@@ -95,7 +95,7 @@ def check_frame(report: Report, what: str, columns: str) -> None:
 
 
 def test_meta_options_and_target(report):
-    assert {"format": 1, "kind": "training", "model": "Synthetic", "state": "executed", "complete": True,
+    assert {"format": schema.VERSION, "kind": "training", "model": "Synthetic", "state": "executed", "complete": True,
             "micro_batch": 40, "warnings": []}.items() <= report.meta.items()  # fmt: skip
     assert report.options["Training.gradientAccumulation"] == MICRO_BATCHES
     assert (report.target.num_ipus, report.target.tiles_per_ipu) == (3, TILES)

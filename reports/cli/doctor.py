@@ -1,6 +1,7 @@
 """Whether the profile is whole and agrees with itself. Exit code 1 where a check fails.
 
-Reads everything in it: every table, the memory of every IPU, the execution of every run.
+Reads everything in it: every table, the memory of every IPU, the execution of every run. With --upgrade, a profile of
+an older format is first rewritten in today's: our own commands read both, SQL written for the newer one does not.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 HELP = "whether the profile is whole and agrees with itself"
 EXAMPLES = """  ipu-report doctor demo/training
   ipu-report doctor 'runs/*/training' && echo all are well
+  ipu-report doctor --upgrade old/profile.pop
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_form(parser)
+    parser.add_argument("--upgrade", action="store_true", help="rewrite profiles of an older format in today's")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,8 +36,11 @@ def run(args: argparse.Namespace) -> int:
         nonlocal well
         import pandas as pd
 
+        from profiler import Report, migrate
         from reports.tables import Column, Page, Table, say, text
 
+        if args.upgrade and migrate.is_old(report):
+            report = Report(migrate.upgrade(report.path))
         rows = [dict(zip(("check", "found"), row, strict=True)) for row in _checks(report)]
         frame = pd.DataFrame(rows).assign(ok=lambda f: f["found"] == "")
         well = well and bool(frame["ok"].all())

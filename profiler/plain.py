@@ -1,0 +1,138 @@
+"""What vectors hold, as rows: so that plain SQL, and SQL written for the vendor's files, can be asked of a profile.
+
+Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on tiles, the steps of
+bodies, the tasks of traces) are therefore also kept as rows, each in its most compact form; the views of
+`profiler.schema` unroll them. Our own reader never uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profiler import records
+
+if TYPE_CHECKING:
+    from profiler.report import Report
+
+
+def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
+    """Runs of equal, non-zero bytes in a vector over tiles."""
+    if not len(values):
+        return
+    first = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
+    last = np.append(first[1:], len(values)) - 1
+    here = values[first]
+    kept = here != 0
+    for a, b, size in zip(first[kept].tolist(), last[kept].tolist(), here[kept].tolist(), strict=True):
+        yield records.TileRun(vector, a, b, size)
+
+
+def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivity]:
+    """Of each step, from its vectors over tiles; an exchange's tiles are those that receive or send."""
+    known: dict[int, tuple[int, int, int, float, float]] = {}
+    for step in steps:
+        cycles = step.tile_cycles
+        received = 0 if step.bytes_in is None else int(np.sum(step.bytes_in))
+        sent = 0 if step.bytes_out is None else int(np.sum(step.bytes_out))
+        if cycles is not None:
+            if id(cycles) not in known:  # the rows keep their arrays: one object is one content
+                known[id(cycles)] = _work(np.asarray(cycles))
+            active, first, last, balance, of_active = known[id(cycles)]
+        else:
+            moves = [np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None]
+            if len({len(one) for one in moves}) > 1:
+                raise ValueError(f"step {step.id}: bytes in and out are of different numbers of tiles")
+            active = int(np.logical_or.reduce(moves).sum()) if moves else 0
+            first, last, balance, of_active = step.cycles, step.cycles, 1.0, 1.0
+        yield records.StepActivity(step.id, active, first, last, balance, of_active, received, sent)
+
+
+def _work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
+    busy = cycles[cycles > 0]
+    most = int(cycles.max(initial=0))
+    if not most:
+        return 0, 0, 0, 1.0, 1.0
+    return len(busy), int(busy.min()), most, float(cycles.mean() / most), float(busy.mean() / most)
+
+
+def body_steps(bodies: Iterable[records.Body]) -> Iterator[records.BodyStep]:
+    """Of each body, its steps in order."""
+    for body in bodies:
+        steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
+        stops = [*starts[1:], -1][: len(starts)]
+        for position, row in enumerate(zip(steps, starts, stops, strict=True)):
+            yield records.BodyStep(body.id, position, *row)
+
+
+def tasks(trace: records.Trace, steps_of: dict[int, int]) -> Iterator[records.Task]:
+    """Of a trace, its tasks in order. ``steps_of``: body -> how many steps it has."""
+    columns = _columns(
+        f"trace {trace.id}",
+        trace.task_body,
+        trace.task_ipu,
+        trace.task_micro_batch,
+        trace.task_pipeline_cycle,
+        trace.task_start,
+        trace.task_end,
+    )
+    first = 0
+    for position, row in enumerate(zip(*columns, strict=True)):
+        count = steps_of.get(row[0], 0)
+        yield records.Task(trace.id, position, first, count, *row)
+        first += count
+
+
+def _columns(what: str, *vectors: Any) -> list[list[int]]:
+    columns = [list(map(int, vector)) for vector in vectors]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"{what}: its vectors have {', '.join(str(len(column)) for column in columns)} entries")
+    return columns
+
+
+@dataclass(slots=True)
+class Known:
+    """What later rows need of earlier ones."""
+
+    steps_of: dict[int, int] = field(default_factory=dict)  # body -> its steps
+    traces: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # -> iterations, their cycles and steps
+    executed: int = 0  # steps of the runs so far
+
+    def copy(self) -> Known:
+        return Known(dict(self.steps_of), dict(self.traces), self.executed)
+
+
+def derived(rows: Iterable[Any], known: Known) -> list[Any]:
+    """The rows to keep beside ``rows``, but for variables, whose vectors the writer knows the ids of.
+
+    ``known`` gains what is among them.
+    """
+    of: dict[type[Any], list[Any]] = {}
+    for row in rows:
+        of.setdefault(type(row), []).append(row)
+    bodies = of.get(records.Body, [])
+    found: list[Any] = [*step_activity(of.get(records.Step, ())), *body_steps(bodies)]
+    known.steps_of.update((body.id, len(body.steps)) for body in bodies)
+    for trace in of.get(records.Trace, ()):
+        added = list(tasks(trace, known.steps_of))
+        found += added
+        known.traces[trace.id] = trace.iterations, trace.iteration_cycles, sum(task.steps for task in added)
+    for run in of.get(records.Run, ()):
+        iterations, cycles, steps = known.traces.get(run.trace, (0, 0, 0))
+        for i in range(iterations):
+            start = run.cycle_start + i * cycles
+            found.append(records.Iteration(run.id, i, run.trace, known.executed + i * steps, start))
+        known.executed += iterations * steps
+    return found
+
+
+def tile_memory(report: Report) -> Iterator[records.TileMemory]:
+    """What a report's variables take on each tile: for profiles whose writer did not know."""
+    for ipu in range(report.target.num_ipus):
+        frame = report.tiles(ipu)
+        columns = [frame[name].tolist() for name in ("total", "total_excluding_gaps", "always_live", "overflow")]
+        for tile, values in enumerate(zip(*columns, strict=True)):
+            yield records.TileMemory(ipu, tile, *values)

@@ -1,0 +1,183 @@
+"""What plain SQL finds in a profile, held against what `profiler` reads from its vectors; and older formats."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import profiler
+from profiler import ProfileError, migrate, open_report, plain, records, schema
+from reports.cli import main as ipu_report
+from tests.synthetic import synthetic_profile
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return synthetic_profile(tmp_path_factory.mktemp("plain") / "profile.pop", runs=2)
+
+
+@pytest.fixture(scope="module")
+def report(path):
+    return open_report(path)
+
+
+def ask(path, sql):
+    with closing(sqlite3.connect(path)) as connection:
+        return pd.read_sql_query(sql, connection)
+
+
+def test_executed_steps_are_the_reports(path, report):
+    found = ask(path, "SELECT * FROM execution_steps ORDER BY run, ipu, start, id")
+    parts = [report.steps(run).assign(run=run) for run in report.runs["run"]]
+    wanted = pd.concat(parts)
+    wanted = wanted[wanted["step"] >= 0].sort_values(["run", "ipu", "start"], kind="stable")
+    assert len(found) == len(wanted) > 1000
+    assert found["id"].is_unique
+    for name in ("run", "iteration", "ipu", "micro_batch", "pipeline_cycle", "step", "start"):
+        assert found[name].tolist() == wanted[name].tolist(), name
+    assert found["cycles"].tolist() == (wanted["end"] - wanted["start"]).tolist()
+    assert sorted(found["id"]) == list(range(len(found)))
+
+
+def test_micro_batches_are_the_reports_tasks(path, report):
+    found = ask(path, "SELECT * FROM stage_micro_batches WHERE run = 1 ORDER BY ipu, start")
+    tasks = report.tasks(1)
+    wanted = tasks[tasks["stage"] >= 0].sort_values(["ipu", "start"])
+    for name in ("stage", "micro_batch", "start", "end"):
+        assert found[name].tolist() == wanted[name].tolist(), name
+
+
+def test_bytes_on_tiles_are_the_reports(path, report):
+    for ipu in range(report.target.num_ipus):
+        first = ipu * report.target.tiles_per_ipu
+        found = ask(path, f"SELECT * FROM memory_by_tile WHERE ipu = {ipu} ORDER BY tile")
+        tiles = report.tiles(ipu)
+        assert found["tile"].tolist() == (first + tiles["tile"]).tolist()
+        for name in ("total", "total_excluding_gaps", "always_live", "overflow"):
+            assert found[name].tolist() == tiles[name].tolist(), name
+    room = ask(path, "SELECT * FROM tile_headroom").set_index("ipu")
+    tiles = report.tiles(1)
+    assert room.loc[1, "bytes"] == tiles["total"].max() == tiles["total"][room.loc[1, "fullest_tile"]]
+    assert room.loc[1, "free_bytes"] == report.target.bytes_per_tile - tiles["total"].max()
+
+
+def test_variables_on_tiles_are_the_reports(path, report):
+    found = ask(
+        path,
+        "SELECT v.id, tile, size_bytes, string, c.name AS category FROM vars_info v "
+        "JOIN var_categories c ON c.id = v.category JOIN vars_string_table n ON n.id = v.name",
+    )
+    for id, of in found.groupby("id"):
+        variable = report.variables.loc[id]
+        held = np.zeros(report.target.tiles_per_ipu, dtype=np.int64)
+        held[of["tile"] - variable["ipu"] * report.target.tiles_per_ipu] = of["size_bytes"]
+        assert held.tolist() == report.variable_tiles(id).tolist()
+        assert set(of["string"]) == {variable["name"]} and set(of["category"]) == {variable["category"]}
+    assert set(found["id"]) == set(report.variables.index[report.variables["bytes"] > 0])
+
+
+def test_sql_written_for_the_vendors_file_runs(path, report):
+    """The columns that facts/pva.md (2.1) lists; step ids go through all runs."""
+    of_type = ask(path, "SELECT type, sum(cycles) AS cycles FROM steps JOIN steps_by_ipu ON step_id = id GROUP BY type")
+    steps = pd.concat([report.steps(run) for run in report.runs["run"]])
+    type_of = report.program_steps().set_index("step")["type"]
+    steps = steps[steps["step"] >= 0]
+    wanted = (steps["end"] - steps["start"]).groupby(steps["step"].map(type_of)).sum()
+    assert dict(of_type.itertuples(index=False)) == wanted.to_dict()
+    busy = ask(path, "SELECT step_id, active_tiles, cycles, cycles_base, active_cycles_from_min, active_cycles_to_max, "
+                     "tile_balance, program, compute_set FROM steps JOIN steps_by_ipu ON step_id = id "
+                     "WHERE type = 'OnTileExecute'")  # fmt: skip
+    assert (busy["active_cycles_from_min"] == 0).all() and busy["tile_balance"].between(0, 1).all()
+    assert (busy["active_cycles_to_max"] <= busy["cycles"]).all()
+    assert busy["active_tiles"].between(1, report.target.tiles_per_ipu).all()
+    names = ask(path, "SELECT p.name, c.name AS vertex_set FROM steps s JOIN programs p ON p.id = s.program "
+                      "JOIN compute_sets c USING (compute_set)")  # fmt: skip
+    assert set(names["vertex_set"]) == set(report.program_steps().query("type == 'OnTileExecute'")["name"])
+    total = ask(path, "SELECT total FROM execution_cycle_totals")["total"]
+    assert total.tolist() == report.runs["cycles"].tolist()
+
+
+def test_activity_of_a_step_by_hand():
+    def one(**columns):
+        step = records.Step(0, 0, 0, 0, 0, 0, "OnTileExecute", "", 100, 0, None, None, None)
+        for name, value in columns.items():
+            setattr(step, name, np.array(value))
+        (row,) = plain.step_activity([step])
+        return row
+
+    assert one(tile_cycles=[0, 40, 80, 0]) == records.StepActivity(0, 2, 40, 80, 30 / 80, 60 / 80, 0, 0)
+    assert one(tile_cycles=[0, 0]) == records.StepActivity(0, 0, 0, 0, 1.0, 1.0, 0, 0)
+    assert one(bytes_in=[8, 0, 4], bytes_out=[0, 0, 12]) == records.StepActivity(0, 2, 100, 100, 1.0, 1.0, 12, 12)
+    with pytest.raises(ValueError, match="step 0: bytes in and out"):
+        one(bytes_in=[8, 0, 4], bytes_out=[0])
+
+
+def test_runs_of_equal_bytes_by_hand():
+    found = [(run.first_tile, run.last_tile, run.bytes) for run in plain.tile_runs(3, np.array([0, 4, 4, 0, 0, 8, 4]))]
+    assert found == [(1, 2, 4), (5, 5, 8), (6, 6, 4)]
+    assert list(plain.tile_runs(3, np.zeros(0))) == []
+
+
+# -- the older format ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old(path, tmp_path):
+    """The profile as format 1 had it: without the plain tables."""
+    there = tmp_path / "profile.pop"
+    there.write_bytes(path.read_bytes())
+    with closing(sqlite3.connect(there, isolation_level=None)) as connection:
+        for view in schema.VIEWS:
+            connection.execute(f"DROP VIEW {view.name}")
+        for record in records.PLAIN:
+            connection.execute(f"DROP TABLE {record.table}")
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
+    return there
+
+
+def test_an_older_profile_is_read_as_it_is(old, report):
+    again = open_report(old)
+    assert again.meta["format"] == 1
+    pd.testing.assert_frame_equal(again.steps(0), report.steps(0))
+
+
+def test_upgrading_gives_the_same_profile_with_the_plain_tables(old, path, capsys):
+    assert ipu_report(["doctor", "--upgrade", str(old)]) == 0
+    with_vector_ids = ("variables", "tile_runs", "program_steps", "vertices", "bodies", "traces")
+    with closing(sqlite3.connect(old)) as new, closing(sqlite3.connect(path)) as wanted:
+        for name in [record.table for record in records.TABLES] + [view.name for view in schema.VIEWS]:
+            rows = [sorted(c.execute(f"SELECT * FROM {name}"), key=repr) for c in (new, wanted)]
+            if name not in (
+                "variables",
+                "tile_runs",
+                "program_steps",
+                "vertices",
+                "bodies",
+                "traces",
+            ):  # ids of vectors
+                assert rows[0] == rows[1], name
+            assert len(rows[0]) == len(rows[1]), name
+    first, second = open_report(old), open_report(path)
+    assert first.meta["format"] == schema.VERSION and first.meta["complete"]
+    pd.testing.assert_frame_equal(first.steps(0), second.steps(0))
+    pd.testing.assert_frame_equal(first.tiles(0), second.tiles(0))
+    assert first.meta["model"] == second.meta["model"]
+    capsys.readouterr()
+    assert ipu_report(["doctor", "--upgrade", str(old)]) == 0, "a second time there is nothing to do"
+
+
+def test_what_cannot_be_upgraded_says_why_and_stays(old, path, tmp_path):
+    with pytest.raises(ProfileError, match="has format 2 already"):
+        migrate.upgrade(path)
+    with closing(sqlite3.connect(old, isolation_level=None)) as connection:
+        connection.execute("UPDATE meta SET value = 'false' WHERE key = 'complete'")
+    before = old.read_bytes()
+    with pytest.raises(ProfileError, match="not finished"):
+        migrate.upgrade(old)
+    assert old.read_bytes() == before
+    assert profiler.open_report(old).meta["format"] == 1
