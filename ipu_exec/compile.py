@@ -81,7 +81,7 @@ def compile_step(
     tree = program.build(graph, placed, machines, wanted)
 
     progress(0.8, "memory")
-    variables = memory.variables(graph, placed, tree, device, offload)
+    variables, uses = memory.variables(graph, placed, tree, device, offload)
 
     progress(0.9, "schedule")
     step_ids = _number_steps(tree)
@@ -98,7 +98,7 @@ def compile_step(
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
     return Executable(
-        graph, placed, tree, variables, timeline, device, options, training, micro_batch, attached, step_ids
+        graph, placed, tree, variables, uses, timeline, device, options, training, micro_batch, attached, step_ids
     )
 
 
@@ -129,6 +129,7 @@ class Executable:
     placement: placement.Placement
     tree: program.ProgramTree
     variables: list[records.Variable]
+    uses: list[records.Use]
     timeline: schedule.Timeline
     target: Target
     options: Options
@@ -173,7 +174,7 @@ class Executable:
         yield [self._target_row(), *self._option_rows()]
         yield [*self._stage_rows(), *self._block_rows(), *self._op_rows()]
         yield self._program_rows()
-        yield self.variables
+        yield [*self.variables, *self.uses]
         yield list(memory.tile_rows(self._tile_bytes, self.target))
         yield [*self.timeline.bodies, self.timeline.trace, *self.timeline.pipeline_cycles]
 

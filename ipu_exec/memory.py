@@ -15,7 +15,7 @@ import numpy as np
 
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import vertex_info
-from ipu_exec.lowering.plan import Plan
+from ipu_exec.lowering.plan import Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Target
 from ipu_exec.placement import Placement, Transfer
@@ -61,15 +61,20 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
 
 def variables(
     graph: Graph, placement: Placement, tree: ProgramTree, target: Target, offload_optimiser: bool
-) -> list[records.Variable]:
-    """Everything that lies in tile memory of one replica, IPU by IPU. Ids count from 0."""
+) -> tuple[list[records.Variable], list[records.Use]]:
+    """All that lies in tile memory of one replica, IPU by IPU, ids from 0; and which operators use what."""
     found: list[records.Variable] = []
+    uses: set[tuple[int, int]] = set()
     for ipu in range(placement.num_ipus):
         maker = _Maker(graph, placement, tree, ipu, found, offload_optimiser)
         maker.storages()
+        uses.update(maker.uses())
+        first = len(found)
         maker.temporaries()
         maker.program(target)
-    return found
+        here = {op.id for op, stage in zip(graph.ops, placement.op_stage, strict=True) if placement.ipus[stage] == ipu}
+        uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
+    return found, [records.Use(op, variable) for op, variable in sorted(uses)]
 
 
 class _Maker:
@@ -89,6 +94,7 @@ class _Maker:
         self.start = positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
+        self.of_storage: dict[int, list[int]] = {}  # ids of its variables
         self.makers: dict[int, int] = {}
         self.first_uses: dict[int, int] = {}
         self.shapes: dict[int, tuple[int, ...]] = {}
@@ -147,23 +153,36 @@ class _Maker:
         for (storage_id, stage), layout in self.tree.layouts.items():
             if self.placement.ipus[stage] != self.ipu:
                 continue
-            storage = self.graph.storages[storage_id]
-            about: dict[str, Any] = {
-                "op": self.makers.get(storage_id, -1),
-                "stage": stage,
-                "dtype": storage.dtype,
-                "shape": self.shapes.get(storage_id),
-            }
-            offloaded = storage.role == "optimiser state" and self.offload
-            if storage.role in _ALWAYS and not offloaded and self.placement.home.get(storage_id, stage) == stage:
-                about["op"] = self._owner_op(storage_id)
-                self.add(storage.name, "variable", storage.role, layout.bytes, **about)
-                continue
-            for first, last in self._lifetimes(storage_id, stage):
-                self.add(storage.name, "variable", storage.role, layout.bytes, (first, last), **about)
-            if storage_id in self.tree.stashed.get(stage, ()):
-                depth = schedules.stash_depth(len(self.placement.stages), stage)
-                self.add(f"{storage.name}/stash", "variable", "stash", layout.bytes * depth, **about)
+            first = len(self.found)
+            self._storage(storage_id, stage, layout)
+            self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.found)))
+
+    def uses(self) -> Iterator[tuple[int, int]]:
+        """(operator, variable) of the tensors that operators of this IPU read or write."""
+        for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
+            if self.placement.ipus[stage] == self.ipu:
+                for value in (*op.inputs, *(output for output in op.outputs if output is not None)):
+                    for variable in self.of_storage.get(self.graph.values[value].storage, ()):
+                        yield op.id, variable
+
+    def _storage(self, storage_id: int, stage: int, layout: Layout) -> None:
+        storage = self.graph.storages[storage_id]
+        about: dict[str, Any] = {
+            "op": self.makers.get(storage_id, -1),
+            "stage": stage,
+            "dtype": storage.dtype,
+            "shape": self.shapes.get(storage_id),
+        }
+        offloaded = storage.role == "optimiser state" and self.offload
+        if storage.role in _ALWAYS and not offloaded and self.placement.home.get(storage_id, stage) == stage:
+            about["op"] = self._owner_op(storage_id)
+            self.add(storage.name, "variable", storage.role, layout.bytes, **about)
+            return
+        for first, last in self._lifetimes(storage_id, stage):
+            self.add(storage.name, "variable", storage.role, layout.bytes, (first, last), **about)
+        if storage_id in self.tree.stashed.get(stage, ()):
+            depth = schedules.stash_depth(len(self.placement.stages), stage)
+            self.add(f"{storage.name}/stash", "variable", "stash", layout.bytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
         """The first op that uses a weight (or the weight of a state): where its memory is looked for."""

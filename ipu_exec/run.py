@@ -23,7 +23,7 @@ from ipu_exec.errors import Error
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, ENGINE_OPTIONS_VARIABLE, PLACEMENT_VARIABLE, TARGET_VARIABLE
 from ipu_exec.placements import load_stages
 
-_STANDS_FOR = {"poptorch": "ipu_exec", "pva": "profiler.pva"}
+_STANDS_FOR = {"poptorch": "ipu_exec", "pva": "profiler.pva", "pva.pva_core": "profiler.pva.pva_core"}
 
 _EXAMPLES = """examples:
   ipu-run train.py --epochs 3

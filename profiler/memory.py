@@ -35,6 +35,10 @@ class IpuVariables:
         """The not-always-live ones."""
         return self._some(~self.always_live)
 
+    def intervals_of(self, mask: np.ndarray) -> Intervals:
+        """The not-always-live ones that ``mask`` marks."""
+        return self._some(~self.always_live & mask)
+
     def always(self, mask: np.ndarray | None = None) -> np.ndarray:
         """Always-live bytes over tiles, of the variables that ``mask`` marks."""
         chosen = self.always_live if mask is None else self.always_live & mask
@@ -47,7 +51,7 @@ class IpuVariables:
     def peaks(self, region: bool | None = None) -> liveness.Peaks:
         """Peaks over all variables, or over those of one region (True: the interleaved one)."""
         mask = np.ones(len(self.id), dtype=bool) if region is None else self.interleaved == region
-        return liveness.peaks(self._some(~self.always_live & mask), self.steps, self.always(mask))
+        return liveness.peaks(self.intervals_of(mask), self.steps, self.always(mask))
 
     def _some(self, mask: np.ndarray) -> Intervals:
         return Intervals(self.start[mask], self.stop[mask], self.vector[mask], self.vectors)

@@ -19,7 +19,7 @@ from profiler.writer import ProfileWriter
 
 def is_old(report: Report) -> bool:
     """Whether its file has an older format than today's."""
-    return bool(report.meta["format"] < schema.VERSION)
+    return report.format < schema.VERSION
 
 
 def upgrade(path: str | os.PathLike[str]) -> Path:
@@ -36,7 +36,8 @@ def upgrade(path: str | os.PathLike[str]) -> Path:
                 raise ProfileError(found, f"the profile has format {schema.VERSION} already", "There is nothing to do")
             with ProfileWriter(found) as writer:
                 for record in records.STORED:  # in the engine's order: a trace's tasks need the bodies before them
-                    writer.add(_rows(reader, record))
+                    if record not in records.SINCE_2:
+                        writer.add(_rows(reader, record))
                 if reader.count(records.Variable):
                     writer.add(plain.tile_memory(report))
                 kept = {key: value for key, value in reader.meta.items() if key not in ("format", "complete")}

@@ -273,6 +273,17 @@ class Variable:
 
 
 @dataclass(slots=True)
+class Use:
+    """An operator reads or writes a variable (since format 2)."""
+
+    table: ClassVar[str] = "op_variables"
+    key: ClassVar[str] = "op, variable"
+
+    op: int
+    variable: int
+
+
+@dataclass(slots=True)
 class Body:
     """A piece of program that runs as one on one IPU: forward of a stage, a copy, the weight update...
 
@@ -448,10 +459,12 @@ STORED = (
     VertexType,
     VertexUse,
     Variable,
+    Use,
     Body,
     Trace,
     PipelineCycle,
     Run,
 )
+SINCE_2 = (Use,)  # that format 1 did not have
 PLAIN = (TileRun, StepActivity, BodyStep, Task, Iteration, TileMemory)  # derived from the others
 TABLES = (*STORED, *PLAIN)

@@ -492,7 +492,24 @@ class Report:
             {"variable": variables.id[rows], **{name: chosen[name].array for name in names}, "bytes": size[rows]}
         )
 
-    # -- columns behind the frames -----------------------------------------------------------------------
+    # -- columns behind the frames, for the rest of this package -----------------------------------------
+
+    @property
+    def format(self) -> int:
+        """Version of the file's format."""
+        return self._reader.version
+
+    def columns_of(self, record: type[Any]) -> Columns:
+        """A table by column, in the order of its rows; vectors as ids, -1 where there is none. Nobody's to change."""
+        return self._table(record)
+
+    def vector(self, id: int) -> np.ndarray:
+        """A vector over tiles by its id, int64, read-only."""
+        return self._reader.vector(id, self._tiles)
+
+    def ipu_variables(self, ipu: int) -> IpuVariables:
+        """The variables of an IPU as columns."""
+        return self._ipu(ipu)
 
     @property
     def _tiles(self) -> int:

@@ -32,6 +32,7 @@ from profiler.records import (
     Step,
     Target,
     Trace,
+    Use,
     Variable,
     VertexType,
     VertexUse,
@@ -276,7 +277,8 @@ def synthetic_profile(
     with ProfileWriter(path, writer="tests.synthetic") as writer:
         writer.meta(kind="training", model="Synthetic", micro_batch=40)
         writer.add([target, *options, *stages, *blocks, *profile.ops, *profile.programs, *profile.steps])
-        writer.add([*profile.compute_sets, *kinds, *profile.uses, *profile.variables, *profile.bodies])
+        uses = [Use(variable.op, variable.id) for variable in profile.variables if variable.op >= 0]
+        writer.add([*profile.compute_sets, *kinds, *profile.uses, *profile.variables, *uses, *profile.bodies])
         with open_report(writer.publish()) as report:
             writer.add(plain.tile_memory(report))
         writer.add([trace, *cycles_of])

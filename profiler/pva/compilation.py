@@ -1,0 +1,212 @@
+"""``report.compilation`` (facts/pva.md, 1.3)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from profiler.pva.enums import Architecture, TargetType
+from profiler.pva.lists import LazyList, Shown
+from profiler.pva.model import Model
+from profiler.pva.programs import ComputeSet, Program, make_program
+from profiler.pva.tiles import IPU, Tile
+from profiler.pva.variables import LoweredVariables, VariableSize, sizes
+
+_ARCHITECTURES = {"ipu1": Architecture.Ipu1, "ipu2": Architecture.Ipu2, "ipu21": Architecture.Ipu21}
+
+
+class Graph(Shown):
+    """How much of everything there is, on one replica."""
+
+    _shown = ("numComputeSets", "numVertices", "numVars")
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def numComputeSets(self) -> int:
+        return int(np.count_nonzero(self._model.steps["compute_set"] >= 0))
+
+    @property
+    def numVertices(self) -> int:
+        counts = [count for kinds in self._model.vertices.values() for _, _, count in kinds]
+        unique, times = np.unique(np.array(counts, dtype=np.int64), return_counts=True)
+        found = zip(unique.tolist(), times.tolist(), strict=True)
+        return sum(int(self._model.report.vector(id).sum()) * often for id, often in found)
+
+    @property
+    def numVars(self) -> int:
+        return len(self._model.variables["id"])
+
+
+class Target(Shown):
+    """The machine: a model of one, `Target.Type.IpuModel`. Memory in bytes, the clock in Hz."""
+
+    Type: ClassVar[type[TargetType]] = TargetType
+    _shown = ("type", "architecture", "numIPUs", "tilesPerIpu", "numReplicas", "bytesPerTile", "clockFrequency")
+
+    def __init__(self, model: Model) -> None:
+        self._target = model.target
+
+    @property
+    def type(self) -> TargetType:
+        return TargetType.IpuModel
+
+    @property
+    def architecture(self) -> Architecture:
+        return _ARCHITECTURES.get(self._target.architecture.lower(), Architecture.Unknown)
+
+    @property
+    def numIPUs(self) -> int:
+        return self._target.num_ipus
+
+    @property
+    def tilesPerIpu(self) -> int:
+        return self._target.tiles_per_ipu
+
+    @property
+    def numTiles(self) -> int:
+        return self.numIPUs * self.tilesPerIpu
+
+    @property
+    def numReplicas(self) -> int:
+        return self._target.num_replicas
+
+    @property
+    def ipusPerReplica(self) -> int:
+        return self._target.ipus_per_replica
+
+    @property
+    def tilesPerReplica(self) -> int:
+        return self.ipusPerReplica * self.tilesPerIpu
+
+    @property
+    def memoryPerReplica(self) -> int:
+        return self.tilesPerReplica * self.bytesPerTile
+
+    @property
+    def bytesPerTile(self) -> int:
+        return self._target.bytes_per_tile
+
+    @property
+    def bytesPerIPU(self) -> int:
+        return self.tilesPerIpu * self.bytesPerTile
+
+    @property
+    def totalMemory(self) -> int:
+        return self.numTiles * self.bytesPerTile
+
+    @property
+    def clockFrequency(self) -> float:
+        return self._target.clock_hz
+
+    @property
+    def numWorkerContexts(self) -> int:
+        return self._target.workers_per_tile
+
+
+class LiveMemory(Shown):
+    """What lives at a step and not always, on all of a replica, an IPU or a tile."""
+
+    __slots__ = ("_ipu", "_model", "_step", "_tile")
+    _shown = ("bytes",)
+
+    def __init__(self, model: Model, step: int, ipu: int | None = None, tile: int | None = None) -> None:
+        self._model, self._step, self._ipu, self._tile = model, step, ipu, tile
+
+    @property
+    def bytes(self) -> int:
+        return int(self._model.live_bytes(self._ipu, self._tile)[self._step])
+
+    @property
+    def variables(self) -> list[VariableSize]:
+        """Largest first; their sizes add up to ``bytes``."""
+        return sizes(self._model, *self._model.live_rows(self._step, self._ipu, self._tile))
+
+
+class LivenessProgramStep(Shown):
+    """A step of the program and what lives at it."""
+
+    __slots__ = ("_model", "_step")
+    _shown = ("program", "notAlwaysLiveMemory")
+
+    def __init__(self, model: Model, step: int) -> None:
+        self._model, self._step = model, step
+
+    @property
+    def program(self) -> Program:
+        return make_program(self._model, int(self._model.steps["node"][self._step]))
+
+    @property
+    def notAlwaysLiveMemory(self) -> LiveMemory:
+        """Of a replica."""
+        return LiveMemory(self._model, self._step)
+
+    def notAlwaysLiveMemoryForIpu(self, ipu: int) -> LiveMemory:
+        return LiveMemory(self._model, self._step, self._model.ipu_of(ipu))
+
+    def notAlwaysLiveMemoryForTile(self, tile: int) -> LiveMemory:
+        return LiveMemory(self._model, self._step, *self._model.tile_of(tile))
+
+
+class CompilationReport(Shown):
+    """What is known from the compile."""
+
+    _shown = ("graph", "target")
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def graph(self) -> Graph:
+        return Graph(self._model)
+
+    @property
+    def target(self) -> Target:
+        return Target(self._model)
+
+    @property
+    def tiles(self) -> LazyList[Tile]:
+        """Of all IPUs, replicas included."""
+        model = self._model
+        return LazyList(model.target.num_ipus * model.tiles, lambda i: Tile(model, i))
+
+    @property
+    def ipus(self) -> LazyList[IPU]:
+        return LazyList(self._model.target.num_ipus, lambda i: IPU(self._model, i))
+
+    @property
+    def programs(self) -> LazyList[Program]:
+        """All of them, depth-first."""
+        return LazyList(len(self._model.tree["id"]), lambda i: make_program(self._model, i))
+
+    @property
+    def computeSets(self) -> LazyList[ComputeSet]:
+        """By id."""
+        ids = self._model.steps["compute_set"]
+        steps = np.flatnonzero(ids >= 0)
+        steps = steps[np.argsort(ids[steps], kind="stable")]
+        return LazyList(len(steps), lambda i: ComputeSet(self._model, int(steps[i])))
+
+    @property
+    def livenessProgramSteps(self) -> LazyList[LivenessProgramStep]:
+        """The steps of all IPUs of a replica, in the program's order."""
+        return LazyList(len(self._model.steps["id"]), lambda i: LivenessProgramStep(self._model, i))
+
+    @property
+    def alwaysLiveVariables(self) -> list[VariableSize]:
+        """Of a replica."""
+        return sizes(self._model, *self._model.always_rows(), categories=True)
+
+    def alwaysLiveVariablesForTile(self, tile: int) -> list[VariableSize]:
+        return sizes(self._model, *self._model.always_rows(*self._model.tile_of(tile)), categories=True)
+
+    @property
+    def tilesWithLivenessInfo(self) -> list[int]:
+        """All of them: lifetimes are kept by variable, and so is what lies on which tile."""
+        return list(range(self._model.target.num_ipus * self._model.tiles))
+
+    @property
+    def loweredVariables(self) -> LoweredVariables:
+        return LoweredVariables(self._model)

@@ -1,0 +1,332 @@
+"""``report.execution`` (facts/pva.md, 1.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from profiler.pva.lists import LazyList, Shown
+from profiler.pva.model import Model
+from profiler.pva.programs import ComputeSet, OnTileExecuteProgram, Program, make_program
+
+_TOGETHER = ("global exchange", "external sync")  # what all IPUs do at once is one step
+_STREAMS = ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd")
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """The executed steps of a device iteration, in order of time: step s has the parts ``first[s] : first[s + 1]``,
+    one for each IPU that takes part: ``ipu``, ``step`` (in ``Model.steps``), ``start`` and ``end`` (cycles)."""
+
+    first: np.ndarray
+    ipu: np.ndarray
+    step: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+
+def iteration_of(model: Model, run: int) -> Iteration:
+    """The first device iteration of a run."""
+    frame = model.report.steps(run, iteration=0)
+    frame = frame[frame["step"] >= 0]
+    step = np.array([model.step_of[id] for id in frame["step"].tolist()], dtype=np.int64)
+    ipu, start, end = (frame[name].to_numpy() for name in ("ipu", "start", "end"))
+    alone = ~np.isin(model.steps["kind"][step], _TOGETHER)
+    # What is done together has one key: its start and what it is. The rest is by itself.
+    what = model.steps["kind"][step] == _TOGETHER[0]
+    order = np.lexsort((ipu, what, ~alone, start))
+    ipu, step, start, end = (np.asarray(values[order]) for values in (ipu, step, start, end))
+    alone, what = alone[order], what[order]
+    breaks = np.ones(len(step), dtype=bool)
+    breaks[1:] = alone[1:] | alone[:-1] | (start[1:] != start[:-1]) | (what[1:] != what[:-1])
+    return Iteration(np.append(np.flatnonzero(breaks), len(step)), ipu, step, start, end)
+
+
+class Cycles(Shown):
+    """When the first and the last tile did something: a time on the clock that all IPUs and runs share."""
+
+    __slots__ = ("max", "min")
+    _shown = ("min", "max")
+
+    def __init__(self, min: int, max: int) -> None:
+        self.min = min
+        self.max = max
+
+
+class CycleRange(Shown):
+    """When the tiles started and when they finished."""
+
+    __slots__ = ("cyclesFrom", "cyclesTo")
+    _shown = ("cyclesFrom", "cyclesTo")
+
+    def __init__(self, cyclesFrom: Cycles, cyclesTo: Cycles) -> None:
+        self.cyclesFrom = cyclesFrom
+        self.cyclesTo = cyclesTo
+
+
+class StepOnIpu(Shown):
+    """A step's part on one IPU. An IPU that takes no part has 0 cycles, from and to the step's start."""
+
+    __slots__ = ("_end", "_model", "_start", "_step")
+    _shown = ("cycles", "activeCycles", "dataIn", "dataOut", "tileBalance", "activeTileBalance")
+
+    def __init__(self, model: Model, step: int | None, start: int, end: int) -> None:
+        self._model, self._step, self._start, self._end = model, step, start, end
+
+    @property
+    def cycles(self) -> int:
+        return self._end - self._start
+
+    @property
+    def activeCycles(self) -> CycleRange:
+        early = self._end
+        if self._step is not None:
+            early = min(early, self._start + int(self._model.activity["first"][self._step]))
+        return CycleRange(Cycles(self._start, self._start), Cycles(early, self._end))
+
+    @property
+    def allCycles(self) -> CycleRange:
+        return CycleRange(Cycles(self._start, self._start), Cycles(self._end, self._end))
+
+    @property
+    def dataIn(self) -> int:
+        """Bytes that its tiles receive."""
+        return 0 if self._step is None else int(self._model.steps["received"][self._step])
+
+    @property
+    def dataOut(self) -> int:
+        return 0 if self._step is None else int(self._model.steps["sent"][self._step])
+
+    @property
+    def tileBalance(self) -> float:
+        """Mean work over most work, all tiles."""
+        return 0.0 if self._step is None else float(self._model.activity["balance"][self._step])
+
+    @property
+    def activeTileBalance(self) -> float:
+        """The same over the tiles that work."""
+        return 0.0 if self._step is None else float(self._model.activity["active_balance"][self._step])
+
+
+class ExecutedComputeSet(Shown):
+    """A compute set as a step ran it."""
+
+    __slots__ = ("_set", "_step")
+    _shown = ("name",)
+
+    def __init__(self, set: ComputeSet, step: ExecutionStep) -> None:
+        self._set, self._step = set, step
+
+    @property
+    def name(self) -> str:
+        return self._set.name
+
+    @property
+    def cyclesByTile(self) -> list[int]:
+        return self._step.cyclesByTile
+
+    @property
+    def estimatedCyclesByTile(self) -> list[int]:
+        return self._set.estimatedCyclesByTile
+
+
+class ExecutionStep(Shown):
+    """A step as it was executed."""
+
+    __slots__ = ("_at", "_iteration", "_model", "_shift")
+    _shown = ("program", "ipus")
+
+    def __init__(self, model: Model, iteration: Iteration, at: int, shift: int) -> None:
+        self._model, self._iteration, self._at, self._shift = model, iteration, at, shift
+
+    @property
+    def _parts(self) -> range:
+        return range(int(self._iteration.first[self._at]), int(self._iteration.first[self._at + 1]))
+
+    @property
+    def program(self) -> Program:
+        step = int(self._iteration.step[self._parts[0]])
+        return make_program(self._model, int(self._model.steps["node"][step]))
+
+    @property
+    def cyclesByTile(self) -> list[int]:
+        """Cycles on each tile of the device; 0 on those that take no part."""
+        found = {}
+        for part in self._parts:
+            step, ipu = int(self._iteration.step[part]), int(self._iteration.ipu[part])
+            taken = int(self._iteration.end[part] - self._iteration.start[part])
+            found[ipu] = self._model.cycles_by_tile(step, taken)
+        return self._model.over_device(found)
+
+    @property
+    def computeSets(self) -> list[ExecutedComputeSet]:
+        """What it ran, of an OnTileExecute; else nothing."""
+        program = self.program
+        return [ExecutedComputeSet(program.computeset, self)] if isinstance(program, OnTileExecuteProgram) else []
+
+    @property
+    def ipus(self) -> list[StepOnIpu]:
+        """Its part on every IPU of the device; replicas do the same."""
+        iteration, parts = self._iteration, self._parts
+        start = int(iteration.start[parts[0]]) + self._shift
+        one = [StepOnIpu(self._model, None, start, start) for _ in range(self._model.ipus)]
+        for part in parts:
+            begin, end = int(iteration.start[part]) + self._shift, int(iteration.end[part]) + self._shift
+            one[int(iteration.ipu[part])] = StepOnIpu(self._model, int(iteration.step[part]), begin, end)
+        return one * (self._model.target.num_ipus // self._model.ipus)
+
+    @property
+    def allCycles(self) -> CycleRange:
+        """Over all IPUs that take part."""
+        parts = slice(self._parts.start, self._parts.stop)
+        start, end = self._iteration.start[parts] + self._shift, self._iteration.end[parts] + self._shift
+        return CycleRange(Cycles(int(start.min()), int(start.max())), Cycles(int(end.min()), int(end.max())))
+
+
+class Microseconds(Shown):
+    """Start and end of a run, on the modelled chip's clock."""
+
+    __slots__ = ("end", "start")
+    _shown = ("start", "end")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+
+
+class Run(Shown):
+    """A run of the engine: a call of the model."""
+
+    _shown = ("name", "microseconds")
+
+    def __init__(self, model: Model, run: int) -> None:
+        self._model, self._run = model, run
+
+    def _of(self, name: str) -> int:
+        return int(self._model.report.runs[name].iloc[self._run])
+
+    @property
+    def name(self) -> str:
+        return str(self._model.report.runs["name"].iloc[self._run])
+
+    @property
+    def microseconds(self) -> Microseconds:
+        """When it ran on the modelled device, never less than one long: from its cycles and the clock, for what the
+        host took to compute the numbers says nothing about an IPU."""
+        clock = self._model.target.clock_hz
+        start, end = (round(self._of(name) / clock * 1e6) for name in ("start", "end"))
+        return Microseconds(start, max(end, start + 1))
+
+    @property
+    def cycles(self) -> int:
+        return self._of("cycles")
+
+    @property
+    def cyclesByIpu(self) -> list[int]:
+        """Cycles that each IPU of the device did not wait."""
+        frame = self._model.report.cycle_proportions(self._run)
+        busy = (frame["total"] - frame["idle"]).to_numpy()[: self._model.ipus]
+        return np.tile(busy, self._model.target.num_ipus // self._model.ipus).tolist()
+
+    @cached_property
+    def _iteration(self) -> Iteration:
+        return iteration_of(self._model, self._run)
+
+    @property
+    def steps(self) -> LazyList[ExecutionStep]:
+        """In order of time, over all its device iterations."""
+        one, iterations = self._iteration, self._of("iterations")
+        cycles = self._of("cycles") // max(1, iterations)
+        count = len(one)
+
+        def make(index: int) -> ExecutionStep:
+            return ExecutionStep(self._model, one, index % count, index // count * cycles)
+
+        return LazyList(count * iterations, make)
+
+
+class TotalCycles(int):
+    """A number of cycles, which libpva has in an attribute."""
+
+    @property
+    def total(self) -> int:
+        return int(self)
+
+
+class Block(Shown):
+    """What a tile did in a step, as lightweight profiling would have seen it."""
+
+    __slots__ = ("cyclesFrom", "cyclesTo", "isStreamCopy", "program", "tile")
+    _shown = ("program", "tile", "cyclesFrom", "cyclesTo")
+
+    isCommon = False
+    isOverflow = False
+    isBlockFlush = False
+
+    def __init__(self, program: Program, tile: int, cyclesFrom: int, cyclesTo: int) -> None:
+        self.program = program
+        self.tile = tile
+        self.cyclesFrom = cyclesFrom
+        self.cyclesTo = cyclesTo
+        self.isStreamCopy = program.type.name in _STREAMS
+
+
+class ExecutionReport(Shown):
+    """What is known from running: empty where the model was only compiled."""
+
+    _shown = ("runs", "totalCycles")
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @cached_property
+    def _runs(self) -> list[Run]:
+        return [Run(self._model, run) for run in range(len(self._model.report.runs))]
+
+    @property
+    def runs(self) -> list[Run]:
+        return list(self._runs)
+
+    @property
+    def steps(self) -> LazyList[ExecutionStep]:
+        """Of all runs, one after the other."""
+        lists = [run.steps for run in self._runs]
+        ends = np.cumsum([len(steps) for steps in lists], dtype=np.int64)
+
+        def make(index: int) -> ExecutionStep:
+            run = int(np.searchsorted(ends, index, side="right"))
+            return lists[run][index - int(ends[run]) + len(lists[run])]
+
+        return LazyList(int(ends[-1]) if len(ends) else 0, make)
+
+    @property
+    def totalCycles(self) -> TotalCycles:
+        """Of all runs."""
+        return TotalCycles(sum(run.cycles for run in self._runs))
+
+    def blocks(self, tile: int) -> list[Block]:
+        """What a tile of the device did, step by step; those in which it does nothing are left out."""
+        ipu, at = self._model.tile_of(tile)
+        return [block for run in self._runs for block in self._blocks(run, ipu, at, tile)]
+
+    def _blocks(self, run: Run, ipu: int, at: int, tile: int) -> Iterator[Block]:
+        model, known = self._model, dict[int, int]()
+        for executed in run.steps:
+            for part in executed._parts:
+                iteration = executed._iteration
+                if iteration.ipu[part] != ipu:
+                    continue
+                step = int(iteration.step[part])
+                taken = int(iteration.end[part] - iteration.start[part])
+                if step not in known:
+                    known[step] = int(model.cycles_by_tile(step, -1)[at])
+                cycles = taken if known[step] < 0 else known[step]
+                if cycles:
+                    start = int(iteration.start[part]) + executed._shift
+                    yield Block(make_program(model, int(model.steps["node"][step])), tile, start, start + cycles)

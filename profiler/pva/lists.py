@@ -1,0 +1,71 @@
+"""Lists that make their entries when asked, and objects that can be read when printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+_print_length = [10]  # entries shown of a list: libpva's `Report.listPrintLength` sets it for all that is printed
+
+
+def set_print_length(entries: int) -> None:
+    """How many entries of a list are shown when it is printed."""
+    if entries < 0:
+        raise ValueError(f"a list cannot show {entries} entries")
+    _print_length[0] = entries
+
+
+class LazyList(Sequence[T], Generic[T]):
+    """``length`` entries that ``make`` gives one by one. ``walk``, where given, gives them all in order, faster."""
+
+    __slots__ = ("_length", "_make", "_walk")
+
+    def __init__(self, length: int, make: Callable[[int], T], walk: Callable[[], Iterator[T]] | None = None) -> None:
+        self._length = length
+        self._make = make
+        self._walk = walk
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self._make(i) for i in range(*index.indices(self._length))]
+        at = index + self._length if index < 0 else index
+        if not 0 <= at < self._length:
+            raise IndexError(f"a list of {self._length} has no entry {index}")
+        return self._make(at)
+
+    def __iter__(self) -> Iterator[T]:
+        return self._walk() if self._walk is not None else map(self._make, range(self._length))
+
+    def __repr__(self) -> str:
+        shown = [repr(entry) for entry in islice(self, _print_length[0])]
+        more = self._length - len(shown)
+        return "[" + ", ".join([*shown, *([f"... {more} more"] if more else [])]) + "]"
+
+
+class Shown:
+    """Prints as its class's name and the attributes that ``_shown`` names."""
+
+    __slots__ = ()
+    _shown: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={_text(getattr(self, name))}" for name in self._shown)
+        return f"{type(self).__name__}({values})"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and len(value) > _print_length[0]:
+        return repr(LazyList(len(value), value.__getitem__))
+    return repr(value)

@@ -1,0 +1,374 @@
+"""What libpva's objects are made from: a profile's columns, brought into the order of its lists.
+
+libpva knows one program for the whole device. Ours is a sequence of steps for each IPU; here they are one list, in the
+order of the program tree. What lives on an IPU between two of its own steps lives during the others' steps between
+them, so that a lifetime is one interval of that list, and bytes on all IPUs can be told at every step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+
+from profiler import liveness, records
+from profiler.memory import IpuVariables
+from profiler.report import Report
+
+T = TypeVar("T")
+
+# Categories that libpva shows as such; all of them are there even where nothing is in them.
+CATEGORIES = (
+    "vertexCode",
+    "vertexInstanceState",
+    "vertexFieldData",
+    "vectorListDescriptor",
+    "copyDescriptor",
+    "internalExchangeCode",
+    "globalExchangeCode",
+    "hostExchangeCode",
+    "controlCode",
+    "constant",
+)
+OWN_NAME = ("variable", "constant")  # categories whose variables go by their own names
+_KEPT = 64  # tiles whose bytes over all steps are remembered
+
+
+class Model:
+    """Columns of one report. Steps are counted in the program's order, over all IPUs of a replica."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.target = report.target
+        self.tiles = self.target.tiles_per_ipu
+        self.ipus = max(1, self.target.ipus_per_replica)
+        self._recent: OrderedDict[Any, Any] = OrderedDict()
+
+    def ipu_of(self, ipu: int) -> int:
+        """The modelled IPU that stands for one of any replica."""
+        if not 0 <= ipu < self.target.num_ipus:
+            raise IndexError(f"the profile has IPUs 0 to {self.target.num_ipus - 1}, not {ipu}")
+        return ipu % self.ipus
+
+    def tile_of(self, tile: int) -> tuple[int, int]:
+        """(modelled IPU, tile of it) of a tile counted over the whole device."""
+        if not 0 <= tile < self.target.num_ipus * self.tiles:
+            raise IndexError(f"the device has tiles 0 to {self.target.num_ipus * self.tiles - 1}, not {tile}")
+        return self.ipu_of(tile // self.tiles), tile % self.tiles
+
+    def over_device(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> list[int]:
+        """Values over the tiles of some modelled IPUs as a list over all tiles of the device, replicas included."""
+        one = np.zeros((self.ipus, self.tiles), dtype=dtype)
+        for ipu, values in by_ipu.items():
+            one[ipu] = values
+        return np.tile(one.ravel(), self.target.num_ipus // self.ipus).tolist()
+
+    # -- program -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tree(self) -> dict[str, np.ndarray]:
+        """The program tree, depth-first."""
+        frame = self.report.program
+        return {str(name): frame[name].to_numpy() for name in frame}
+
+    @cached_property
+    def node_of(self) -> dict[int, int]:
+        """Program id -> where it is in `tree`."""
+        return {int(id): at for at, id in enumerate(self.tree["id"].tolist())}
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """Where a program is in `tree` -> where its children are."""
+        found: dict[int, list[int]] = {}
+        for at, parent in enumerate(self.tree["parent"].tolist()):
+            if parent >= 0:
+                found.setdefault(self.node_of[parent], []).append(at)
+        return found
+
+    @cached_property
+    def steps(self) -> dict[str, np.ndarray]:
+        """Program steps in the order of the tree, with ``node`` (in `tree`) and ids of vectors."""
+        frame = self.report.program_steps()
+        stored = self.report.columns_of(records.Step)
+        frame = frame.set_index("step").loc[stored["id"]]
+        node = np.array([self.node_of.get(id, len(self.node_of)) for id in stored["program"].tolist()], dtype=np.int64)
+        order = np.lexsort((stored["id"], node))
+        columns = {
+            **stored,
+            "kind": frame["kind"].to_numpy(),
+            "received": frame["bytes_in"].to_numpy(),
+            "sent": frame["bytes_out"].to_numpy(),
+            "node": node,
+        }
+        return {name: values[order] for name, values in columns.items()}
+
+    @cached_property
+    def step_of(self) -> dict[int, int]:
+        """Step id -> where it is in `steps`."""
+        return {int(id): at for at, id in enumerate(self.steps["id"].tolist())}
+
+    @cached_property
+    def step_of_node(self) -> dict[int, int]:
+        """Where a program is in `tree` -> the step it is, for those that are one."""
+        return {int(node): at for at, node in enumerate(self.steps["node"].tolist())}
+
+    @cached_property
+    def order(self) -> list[np.ndarray]:
+        """Of each modelled IPU, where its steps (by position) are in `steps`."""
+        found = []
+        for ipu in range(self.ipus):
+            here = np.flatnonzero(self.steps["ipu"] == ipu)
+            found.append(here[np.argsort(self.steps["position"][here], kind="stable")])
+        return found
+
+    def tile_vector(self, step: int, name: str) -> np.ndarray | None:
+        """``tile_cycles``, ``bytes_in`` or ``bytes_out`` of a step over tiles, or None."""
+        id = int(self.steps[name][step])
+        return None if id < 0 else self.report.vector(id)
+
+    def cycles_by_tile(self, step: int, cycles: int | None = None) -> np.ndarray:
+        """Cycles of a step over the tiles of its IPU: of compute as it is stored, of an exchange on the tiles that take
+        part, of anything else (a sync, a stream) on all of them. ``cycles``: as executed; None: as planned."""
+        taken = int(self.steps["cycles"][step]) if cycles is None else cycles
+        found = self.tile_vector(step, "tile_cycles")
+        if found is not None:
+            return found
+        moved = [self.tile_vector(step, name) for name in ("bytes_in", "bytes_out")]
+        masks = [vector > 0 for vector in moved if vector is not None]
+        if not masks:
+            return np.full(self.tiles, taken, dtype=np.int64)
+        return np.logical_or.reduce(masks) * np.int64(taken)
+
+    @cached_property
+    def activity(self) -> dict[str, np.ndarray]:
+        """Of each step: ``first`` (cycles until a working tile has finished), ``balance`` and ``active_balance``."""
+        columns = self.steps
+        first = columns["cycles"].copy()
+        balance, active = np.ones(len(first)), np.ones(len(first))
+        unique, which = np.unique(columns["tile_cycles"], return_inverse=True)
+        for at, id in enumerate(unique.tolist()):
+            if id < 0:
+                continue
+            vector = self.report.vector(id)
+            busy, rows = vector[vector > 0], which == at
+            if len(busy):
+                first[rows] = np.minimum(first[rows], busy.min())
+                balance[rows] = vector.mean() / vector.max()
+                active[rows] = busy.mean() / vector.max()
+        return {"first": first, "balance": balance, "active_balance": active}
+
+    # -- variables -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def variables(self) -> dict[str, np.ndarray]:
+        """Variables in the order of the file; ``first`` and ``last`` (exclusive) are where they live in `steps`."""
+        columns = self.report.columns_of(records.Variable)
+        first = np.zeros(len(columns["id"]), dtype=np.int64)
+        last = np.full(len(first), len(self.steps["id"]), dtype=np.int64)
+        for ipu, order in enumerate(self.order):
+            here = np.flatnonzero((columns["ipu"] == ipu) & (columns["always_live"] == 0))
+            start, stop = columns["start"][here], columns["stop"][here]
+            lives = stop > start
+            first[here[lives]] = order[start[lives]]
+            last[here[lives]] = order[stop[lives] - 1] + 1
+            last[here[~lives]] = 0
+        return {**columns, "first": first, "last": last, "always": columns["always_live"] != 0}
+
+    @cached_property
+    def of_ipu(self) -> list[tuple[IpuVariables, np.ndarray]]:
+        """Of each modelled IPU its variables, and where they are in `variables`."""
+        found = []
+        for ipu in range(self.ipus):
+            variables = self.report.ipu_variables(ipu)
+            found.append((variables, np.flatnonzero(self.variables["ipu"] == ipu)))
+        return found
+
+    @cached_property
+    def classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Equivalence classes: (first, last) of each, and which one every variable is of."""
+        pairs = np.stack([self.variables["first"], self.variables["last"]], axis=1)
+        unique, which = np.unique(pairs, axis=0, return_inverse=True)
+        return unique, which.ravel()
+
+    @cached_property
+    def lowered_first(self) -> np.ndarray:
+        """Id of each variable's first lowered variable (one a tile that holds some of it), and how many there are."""
+        count = np.zeros(len(self.variables["id"]) + 1, dtype=np.int64)
+        for variables, rows in self.of_ipu:
+            count[rows + 1] = np.count_nonzero(variables.vectors, axis=1)[variables.vector]
+        return np.cumsum(count)
+
+    def vector_of(self, row: int) -> np.ndarray:
+        """Bytes over the tiles of its IPU, of the variable at ``row``."""
+        return self.report.vector(int(self.variables["tile_bytes"][row]))
+
+    def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
+        """Not-always-live bytes at every step: of all IPUs of a replica, of one, or of one tile of it."""
+        return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
+
+    def _live_bytes(self, ipu: int | None, tile: int | None) -> np.ndarray:
+        columns = self.variables
+        if ipu is None:
+            rows, size = np.arange(len(columns["id"])), columns["bytes"]
+        else:
+            variables, rows = self.of_ipu[ipu]
+            size = columns["bytes"][rows] if tile is None else variables.vectors[variables.vector, tile]
+        dies = ~columns["always"][rows] & (columns["last"][rows] > columns["first"][rows])
+        rows, size = rows[dies], size[dies]
+        steps = len(self.steps["id"])
+        change = np.zeros(steps + 1, dtype=np.int64)
+        np.add.at(change, columns["first"][rows], size)
+        np.add.at(change, columns["last"][rows], -size)
+        return np.cumsum(change)[:steps]
+
+    def live_rows(self, step: int, ipu: int | None = None, tile: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, bytes) of the variables that live at a step and not always, largest first."""
+        columns = self.variables
+        lives = ~columns["always"] & (columns["first"] <= step) & (step < columns["last"])
+        return self._sized(lives, ipu, tile)
+
+    def always_rows(self, ipu: int | None = None, tile: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The same of those that always live."""
+        return self._sized(self.variables["always"], ipu, tile)
+
+    def _sized(self, mask: np.ndarray, ipu: int | None, tile: int | None) -> tuple[np.ndarray, np.ndarray]:
+        if ipu is None:
+            rows = np.flatnonzero(mask)
+            size = self.variables["bytes"][rows]
+        else:
+            variables, here = self.of_ipu[ipu]
+            rows = here[mask[here]]
+            size = self.variables["bytes"][rows]
+            if tile is not None:
+                size = variables.vectors[variables.vector[mask[here]], tile]
+        kept = np.flatnonzero(size > 0)
+        kept = kept[np.argsort(-size[kept], kind="stable")]
+        return rows[kept], size[kept]
+
+    # -- what operators use ----------------------------------------------------------------------------------
+
+    @cached_property
+    def variables_of_op(self) -> dict[int, list[int]]:
+        """Operator -> rows of the variables it reads or writes; a profile of format 1 knows only what it makes."""
+        row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
+        found: dict[int, list[int]] = {}
+        knows = self.report.format >= 2
+        pairs = self.report.columns_of(records.Use) if knows else {**self.variables, "variable": self.variables["id"]}
+        for op, variable in zip(pairs["op"].tolist(), pairs["variable"].tolist(), strict=True):
+            if op >= 0 and variable in row_of:
+                found.setdefault(op, []).append(row_of[variable])
+        return found
+
+    def variables_of_step(self, step: int) -> list[int]:
+        """Rows of the variables that a step's operator uses and that live at it."""
+        op, ipu = int(self.steps["op"][step]), int(self.steps["ipu"][step])
+        rows = np.array(self.variables_of_op.get(op, []), dtype=np.int64)
+        columns = self.variables
+        here = (columns["ipu"][rows] == ipu) & (columns["first"][rows] <= step) & (step < columns["last"][rows])
+        return rows[here].tolist()
+
+    @cached_property
+    def code_of_exchange(self) -> dict[int, int]:
+        """Step -> row of the variable that is its code. What equal exchanges share is the first one's: of steps that
+        have operator and name in common, the first have the variables of that name, in order."""
+        names = self.variables["name"].tolist(), self.steps["name"].tolist()
+        rows: dict[tuple[int, int, str], list[int]] = {}
+        for row in np.flatnonzero(self.variables["category"] == "internalExchangeCode").tolist():
+            name = str(names[0][row]).removesuffix("/exchange code")
+            key = int(self.variables["ipu"][row]), int(self.variables["op"][row]), name
+            rows.setdefault(key, []).append(row)
+        found = {}
+        for step in np.flatnonzero(self.steps["type"] == records.DO_EXCHANGE).tolist():
+            left = rows.get((int(self.steps["ipu"][step]), int(self.steps["op"][step]), str(names[1][step])))
+            if left:
+                found[step] = left.pop(0)
+        return found
+
+    @cached_property
+    def subtree_end(self) -> np.ndarray:
+        """Where in `tree` what is under each program ends."""
+        size = np.ones(len(self.tree["id"]), dtype=np.int64)
+        for at in range(len(size) - 1, 0, -1):
+            parent = int(self.tree["parent"][at])
+            if parent >= 0:
+                size[self.node_of[parent]] += size[at]
+        return np.arange(len(size)) + size
+
+    def control_code(self, at: int) -> dict[int, np.ndarray]:
+        """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's control code."""
+        low, high = np.searchsorted(self.steps["node"], (at, self.subtree_end[at]))
+        steps = np.bincount(self.steps["ipu"][low:high], minlength=self.ipus)
+        found = {}
+        for ipu in np.flatnonzero(steps[: self.ipus]).tolist():
+            whole, _ = self.category(ipu, "controlCode", False)
+            found[ipu] = whole * steps[ipu] // max(1, len(self.order[ipu]))
+        return found
+
+    # -- compute sets --------------------------------------------------------------------------------------
+
+    @cached_property
+    def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
+        """Compute set -> (type, state bytes of an instance, id of the vector of counts) of its vertices."""
+        use, kinds = self.report.columns_of(records.VertexUse), self.report.columns_of(records.VertexType)
+        kind = {
+            int(id): (str(name), int(state))
+            for id, name, state in zip(kinds["id"].tolist(), kinds["name"], kinds["state_bytes"].tolist(), strict=True)
+        }
+        found: dict[int, list[tuple[str, int, int]]] = {}
+        rows = zip(use["compute_set"].tolist(), use["vertex_type"].tolist(), use["count"].tolist(), strict=True)
+        for compute_set, type, count in rows:
+            found.setdefault(compute_set, []).append((*kind.get(type, ("unknown", 0)), count))
+        return found
+
+    @cached_property
+    def vertex_sizes(self) -> dict[str, int]:
+        """Type of vertex -> bytes of state of an instance."""
+        return {name: state for kinds in self.vertices.values() for name, state, _ in kinds}
+
+    # -- memory --------------------------------------------------------------------------------------------
+
+    def totals(self, ipu: int) -> dict[str, np.ndarray]:
+        """Columns of ``Report.tiles``."""
+
+        def make() -> dict[str, np.ndarray]:
+            frame = self.report.tiles(ipu)
+            return {str(name): frame[name].to_numpy() for name in frame}
+
+        return self._remember(("totals", ipu), make)
+
+    def category(self, ipu: int, category: str, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(always-live bytes, packed bytes of the others) of a category in one region, over tiles."""
+
+        def make() -> tuple[np.ndarray, np.ndarray]:
+            variables, _ = self.of_ipu[ipu]
+            mask = (variables.category == category) & (variables.interleaved == interleaved)
+            always = variables.always(mask)
+            others = variables.intervals_of(mask)
+            packed = liveness.peaks(others, variables.steps, np.zeros_like(always)).tile_peak
+            return always, packed
+
+        return self._remember(("category", ipu, category, interleaved), make)
+
+    def vertex_code(self, ipu: int) -> tuple[list[str], np.ndarray]:
+        """Types of vertices on an IPU, and code bytes [type, tile]."""
+
+        def make() -> tuple[list[str], np.ndarray]:
+            variables, rows = self.of_ipu[ipu]
+            mask = variables.category == "vertexCode"
+            names = [str(self.variables["name"][row]) for row in rows[mask].tolist()]
+            return names, variables.vectors[variables.vector[mask]]
+
+        return self._remember(("vertex code", ipu), make)
+
+    def _remember(self, key: Any, make: Callable[[], T]) -> T:
+        if key in self._recent:
+            self._recent.move_to_end(key)
+        else:
+            self._recent[key] = make()
+            while len(self._recent) > _KEPT:
+                self._recent.popitem(last=False)
+        found: T = self._recent[key]
+        return found

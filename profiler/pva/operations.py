@@ -1,0 +1,171 @@
+"""Operations and where they come from (facts/pva.md, 1.5).
+
+An operation is a captured operator; its debug context is of the layer "popart", as the vendor's, with one of the
+layer "poptorch" as its parent: which ATen operator it was, in which module, at which line. Steps that no operator has
+(copies between chips and to the host, syncs) are operations without a name, so that nothing is in none.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profiler.pva.lists import LazyList, Shown
+from profiler.pva.model import Model
+from profiler.pva.programs import Program, make_program
+from profiler.pva.variables import LoweredVariable, lowered
+
+if TYPE_CHECKING:
+    from profiler.pva.report import Report
+
+
+_MADE = ("activation", "gradient")  # of the other roles an operator is only where their memory is looked for
+
+
+class Location(Shown):
+    """A line of the user's."""
+
+    __slots__ = ("fileName", "functionName", "lineNumber")
+    _shown = ("fileName", "lineNumber", "functionName")
+
+    def __init__(self, fileName: str, lineNumber: int, functionName: str = "") -> None:
+        self.fileName = fileName
+        self.lineNumber = lineNumber
+        self.functionName = functionName
+
+
+class DebugContext(Shown):
+    """What a layer of software knew of an operation: ``json`` is all of it, ``layer`` only which layer it was."""
+
+    __slots__ = ("_fields", "id", "location", "name", "parents")
+    _shown = ("id", "name", "json")
+
+    def __init__(self, id: int, name: str, location: Location, fields: dict[str, Any], *parents: DebugContext) -> None:
+        self.id = id
+        self.name = name
+        self.location = location
+        self.parents = list(parents)
+        self._fields = fields
+
+    @property
+    def json(self) -> str:
+        return json.dumps(self._fields)
+
+    @property
+    def layer(self) -> str:
+        return json.dumps({"layer": self._fields["layer"]})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DebugContext) and self.id == other.id and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+class Operation(Shown):
+    """An operator of the model, or the steps of a piece of program that belong to none."""
+
+    _shown = ("name", "firstStepIndex", "lastStepIndex")
+
+    def __init__(self, model: Model, name: str, context: DebugContext, steps: list[int]) -> None:
+        self._model, self._steps = model, steps
+        self.name = name
+        self.debugContext = context
+
+    @property
+    def replacedDebugContext(self) -> list[DebugContext]:
+        """Those of operations that an optimiser put this one in the place of: none."""
+        return []
+
+    def programs(self) -> list[Program]:
+        """Its steps; none, where the operator costs nothing (a view)."""
+        return [make_program(self._model, int(self._model.steps["node"][step])) for step in self._steps]
+
+    @property
+    def vars(self) -> LazyList[LoweredVariable]:
+        """What its programs use, a piece for every tile."""
+        rows = sorted({row for step in self._steps for row in self._model.variables_of_step(step)})
+        return lowered(self._model, rows)
+
+    @property
+    def firstStepIndex(self) -> int:
+        """In ``livenessProgramSteps``; -1 where it has no steps."""
+        return self._steps[0] if self._steps else -1
+
+    @property
+    def lastStepIndex(self) -> int:
+        return self._steps[-1] if self._steps else -1
+
+
+class OperationAnalysis:
+    """All operations of a report, in the order of its operators, then those without."""
+
+    def __init__(self, report: Report) -> None:
+        self._model = report._model
+
+    @property
+    def operations(self) -> LazyList[Operation]:
+        return LazyList(len(self._all), lambda i: self._all[i])
+
+    def __repr__(self) -> str:
+        return f"OperationAnalysis(operations={self.operations!r})"
+
+    @cached_property
+    def _all(self) -> list[Operation]:
+        model, ops = self._model, self._model.report.ops
+        steps_of: dict[int, list[int]] = {}
+        for step, op in enumerate(model.steps["op"].tolist()):
+            steps_of.setdefault(op, []).append(step)
+        found = []
+        columns = {str(name): ops[name].tolist() for name in ops}
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        for id, row in zip(ops.index.tolist(), rows, strict=True):
+            found.append(Operation(model, row["name"], self._context(id, row), steps_of.get(id, [])))
+        return [*found, *self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1))]
+
+    def _context(self, id: int, row: dict[str, Any]) -> DebugContext:
+        variables = self._model.variables
+        used = self._model.variables_of_op.get(id, [])
+        tensors = [i for i in used if variables["category"][i] == "variable" and variables["role"][i] != "temporary"]
+        own = [i for i in tensors if variables["op"][i] == id and variables["role"][i] in _MADE]
+        made = {str(variables["name"][i]) for i in own}
+        read = {str(variables["name"][i]) for i in tensors} - made
+        place = Location(row["file"], row["line"])
+        about = {
+            "layer": "poptorch",
+            "op_name": row["name"],
+            "op_type": row["name"].rsplit("/", 1)[-1],
+            "torch_schema": row["aten"],
+            "module": row["module"],
+            "block": row["block_name"],
+            "stage": row["stage"],
+            "direction": row["direction"],
+        }
+        parent = DebugContext(2 * id, row["name"], place, about)
+        fields = {
+            "layer": "popart",
+            "category": "op",
+            "instanceId": str(id),
+            "opid": row["name"],
+            "inputs": sorted(read),
+            "outputs": sorted(made),
+            "attributes": {"flops": row["flops"], "cycles": row["cycles"], "plan": row["plan"]},
+            "parentId": parent.id,
+        }
+        return DebugContext(2 * id + 1, row["name"], place, fields, parent)
+
+    def _without(self, steps: list[int], first: int) -> list[Operation]:
+        bodies = self._model.report.bodies
+        name_of = dict(zip(bodies["body"].tolist(), bodies["name"].tolist(), strict=True))
+        body_of = self._model.steps["body"]
+        found: list[Operation] = []
+        for body in np.unique(body_of[steps]).tolist() if steps else []:
+            here = [step for step in steps if body_of[step] == body]
+            name = name_of.get(body, "")
+            fields = {"layer": "poplar", "category": "api", "name": name, "inputs": [], "outputs": []}
+            context = DebugContext(first + len(found), name, Location("", 0), fields)
+            found.append(Operation(self._model, "", context, here))
+        return found

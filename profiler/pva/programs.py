@@ -1,0 +1,296 @@
+"""Programs, compute sets, vertices, and the visitor (facts/pva.md, 1.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from profiler import records
+from profiler.pva.enums import ProgramType
+from profiler.pva.lists import LazyList, Shown
+from profiler.pva.model import Model
+
+if TYPE_CHECKING:
+    from profiler.pva.variables import LoweredVariable
+
+
+class VertexType(Shown):
+    """A type of vertex: its ``name``, and ``size``, the bytes of state of an instance."""
+
+    __slots__ = ("name", "size")
+    _shown = ("name", "size")
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name = name
+        self.size = size
+
+
+class VertexInstances(Shown):
+    """The vertices of one type in a compute set."""
+
+    __slots__ = ("_count", "_ipu", "_model", "type")
+    _shown = ("type", "count")
+
+    def __init__(self, model: Model, ipu: int, type: VertexType, count: int) -> None:
+        self._model, self._ipu, self._count = model, ipu, count
+        self.type = type
+
+    @property
+    def count(self) -> int:
+        """How many there are on all tiles."""
+        return int(self._model.report.vector(self._count).sum())
+
+    @property
+    def countByTile(self) -> list[int]:
+        """How many there are on each tile of the device."""
+        return self._model.over_device({self._ipu: self._model.report.vector(self._count)})
+
+
+class ComputeSet(Shown):
+    """Vertices that run at once. Two are equal where they are the same one of the same profile."""
+
+    __slots__ = ("_model", "_step", "id")
+    _shown = ("id", "name")
+
+    def __init__(self, model: Model, step: int) -> None:
+        self._model, self._step = model, step
+        self.id = int(model.steps["compute_set"][step])
+
+    @property
+    def name(self) -> str:
+        return str(self._model.steps["name"][self._step])
+
+    @property
+    def estimatedCyclesByTile(self) -> list[int]:
+        """Cycles on each tile of the device."""
+        ipu = int(self._model.steps["ipu"][self._step])
+        return self._model.over_device({ipu: self._model.cycles_by_tile(self._step)})
+
+    @property
+    def cyclesByTile(self) -> list[int]:
+        """Cycles on each tile of the device as executed: the model executes what it estimates."""
+        return self.estimatedCyclesByTile
+
+    @property
+    def vertices(self) -> list[VertexInstances]:
+        ipu = int(self._model.steps["ipu"][self._step])
+        return [
+            VertexInstances(self._model, ipu, VertexType(name, state), count)
+            for name, state, count in self._model.vertices.get(self.id, [])
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ComputeSet) and self._model is other._model and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash((id(self._model), self.id))
+
+
+class Program(Shown):
+    """A node of the program tree; a sync is a plain one. Programs are equal where they are the same node."""
+
+    Type: ClassVar[type[ProgramType]] = ProgramType
+    __slots__ = ("_at", "_model")
+    _shown = ("_id", "type", "name")
+
+    def __init__(self, model: Model, at: int) -> None:
+        self._model, self._at = model, at
+
+    @property
+    def _id(self) -> int:
+        return int(self._model.tree["id"][self._at])
+
+    @property
+    def type(self) -> ProgramType:
+        return program_type(str(self._model.tree["type"][self._at]))
+
+    @property
+    def name(self) -> str:
+        """Module path and what it does; of a sync "Internal" (of one chip's tiles) or "External" (with others)."""
+        step = self._step
+        if step is not None and self._model.steps["type"][step] == records.SYNC:
+            return "External" if self._model.steps["kind"][step] == "external sync" else "Internal"
+        return str(self._model.tree["name"][self._at])
+
+    @property
+    def repeat(self) -> int:
+        """How often the children run, of a Repeat; else 1."""
+        return int(self._model.tree["repeat"][self._at])
+
+    @property
+    def children(self) -> list[Program]:
+        return [make_program(self._model, at) for at in self._model.children.get(self._at, [])]
+
+    @property
+    def vars(self) -> LazyList[LoweredVariable]:
+        """Variables that the operator it belongs to reads or writes and that live at it, a piece for every tile."""
+        from profiler.pva.variables import lowered
+
+        step = self._step
+        return lowered(self._model, [] if step is None else self._model.variables_of_step(step))
+
+    @property
+    def controlCodeByTile(self) -> list[int]:
+        """Bytes of control code on each tile of the device, children's included: an estimate.
+
+        A profile has the control code of an IPU in one; a program's is its share by number of steps.
+        """
+        return self._model.over_device(self._model.control_code(self._at))
+
+    def accept(self, visitor: ProgramVisitor) -> None:
+        """Call the visitor's method for this type of program. Children are not visited."""
+        getattr(visitor, f"visit{self.type.name}", _ignore)(self)
+
+    @property
+    def _step(self) -> int | None:
+        return self._model.step_of_node.get(self._at)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._model is other._model and self._at == other._at
+
+    def __hash__(self) -> int:
+        return hash((id(self._model), self._at))
+
+
+class _StepProgram(Program):
+    """A program that is a step of its own."""
+
+    __slots__ = ()
+
+    @property
+    def _own_step(self) -> int:
+        return self._model.step_of_node[self._at]
+
+    @property
+    def estimatedCyclesByTile(self) -> list[int]:
+        """Cycles on each tile of the device."""
+        step = self._own_step
+        return self._model.over_device({int(self._model.steps["ipu"][step]): self._model.cycles_by_tile(step)})
+
+
+class OnTileExecuteProgram(_StepProgram):
+    """Runs a compute set."""
+
+    __slots__ = ()
+
+    @property
+    def computeset(self) -> ComputeSet:
+        return ComputeSet(self._model, self._own_step)
+
+    @property
+    def computeSet(self) -> ComputeSet:
+        return self.computeset
+
+
+class DoExchangeProgram(_StepProgram):
+    """Moves data between the tiles of a chip."""
+
+    __slots__ = ()
+
+    @property
+    def codeBytesByTile(self) -> list[int]:
+        """Bytes of its code on each tile of the device; what equal exchanges share is the first one's."""
+        model, step = self._model, self._own_step
+        ipu = int(model.steps["ipu"][step])
+        row = model.code_of_exchange.get(step)
+        return model.over_device({} if row is None else {ipu: model.vector_of(row)})
+
+
+class GlobalExchangeProgram(_StepProgram):
+    """Moves data between chips."""
+
+    __slots__ = ()
+
+
+class StreamCopyBeginProgram(_StepProgram):
+    """Begins a copy from or to the host."""
+
+    __slots__ = ()
+
+
+class StreamCopyMidProgram(_StepProgram):
+    """Copies from or to the host."""
+
+    __slots__ = ()
+
+
+class StreamCopyEndProgram(_StepProgram):
+    """Ends a copy from or to the host."""
+
+    __slots__ = ()
+
+
+class SequenceProgram(Program):
+    """Runs its children one after the other."""
+
+    __slots__ = ()
+
+
+class RepeatProgram(Program):
+    """Runs its children several times."""
+
+    __slots__ = ()
+
+
+_CLASSES: dict[str, type[Program]] = {
+    records.ON_TILE_EXECUTE: OnTileExecuteProgram,
+    records.DO_EXCHANGE: DoExchangeProgram,
+    records.GLOBAL_EXCHANGE: GlobalExchangeProgram,
+    records.STREAM_COPY_BEGIN: StreamCopyBeginProgram,
+    records.STREAM_COPY_MID: StreamCopyMidProgram,
+    records.STREAM_COPY_END: StreamCopyEndProgram,
+    records.SEQUENCE: SequenceProgram,
+    records.REPEAT: RepeatProgram,
+}
+
+
+def make_program(model: Model, at: int) -> Program:
+    """The program at a place of ``model.tree``; a node of a step's type that no step stands for is a plain one."""
+    kind = _CLASSES.get(str(model.tree["type"][at]), Program)
+    return Program(model, at) if issubclass(kind, _StepProgram) and at not in model.step_of_node else kind(model, at)
+
+
+def program_type(name: str) -> ProgramType:
+    """The type of that name; Unknown where a profile has another."""
+    return ProgramType.__members__.get(name, ProgramType.Unknown)
+
+
+def _ignore(program: Program) -> None:
+    return None
+
+
+class ProgramVisitor:
+    """Base class of visitors: override the methods for the programs of interest, and give it to `Program.accept`."""
+
+    def visitOnTileExecute(self, onTileExecute: Any) -> None: ...
+
+    def visitDoExchange(self, doExchange: Any) -> None: ...
+
+    def visitGlobalExchange(self, globalExchange: Any) -> None: ...
+
+    def visitStreamCopyBegin(self, streamCopy: Any) -> None: ...
+
+    def visitStreamCopyMid(self, streamCopy: Any) -> None: ...
+
+    def visitStreamCopyEnd(self, streamCopy: Any) -> None: ...
+
+    def visitSync(self, sync: Any) -> None: ...
+
+    def visitSyncAns(self, syncAns: Any) -> None: ...
+
+    def visitSans(self, sans: Any) -> None: ...
+
+    def visitRepeat(self, repeat: Any) -> None: ...
+
+    def visitSequence(self, sequence: Any) -> None: ...
+
+    def visitOnEveryTileSwitch(self, onEveryTileSwitch: Any) -> None: ...
+
+    def visitCall(self, call: Any) -> None: ...
+
+    def visitCopy(self, copy: Any) -> None: ...
+
+    def visitCopySharedStructure(self, copy: Any) -> None: ...
+
+    def visitExecute(self, execute: Any) -> None: ...
+
+    def visitUnknown(self, program: Any) -> None: ...

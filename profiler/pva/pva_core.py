@@ -1,0 +1,73 @@
+"""Where libpva's types really live; annotations name them here (``pva.pva_core.ExecutionStep``)."""
+
+from __future__ import annotations
+
+from profiler.pva.compilation import CompilationReport, Graph, LiveMemory, LivenessProgramStep, Target
+from profiler.pva.enums import Architecture, ProgramType, TargetType
+from profiler.pva.execution import Block, Cycles, ExecutionReport, ExecutionStep, Run, StepOnIpu
+from profiler.pva.operations import DebugContext, Location, Operation, OperationAnalysis
+from profiler.pva.programs import (
+    ComputeSet,
+    DoExchangeProgram,
+    GlobalExchangeProgram,
+    OnTileExecuteProgram,
+    Program,
+    ProgramVisitor,
+    RepeatProgram,
+    SequenceProgram,
+    StreamCopyBeginProgram,
+    StreamCopyEndProgram,
+    StreamCopyMidProgram,
+    VertexInstances,
+    VertexType,
+)
+from profiler.pva.report import Report, openReport
+from profiler.pva.tiles import IPU, Tile, TileMemory
+from profiler.pva.trace import Event, openTrace
+from profiler.pva.variables import EquivalenceClass, Interval, LoweredVariable, LoweredVariables, VariableSize
+
+__all__ = [
+    "IPU",
+    "Architecture",
+    "Block",
+    "CompilationReport",
+    "ComputeSet",
+    "Cycles",
+    "DebugContext",
+    "DoExchangeProgram",
+    "EquivalenceClass",
+    "Event",
+    "ExecutionReport",
+    "ExecutionStep",
+    "GlobalExchangeProgram",
+    "Graph",
+    "Interval",
+    "LiveMemory",
+    "LivenessProgramStep",
+    "Location",
+    "LoweredVariable",
+    "LoweredVariables",
+    "OnTileExecuteProgram",
+    "Operation",
+    "OperationAnalysis",
+    "Program",
+    "ProgramType",
+    "ProgramVisitor",
+    "RepeatProgram",
+    "Report",
+    "Run",
+    "SequenceProgram",
+    "StepOnIpu",
+    "StreamCopyBeginProgram",
+    "StreamCopyEndProgram",
+    "StreamCopyMidProgram",
+    "Target",
+    "TargetType",
+    "Tile",
+    "TileMemory",
+    "VariableSize",
+    "VertexInstances",
+    "VertexType",
+    "openReport",
+    "openTrace",
+]

@@ -1,0 +1,107 @@
+"""``openReport`` and the report it gives (facts/pva.md, 1.1 and 1.2)."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from typing import ClassVar
+
+from profiler.pva.compilation import CompilationReport
+from profiler.pva.enums import ComputeInstrumentation, ExchangeInstrumentation
+from profiler.pva.execution import ExecutionReport
+from profiler.pva.lists import Shown, set_print_length
+from profiler.pva.model import Model
+from profiler.report import open_report
+
+
+class Version(Shown):
+    """``major.minor.point``."""
+
+    __slots__ = ("major", "minor", "point")
+    _shown: tuple[str, ...] = ("major", "minor", "point")
+
+    def __init__(self, major: int, minor: int, point: int) -> None:
+        self.major = major
+        self.minor = minor
+        self.point = point
+
+    @property
+    def string(self) -> str:
+        return f"{self.major}.{self.minor}.{self.point}"
+
+
+class FileVersion(Version):
+    """Of the file's format; formats only ever grow, and `isUnstableFormat` is False."""
+
+    __slots__ = ()
+    isUnstableFormat = False
+
+
+class PoplarVersion(Version):
+    """Where libpva has the SDK's version, that of the IPUscope that reads: no Poplar is involved."""
+
+    __slots__ = ("_writer",)
+    _shown: tuple[str, ...] = ("string",)
+
+    def __init__(self, writer: str) -> None:
+        numbers = [int(part) if part.isdigit() else 0 for part in _version().split(".")[:3]]
+        super().__init__(*[*numbers, 0, 0, 0][:3])
+        self._writer = writer
+
+    @property
+    def string(self) -> str:
+        return f"{super().string} ({self._writer})"
+
+    @property
+    def packageHash(self) -> str:
+        return ""
+
+
+class InstrumentationSettings(Shown):
+    """What was measured: here all of it is modelled, tile by tile."""
+
+    ComputeInstrumentation: ClassVar = ComputeInstrumentation
+    ExternalExchangeInstrumentation: ClassVar = ExchangeInstrumentation
+    compute = ComputeInstrumentation.Tile
+    externalExchange = ExchangeInstrumentation.Tile
+    _shown = ("compute", "externalExchange")
+
+
+class Report(Shown):
+    """One profile, as libpva has it."""
+
+    _shown = ("version", "compilation", "execution")
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.compilation = CompilationReport(model)
+        self.execution = ExecutionReport(model)
+
+    @property
+    def version(self) -> FileVersion:
+        return FileVersion(self._model.report.format, 0, 0)
+
+    @property
+    def poplarVersion(self) -> PoplarVersion:
+        return PoplarVersion(str(self._model.report.meta["writer"]))
+
+    @property
+    def instrumentationSettings(self) -> InstrumentationSettings:
+        return InstrumentationSettings()
+
+    def listPrintLength(self, entries: int) -> None:
+        """How many entries of lists are shown when objects are printed (of all reports)."""
+        set_print_length(entries)
+
+
+def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | None = None) -> Report:
+    """Open a ``profile.pop``. ``debug`` may name a ``debug.cbor`` and is not read: a profile has its own debug
+    information. `profiler.ProfileError` where there is no profile that this version reads."""
+    return Report(Model(open_report(path)))
+
+
+def _version() -> str:
+    try:
+        return metadata.version("ipuscope")
+    except metadata.PackageNotFoundError:
+        return "0.0.0"

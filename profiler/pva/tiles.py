@@ -1,0 +1,179 @@
+"""What tiles hold (facts/pva.md, 1.3)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from profiler import records
+from profiler.pva.enums import Architecture
+from profiler.pva.lists import LazyList, Shown
+from profiler.pva.model import CATEGORIES, Model
+from profiler.pva.programs import VertexType
+
+_ALL = tuple(name for name in records.CATEGORIES if name not in CATEGORIES)
+
+
+class Gaps(Shown):
+    """Bytes with and without what is lost to regions and alignment."""
+
+    __slots__ = ("excludingGaps", "includingGaps")
+    _shown = ("includingGaps", "excludingGaps")
+
+    def __init__(self, includingGaps: int, excludingGaps: int) -> None:
+        self.includingGaps = includingGaps
+        self.excludingGaps = excludingGaps
+
+
+class RegionBytes(Shown):
+    """Bytes of a category in a region: what always lives (``nonOverlapped``), what shares its place with other things
+    (``overlapped``, at its worst step), and their sum."""
+
+    __slots__ = ("nonOverlapped", "overlapped")
+    _shown = ("nonOverlapped", "overlapped")
+
+    def __init__(self, nonOverlapped: int, overlapped: int) -> None:
+        self.nonOverlapped = nonOverlapped
+        self.overlapped = overlapped
+
+    @property
+    def total(self) -> int:
+        return self.nonOverlapped + self.overlapped
+
+
+class CategoryBytes(Shown):
+    """Bytes of a category on a tile."""
+
+    __slots__ = ("_at", "_model", "_name")
+    _shown = ("total",)
+
+    def __init__(self, model: Model, at: tuple[int, int], name: str) -> None:
+        self._model, self._at, self._name = model, at, name
+
+    @property
+    def total(self) -> int:
+        return self.nonInterleaved.total + self.interleaved.total
+
+    @property
+    def nonInterleaved(self) -> RegionBytes:
+        return self._region(False)
+
+    @property
+    def interleaved(self) -> RegionBytes:
+        return self._region(True)
+
+    def _region(self, interleaved: bool) -> RegionBytes:
+        ipu, tile = self._at
+        always, packed = self._model.category(ipu, self._name, interleaved)
+        return RegionBytes(int(always[tile]), int(packed[tile]))
+
+
+class Categories:
+    """A category by its name as an attribute: ``tile.memory.category.vertexCode.total``."""
+
+    __slots__ = ("_at", "_model")
+
+    def __init__(self, model: Model, at: tuple[int, int]) -> None:
+        self._model, self._at = model, at
+
+    def __getattr__(self, name: str) -> CategoryBytes:
+        if name not in CATEGORIES and name not in _ALL:
+            raise AttributeError(f"no category {name!r}: there are {', '.join((*CATEGORIES, *_ALL))}")
+        return CategoryBytes(self._model, self._at, name)
+
+    def __dir__(self) -> list[str]:
+        return [*CATEGORIES, *_ALL]
+
+    def __repr__(self) -> str:
+        return f"Categories({', '.join(f'{name}={getattr(self, name).total}' for name in CATEGORIES)})"
+
+
+class TileVertex(Shown):
+    """A type of vertex on a tile, and the bytes of its code."""
+
+    __slots__ = ("codeBytes", "type")
+    _shown = ("type", "codeBytes")
+
+    def __init__(self, type: VertexType, codeBytes: int) -> None:
+        self.type = type
+        self.codeBytes = codeBytes
+
+
+class TileMemory(Shown):
+    """What a tile holds. ``alwaysLiveBytes + notAlwaysLiveBytes`` is ``total.excludingGaps``."""
+
+    __slots__ = ("_at", "_model")
+    _shown = ("total", "alwaysLiveBytes", "notAlwaysLiveBytes", "overflowed")
+
+    def __init__(self, model: Model, at: tuple[int, int]) -> None:
+        self._model, self._at = model, at
+
+    @property
+    def total(self) -> Gaps:
+        return Gaps(self._of("total"), self._of("total_excluding_gaps"))
+
+    @property
+    def overflowed(self) -> Gaps:
+        """Bytes beyond the tile; more than 0: out of memory."""
+        most = self._model.target.bytes_per_tile
+        return Gaps(self._of("overflow"), max(0, self._of("total_excluding_gaps") - most))
+
+    @property
+    def alwaysLiveBytes(self) -> int:
+        return self._of("always_live")
+
+    @property
+    def notAlwaysLiveBytes(self) -> int:
+        """What the others take when they share their places as well as can be."""
+        return self._of("total_excluding_gaps") - self._of("always_live")
+
+    @property
+    def category(self) -> Categories:
+        return Categories(self._model, self._at)
+
+    @property
+    def vertices(self) -> list[TileVertex]:
+        ipu, tile = self._at
+        names, code = self._model.vertex_code(ipu)
+        size = self._model.vertex_sizes
+        return [
+            TileVertex(VertexType(names[i], size.get(names[i], 0)), int(code[i, tile]))
+            for i in np.flatnonzero(code[:, tile]).tolist()
+        ]
+
+    def _of(self, name: str) -> int:
+        ipu, tile = self._at
+        return int(self._model.totals(ipu)[name][tile])
+
+
+class Tile(Shown):
+    """A tile of the device: its ``memory``, and its number, counted over the device."""
+
+    __slots__ = ("_at", "_model", "id")
+    _shown = ("id", "memory")
+
+    def __init__(self, model: Model, tile: int) -> None:
+        self._model, self._at = model, model.tile_of(tile)
+        self.id = tile
+
+    @property
+    def memory(self) -> TileMemory:
+        return TileMemory(self._model, self._at)
+
+
+class IPU(Shown):
+    """A chip of the device: its ``tiles``."""
+
+    Architecture: ClassVar[type[Architecture]] = Architecture
+    __slots__ = ("_model", "id")
+    _shown = ("id",)
+
+    def __init__(self, model: Model, ipu: int) -> None:
+        self._model = model
+        self.id = ipu
+
+    @property
+    def tiles(self) -> LazyList[Tile]:
+        first = self.id * self._model.tiles
+        return LazyList(self._model.tiles, lambda i: Tile(self._model, first + i))
