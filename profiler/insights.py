@@ -16,6 +16,7 @@ from profiler.report import Report
 
 _LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
 _MORE_MICRO_BATCHES = 4
+STREAMING_BYTES_PER_SECOND = 20e9  # of a board's four IPUs together; general knowledge (facts/machine.md)
 
 
 @dataclass(frozen=True)
@@ -192,10 +193,16 @@ def _memory(report: Report) -> list[Insight]:
     state = memory[(memory["role"] == "optimiser state")]
     size = int(state["max_tile_bytes"].sum())
     if size > 0.05 * limit:
+        pace = analysis.pace(report)
+        every = report.memory()
+        moved = 2 * int(every.loc[every["role"] == "optimiser state", "bytes"].sum())
+        cost = moved / STREAMING_BYTES_PER_SECOND * report.target.clock_hz
+        share = f", about {cost / pace.cycles:.1%} of one" if pace.cycles else ""
         found.append(
             Insight(
                 f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}",
-                "It is needed once a weight update.",
+                f"It is needed once a weight update. Off the chip, to read and write {moved / 2:,.0f} bytes would "
+                f"cost about {cost:,.0f} cycles an update{share}.",
                 "Keep it off the chip: TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
                 f"/memory?ipu={ipu}",
                 gain_bytes=size,

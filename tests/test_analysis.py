@@ -91,6 +91,19 @@ def test_an_overflow_comes_first_and_names_the_tile(tmp_path: Path) -> None:
     assert worst in {one.gain_bytes for one in insights(report)}
 
 
+def test_what_optimiser_state_off_the_chip_costs_is_said(tmp_path: Path) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("update target set bytes_per_tile = 300000, region0_bytes = 150000")
+        file.execute("update variables set role = 'optimiser state' where role = 'weight'")
+        file.commit()
+    report = open_report(path)
+    found = [one for one in insights(report) if one.title.startswith("optimiser state")]
+    held = report.variables.query("role == 'optimiser state'")["bytes"].sum()
+    cycles = 2 * held / 20e9 * report.target.clock_hz
+    assert found and f"{held:,} bytes would cost about {cycles:,.0f} cycles an update" in found[0].detail
+
+
 def test_a_profile_without_runs_has_insights_of_its_memory(tmp_path: Path) -> None:
     report = open_report(synthetic_profile(tmp_path / "profile.pop", runs=0))
     found = insights(report)
@@ -111,3 +124,79 @@ def test_vertices_on_a_tile_are_those_of_its_steps(report: Report) -> None:
     assert np.issubdtype(found["count"].dtype, np.integer)
     with pytest.raises(IndexError, match="tiles 0 to"):
         report.tile_vertices(0, 5000)
+
+
+def test_efficiency_is_cycles_times_balance(report: Report) -> None:
+    """Against the tiles' own cycles, added up step by step."""
+    frame = analysis.efficiency(report).set_index("ipu")
+    cycles = report.cycle_proportions(0).set_index("ipu")
+    kinds = [name for name in cycles if name != "total"]
+    assert frame[kinds].sum(axis=1).to_numpy() == pytest.approx(1)
+    for ipu in range(4):
+        steps = report.steps(0, ipu, iteration=0)
+        steps = steps[steps["kind"] == "compute"]
+        worked = sum(int(report.step_tiles(int(step))["cycles"].sum()) for step in steps["step"])
+        length = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
+        expected = worked / (length * report.target.tiles_per_ipu)
+        assert frame.loc[ipu, "parallel_efficiency"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_roofline_by_hand(report: Report) -> None:
+    frame = analysis.roofline(report)
+    op = report.ops.index[report.ops["name"] == "layer2/conv/convolution"][0]
+    row = frame.loc[op]
+    assert row["dtype"] == "float32"
+    assert row["peak"] == 2 * 16 * 1472  # 16 multiply-accumulates a tile and cycle in single precision
+    assert row["utilisation"] == pytest.approx(report.ops.loc[op, "flops"] / report.ops.loc[op, "cycles"] / row["peak"])
+    steps = report.program_steps()
+    steps = steps[(steps["op"] == op) & (steps["direction"] == "forward")]
+    assert row["intensity"] == pytest.approx(report.ops.loc[op, "flops"] / steps["bytes_in"].sum())
+    assert row["roof"] == pytest.approx(min(row["peak"], row["intensity"] * 4 * 1472))
+    assert row["bound"] == ("compute" if row["intensity"] * 4 * 1472 >= row["peak"] else "exchange")
+    spent = row["compute_cycles"] + row["exchange_cycles"] + row["sync_cycles"]
+    assert spent == report.ops.loc[op, "cycles"] == steps["cycles"].sum()
+    assert (frame["utilisation"].dropna() <= 1).all()
+
+
+def test_memory_peaks_are_the_fullest_tiles(report: Report) -> None:
+    frame = analysis.memory_peaks(report)
+    assert frame["bytes"].tolist() == analysis.fullest_tiles(report).tolist()
+    assert (frame["bytes"] + frame["free"] == report.target.bytes_per_tile).all()
+    for row in frame.itertuples():
+        held = analysis.held_at_peak(report, row.ipu)
+        assert held["bytes"].sum() == report.tiles(row.ipu)["peak"][row.tile]
+        assert (row.largest, row.largest_bytes) == (held["name"].iloc[0], held["bytes"].iloc[0])
+        assert row.name == report.program_steps(row.ipu)["name"][row.step]
+
+
+def test_movement_is_what_the_steps_move(report: Report) -> None:
+    frame = analysis.movement(report)
+    between = frame[frame["kind"] == "global exchange"]
+    assert between["bytes_in"].sum() == between["bytes_out"].sum() > 0, "what one IPU sends, another receives"
+    micro_batches = analysis.pace(report).micro_batches
+    inputs = report.blocks["input_bytes"].sum() * micro_batches
+    assert frame[frame["kind"] == "host I/O"]["bytes_in"].sum() == inputs
+    cycles = report.cycle_proportions(0).set_index("ipu")
+    iterations = report.runs["iterations"].iloc[0]
+    for row in frame.itertuples():
+        assert row.cycles * iterations == cycles.loc[row.ipu, row.kind]
+    ops = analysis.movement_of_ops(report)
+    assert ops["bytes_in"].is_monotonic_decreasing and ops["share"].between(0, 1).all()
+    everything = analysis.operators(report).set_index("id")["exchanged"]
+    assert everything.loc[ops["op"]].tolist() == ops["bytes_in"].tolist()
+
+
+def test_balance_of_steps_by_their_tiles(report: Report) -> None:
+    frame = analysis.step_balance(report, 1)
+    assert frame["lost_cycles"].is_monotonic_decreasing and (frame["ipu"] == 1).all()
+    for row in frame.head(5).itertuples():
+        cycles = report.step_tiles(row.step)["cycles"]
+        assert cycles[row.slowest_tile] == cycles.max()
+        assert row.mean_cycles == pytest.approx(cycles.mean() * row.cycles / cycles.max())
+
+
+def test_analysis_of_a_profile_without_runs_is_empty(tmp_path: Path) -> None:
+    report = open_report(synthetic_profile(tmp_path / "profile.pop", runs=0))
+    assert analysis.efficiency(report).empty
+    assert len(analysis.memory_peaks(report)) == report.target.num_ipus
+    assert len(analysis.step_balance(report))

@@ -1,7 +1,9 @@
 """The operators of the model, the most expensive first. Cycles are of one execution.
 
-A name is the module's path and what it does. '*' marks cycles that a generic guess stood in for: nobody has lowered
-that operator (CONTRIBUTING.md says how to).
+A name is the module's path and what it does. "balance": the mean over the slowest tile while it computes. "of peak":
+its FLOPs against what the matrix units of all tiles could do in its cycles. "bound": what would limit it if all went
+perfectly, its FLOPs (compute) or the bytes its tiles receive (exchange). '*' marks cycles that a generic guess stood
+in for: nobody has lowered that operator (CONTRIBUTING.md says how to).
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     def page(report: Report) -> Page:
-        from reports.tables import Column, Page, Table, identity, text
+        from profiler import analysis
+        from reports.tables import Column, Page, Table, identity, percent, text
 
-        frame = common.filtered(report.ops, "name", args.name)
+        frame = common.filtered(analysis.operators(report), "name", args.name)
         if args.stage is not None:
             frame = frame[frame["stage"] == args.stage]
         if args.direction is not None:
@@ -62,10 +65,12 @@ def run(args: argparse.Namespace) -> int:
         )
         columns = (
             Column("said", "operator", text),
-            Column("direction", "direction", text),
+            Column("direction", "for", text),
             Column("stage", "stage", identity),
             Column("cycles", "cycles"),
-            Column("flops", "FLOPs"),
+            Column("balance", "balance", percent),
+            Column("utilisation", "of peak", percent),
+            Column("bound", "bound", text),
         )
         form = shown if args.form == "text" else frame
         return Page(str(report.path), (Table("ops", form, columns, most=common.top(args)),))

@@ -29,6 +29,8 @@ _COLUMNS = (
     Column("share", "share", ".1%", width=85, tip="of the cycles of all operators, each once"),
     Column("flops", "FLOPs", ".3s", width=90),
     Column("flops_per_cycle", "FLOPs a cycle", ",.0f", width=120),
+    Column("utilisation", "of peak", ".1%", width=95, tip="FLOPs against what all matrix units could do in its cycles"),
+    Column("bound", "bound by", width=105, tip="by the roofline: its FLOPs (compute) or the bytes received (exchange)"),
     Column("exchanged", "bytes in", ".3s", width=95, tip="bytes received in its exchanges, all tiles"),
     Column("balance", "balance", ".0%", width=95, tip="mean over slowest tile, of its compute cycles"),
     Column("tiles", "tiles", ",.0f", width=80, tip="tiles at work in its widest step"),

@@ -1,0 +1,27 @@
+"""Answers that take more than one frame, each a function from a report to frames."""
+
+from __future__ import annotations
+
+from profiler.analysis.balance import step_balance
+from profiler.analysis.compare import compare, compare_ops
+from profiler.analysis.memory import fullest_tiles, held_at_peak, memory_peaks
+from profiler.analysis.movement import movement, movement_of_ops
+from profiler.analysis.operators import operators, roofline
+from profiler.analysis.pace import Pace, efficiency, pace, waiting
+
+__all__ = [
+    "Pace",
+    "compare",
+    "compare_ops",
+    "efficiency",
+    "fullest_tiles",
+    "held_at_peak",
+    "memory_peaks",
+    "movement",
+    "movement_of_ops",
+    "operators",
+    "pace",
+    "roofline",
+    "step_balance",
+    "waiting",
+]

@@ -1,0 +1,68 @@
+"""How fast it runs: a weight update's cycles, what is waited, and how much of the tiles' time is work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from profiler import records
+from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A device iteration: its cycles, its micro-batches, and samples a second over all replicas (predicted)."""
+
+    cycles: int
+    micro_batches: int
+    samples_per_second: float
+
+
+def pace(report: Report, run: int = 0) -> Pace:
+    """Of a run's device iteration (a weight update, in training); zeros where no run was profiled."""
+    runs = report.runs
+    if run >= len(runs) or not runs["iterations"].iloc[run]:
+        return Pace(0, 0, 0.0)
+    cycles = int(runs["cycles"].iloc[run] // runs["iterations"].iloc[run])
+    batches = int(report.tasks(run, iteration=0)["micro_batch"].max()) + 1
+    samples = batches * int(report.meta["micro_batch"]) * report.target.num_replicas
+    return Pace(cycles, batches, samples * report.target.clock_hz / cycles if cycles else 0.0)
+
+
+def waiting(report: Report, run: int = 0) -> float:
+    """Share of all IPUs' cycles that are spent waiting for another IPU."""
+    if run >= len(report.runs):
+        return 0.0
+    tasks = report.tasks(run, iteration=0)  # waits are tasks: the steps need not be unrolled
+    cycles = tasks["cycles"].groupby(tasks["kind"]).sum()
+    return float(cycles.get("idle", 0) / max(1, cycles.sum()))
+
+
+def efficiency(report: Report, run: int = 0) -> pd.DataFrame:
+    """Of each IPU, where its cycles of a run go, as shares of them (0..1), and what the tiles make of them.
+
+    ``ipu``, a column for each of `records.KINDS`, ``tile_balance`` (mean over slowest tile while computing, weighted
+    by cycles) and ``parallel_efficiency``: the share of all tiles' cycles in which they compute, which is
+    ``compute x tile_balance``. No rows where no run was profiled.
+    """
+    ipus = range(report.target.ipus_per_replica)
+    if run >= len(report.runs):
+        proportions = None
+    else:
+        proportions = report.cycle_proportions(run).set_index("ipu").loc[list(ipus)]
+    import pandas as pd
+
+    if proportions is None:
+        return pd.DataFrame(columns=pd.Index(["ipu", *records.KINDS, "tile_balance", "parallel_efficiency"]))
+    shares = proportions[list(records.KINDS)].div(proportions["total"].clip(lower=1), axis=0)
+    steps = report.steps(run, iteration=0)
+    steps = steps[steps["kind"] == "compute"]
+    balance = report.program_steps().set_index("step")["tile_balance"].reindex(steps["step"]).to_numpy()
+    even = (steps["cycles"] * balance).groupby(steps["ipu"]).sum()
+    spent = steps["cycles"].groupby(steps["ipu"]).sum().clip(lower=1)
+    shares["tile_balance"] = (even / spent).reindex(shares.index).fillna(0.0)
+    shares["parallel_efficiency"] = shares["compute"] * shares["tile_balance"]
+    return shares.rename_axis("ipu").reset_index()
