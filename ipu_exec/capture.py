@@ -96,7 +96,7 @@ def capture(
 
         context = torch.enable_grad() if optimizer is not None else torch.no_grad()
         reset_blocks()
-        with context, recorder.modules(model), recorder:
+        with context, _without_fused_attention(), recorder.modules(model), recorder:
             returned = torch.func.functional_call(model, fake_state, fake_args, fake_kwargs)
             if fake_optimizer is not None:
                 if find_loss is None:
@@ -376,6 +376,20 @@ class Recorder(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+@contextlib.contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Have nn.MultiheadAttention and nn.TransformerEncoderLayer do in inference what they do in training.
+
+    PyTorch's fast path is one operator for a whole layer, in which no product could be told from another.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _fake_optimizer(optimizer: torch.optim.Optimizer, fakes: dict[int, torch.Tensor]) -> torch.optim.Optimizer:
