@@ -20,7 +20,8 @@ WIDTH, MICRO = 64, 4
 
 def pipeline(ipus: int, replicas: int = 1) -> Executable:
     options = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(replicas)
-    options.autoRoundNumIPUs(True).setExecutionStrategy(PipelinedExecution(*(Stage(f"L{i}").ipu(i) for i in range(ipus))))
+    stages = (Stage(f"L{i}").ipu(i) for i in range(ipus))
+    options.autoRoundNumIPUs(True).setExecutionStrategy(PipelinedExecution(*stages))
     options.Training.gradientAccumulation(2 * ipus)
     model = Mlp([WIDTH] * (ipus + 1))
     batch = torch.randn(MICRO, WIDTH), torch.randn(MICRO, WIDTH)
