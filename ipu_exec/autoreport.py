@@ -44,6 +44,8 @@ class ProfileSession:
                 strategy="pipelined" if executable.placement.pipelined else "sharded",
                 link_latency=round(LINK_LATENCY_SECONDS * executable.target.clock_hz),  # cycles
                 link_bytes_per_cycle=executable.target.link_bytes_per_cycle,
+                link_bytes_per_cycle_between_boards=executable.target.board_link_bytes_per_cycle,
+                ipus_per_board=executable.target.ipus_per_board,
                 torch=torch.__version__,
                 python=platform.python_version(),
                 state="compiled" if over is None else "out of memory",

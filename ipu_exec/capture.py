@@ -18,18 +18,26 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ipu_exec.annotations import current_block, reset_blocks
+from ipu_exec.decompose import decomposition
 from ipu_exec.errors import Error
 from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
+from ipu_exec.lowering.plan import ITEM_BYTES
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
-_SKIPPED = {"aten.lift_fresh.default", "aten._assert_async.msg", "aten._local_scalar_dense.default"}
+_SKIPPED = {
+    "aten.lift_fresh.default",
+    "aten._assert_async.msg",
+    "aten._local_scalar_dense.default",
+    "aten.promote_types.default",
+}
 _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_ARGUMENT_CHECKS = {"gaussian_nll_loss"}  # in torch.nn.functional: that no variance is negative
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
@@ -96,7 +104,7 @@ def capture(
 
         context = torch.enable_grad() if optimizer is not None else torch.no_grad()
         reset_blocks()
-        with context, recorder.modules(model), recorder:
+        with context, _without_fused_attention(), recorder.modules(model), recorder:
             returned = torch.func.functional_call(model, fake_state, fake_args, fake_kwargs)
             if fake_optimizer is not None:
                 if find_loss is None:
@@ -155,6 +163,13 @@ class Recorder(TorchDispatchMode):
         untyped = tensor.untyped_storage()
         key = untyped._cdata
         dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in ITEM_BYTES:
+            file, line = self._location()
+            raise Error(
+                f"an IPU has no {dtype}: it computes in {', '.join(sorted(ITEM_BYTES))}. Keep real and imaginary parts "
+                "as two tensors, or cast on the host",
+                location=f"{file}:{line}" if file else "",
+            )
         if key not in self._storages:
             self._storages[key] = len(self.graph.storages)
             self._alive.append(untyped)
@@ -199,15 +214,35 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if name == "aten._local_scalar_dense.default":
             return self._content(args[0])
-        out = func(*args, **kwargs)
+        parts = decomposition(func)
+        if parts is not None:
+            with self:
+                return parts(*args, **kwargs)
+        out = self._call(func, args, kwargs)
         if name not in _SKIPPED:
             self._record(func, name, args, kwargs, out)
         return out
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.ops.aten._ctc_loss.Tensor:
+            return _ctc_loss_of_most(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            file, line = self._location()
+            raise Error(
+                f"{func} decides a shape or a branch by what its input holds, and a compiled program is the same for "
+                "all inputs: use an operator of a fixed shape (torch.where, topk, a mask), or compute it on the host "
+                "before the model is called",
+                location=f"{file}:{line}" if file else "",
+            ) from None
 
     def _content(self, tensor: torch.Tensor) -> float:
         # Optimisers read their step counter on the host; every step costs the same, so any number will do.
         if self.direction == "update":
             return 2.0
+        if _in_argument_check():
+            return 0.0
         file, line = self._location()
         raise Error(
             "the model reads the content of a tensor (.item(), float(), bool(), a branch on data), which decides "
@@ -376,6 +411,43 @@ class Recorder(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _in_argument_check() -> bool:
+    """True while a function of torch looks for wrong arguments in a tensor; the captured ones are right."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _ARGUMENT_CHECKS and code.co_filename == torch.nn.functional.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _ctc_loss_of_most(
+    scores: torch.Tensor, targets: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """aten._ctc_loss on nothing: its table has room for the longest target there can be, as a fixed program must.
+
+    ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2 longest + 1].
+    """
+    batch = scores.shape[1] if scores.dim() == 3 else 1
+    table = scores.new_empty(batch, scores.shape[0], 2 * targets.shape[-1] + 1)
+    return scores.new_empty(batch), table
+
+
+@contextlib.contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Have nn.MultiheadAttention and nn.TransformerEncoderLayer do in inference what they do in training.
+
+    PyTorch's fast path is one operator for a whole layer, in which no product could be told from another.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _fake_optimizer(optimizer: torch.optim.Optimizer, fakes: dict[int, torch.Tensor]) -> torch.optim.Optimizer:

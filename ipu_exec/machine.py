@@ -24,15 +24,21 @@ class Target:
     region0_bytes: int  # not interleaved, and the only place for code
     macs_fp16: int  # AMP multiply-accumulates a cycle a tile
     macs_fp32: int
-    link_bytes_per_second: float  # to a neighbouring IPU, one direction
+    link_bytes_per_second: float  # to a neighbouring IPU of the same board, one direction
     host_bytes_per_second: float
     streaming_bytes_per_second: float  # streaming memory, one IPU's part
+    ipus_per_board: int  # a C2 card, an IPU-M2000 or Bow-2000, a C600 card
+    board_link_bytes_per_second: float = 27.7e9  # between boards, one direction (JIA)
     workers: int = 6
     exchange_bytes_per_cycle: int = 4
 
     @property
     def link_bytes_per_cycle(self) -> float:
         return self.link_bytes_per_second / self.clock_hz
+
+    @property
+    def board_link_bytes_per_cycle(self) -> float:
+        return self.board_link_bytes_per_second / self.clock_hz
 
     @property
     def host_bytes_per_cycle(self) -> float:
@@ -47,10 +53,10 @@ _TILE, _REGION0 = 638_976, 212_992  # Mk2: 624 KiB, of which 208 KiB are not int
 TARGETS = {
     target.name: target
     for target in (
-        Target("mk1", "ipu1", 1_216, 19, 1.6e9, 262_144, 131_072, 32, 8, 55e9, 5.9e9, 5.9e9),
-        Target("mk2", "ipu2", 1_472, 23, 1.33e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5e9),
-        Target("c600", "ipu2", 1_472, 23, 1.5e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5.5e9),
-        Target("bow", "ipu2", 1_472, 23, 1.85e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5e9),
+        Target("mk1", "ipu1", 1_216, 19, 1.6e9, 262_144, 131_072, 32, 8, 55e9, 5.9e9, 5.9e9, 2),
+        Target("mk2", "ipu2", 1_472, 23, 1.33e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5e9, 4),
+        Target("c600", "ipu2", 1_472, 23, 1.5e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5.5e9, 1),
+        Target("bow", "ipu2", 1_472, 23, 1.85e9, _TILE, _REGION0, 64, 16, 55e9, 5.5e9, 5e9, 4),
     )
 }
 
@@ -60,10 +66,28 @@ EXTERNAL_SYNC_CYCLES = 600  # the vendor's global-sync constant; 501-642 measure
 STREAM_STEP_CYCLES = 257  # begin, mid and end of a stream copy, each (TUT4)
 HOST_LATENCY_SECONDS = 9e-6  # JIA: 8.8 us to one tile, 9.9 us to all
 LINK_LATENCY_SECONDS = 0.7e-6  # JIA: 0.54-0.83 us to a neighbour
-LINK_HOP_SECONDS = 0.16e-6  # JIA: each further hop
+LINK_HOP_SECONDS = 0.16e-6  # JIA: each further hop; 1.76 us across 16 IPUs
 EXCHANGE_BASE_LATENCY = 170  # IS: 170 + 2 x row of the farther tile
 EXCHANGE_ROW_LATENCY = 2
 EXCHANGE_FRAGMENT_CYCLES = 3  # IS: control instructions a received fragment
+
+
+def link_hops(a: int, b: int) -> int:
+    """Links between two IPUs of a pod, 1 at least. IPU-Links are a ladder with two IPUs to a rung, so that IPUs of a
+    board are neighbours and 16 IPUs lie 7 apart at the most (JIA's 1.76 us there).
+    """
+    return max(1, abs(a // 2 - b // 2))
+
+
+def link_latency_cycles(target: Target, hops: int) -> float:
+    """Cycles before the first byte arrives over ``hops`` links."""
+    return (LINK_LATENCY_SECONDS + LINK_HOP_SECONDS * (hops - 1)) * target.clock_hz
+
+
+def link_rate(target: Target, a: int, b: int) -> float:
+    """Bytes a cycle in one direction between two IPUs of a pod: 55 GB/s on a board, 27.7 GB/s between boards (JIA)."""
+    same = a // target.ipus_per_board == b // target.ipus_per_board
+    return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
 
 
 def target(name: str) -> Target:

@@ -284,3 +284,57 @@ def _update_without_correction(optimizer: torch.optim.Optimizer, decoupled: bool
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
     """What the optimiser multiplies losses by; 1 for PyTorch's own."""
     return float(getattr(optimizer, "loss_scaling", 1.0))
+
+
+class LARS(_Extras, torch.optim.Optimizer):
+    """Layer-wise adaptive rates on SGD with momentum (You et al., arXiv:1708.03888, algorithm 1).
+
+    A parameter of two dimensions or more moves at ``lr`` times its own rate, ``trust_coefficient`` ||w|| / (||g|| +
+    ``weight_decay`` ||w|| + ``eps``), which is 1 where either norm is 0. Vectors (biases, scales of norms) take plain
+    steps without decay, as in MLPerf's ResNet-50. Error where an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        trust_coefficient: float = 1e-3,
+        eps: float = 0.0,
+        loss_scaling: float = 1.0,
+        accum_type: torch.dtype = torch.float32,
+    ) -> None:
+        settings = {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient, "eps": eps}
+        if min(settings.values()) < 0 or not 0 <= momentum < 1:
+            raise Error(f"LARS: momentum is in 0 ... 1 (exclusive) and the rest 0 or more, not {momentum=}, {settings}")
+        super().__init__(params, {**settings, "momentum": momentum})
+        self._keep(loss_scaling=loss_scaling, accum_type=accum_type)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One weight update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        gradient = cast(torch.Tensor, parameter.grad)
+        if parameter.dim() > 1:
+            weight_norm, gradient_norm = parameter.norm(), gradient.norm()
+            rate = group["trust_coefficient"] * weight_norm
+            rate = rate / (gradient_norm + group["weight_decay"] * weight_norm + group["eps"])
+            usable = (weight_norm > 0) & (gradient_norm > 0)
+            gradient = gradient.add(parameter, alpha=group["weight_decay"])
+            gradient = gradient * torch.where(usable, rate, torch.ones_like(rate))
+        state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+        parameter.add_(state["momentum_buffer"], alpha=-group["lr"])

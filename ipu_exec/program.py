@@ -7,6 +7,7 @@ liveness is a matter of positions (facts/pipeline.md, 'Memory of a stage').
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
@@ -22,12 +23,14 @@ from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operan
 from ipu_exec.machine import (
     EXTERNAL_SYNC_CYCLES,
     HOST_LATENCY_SECONDS,
-    LINK_LATENCY_SECONDS,
     STREAM_STEP_CYCLES,
     SYNC_CYCLES,
     TARGETS,
     Machine,
     exchange_tile_cycles,
+    link_hops,
+    link_latency_cycles,
+    link_rate,
 )
 from ipu_exec.placement import Placement, storage_bytes
 from ipu_exec.reads import read_values
@@ -467,13 +470,16 @@ class _Builder:
     def _copies(self, ipu: int) -> Body | None:
         """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both directions.
 
-        JIA: 0.54-0.83 us before the first byte to a neighbour, then 55 GB/s each way; a tile takes 4 bytes a cycle.
+        Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one after the other; a tile
+        takes 4 bytes a cycle. Every replica begins at a whole board, or all of it is on one.
         """
         if self.placement.num_ipus == 1:
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
-        crossing = []
+        crossing, hops = [], 1
+        leaving: Counter[float] = Counter()  # rate of a link -> bytes
+        arriving: Counter[float] = Counter()
         for transfer in self.placement.transfers:
             if self.placement.ipus[transfer.source] == self.placement.ipus[transfer.target]:
                 continue  # both stages are on one IPU (BERT's tied embedding): it is there already
@@ -487,15 +493,19 @@ class _Builder:
                     continue
                 self.layouts.setdefault((transfer.storage, stage + step), layout)
                 crossing.append(transfer.storage)
+                hops = max(hops, link_hops(a, b))
+                rate, total = link_rate(target, a, b), int(layout.bytes.sum())
                 if a == ipu:
                     sent += layout.bytes
+                    leaving[rate] += total
                 if b == ipu:
                     received += layout.bytes
+                    arriving[rate] += total
         if not crossing:
             return None
-        busiest = max(int(sent.sum()), int(received.sum())) / target.link_bytes_per_cycle
         slowest_tile = max(int(sent.max()), int(received.max())) / target.exchange_bytes_per_cycle
-        cycles = ceil(LINK_LATENCY_SECONDS * target.clock_hz + max(busiest, slowest_tile))
+        on_links = max(sum(nbytes / rate for rate, nbytes in way.items()) for way in (leaving, arriving))
+        cycles = ceil(link_latency_cycles(target, hops) + max(on_links, slowest_tile))
         body = self._one_step(
             f"IPU {ipu} copies between IPUs", ipu, schedules.COPY, records.GLOBAL_EXCHANGE, "GlobalExchange", cycles
         )
@@ -505,7 +515,12 @@ class _Builder:
         return body
 
     def _reduce(self, ipu: int) -> Body | None:
-        """All-reduce of gradients over replicas: a ring moves 2 (R - 1) / R of the bytes through each IPU."""
+        """All-reduce of gradients over replicas: a ring moves 2 (R - 1) / R of the bytes through each IPU.
+
+        Replicas lie one after the other, each on a power of two of IPUs: the ring's steps go from an IPU to the same of
+        the next replica, and its slowest link sets the pace. From three replicas on half of the data goes round each
+        way (GCL's bidirectional ring; two directions carry twice one, JIA); two replicas use both ways as it is.
+        """
         replicas = self.options.replicas
         if replicas == 1 or not self.graph.training:
             return None
@@ -518,8 +533,11 @@ class _Builder:
         if not nbytes.any():
             return None
         moved = 2 * (replicas - 1) * int(nbytes.sum()) / replicas
-        hops = 2 * (replicas - 1)
-        cycles = ceil(hops * LINK_LATENCY_SECONDS * target.clock_hz + moved / target.link_bytes_per_cycle)
+        apart = 1 << (self.placement.num_ipus - 1).bit_length()
+        first, last = ipu, ipu + apart * (replicas - 1)
+        rate = link_rate(target, first, last)  # one link between boards is enough to slow the ring down
+        latency = 2 * (replicas - 1) * link_latency_cycles(target, link_hops(0, apart))
+        cycles = ceil(latency + moved / (2 if replicas > 2 else 1) / rate)
         body = self._one_step(
             f"IPU {ipu} all-reduce of gradients", ipu, schedules.REDUCE, records.GLOBAL_EXCHANGE, "AllReduce", cycles
         )

@@ -122,6 +122,28 @@ def test_a_branch_on_data_is_an_error_with_the_line():
         capture(Branch(), (torch.randn(3),), {})
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: x[x > 0], r"aten\.index\.Tensor decides a shape.*test_capture\.py:\d+"),
+        (lambda x: torch.fft.rfft(x).abs(), r"an IPU has no complex64.*test_capture\.py:\d+"),
+    ],
+    ids=["a shape from data", "complex numbers"],
+)
+def test_what_no_ipu_can_do_is_an_error_with_the_line(call, message):
+    class Model(nn.Module):
+        def forward(self, x):
+            return call(x)
+
+    with pytest.raises(ipu_exec.Error, match=message):
+        capture(Model(), (torch.randn(3),), {})
+
+
+def test_a_check_of_arguments_in_torch_is_no_branch_of_the_model():
+    graph = capture(nn.GaussianNLLLoss(), (torch.rand(3), torch.rand(3), torch.rand(3)), {})
+    assert "aten.log.default" in {op.aten for op in graph.ops}
+
+
 def test_big_models_need_no_memory_for_their_weights():
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(16_384, 16_384) for _ in range(4)))

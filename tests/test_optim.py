@@ -62,6 +62,8 @@ def test_poptorchs_arguments_are_kept() -> None:
     [
         (lambda p: optim.AdamW(p, accum_type=torch.int32), "accum_type"),
         (lambda p: optim.SGD(p, loss_scaling=0.0), "loss_scaling is a number above 0"),
+        (lambda p: optim.LARS(p, momentum=1.0), "LARS"),
+        (lambda p: optim.LARS(p, lr=-1.0), "LARS"),
         (lambda p: optim.LAMB(p, betas=(1.0, 0.9)), "LAMB"),
         (lambda p: optim.Adam(p, bias_correction=False, amsgrad=True), "bias_correction=False"),
         (lambda p: optim.RMSprop(p, use_tf_variant=True), "use_tf_variant"),
@@ -113,3 +115,24 @@ def test_lamb_without_bias_correction_starts_with_larger_directions_of_the_same_
     assert moved.norm() == pytest.approx(0.5, rel=1e-5)
     decayed = weight - lamb_step(weight, gradient, weight_decay=1.0, bias_correction=False)
     assert not torch.allclose(moved, decayed)
+
+
+def test_lars_gives_each_matrix_its_own_rate() -> None:
+    matrix, vector = torch.nn.Parameter(torch.full((2, 2), 2.0)), torch.nn.Parameter(torch.ones(3))
+    optimizer = optim.LARS([matrix, vector], lr=0.5, momentum=0.9, weight_decay=0.1, trust_coefficient=0.01)
+    for _ in range(2):
+        matrix.grad, vector.grad = torch.full((2, 2), 1.0), torch.full((3,), 1.0)
+        optimizer.step()
+    # norms 4 and 2: rate 0.01 * 4 / (2 + 0.1 * 4); each element's step is that times (1 + 0.1 * 2)
+    first = 0.5 * 0.01 * 4 / 2.4 * 1.2
+    norm = 2 * (2 - first)
+    second = 0.9 * first + 0.5 * 0.01 * norm / (2 + 0.1 * norm) * (1 + 0.1 * (2 - first))
+    torch.testing.assert_close(matrix.detach(), torch.full((2, 2), 2 - first - second))
+    torch.testing.assert_close(vector.detach(), torch.full((3,), 1 - 0.5 - 0.5 * 1.9))
+
+
+def test_lars_takes_a_plain_step_where_a_norm_is_zero() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.ones(2, 2)
+    optim.LARS([weight], lr=0.5).step()
+    torch.testing.assert_close(weight.detach(), torch.full((2, 2), -0.5))

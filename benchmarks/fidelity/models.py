@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,34 +49,9 @@ def ipus(row: Row) -> int:
     return number(row.case, r"replicas of (\d+) IPU", 1)
 
 
-class LARS(torch.optim.Optimizer):
-    """Layer-wise rates on SGD with momentum (You et al. 2017), each tensor's own rate from two norms."""
-
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float = 0.1, momentum: float = 0.9) -> None:
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "trust": 1e-3, "weight_decay": 1e-4})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state = self.state[weight]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(weight)
-                if weight.dim() > 1:
-                    norm, of_gradient = weight.norm(), weight.grad.norm()
-                    rate = group["trust"] * norm / (of_gradient + group["weight_decay"] * norm)
-                    gradient = (weight.grad + group["weight_decay"] * weight) * rate
-                else:
-                    gradient = weight.grad
-                state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
-                weight.add_(state["momentum_buffer"], alpha=-group["lr"])
-
-
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
     if "LARS" in row.case:
-        return LARS(model.parameters())
+        return ipu_exec.optim.LARS(model.parameters())
     if "LAMB" in row.case:
         return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3)
     if "Adam" in row.case:

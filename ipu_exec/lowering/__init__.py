@@ -19,6 +19,7 @@ from functools import lru_cache
 from ipu_exec.lowering import (  # noqa: F401  (importing them registers their operators)
     attention,
     conv,
+    distance,
     elementwise,
     gather,
     loss,
@@ -28,6 +29,7 @@ from ipu_exec.lowering import (  # noqa: F401  (importing them registers their o
     pooling,
     random,
     reduce,
+    resample,
     rnn,
     shape,
     softmax,

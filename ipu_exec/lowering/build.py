@@ -12,7 +12,6 @@ import numpy as np
 from ipu_exec.lowering import costs
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, linear, linear_layout, spread_of
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operand, OpSpec, Plan, Temporary, Vertices
-from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 FRAGMENT_BYTES = 256  # a received piece, where nothing says how the data is cut
@@ -81,7 +80,7 @@ class Builder:
         """Append an elementwise compute set of a kind of `costs.KINDS` over ``elements`` a tile."""
         cost = costs.KINDS[kind]
         cycles = cost.cycles(elements, dtype)
-        vertex = cost.vertex.replace("T", poplar_type(dtype), 1) if "T" in cost.vertex else cost.vertex
+        vertex = cost.vertex_type(dtype)
         return self.compute(name, vertex, cycles, int(elements.sum()) * cost.flops if flops is None else flops)
 
     def place(self, index: int, like: Spread | None = None) -> Operand:

@@ -6,11 +6,13 @@ in ``c`` worker cycles.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from ipu_exec.lowering.layouts import ceil_div
+from ipu_exec.lowering.vertices import poplar_type
 
 WORKERS = 6
 _HALVES = {"float16", "bfloat16"}
@@ -21,12 +23,16 @@ _FLOATS = {"float32", "float64"} | _HALVES
 class Cost:
     """Cycles of one kind of vertex. Rates are (worker cycles, elements) for fp32 and for fp16."""
 
-    vertex: str  # the first T is the data type
+    vertex: str  # T is the data type
     base: int
     worker: int
     fp32: tuple[int, int]
     fp16: tuple[int, int]
     flops: int = 1  # an element
+
+    def vertex_type(self, dtype: str) -> str:
+        """The published name of the vertex for a data type."""
+        return re.sub(r"\bT\b", poplar_type(dtype), self.vertex)
 
     def cycles(self, elements: np.ndarray, dtype: str) -> np.ndarray:
         """int64 cycles over tiles for ``elements`` a tile; 0 where there are none."""
@@ -99,6 +105,8 @@ KINDS: dict[str, Cost] = {
     "round": _unary("ROUND", (3, 2), (3, 4)),
     "erf": _unary("ERF", (41, 1), (13, 1)),
     "sin": _unary("SIN", (2300, 1), (2300, 1)),
+    "asin": _unary("ASIN", (60, 1), (60, 1)),
+    "series": Cost("ipuscope::Series<T>", 20, 17, (100, 1), (100, 1), 40),
     "select": Cost("popops::Select<T>", 20, 17, (5, 1), (5, 1)),
     "clamp": Cost("popops::Clamp<T>", 20, 17, (4, 2), (4, 4)),
     "fill": Cost("popops::Fill<T>", 0, 26, (1, 2), (1, 4), 0),
@@ -109,8 +117,9 @@ KINDS: dict[str, Cost] = {
     "dropout": Cost("poprand::DropoutSupervisor<T>", 6, 24, (2, 2), (2, 4)),
     "generic": Cost("ipuscope::Generic<T>", 20, 17, (20, 1), (20, 1)),
 }
-"""Kinds of elementwise vertices. Not in facts 5, and so taken by likeness: ``pow``, ``atan2``, ``remainder``
-(scalar C++), ``clamp``, ``gelu_grad`` (twice the forward polynomial), ``compare`` (as max/min)."""
+"""Kinds of elementwise vertices. Not in facts 5, and so taken by likeness: ``pow``, ``atan2``, ``asin``, ``remainder``
+(scalar C++), ``series`` (scalar C++ of about 20 terms: erfinv, lgamma and the like), ``clamp``, ``gelu_grad``
+(twice the forward polynomial), ``compare`` (as max/min)."""
 
 
 def rearrange_cycles(elements: np.ndarray) -> np.ndarray:

@@ -12,8 +12,9 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
-from ipu_exec.lowering.layouts import apportion, ceil_div, spread_of
+from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, result_key, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.reduce import reduce_cycles
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
@@ -73,11 +74,19 @@ def look_up(spec: OpSpec, machine: Machine, table: int, indices: list[int], row:
 
 
 def update(
-    spec: OpSpec, machine: Machine, values: int | None, indices: list[int], row: int, lookups: int, base: int | None
+    spec: OpSpec,
+    machine: Machine,
+    values: int | None,
+    indices: list[int],
+    row: int,
+    lookups: int,
+    base: int | None,
+    rows: int | None = None,
 ) -> Plan:
     """Rows of values are exchanged to the tiles that hold their place in the result and added there.
 
-    ``base`` is the operand that the result starts from (copied unless in place); None starts from zero.
+    ``base`` is the operand that the result starts from (copied unless in place); None starts from zero. ``rows`` is
+    how many arrive, where that is not one for each row of the values (a bag's gradient goes to all its indices).
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -93,9 +102,9 @@ def update(
     moved = 0
     if values is not None:
         source = build.place(values)
-        moved = source.elements
+        moved = source.elements if rows is None else rows * row
         arriving = apportion(moved, lies.elements)
-        step = build.fetch("values", source, arriving)
+        step = build.fetch("values", source, arriving, broadcast=rows is not None)
         build.hold("values", arriving * source.item_bytes, step, _END)
     else:
         arriving = apportion(lookups * row, lies.elements)
@@ -113,6 +122,74 @@ def embedding(spec: OpSpec, machine: Machine) -> Plan:
     """(table, indices): rows of the table."""
     table = spec.operands[0]
     return look_up(spec, machine, 0, [1], table.shape[-1], spec.operands[1].elements)
+
+
+@lowering("aten._embedding_bag", "aten._embedding_bag_forward_only")
+def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
+    """(table, indices, offsets, ...): a multi-slice, then the rows of a bag are reduced where the bag lies.
+
+    Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and weights of samples (an
+    operand after the offsets) multiply, before the sum.
+    """
+    build = Builder(spec, machine)
+    table, indices, out = build.place(0), spec.operands[1], spec.outputs[0]
+    assert out is not None
+    row = table.shape[-1]
+    held = spread_of(table, machine.tiles).elements
+    _send_indices(build, [1], held)
+    piece = np.minimum(held, row)
+    found = apportion(indices.elements * row, held)
+    hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
+    asked = np.where(held > 0, indices.elements, 0)
+    cycles = slice_cycles(hits, asked, piece * table.item_bytes)
+    step = build.compute("slice", f"popops::MultiSlice<{poplar_type(table.dtype)}>", cycles)
+    build.hold("found rows", found * table.item_bytes, step, step + 1)
+    lies = build.linear(out.elements, out.dtype)
+    arriving = apportion(indices.elements * row, lies.elements)
+    step = build.exchange("collect", arriving * table.item_bytes, found * table.item_bytes)
+    build.hold("rows of bags", arriving * table.item_bytes, step, _END)
+    mode = next((a for a in spec.args[4:5] if isinstance(a, int)), 0)
+    if len(spec.operands) > 3:
+        build.map("weigh", "mul", arriving, out.dtype)
+    kind = f"popops::Reduce<popops::Reduce{'Max' if mode == 2 else 'Add'},{poplar_type(table.dtype)},float>"
+    build.compute("reduce", kind, reduce_cycles(arriving, lies.elements, table.item_bytes), indices.elements * row)
+    if mode == 1:
+        build.map("mean", "mul_vector", lies.elements, out.dtype)
+    rest = [None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs[1:]]
+    return build.plan((lies.layout(out.dtype), *rest))
+
+
+@lowering("aten._embedding_bag_dense_backward")
+def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, indices, bag of each index, ...): a bag's gradient is added to the row of each of its indices."""
+    gradient, indices = spec.operands[0], spec.operands[1]
+    return update(spec, machine, 0, [1, 2], gradient.shape[-1], indices.elements, None, indices.elements)
+
+
+@lowering("aten._embedding_bag_per_sample_weights_backward")
+def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, table, indices, offsets, bags, ...): the dot product of a bag's gradient and an index's row."""
+    build = Builder(spec, machine)
+    gradient, table, indices, out = build.place(0), build.place(1), spec.operands[2], spec.outputs[0]
+    assert out is not None
+    row, held = table.shape[-1], spread_of(table, machine.tiles).elements
+    _send_indices(build, [2], held)
+    lies = build.linear(out.elements, out.dtype)
+    need = apportion(indices.elements * row, lies.elements)
+    found = apportion(indices.elements * row, held)
+    asked = np.where(held > 0, indices.elements, 0)
+    hits = ceil_div(found, row)
+    build.compute("slice", "popops::MultiSlice<float>", slice_cycles(hits, asked, held * 0 + row * table.item_bytes))
+    for name, source, sent in (
+        ("rows", table, found),
+        ("gradients", gradient, spread_of(gradient, machine.tiles).elements),
+    ):
+        step = build.exchange(name, need * source.item_bytes, sent * source.item_bytes)
+        build.hold(name, need * source.item_bytes, step, _END)
+    build.map("multiply", "mul", need, out.dtype)
+    kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
+    build.compute("reduce", kind, reduce_cycles(need, lies.elements, out.item_bytes), int(need.sum()))
+    return build.plan((lies.layout(out.dtype),))
 
 
 @lowering("aten.embedding_dense_backward")
@@ -162,3 +239,40 @@ def scatter(spec: OpSpec, machine: Machine) -> Plan:
     row = _row(table, int(spec.args[1])) if whole_rows and isinstance(spec.args[1], int) else 1
     values = 2 if len(spec.operands) > 2 and spec.operands[2].elements > 1 else None
     return update(spec, machine, values, [1], row, place.elements, 0)
+
+
+@lowering("aten.put", "aten.put_")
+def put(spec: OpSpec, machine: Machine) -> Plan:
+    """(input, index, values): single elements, the input taken as a vector."""
+    return update(spec, machine, 2, [1], 1, spec.operands[1].elements, 0)
+
+
+@lowering("aten.masked_scatter_backward")
+def masked_scatter_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, mask, sizes): the gradients under the mask, packed together: each position is looked for."""
+    return look_up(spec, machine, 0, [1], 1, spec.operands[1].elements)
+
+
+@lowering("aten.bucketize", "aten.searchsorted")
+def search(spec: OpSpec, machine: Machine) -> Plan:
+    """(values, edges), or (edges, values) for searchsorted: a binary search, log2(edges) generic steps an element.
+
+    The edges of a row go to every tile that has values of it.
+    """
+    build = Builder(spec, machine)
+    mine, theirs = (1, 0) if base_name(spec) == "searchsorted" else (0, 1)
+    values, out = (spec.operands[mine] if mine < len(spec.operands) else None), spec.outputs[0]
+    assert out is not None
+    edges = build.place(theirs)
+    if values is not None and values.elements == out.elements:
+        source, found = build.place(mine), build.spread(mine)
+        lies = Spread(result_key(found, source, out), found.elements)
+    else:
+        lies = build.linear(out.elements, out.dtype)
+    row = edges.shape[-1] if edges.shape else 1
+    need = np.where(lies.elements > 0, np.minimum(edges.elements, row), 0)
+    step = build.fetch("edges", edges, need, broadcast=True)
+    build.hold("edges", need * edges.item_bytes, step, _END)
+    for turn in range(max(1, int(np.ceil(np.log2(row + 1))))):
+        build.map(f"halve {turn}", "generic", lies.elements, edges.dtype)
+    return build.plan((lies.layout(out.dtype),))

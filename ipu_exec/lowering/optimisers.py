@@ -17,7 +17,6 @@ from ipu_exec.lowering.layouts import spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
-from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 _FOREACH = {
@@ -50,7 +49,7 @@ def _map_all(build: Builder, name: str, kind: str, tensors: list[Operand]) -> No
         cycles = cycles + KINDS[kind].cycles(elements, dtype)
         count = count + (elements > 0)
         flops += int(elements.sum()) * KINDS[kind].flops
-    build.compute(name, KINDS[kind].vertex.replace("T", poplar_type(dtype), 1), cycles, flops, count)
+    build.compute(name, KINDS[kind].vertex_type(dtype), cycles, flops, count)
 
 
 def _run(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:

@@ -48,6 +48,9 @@ def _stride(spec: OpSpec, position: int, window: int) -> int:
     """Input elements that separate two windows (a product over dimensions); the window's own size by default."""
     if "adaptive" in spec.name or len(spec.args) <= position or not spec.args[position]:
         return window
+    if "fractional" in spec.name:  # (kernel, output size): windows lie at random, input over output apart
+        source, pooled = spec.operands["backward" in spec.name], spec.args[position]
+        return max(1, prod(source.shape[-len(pooled) :]) // max(1, prod(pooled)))
     stride = spec.args[position]
     many = stride if isinstance(stride, tuple) else (stride,)
     return int(prod(many)) if len(many) > 1 else int(many[0] ** (len(spec.operands[0].shape) - 2))
@@ -80,6 +83,9 @@ def _halo(build: Builder, source: Operand, lies: Spread, share: float, width: in
     "aten.adaptive_avg_pool1d",
     "aten.adaptive_avg_pool2d",
     "aten.adaptive_max_pool2d",
+    "aten.adaptive_max_pool3d",
+    "aten.fractional_max_pool2d",
+    "aten.fractional_max_pool3d",
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
     """Outputs lie where their windows do. The indices of a maximum are another compare and select."""
@@ -110,6 +116,9 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     "aten._adaptive_avg_pool2d_backward",
     "aten._adaptive_avg_pool3d_backward",
     "aten.adaptive_max_pool2d_backward",
+    "aten.adaptive_max_pool3d_backward",
+    "aten.fractional_max_pool2d_backward",
+    "aten.fractional_max_pool3d_backward",
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Each input gradient looks at the windows that hold it, where the input lies; gradients come to it."""

@@ -57,6 +57,11 @@ def lowering(*aten_names: str) -> Callable[[Lowering], Lowering]:
     return register
 
 
+def has_lowering(aten_name: str) -> bool:
+    """True where somebody registered one for the operator or all its overloads."""
+    return aten_name in _LOWERINGS or packet(aten_name) in _LOWERINGS
+
+
 def find(aten_name: str) -> Lowering:
     """The lowering of an operator; LoweringError says how to register one."""
     found = _LOWERINGS.get(aten_name) or _LOWERINGS.get(packet(aten_name))

@@ -14,6 +14,7 @@ from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
+_MIRRORS = tuple(f"{kind}_pad{d}d" for kind in ("reflection", "replication") for d in (1, 2, 3))
 PIECE_BYTES = 64  # a strided copy arrives in short pieces: a row of 16-32 channels
 
 
@@ -60,9 +61,7 @@ def concatenate(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((Spread(key, elements).layout(out.dtype),))
 
 
-@lowering(
-    "aten.constant_pad_nd", "aten.pad", "aten.reflection_pad2d", "aten.replication_pad2d", "aten.reflection_pad1d"
-)
+@lowering("aten.constant_pad_nd", "aten.pad", *(f"aten.{pad}" for pad in _MIRRORS))
 def pad(spec: OpSpec, machine: Machine) -> Plan:
     """The result lies linearly; the input comes to it and the border is filled."""
     build = Builder(spec, machine)
@@ -76,13 +75,34 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((lies.layout(out.dtype),))
 
 
+@lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS))
+def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, input, padding): the inner part comes to a linear result, the border to what it mirrors and is added.
+
+    What a tile receives of the border goes by its share of the result.
+    """
+    build = Builder(spec, machine)
+    out, grad = spec.outputs[0], build.place(0)
+    assert out is not None
+    lies = build.linear(out.elements, out.dtype)
+    border = apportion(grad.elements - out.elements, lies.elements)
+    arriving = (lies.elements + border) * grad.item_bytes
+    sent = spread_of(grad, machine.tiles).elements * grad.item_bytes
+    step = build.exchange("gradient", arriving, sent, ceil_div(arriving, PIECE_BYTES))
+    build.hold("gradient", arriving, step, step + 2)
+    build.map("place", "copy", lies.elements, out.dtype, flops=0)
+    if border.any():
+        build.map("add border", "add_", border, out.dtype)
+    return build.plan((lies.layout(out.dtype),))
+
+
 @lowering(
     "aten.repeat", "aten.tile", "aten.roll", "aten.flip", "aten.repeat_interleave", "aten.rot90", "aten.expand_copy",
     "aten.slice_backward", "aten.select_backward", "aten.slice_scatter", "aten.select_scatter", "aten.permute_copy",
     "aten.unfold_copy", "aten.unfold_backward", "aten.as_strided_scatter", "aten.im2col", "aten.col2im",
     "aten.pixel_shuffle", "aten.pixel_unshuffle", "aten.channel_shuffle", "aten.diagonal_backward",
-    "aten.transpose_copy", "aten.t_copy", "aten.slice_copy", "aten.diag_embed", "aten.upsample_nearest2d",
-    "aten.upsample_nearest2d_backward", "aten.upsample_bilinear2d", "aten.constant_pad_nd_backward",
+    "aten.transpose_copy", "aten.t_copy", "aten.slice_copy", "aten.diag_embed",
+    "aten.constant_pad_nd_backward",
 )  # fmt: skip
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
     """The result lies linearly; elements come to it and are put in order on the tile; what nobody wrote is zero."""
@@ -108,7 +128,7 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((Spread(key, lies.elements).layout(out.dtype),))
 
 
-@lowering("aten.cumsum", "aten.cumprod", "aten.cummax", "aten.logcumsumexp")
+@lowering("aten.cumsum", "aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
 def scan(spec: OpSpec, machine: Machine) -> Plan:
     """Each tile scans its share, the last values are exchanged and scanned, and added to what follows them."""
     build = Builder(spec, machine)
@@ -125,7 +145,7 @@ def scan(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue", "aten.median")
+@lowering("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue", "aten.median", "aten.mode")
 def sort(spec: OpSpec, machine: Machine) -> Plan:
     """A bitonic sort: log2(n) (log2(n) + 1) / 2 compare-and-swap steps, those across tiles with an exchange before."""
     build = Builder(spec, machine)

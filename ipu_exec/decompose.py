@@ -1,0 +1,167 @@
+"""Operators that capture takes apart: nobody lowered them whole, and they are others that somebody did.
+
+Ours come first, then PyTorch's own decompositions to its core operators. A lowering of the whole operator, a user's
+too, comes before both.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from ipu_exec.lowering.registry import has_lowering, is_view
+
+Decomposition = Callable[..., Any]
+
+
+def decomposition(func: Any) -> Decomposition | None:
+    """What to call instead of the operator ``func`` (an ``OpOverload``); None where it is recorded as it is."""
+    name = str(func)
+    if not name.startswith("aten.") or has_lowering(name):
+        return None
+    if _is_composite(func):  # met inside another decomposition only: before, PyTorch takes them apart itself
+        whole: Decomposition = func.decompose
+        return whole
+    return None if is_view(name) else _OURS.get(name.split(".")[1]) or _core().get(func)
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+@cache
+def _core() -> dict[Any, Decomposition]:
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions())
+
+
+def trilinear(
+    first: torch.Tensor,
+    second: torch.Tensor,
+    third: torch.Tensor,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:
+    """nn.Bilinear's product of three, each lacking the dimensions it is expanded along, summed over ``sumdim``."""
+    rank = first.dim() + len(expand1)
+    names = string.ascii_letters[:rank]
+
+    def without(dims: list[int]) -> str:
+        return "".join(name for d, name in enumerate(names) if d not in {x % rank for x in dims})
+
+    pair = without([d for d in range(rank) if d in expand1 and d in expand2])
+    # what only the first two have is summed at once: it is a matrix product
+    now = [d for d in sumdim if d in expand3]
+    partial = "".join(name for name in pair if names.index(name) not in now)
+    product = torch.einsum(f"{without(expand1)},{without(expand2)}->{partial}", first, second)
+    return torch.einsum(f"{partial},{without(expand3)}->{without(sumdim)}", product, third)
+
+
+def multinomial(
+    weights: torch.Tensor, samples: int, replacement: bool = False, *, generator: Any = None
+) -> torch.Tensor:
+    """The largest of weight over an exponential variate, as PyTorch draws; with replacement, a search in the sums."""
+    if replacement:
+        total = weights.cumsum(-1)
+        drawn = torch.rand((*weights.shape[:-1], samples), dtype=weights.dtype) * total[..., -1:]
+        return torch.searchsorted(total, drawn)
+    return (weights / torch.empty_like(weights).exponential_(1)).topk(samples, -1)[1]
+
+
+def distance(a: torch.Tensor, b: torch.Tensor, p: float = 2) -> torch.Tensor:
+    """torch.dist: the norm of a difference."""
+    return torch.linalg.vector_norm(a - b, p)
+
+
+def weight_norm_gradient(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of w = g v / ||v|| (Salimans and Kingma, arXiv:1602.07868, equation 3)."""
+    others = [d for d in range(v.dim()) if d != dim]
+    grad_g = (grad * v).sum(others, keepdim=True) / norms
+    return g / norms * (grad - grad_g * v / norms), grad_g
+
+
+def multi_margin_gradient(
+    grad: torch.Tensor,
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    p: int,
+    margin: float,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:
+    """Of sum_i max(0, margin - x[y] + x[i])^p / classes: its sign pattern, less the sum of it at the target."""
+    classes = scores.shape[-1]
+    row = target.unsqueeze(-1)
+    violation = (margin - scores.gather(-1, row) + scores).clamp_min(0)
+    slope = (violation > 0).to(scores.dtype) if p == 1 else violation * 2
+    slope = slope.scatter(-1, row, 0.0) / classes
+    if weight is not None:
+        slope = slope * weight[target].unsqueeze(-1)
+    slope = slope.scatter(-1, row, 0.0) - torch.zeros_like(slope).scatter(-1, row, slope.sum(-1, keepdim=True))
+    if reduction == 1 and scores.dim() > 1:
+        slope = slope / scores.shape[0]
+    return slope * (grad.unsqueeze(-1) if grad.dim() else grad)
+
+
+def multilabel_margin_gradient(
+    grad: torch.Tensor, scores: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
+) -> torch.Tensor:
+    """Of sum_ij max(0, 1 - x[y_j] + x[i]) / classes over labels y_j up to the first -1 and all i that are no label."""
+    label = (target >= 0).to(scores.dtype).cumprod(-1)
+    place = target.clamp_min(0)
+    pairs = (1 - scores.gather(-1, place).unsqueeze(-1) + scores.unsqueeze(-2) > 0).to(scores.dtype)
+    pairs = pairs * label.unsqueeze(-1) * (1 - is_target).unsqueeze(-2) / scores.shape[-1]
+    slope = pairs.sum(-2) - torch.zeros_like(scores).scatter_add(-1, place, pairs.sum(-1))
+    if reduction == 1 and scores.dim() > 1:
+        slope = slope / scores.shape[0]
+    return slope * (grad.unsqueeze(-1) if grad.dim() else grad)
+
+
+def zero_tensor(size: list[int], *, dtype: torch.dtype | None = None, **unused: Any) -> torch.Tensor:
+    """Autograd's zeros that take no memory: zeros."""
+    return torch.zeros(size, dtype=dtype)
+
+
+def embedding_bag_gradient(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    bags: torch.Tensor,
+    sizes: torch.Tensor,
+    largest: torch.Tensor,
+    rows: int,
+    by_frequency: bool,
+    mode: int,
+    sparse: bool,
+    weights: torch.Tensor | None = None,
+    padding: int = -1,
+) -> torch.Tensor:
+    """The dense one: an IPU has no sparse tensors. ``bags`` (of each index its bag) is empty after an eager sum."""
+    if bags.numel() == 0:
+        starts = indices.new_zeros(indices.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
+        bags = starts[:-1].cumsum(0) - 1
+    dense = torch.ops.aten._embedding_bag_dense_backward
+    return dense(grad, indices, bags, sizes, largest, rows, by_frequency, mode, weights, padding)
+
+
+_OURS: dict[str, Decomposition] = {
+    "_trilinear": trilinear,
+    "multinomial": multinomial,
+    "dist": distance,
+    "multilabel_margin_loss_backward": multilabel_margin_gradient,
+    "_efficientzerotensor": zero_tensor,
+    "_embedding_bag_backward": embedding_bag_gradient,
+    "_weight_norm_interface_backward": weight_norm_gradient,
+    "multi_margin_loss_backward": multi_margin_gradient,
+}
