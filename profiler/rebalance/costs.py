@@ -55,6 +55,7 @@ class Costs:
     bytes_per_tile: int
     region0_bytes: int
     clock_hz: float
+    rounds: bool = False  # Options.autoRoundNumIPUs: a number of IPUs that is no power of two is rounded up
 
     def __len__(self) -> int:
         return len(self.names)
@@ -91,6 +92,9 @@ class Costs:
         always, peak, interleaved, shared = _memory(report, count)
         options = report.options
         accumulation = int(options.get("Training.gradientAccumulation", 1) or 1)
+        pipelined = report.meta.get("strategy", "pipelined") == "pipelined"
+        if len(stage_ipu) == 1:  # one stage is no pipeline, but more of them would be
+            pipelined = str(options.get("executionStrategy", "Pipelined")).startswith(("Pipelined", "pipelined"))
         return cls(
             names=tuple(blocks["name"]),
             stage=stage,
@@ -98,7 +102,7 @@ class Costs:
             forward=forward,
             backward=cycles("backward"),
             update=updates,
-            recompute=bool((report.stages["recompute_cycles"] > 0).any()),
+            recompute=_recomputes(report, pipelined and training),
             not_again=_not_again(report),
             inputs=blocks["input_bytes"].to_numpy(),
             copy=copy,
@@ -119,11 +123,12 @@ class Costs:
             micro_batches=accumulation if training else int(options.get("deviceIterations", 1) or 1),
             samples=int(report.meta["micro_batch"]) * target.num_replicas,
             training=training,
-            pipelined=report.meta.get("strategy", "pipelined") == "pipelined",
+            pipelined=pipelined,
             tiles=tiles,
             bytes_per_tile=target.bytes_per_tile,
             region0_bytes=target.region0_bytes,
             clock_hz=target.clock_hz,
+            rounds=bool(options.get("autoRoundNumIpus", False)),
         )
 
     def stash_cycles(self, first: int) -> int:
@@ -160,6 +165,13 @@ def _stash_fit(report: Report, stage: np.ndarray, forward: np.ndarray, entering:
         if rate >= 0 and base >= 0:
             return float(base), float(rate)
     return float(extra[known].mean()), 0.0
+
+
+def _recomputes(report: Report, pipelined_training: bool) -> bool:
+    """Whether stages run their forward again: as profiled, or where there is one stage, as the options say of more."""
+    if len(report.stages) == 1:
+        return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
+    return bool((report.stages["recompute_cycles"] > 0).any())
 
 
 def _not_again(report: Report) -> int:

@@ -40,7 +40,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an assignment would give. Cycles; bytes; ``problems`` says why it would not compile (empty: it would)."""
+    """What an assignment would give. Cycles; bytes; ``problems`` says why it would not compile (empty: it would),
+    ``notes`` what to set for it."""
 
     assignment: Assignment
     schedule: Schedule
@@ -51,6 +52,12 @@ class Prediction:
     fullest: tuple[int, ...]  # bytes on the fullest tile of each IPU, gaps included
     samples_per_second: float
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def attached(self) -> int:
+        """IPUs a replica that are taken: a power of two."""
+        return 1 << (len(self.fullest) - 1).bit_length()
 
     @property
     def stage_cycles(self) -> np.ndarray:
@@ -101,7 +108,8 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         tuple(backward) if costs.training else (),
         fullest,
         rate,
-        tuple(_problems(costs, stages, assignment.ipus, fullest, legal)),
+        tuple(_problems(costs, stages, fullest, legal)),
+        tuple(_notes(costs, len(fullest))),
     )
 
 
@@ -155,7 +163,16 @@ def _fullest(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) 
     return tuple(found)
 
 
-def _problems(costs: Costs, stages: int, ipus: tuple[int, ...], fullest: tuple[int, ...], legal: bool) -> list[str]:
+def _notes(costs: Costs, ipus: int) -> list[str]:
+    """IPUs are attached in powers of two (facts: poptorch.md, 'Placement')."""
+    attached = 1 << (ipus - 1).bit_length()
+    if attached == ipus:
+        return []
+    idle = f"{ipus} IPUs are no power of two: {attached} are attached, {attached - ipus} of them idle"
+    return [idle if costs.rounds else f"{idle}, and only with autoRoundNumIPUs(True), which a placement file sets"]
+
+
+def _problems(costs: Costs, stages: int, fullest: tuple[int, ...], legal: bool) -> list[str]:
     problems = []
     if costs.pipelined and not legal:
         what = "gradient accumulation" if costs.training else "device iterations"
