@@ -7,13 +7,16 @@ Inside the process ``poptorch`` is `ipu_exec`, and ``pva`` is `profiler.pva`; no
 from __future__ import annotations
 
 import argparse
+import atexit
 import builtins
 import importlib
 import importlib.util
 import io
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from types import ModuleType, TracebackType
@@ -31,6 +34,7 @@ _EXAMPLES = """examples:
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
   ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
   ipu-run --placement placement.json train.py           with the stages that ipu-report rebalance proposed
+  ipu-run --ipus 4 train.py                             with its Blocks on 4 IPUs, split as is quickest
 then: ipu-report summary out/training"""
 
 
@@ -48,6 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--placement", metavar="FILE", help="stages from this file (ipu-report rebalance -o) instead of the script's"
     )
     parser.add_argument(
+        "--ipus",
+        type=_count,
+        metavar="N",
+        help="put the script's Blocks on N IPUs, split as is quickest: the script is compiled once for their costs "
+        "(it runs up to its first model twice)",
+    )
+    parser.add_argument(
         "--compile-only",
         action="store_true",
         help="end when the first model is compiled and its profile written: no numbers are computed",
@@ -55,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("script", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     args = parser.parse_args(argv)
+    if args.ipus is not None and args.placement is not None:
+        parser.error("--ipus chooses a placement, and --placement gives one: leave one of them out")
     try:
         with io.open_code(os.path.abspath(args.script)) as file:
             source = file.read()
@@ -63,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.placement is not None:
             load_stages(args.placement)
             os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
+        if args.ipus is not None:
+            os.environ[PLACEMENT_VARIABLE] = placement_for(args.ipus, args.script, args.args)
         if args.compile_only:
             os.environ[COMPILE_ONLY_VARIABLE] = "1"
         if args.autoreport is not None:
@@ -73,6 +88,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"ipu-run: error: {error}\n")
     stand_in()
     return run_script(args.script, source, args.args)
+
+
+def _count(words: str) -> int:
+    if not words.isdecimal() or not int(words):
+        raise argparse.ArgumentTypeError(f"{words!r} is no whole number from 1 on")
+    return int(words)
+
+
+def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
+    """The path of a placement of the script's Blocks on so many IPUs, the quickest by the profile of a compile.
+
+    The file lasts as long as this process. Error where the script does not compile or no such split can run.
+    """
+    from profiler import ProfileError, open_report
+    from profiler.rebalance import Costs, best_split, placement_file
+
+    folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
+    atexit.register(folder.cleanup)
+    command = [sys.executable, "-c", "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"]
+    command += ["--compile-only", "--autoreport", folder.name, script, *arguments]
+    # What this process imports from where, its child does too, wherever it was started.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path for path in sys.path if path])}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    found = [os.path.join(folder.name, kind) for kind in ("training", "inference")]
+    found = [path for path in found if os.path.isdir(path)]
+    if not found:
+        last = (process.stderr.strip().splitlines() or ["it compiled no model"])[-1]
+        raise Error(f"--ipus {ipus}: {script} left no profile to choose stages by: {last}")
+    try:
+        with open_report(found[0]) as report:
+            costs = Costs.from_report(report)
+            split = best_split(costs, ipus)
+    except (ValueError, ProfileError) as error:
+        raise Error(f"--ipus {ipus}: {error}") from error
+    if split.prediction.problems:
+        raise Error(f"--ipus {ipus}: {'; '.join(split.prediction.problems)}")
+    path = os.path.join(folder.name, "placement.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(placement_file(costs, split.prediction.assignment), file)
+    spans = split.prediction.assignment.spans(len(costs))
+    said = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
+    print(f"ipu-run: on {ipus} IPUs: {said} ({split.prediction.total:,} cycles a weight update predicted)",
+          file=sys.stderr)  # fmt: skip
+    return path
 
 
 def _with_autoreport(directory: str) -> str:

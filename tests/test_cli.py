@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import importlib.util
 import io
+import itertools
 import json
 import os
+import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -16,11 +21,12 @@ import pandas as pd
 import pytest
 
 from profiler import open_report
-from reports.cli import COMMANDS, main
+from reports.cli import COMMANDS, main, make_parser
+from reports.cli.completion import commands_of
 from reports.cli.view import free_port
 from tests.synthetic import synthetic_profile
 
-PRINTING = [name for name in COMMANDS if name not in ("html", "view", "query", "compare")]
+PRINTING = [name for name in COMMANDS if name not in ("html", "view", "query", "compare", "export", "completion")]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +108,29 @@ def test_a_directory_with_both_kinds_gives_both(runs: Path, capsys: pytest.Captu
 def test_patterns_are_expanded_and_each_profile_is_shown_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = json.loads(say(capsys, "stages", "--json", runs / "*", runs / "training"))
     assert [Path(page["profile"]).parent.name for page in said] == ["inference", "training"]
+
+
+def test_a_directory_stands_for_all_profiles_below_it(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", ".hidden"):
+        (tmp_path / name / "training").mkdir(parents=True)
+        synthetic_profile(tmp_path / name / "training" / "profile.pop")
+    said = json.loads(say(capsys, "stages", "--json", tmp_path))
+    assert [page["profile"] for page in said] == [str(tmp_path / name / "training" / "profile.pop") for name in "ab"]
+    assert "this takes one" in complain(capsys, 2, "html", tmp_path)
+    assert "this takes one" in complain(capsys, 2, "compare", runs, tmp_path)
+
+
+def test_pipeline_says_who_is_waited_for_and_why(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = " ".join(say(capsys, "pipeline", runs / "training").split())
+    assert "In steady state IPU 2 makes the others wait" in out
+    assert "37.5% measured, 37.5% by its closed form" in out
+    (page,) = json.loads(say(capsys, "pipeline", "--json", runs / "training"))
+    assert len(page["pipeline"]) == 17
+    assert page["bubble"]["time_balanced"] == pytest.approx(3 / 13)
+    drawn = say(capsys, "pipeline", "--no-drawing", runs / "training")
+    assert "F forward" not in drawn
 
 
 def test_timeline_draws_a_lane_an_ipu(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,6 +237,158 @@ def test_query_only_reads(runs: Path, capsys: pytest.CaptureFixture[str], sql: s
     before = (runs / "training" / "profile.pop").read_bytes()
     assert "Give one SELECT" in complain(capsys, 1, "query", sql, runs / "training")
     assert (runs / "training" / "profile.pop").read_bytes() == before
+
+
+def test_a_trace_has_every_task_and_step_where_it_ran(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("trace.json", "trace.json.gz"):
+        assert "events" in say(capsys, "export", runs / "training", "-o", tmp_path / name)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert trace == json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    events = trace["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert [names[pid] for pid in sorted(names)] == [
+        "pipeline", "IPU 0: B1", "IPU 1: B2", "IPU 2: B3", "IPU 3: B4",
+    ]  # fmt: skip
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {(event["pid"], event["tid"]) for event in slices} == set(threads)
+    with open_report(runs / "training") as report:
+        tasks, steps = report.tasks(0), report.steps(0)
+        micro = 1e6 / report.target.clock_hz
+        cycles = int(report.runs["cycles"].iloc[0])
+    on = {name: [e for e in slices if threads[e["pid"], e["tid"]] == name] for name in set(threads.values())}
+    assert sum(event["args"]["cycles"] for event in on["tasks"]) == tasks["cycles"].sum()
+    assert len(on["program steps"]) == (steps["kind"] != "idle").sum()
+    assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(cycles * micro)
+    # Slices of a thread never overlap: a viewer would nest them.
+    for place in threads:
+        spans = sorted((e["ts"], e["dur"]) for e in slices if (e["pid"], e["tid"]) == place)
+        for (start, length), (following, _) in itertools.pairwise(spans):
+            assert start + length <= following + 1e-5
+    # Each micro-batch goes over three cuts, and back over them, in each of the two device iterations.
+    assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 2 * 10 * 6
+
+
+def test_one_iteration_of_tasks_is_a_smaller_trace(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    say(capsys, "export", runs / "training", "--level", "tasks", "--iteration", 1, "-o", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert not any(event["name"] == "thread_name" and event["args"]["name"] == "program steps" for event in events)
+    with open_report(runs / "training") as report:
+        wanted = report.tasks(0, iteration=1)
+    assert sum(event.get("tid") == 1 and event["ph"] == "X" and event["pid"] > 1 for event in events) == len(wanted)
+    assert min(event["ts"] for event in events if event["ph"] == "X") == 0
+
+
+@pytest.mark.parametrize("table", ["steps", "tasks", "pipeline_cycles", "ops", "stages", "variables", "memory"])
+def test_a_table_as_csv_is_the_frame(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    path = tmp_path / "table.csv"
+    say(capsys, "export", runs / "training", "--table", table, "--iteration", 0, "-o", path)
+    with open_report(runs / "training") as report:
+        frames = {"steps": lambda: report.steps(0, iteration=0), "tasks": lambda: report.tasks(0, iteration=0),
+                  "pipeline_cycles": lambda: report.pipeline_cycles(0, 0), "memory": report.memory}  # fmt: skip
+        wanted = frames[table]() if table in frames else getattr(report, table)
+    found = pd.read_csv(path, keep_default_na=False)
+    assert len(found) == len(wanted)
+    for column in wanted.columns:
+        if wanted[column].dtype.kind in "if":
+            np.testing.assert_allclose(found[column].astype(float), wanted[column].astype(float))
+
+
+def test_parquet_is_the_frame_or_says_what_is_missing(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("export", runs / "training", "--table", "ops", "-o", tmp_path / "ops.parquet")
+    if importlib.util.find_spec("pyarrow") or importlib.util.find_spec("fastparquet"):
+        say(capsys, *argv)
+        with open_report(runs / "training") as report:
+            assert pd.read_parquet(tmp_path / "ops.parquet")["cycles"].tolist() == report.ops["cycles"].tolist()
+    else:
+        assert "pip install pyarrow" in complain(capsys, 1, *argv)
+    assert "name it .json" in complain(capsys, 2, *argv[:-1], tmp_path / "ops.xlsx")
+    assert "cannot be written" in complain(capsys, 1, *argv[:-1], tmp_path / "no" / "ops.csv")
+
+
+@pytest.mark.parametrize("words", ["0,0,1,2", "2-1-1", "B1,B2/B3/B4"])
+def test_whatif_takes_a_split_as_people_write_it(runs: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    (page,) = json.loads(say(capsys, "whatif", "--assign", words, "--json", runs / "training"))
+    assert [row["blocks"] for row in page["stages"]] == ["B1, B2", "B3", "B4"]
+    (row,) = page["whatif"]
+    assert (row["legal"], row["ipus"], row["attached_ipus"]) == ("yes", 3, 4)
+    assert "autoRoundNumIPUs" in row["notes"]
+
+
+def test_whatif_says_what_would_not_compile(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", "--micro-batches", "6", str(runs / "training")]) == 1
+    assert "at least 7; it is 6" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("0,1", "2 stages for 4 Blocks"),
+        ("0,1,0,1", "stages must count"),
+        ("2-2-1", "gives 5 Blocks"),
+        ("B1/B2/B3", "leaves out B4"),
+        ("B1/B2/B3/B5", "'B5' is no Block"),
+        ("B1,B2/B2,B3,B4", "'B2' is in stage 0 and in stage 1"),
+        ("B1/B2,B3,B4@x", "'x' is no IPU"),
+    ],
+)
+def test_a_split_that_is_none_is_said(runs: Path, capsys: pytest.CaptureFixture[str], words: str, says: str) -> None:
+    assert says in complain(capsys, 1, "whatif", "--assign", words, runs / "training")
+
+
+def test_a_stage_list_may_come_back_to_an_ipu(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (page,) = json.loads(say(capsys, "whatif", "--assign", "0,1,2,3", "--ipus", "0,1,2,0", "--json", runs / "training"))
+    assert [row["ipu"] for row in page["stages"]] == [0, 1, 2, 0]
+    assert "as many IPUs" in complain(capsys, 1, "whatif", "--assign", "0,1,2,3", "--ipus", "0,1", runs / "training")
+
+
+# -- tab completion --------------------------------------------------------------------------------------
+
+
+def completed(script: str, *words: str) -> list[str]:
+    """What bash offers for the last of the words."""
+    quoted = " ".join(shlex.quote(word) for word in words)
+    ask = f"{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _ipu_report"
+    ask += '; printf "%s\\n" "${COMPREPLY[@]}"'
+    process = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert process.stderr == ""
+    return process.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_subcommands_options_choices_and_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = say(capsys, "completion", "bash")
+    assert set(completed(script, "ipu-report", "")) == {*COMMANDS, "--help"}
+    assert completed(script, "ipu-report", "sum") == ["summary"]
+    assert "--micro-batches" in completed(script, "ipu-report", "whatif", "--")
+    assert completed(script, "ipu-report", "stages", "--by", "") == ["stage", "block"]
+    assert completed(script, "ipu-report", "completion", "") == ["bash", "fish", "zsh"]
+    (tmp_path / "profile.pop").touch()
+    assert completed(script, "ipu-report", "stages", f"{tmp_path}/pro") == [f"{tmp_path}/profile.pop"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_option_of_every_subcommand_is_in_the_script(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    script = say(capsys, "completion", shell)
+    for command in commands_of(make_parser()):
+        assert command.name in script
+        for option in command.options:
+            for flag in option.flags:
+                assert (flag.lstrip("-") if shell == "fish" else flag) in script
+    program = shutil.which(shell)
+    if program:
+        subprocess.run([program, "-n"], input=script, text=True, check=True)
 
 
 # -- how it ends -----------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Pa
     """With a profile for PROFILE, A and B, a query for SQL and files that may be written."""
     path = synthetic_profile(tmp_path / "profile.pop")
     for_words = {"PROFILE": path, "A": path, "B": path, "SQL": "SELECT 1", "FILE": tmp_path / "placement.json"}
-    for_words["report.html"] = tmp_path / "report.html"
+    for_words |= {name: tmp_path / name for name in ("report.html", "trace.json")}
     name, *given = shlex.split(command)
     argv = [name, *(str(for_words.get(word, word)) for word in given)] if given else [name, str(path)]
     if name == "view":  # serves until it is ended: its words are checked, and tests/test_viewer.py opens it

@@ -101,9 +101,12 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
     from tests.synthetic import synthetic_profile
 
     path = synthetic_profile(tmp_path / "profile.pop")
+    names = ("summary", "stages", "timeline", "memory", "pipeline", "whatif", "rebalance")
     code = (
-        f"from reports.cli import main\nfor name in ('summary', 'stages', 'timeline', 'memory'):\n"
+        f"from reports.cli import main\nfor name in {names!r}:\n"
         f"    assert main([name, {str(path)!r}]) == 0\n"
+        f"assert main(['export', {str(path)!r}, '-o', {str(tmp_path / 'trace.json')!r}]) == 0\n"
+        f"assert main(['completion', 'bash']) == 0\n"
         f"import sys\nprint('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

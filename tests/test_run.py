@@ -145,3 +145,59 @@ def test_an_unchanged_poptorch_script_leaves_a_profile_of_the_target(tmp_path: P
         assert report.target.name == "bow"
         assert report.blocks["name"].tolist() == ["A", "B"]
         assert len(report.runs) == 1
+
+
+FOUR_BLOCKS = """
+import poptorch
+import torch
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x, labels):
+        for index, layer in enumerate(self.layers):
+            with poptorch.Block(f"L{index}", ipu_id=0):
+                x = torch.relu(layer(x))
+        return x, torch.nn.functional.cross_entropy(x, labels)
+
+options = poptorch.Options()
+options.Training.gradientAccumulation(4)
+network = Network()
+model = poptorch.trainingModel(network, options, poptorch.optim.SGD(network.parameters(), lr=0.1))
+model(torch.randn(8, 64), torch.randint(64, (8,)))
+print("trained")
+"""
+
+
+def test_ipus_puts_the_scripts_blocks_on_so_many(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", FOUR_BLOCKS)
+    process = ipu_run("--ipus", "2", "--autoreport", "out", "train.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("trained") == 1
+    assert "on 2 IPUs: L0" in process.stderr
+    with open_report(tmp_path / "out") as report:
+        assert report.stages["ipu"].tolist() == [0, 1]
+        assert ", ".join(report.stages["blocks"]) == "L0, L1, L2, L3"
+    assert not list(tmp_path.glob("ipu-run-*"))
+
+
+@pytest.mark.parametrize(
+    ("ipus", "says"),
+    [("4", "gradient accumulation of at least 7; it is 4"), ("9", "cannot fill 9 stages"), ("0", "no whole number")],
+)
+def test_ipus_that_cannot_be_are_said(tmp_path: Path, ipus: str, says: str) -> None:
+    write(tmp_path / "train.py", FOUR_BLOCKS)
+    process = ipu_run("--ipus", ipus, "train.py", cwd=tmp_path)
+    assert process.returncode == 2
+    assert says in process.stderr
+    assert process.stdout == ""
+
+
+def test_a_script_without_a_model_has_nothing_to_put_on_ipus(tmp_path: Path) -> None:
+    write(tmp_path / "script.py", "raise ValueError('the reason')")
+    process = ipu_run("--ipus", "2", "script.py", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "left no profile to choose stages by: ValueError: the reason" in process.stderr
+    assert "leave one of them out" in ipu_run("--ipus", "2", "--placement", "x.json", "script.py", cwd=tmp_path).stderr

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from profiler.memory import including_gaps
 from profiler.report import Report
 
-_STASHED = ("stash",)
+if TYPE_CHECKING:
+    import pandas as pd
+
+_STASH_STEPS = r"/(?:stash|restore)$"  # names of the steps that move a tensor into its stash and back
+_WRITTEN = ("forward", "recompute")
+STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy (TUT4)
+STREAMING_BYTES_PER_SECOND = 5e9  # an IPU's part of about 20 GB/s a machine (facts: pipeline.md, 'Phased')
 
 
 @dataclass(frozen=True)
@@ -18,9 +25,9 @@ class Costs:
     but ``update``'s. Units: cycles, bytes.
 
     A stage that recomputes runs its forward again but for ``not_again`` cycles at its end, which only the next stage
-    needs (a mean over the profiled ones: an estimate). A stage that stashes what enters it pays ``stash_base +
-    stash_rate x bytes`` cycles in its forward, and again where it recomputes: fitted to the cuts that the profile has
-    (an estimate for the others).
+    needs (a mean over the profiled ones: an estimate). A stash costs ``stash_base + stash_rate x bytes`` cycles a
+    tensor in the forward, and again before the backward: fitted to the tensors that the profile stashes (an estimate
+    for others). A stage that recomputes stashes what enters it, one that does not what its Blocks save besides.
     """
 
     names: tuple[str, ...]
@@ -37,9 +44,14 @@ class Costs:
     stream_in: np.ndarray  # cycles of host input
     stream_out: np.ndarray
     stream_out_once: bool
-    always: np.ndarray  # bytes on each tile whatever runs, without the stash
-    peak: np.ndarray  # bytes on each tile while the Block runs, besides
-    peak_interleaved: np.ndarray  # of them, in region 1
+    always: np.ndarray  # bytes on each tile whatever runs, without the stash and optimiser state
+    peak: np.ndarray  # bytes on each tile in region 0 while the Block runs, besides; without what is saved
+    peak_interleaved: np.ndarray  # the same in region 1
+    saved: np.ndarray  # bytes on each tile that the Block's forward leaves for its backward
+    saved_tensors: np.ndarray  # how many tensors those are
+    state: np.ndarray  # bytes on each tile of optimiser state
+    state_once: np.ndarray  # the same of the weight with most: what an update holds of it where it is off the chip
+    state_weights: np.ndarray  # how many weights have any
     shared: np.ndarray  # bytes on each tile that belong to no Block, an IPU: stack, control code (the largest IPU's)
     stash_base: float
     stash_rate: float
@@ -55,6 +67,9 @@ class Costs:
     bytes_per_tile: int
     region0_bytes: int
     clock_hz: float
+    rounds: bool = False  # Options.autoRoundNumIPUs: a number of IPUs that is no power of two is rounded up
+    offload: bool = False  # optimiser state was profiled off the chip
+    streaming_bytes_per_cycle: float = STREAMING_BYTES_PER_SECOND / 1.33e9
 
     def __len__(self) -> int:
         return len(self.names)
@@ -72,7 +87,8 @@ class Costs:
         stage, stage_ipu = blocks["stage"].to_numpy(), tuple(report.stages["ipu"].tolist())
         steps = report.program_steps()
         own = stage[steps["block"].to_numpy().clip(0)]
-        mine = steps[(steps["block"] >= 0) & (steps["stage"].to_numpy() == own)]
+        moves = steps["name"].str.contains(_STASH_STEPS, regex=True)
+        mine = steps[(steps["block"] >= 0) & (steps["stage"].to_numpy() == own) & ~moves]
         by_block = mine.groupby(["direction", "block"])["cycles"].sum()
 
         def cycles(direction: str) -> np.ndarray:
@@ -81,16 +97,18 @@ class Costs:
         forward = cycles("forward")
         updates = blocks["update_cycles"].to_numpy()
         copy, copy_back = blocks["copy_bytes"].to_numpy(), blocks["copy_back_bytes"].to_numpy()
-        entering = np.concatenate([[blocks["input_bytes"].iloc[0]], copy[:-1]])
-        base, rate = _stash_fit(report, stage, forward, entering)
+        base, rate = _stash_fit(report)
         bodies = report.bodies
         inputs = bodies[bodies["name"].str.contains("inputs from host", regex=False)].groupby("stage")["cycles"].sum()
         outputs = bodies[bodies["name"].str.contains("outputs to host", regex=False)].groupby("stage")["cycles"].sum()
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
         reduces = bodies.loc[bodies["name"].str.contains("reduce", case=False, regex=False), "cycles"]
-        always, peak, interleaved, shared = _memory(report, count)
+        memory = _memory(report, stage)
         options = report.options
         accumulation = int(options.get("Training.gradientAccumulation", 1) or 1)
+        pipelined = report.meta.get("strategy", "pipelined") == "pipelined"
+        if len(stage_ipu) == 1:  # one stage is no pipeline, but more of them would be
+            pipelined = str(options.get("executionStrategy", "Pipelined")).startswith(("Pipelined", "pipelined"))
         return cls(
             names=tuple(blocks["name"]),
             stage=stage,
@@ -98,7 +116,7 @@ class Costs:
             forward=forward,
             backward=cycles("backward"),
             update=updates,
-            recompute=bool((report.stages["recompute_cycles"] > 0).any()),
+            recompute=_recomputes(report, pipelined and training),
             not_again=_not_again(report),
             inputs=blocks["input_bytes"].to_numpy(),
             copy=copy,
@@ -106,10 +124,15 @@ class Costs:
             stream_in=_streams(inputs, stage, blocks["input_bytes"].to_numpy()),
             stream_out=_streams(outputs, stage, np.arange(count) + 1 == count),
             stream_out_once=_outputs_once(report),
-            always=always,
-            peak=peak,
-            peak_interleaved=interleaved,
-            shared=shared,
+            always=memory.always,
+            peak=memory.peak,
+            peak_interleaved=memory.interleaved,
+            saved=memory.saved,
+            saved_tensors=memory.saved_tensors,
+            state=memory.state,
+            state_once=memory.state_once,
+            state_weights=memory.state_weights,
+            shared=memory.shared,
             stash_base=base,
             stash_rate=rate,
             sync=int(syncs.max()) if len(syncs) else 0,
@@ -119,47 +142,77 @@ class Costs:
             micro_batches=accumulation if training else int(options.get("deviceIterations", 1) or 1),
             samples=int(report.meta["micro_batch"]) * target.num_replicas,
             training=training,
-            pipelined=report.meta.get("strategy", "pipelined") == "pipelined",
+            pipelined=pipelined,
             tiles=tiles,
             bytes_per_tile=target.bytes_per_tile,
             region0_bytes=target.region0_bytes,
             clock_hz=target.clock_hz,
+            rounds=bool(options.get("autoRoundNumIpus", False)),
+            offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
+            streaming_bytes_per_cycle=STREAMING_BYTES_PER_SECOND / target.clock_hz,
         )
 
-    def stash_cycles(self, first: int) -> int:
-        """Of a stage that begins with Block ``first``, for keeping what enters it."""
-        return round(self.stash_base + self.stash_rate * self.entering(first)) if self.training else 0
+    def stash_cycles(self, first: int, last: int | None = None) -> int:
+        """Of a stage that begins with Block ``first``, for keeping what enters it; and, where ``last`` is given, what
+        its Blocks up to that one save: a stage that does not recompute."""
+        if not self.training:
+            return 0
+        tensors = 1 if last is None else 1 + int(self.saved_tensors[first : last + 1].sum())
+        return round(self.stash_base * tensors + self.stash_rate * self.stash_bytes(first, last))
+
+    def stash_bytes(self, first: int, last: int | None = None) -> int:
+        """Bytes a micro-batch of the same stage's stash, all tiles."""
+        saved = 0 if last is None else int(self.saved_bytes[first : last + 1].sum())
+        return self.entering(first) + saved
 
     def entering(self, first: int) -> int:
         """Bytes that a stage beginning with Block ``first`` takes in, a micro-batch."""
         return int(self.copy[first - 1] if first else self.inputs[0])
 
-    def tile_bytes(self, first: int, last: int, depth: int) -> np.ndarray:
-        """Bytes on each tile of a stage of Blocks ``first .. last``, gaps included; ``depth`` micro-batches stashed.
+    @cached_property
+    def saved_bytes(self) -> np.ndarray:
+        """What each Block saves for its backward, all tiles: int64[Block]."""
+        found: np.ndarray = self.saved.sum(axis=1)
+        return found
 
-        Blocks keep the tiles they were profiled on; the stash is spread evenly (both are estimates).
-        """
-        some = slice(first, last + 1)
-        stash = -(-depth * self.entering(first) // self.tiles)
-        plain = self.shared + self.always[some].sum(axis=0) + stash
-        plain = plain + (self.peak[some] - self.peak_interleaved[some]).max(axis=0)
-        return including_gaps(plain, self.peak_interleaved[some].max(axis=0), self.region0_bytes)
+    @cached_property
+    def moves(self) -> np.ndarray:
+        """Cycles of a weight update for each Block's optimiser state to come and go, off the chip: int64[Block]."""
+        one_way = STREAM_STEPS * self.state_weights + self.state.sum(axis=1) / self.streaming_bytes_per_cycle
+        return np.ceil(2 * one_way).astype(np.int64)
 
 
-def _stash_fit(report: Report, stage: np.ndarray, forward: np.ndarray, entering: np.ndarray) -> tuple[float, float]:
-    """Base and rate of the cycles that stages spend on their stash, from those that have one."""
-    rows = report.stages
-    own = np.array([forward[stage == k].sum() for k in rows["stage"]], dtype=np.int64)
-    extra = rows["forward_cycles"].to_numpy() - own
-    known = np.array([k for k in range(len(rows)) if extra[k] > 0 and (stage == k).any()], dtype=np.int64)
-    if not len(known):
+def _stash_fit(report: Report) -> tuple[float, float]:
+    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes, from those that have one."""
+    steps = report.program_steps()
+    steps = steps[steps["name"].str.endswith("/stash")]
+    kept = report.variables
+    kept = kept[kept["role"] == "stash"]
+    depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
+    size = {
+        (name, stage): total / max(1, depth.get(stage, 1))
+        for name, stage, total in zip(kept["name"], kept["stage"], kept["bytes"], strict=True)
+    }
+    found = [
+        (size[name, stage], cycles)
+        for name, stage, cycles in zip(steps["name"], steps["stage"], steps["cycles"], strict=True)
+        if (name, stage) in size
+    ]
+    if not found:
         return 0.0, 0.0
-    size = np.array([entering[np.flatnonzero(stage == k)[0]] for k in known], dtype=np.float64)
-    if len(known) > 1 and np.ptp(size) > 0:
-        rate, base = np.polyfit(size, extra[known], 1)
+    nbytes, cycles = np.array(found, dtype=np.float64).T
+    if np.ptp(nbytes) > 0:
+        rate, base = np.polyfit(nbytes, cycles, 1)
         if rate >= 0 and base >= 0:
             return float(base), float(rate)
-    return float(extra[known].mean()), 0.0
+    return float(cycles.mean()), 0.0
+
+
+def _recomputes(report: Report, pipelined_training: bool) -> bool:
+    """Whether stages run their forward again: as profiled, or where there is one stage, as the options say of more."""
+    if len(report.stages) == 1:
+        return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
+    return bool((report.stages["recompute_cycles"] > 0).any())
 
 
 def _not_again(report: Report) -> int:
@@ -190,33 +243,94 @@ def _outputs_once(report: Report) -> bool:
     return mode in ("Final", "Sum") or (mode == "Default" and report.meta["kind"] == "training")
 
 
-def _memory(report: Report, blocks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(always, peak, interleaved peak) as [Block, tile] and what belongs to none [tile], all in bytes."""
-    tiles = report.target.tiles_per_ipu
-    always, peak = np.zeros((blocks, tiles), dtype=np.int64), np.zeros((blocks, tiles), dtype=np.int64)
-    interleaved = np.zeros((blocks, tiles), dtype=np.int64)
+@dataclass(frozen=True)
+class _Memory:
+    """Bytes of Blocks, as `Costs` has them."""
+
+    always: np.ndarray
+    peak: np.ndarray
+    interleaved: np.ndarray
+    saved: np.ndarray
+    saved_tensors: np.ndarray
+    state: np.ndarray
+    state_once: np.ndarray
+    state_weights: np.ndarray
+    shared: np.ndarray
+
+
+def _memory(report: Report, stage: np.ndarray) -> _Memory:
+    """What each Block holds on each tile: always, while it runs, between its forward and backward."""
+    blocks, tiles = len(stage), report.target.tiles_per_ipu
+    always, peak, interleaved, saved, state, once = np.zeros((6, blocks, tiles), dtype=np.int64)
+    saved_tensors, state_weights = np.zeros((2, blocks), dtype=np.int64)
     shared = np.zeros((report.target.num_ipus, tiles), dtype=np.int64)
     frame = report.variables
+    frame = frame[frame["role"] != "stash"]
+    kept = _saved(report, frame, stage)
+    of_weight: dict[tuple[int, int], np.ndarray] = {}
     for ipu in range(report.target.num_ipus):
-        here = frame[(frame["ipu"] == ipu) & ~frame["role"].isin(_STASHED)]
+        here = frame[frame["ipu"] == ipu]
         vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
-        for id, block in zip(here.index[here["always_live"] != 0], here.loc[here["always_live"] != 0, "block"],
-                             strict=True):  # fmt: skip
+        states = here[here["role"] == "optimiser state"].drop_duplicates("name")
+        for id, block, op in zip(states.index, states["block"], states["op"], strict=True):
             if 0 <= block < blocks:
-                always[block] += vectors[int(id)]
-            else:
+                state[block] += vectors[int(id)]
+                of_weight[block, op] = of_weight.get((block, op), 0) + vectors[int(id)]
+        rest = here[(here["always_live"] != 0)]
+        for id, block, role in zip(rest.index, rest["block"], rest["role"], strict=True):
+            if not 0 <= block < blocks:
                 shared[ipu] += vectors[int(id)]
+            elif role != "optimiser state":
+                always[block] += vectors[int(id)]
+        block_of = dict(zip(here.index.tolist(), here["block"].tolist(), strict=True))
+        for id, is_first in kept.items():
+            if id in vectors and is_first:
+                block = block_of[id]
+                saved[block] += vectors[id]
+                saved_tensors[block] += 1
         steps = report.program_steps(ipu)
+        living = here[(here["always_live"] == 0) & (here["role"] != "optimiser state") & ~here.index.isin(list(kept))]
         for block in sorted(set(steps["block"].tolist()) - {-1}):
             spots = steps.loc[steps["block"] == block, "position"].to_numpy()
-            _peak_of(here[here["always_live"] == 0], vectors, spots, peak[block], interleaved[block])
-    return always, peak, interleaved, shared.max(axis=0)
+            _peak_of(living, vectors, spots, peak[block], interleaved[block])
+    for (block, _), total in of_weight.items():
+        once[block] = np.maximum(once[block], total)
+        state_weights[block] += 1
+    return _Memory(always, peak, interleaved, saved, saved_tensors, state, once, state_weights, shared.max(axis=0))
+
+
+def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[int, bool]:
+    """Ids of the variables that hold what a Block's forward leaves for its backward, and whether each is the one to
+    count: a tensor that is stashed or recomputed lies twice, in the forward and before the backward."""
+    op = variables["op"].to_numpy()
+    ops = report.ops
+    direction = ops["direction"].reindex(op).fillna("").to_numpy()
+    block = variables["block"].to_numpy()
+    mine = (direction == "forward") & (block >= 0) & (variables["always_live"] == 0).to_numpy()
+    mine &= (variables["role"] == "activation").to_numpy()
+    mine[mine] = stage[block[mine]] == variables["stage"].to_numpy()[mine]
+    rows = variables[mine]
+    steps = report.program_steps()
+    at = zip(steps["ipu"], steps["position"], strict=True)
+    of_step = dict(zip(at, steps["direction"], strict=True))
+    last = [of_step.get((ipu, stop - 1), "") for ipu, stop in zip(rows["ipu"], rows["stop"], strict=True)]
+    names = set()
+    kept: dict[int, bool] = {}
+    keys = list(zip(rows["ipu"].tolist(), rows["name"].tolist(), strict=True))
+    for id, key, words in zip(rows.index.tolist(), keys, last, strict=True):
+        if words == "backward":
+            kept[id] = key not in names
+            names.add(key)
+    for id, key, words in zip(rows.index.tolist(), keys, last, strict=True):
+        if key in names and words in _WRITTEN and id not in kept:
+            kept[id] = False
+    return kept
 
 
 def _peak_of(
     variables: object, vectors: dict[int, np.ndarray], spots: np.ndarray, peak: np.ndarray, interleaved: np.ndarray
 ) -> None:
-    """Raise ``peak`` and ``interleaved`` to the most that is live on each tile at one of the steps ``spots``."""
+    """Raise ``peak`` (region 0) and ``interleaved`` (region 1) to the most that is live on each tile at ``spots``."""
     frame: object = variables
     columns = frame[["start", "stop", "interleaved"]]  # type: ignore[index]
     changes: dict[int, list[tuple[int, int, bool]]] = {}
@@ -235,5 +349,5 @@ def _peak_of(
             level += sign * vectors[id]
             if region1:
                 level1 += sign * vectors[id]
-        np.maximum(peak, level, out=peak)
+        np.maximum(peak, level - level1, out=peak)
         np.maximum(interleaved, level1, out=interleaved)

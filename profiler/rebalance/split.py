@@ -1,123 +1,188 @@
-"""The best contiguous split into a number of stages, and why it cannot be much better.
+"""The best contiguous split into stages, and why it cannot be much better.
 
-Interval dynamic programming finds the least bottleneck exactly for costs that depend on (stage, first Block, last
-Block), under the memory of a tile; of the splits that reach it, those with the shortest copies; then neighbours of
-the winner are tried with the whole schedule, since ramps and copies count too.
+Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the memory of a tile; then
+the least sum of bottleneck and copies between IPUs, which is what a pipeline cycle in steady state takes besides syncs
+and host I/O. Neighbours of that are tried with the whole schedule, since ramps count too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from profiler import schedules
+from profiler.rebalance.bands import INFINITE, Bands, bands, copy_cycles, least_maximum
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.what_if import Assignment, Prediction, what_if
-from profiler.schedules import stash_depth
+from profiler.rebalance.proof import does_not_fit
+from profiler.rebalance.returning import least_bottleneck_returning
+from profiler.rebalance.room import Choice, ipu_bytes
+from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 
-_INFINITE = np.iinfo(np.int64).max // 4
+_WHOLE_SCHEDULES = 400  # Blocks x stages up to which neighbours are tried by laying out their schedules
+_ROUNDS = 3  # of neighbours, of larger ones
+_WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
+
+# In the order they are preferred at equal cycles: what costs nothing, then what costs a weight update something.
+ALL_CHOICES = (Choice(False, False), Choice(False, True), Choice(True, False), Choice(True, True))
 
 
 @dataclass(frozen=True)
 class Split:
-    """A proposal: what it gives, what is there now, and sentences about why."""
+    """A proposal: what it gives, and sentences about why.
+
+    ``bottleneck``: cycles a micro-batch of its busiest IPU; ``least_bottleneck``: the least there is, under the
+    memory; ``lower_bound``: the least there would be with endless memory. The latter two are exact for these costs.
+    """
 
     prediction: Prediction
-    bottleneck: int  # cycles a micro-batch of the slowest stage
-    lower_bound: int  # below which no split into as many stages gets
+    bottleneck: int
+    least_bottleneck: int
+    lower_bound: int
     why: tuple[str, ...]
 
 
-def best_split(costs: Costs, stages: int | None = None) -> Split:
-    """The best split into ``stages`` (default: as many as profiled), one an IPU.
+def best_split(
+    costs: Costs,
+    stages: int | None = None,
+    *,
+    ipus: Sequence[int] | None = None,
+    together: Sequence[Sequence[int]] = (),
+    choices: Sequence[Choice] = (),
+) -> Split:
+    """The best split into ``stages`` (default: as many as profiled).
 
-    ValueError where there are fewer Blocks than stages, or no split fits.
+    ``ipus``: the IPU of each stage, which may come back to one (default: one an IPU). ``together``: groups of Blocks
+    that must be on one IPU, as those that share a weight. ``choices``: which ways of saving memory each stage may
+    take (default: all as profiled). ValueError where there are fewer Blocks than stages, or no split fits.
     """
-    count, wanted = len(costs), stages or len(costs.ipus)
+    count, wanted = len(costs), len(ipus) if ipus is not None else stages or len(costs.ipus)
     if not 1 <= wanted <= count:
         raise ValueError(f"{count} Blocks cannot fill {wanted} stages: ask for 1 to {count}, or name more Blocks")
-    load, fits = intervals(costs, wanted)
-    starts = least_bottleneck(np.where(fits, load, _INFINITE), np.maximum(costs.copy, costs.copy_back))
-    if starts is None:
-        raise ValueError(f"no split of {count} Blocks into {wanted} stages fits: " + _smallest_overflow(costs, wanted))
-    assignment = _better_neighbours(costs, Assignment(starts, tuple(range(wanted))))
+    where = tuple(ipus) if ipus is not None else tuple(range(wanted))
+    allowed = tuple(choices) or (Choice.profiled(costs),)
+    if len(set(where)) < len(where):
+        free, least, assignment = _returning(costs, where, together, allowed)
+    else:
+        free = least_bottleneck(costs, wanted, allowed, together, memory=False)
+        least = least_bottleneck(costs, wanted, allowed, together, at_least=free)
+        assignment = replace(_shortest_cycle(costs, wanted, allowed, together, least), ipus=where)
+    assignment = _better_neighbours(costs, assignment, together)
     prediction = what_if(costs, assignment)
-    reached = int(prediction.stage_cycles.max())
-    bound = lower_bound(costs, wanted)
-    return Split(prediction, reached, bound, tuple(_reasons(costs, assignment, reached, bound)))
+    return Split(prediction, prediction.bottleneck, least, free, tuple(_reasons(costs, prediction, least, free)))
 
 
-def intervals(costs: Costs, stages: int) -> tuple[np.ndarray, np.ndarray]:
-    """(cycles, whether it fits) of every stage of Blocks first .. last: int64 and bool[stage, first, last]."""
-    count = len(costs)
-    forward, backward = (np.concatenate([[0], np.cumsum(part)]) for part in (costs.forward, costs.backward))
-    own = forward[None, 1:] - forward[:-1, None]  # [first, last]
-    rest = backward[None, 1:] - backward[:-1, None]
-    stash = np.array([costs.stash_cycles(first) for first in range(count)])[:, None] if costs.pipelined else 0
-    again = np.maximum(own + stash - costs.not_again, 0) if costs.recompute else 0
-    early, final = own + stash + again + rest, own + rest
-    possible = np.arange(count)[:, None] <= np.arange(count)[None, :]
-    load = np.stack([np.where(possible, final if k == stages - 1 else early, _INFINITE) for k in range(stages)])
-    fits = np.zeros_like(load, dtype=bool)
-    for first in range(count):
-        for last in range(first, count):
-            room = [
-                int(costs.tile_bytes(first, last, depth).max()) <= costs.bytes_per_tile
-                for depth in _depths(costs, stages)
-            ]
-            fits[:, first, last] = room
-    return load, fits & possible
+def least_bottleneck(
+    costs: Costs,
+    stages: int,
+    choices: Sequence[Choice],
+    together: Sequence[Sequence[int]] = (),
+    *,
+    memory: bool = True,
+    at_least: int = 0,
+) -> int:
+    """The least cycles a micro-batch of the slowest of so many stages, one an IPU, exactly. ``memory`` False: with
+    endless memory. ``at_least``: where to begin. ValueError where no split fits."""
 
+    def try_most(most: int) -> int | None:
+        found = least_maximum(bands(costs, stages, choices, most, together, memory).load, stages)
+        return found[0] if found is not None else None
 
-def lower_bound(costs: Costs, stages: int) -> int:
-    """No stage can be shorter than the largest Block, nor all of them than their share of the work."""
     work = costs.forward + costs.backward
-    total = int(work.sum())
-    again = int(costs.forward.sum() - costs.forward[-1]) if costs.recompute and stages > 1 else 0
-    last_at_most = int(work.max())
-    return max(last_at_most, -(-(total + max(0, again - _last_stage_saving(costs, stages))) // stages))
+    found = widened(max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most)
+    if found is None:
+        raise ValueError(does_not_fit(costs, stages, choices, together))
+    return found
 
 
-def _last_stage_saving(costs: Costs, stages: int) -> int:
-    """Forward cycles that the last stage may hold at the most, which are not recomputed."""
-    return int(costs.forward[stages - 1 :].sum()) if stages > 1 else 0
+def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
+    """``try_most(most)`` finds the least of what is ``most`` at the most: with ever more, until it finds that."""
+    most += most // (4 * _WIDER)
+    while True:
+        found = try_most(most)
+        if found is not None and found <= most:
+            return found
+        if most > end:
+            return None
+        most += most // _WIDER + 1
 
 
-def _depths(costs: Costs, stages: int) -> list[int]:
-    stashing = costs.training and costs.pipelined
-    return [stash_depth(stages, k) if stashing else 0 for k in range(stages)]
+def longest(costs: Costs) -> int:
+    """Cycles that no stage exceeds."""
+    count = len(costs)
+    stash = max(costs.stash_cycles(block, count - 1) for block in range(count))
+    return 2 * int((costs.forward + costs.backward).sum()) + 4 * stash
 
 
-def least_bottleneck(load: np.ndarray, crossing: np.ndarray) -> tuple[int, ...] | None:
-    """First Blocks of the stages with the least maximum of ``load`` [stage, first, last]; None where none is finite.
+def _returning(
+    costs: Costs, ipus: tuple[int, ...], together: Sequence[Sequence[int]], choices: Sequence[Choice]
+) -> tuple[int, int, Assignment]:
+    """(least bottleneck with endless memory, the same under the memory, a split that has it)."""
+    found: list[tuple[int, Assignment]] = []
 
-    Among equals, the least maximum of ``crossing``, which is what goes over a cut behind each Block.
-    """
-    stages, count, _ = load.shape
-    best = np.full((stages, count), _INFINITE)  # [stage, last]
-    cut = np.full((stages, count), _INFINITE)
-    came = np.zeros((stages, count), dtype=np.int64)
-    best[0], cut[0] = load[0, 0], 0
-    for k in range(1, stages):
-        for last in range(k, count):
-            first = np.arange(k, last + 1)
-            worst = np.maximum(best[k - 1, first - 1], load[k, first, last])
-            bytes_over = np.maximum(cut[k - 1, first - 1], crossing[first - 1])
-            pick = np.lexsort((bytes_over, worst))[0]
-            best[k, last], cut[k, last], came[k, last] = worst[pick], bytes_over[pick], first[pick]
-    if best[-1, -1] >= _INFINITE:
-        return None
-    starts, last = [], count - 1
-    for k in range(stages - 1, 0, -1):
-        starts.append(int(came[k, last]))
-        last = int(came[k, last]) - 1
-    return (0, *reversed(starts))
+    def try_most(most: int, memory: bool) -> int | None:
+        best = least_bottleneck_returning(costs, ipus, choices, most, together, memory)
+        found[:] = [best] if best is not None else []
+        return best[0] if best is not None else None
+
+    work = costs.forward + costs.backward
+    start = max(int(work.max()), -(-int(work.sum()) // len(set(ipus))))
+    end = len(ipus) * longest(costs)
+    free = widened(start, end, lambda most: try_most(most, False))
+    least = widened(free, end, lambda most: try_most(most, True)) if free is not None else None
+    if free is None or least is None:
+        raise ValueError(
+            f"no split of {len(costs)} Blocks onto IPUs {', '.join(map(str, ipus))} "
+            + ("fits" if free is not None else "keeps together the Blocks that must be on one IPU")
+        )
+    return free, least, found[0][1]
 
 
-def _better_neighbours(costs: Costs, assignment: Assignment) -> Assignment:
+def _shortest_cycle(
+    costs: Costs, stages: int, choices: Sequence[Choice], together: Sequence[Sequence[int]], least: int
+) -> Assignment:
+    """The split with the least sum of bottleneck and copies, exactly, of those with one stage an IPU."""
+    table = bands(costs, stages, choices, least, together)
+    value, starts = _least_sum(table)
+    if value > least:  # a longer bottleneck with shorter copies may be better
+        table = bands(costs, stages, choices, value, together)
+        value, starts = _least_sum(table)
+    spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
+    chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
+    own = (Choice.profiled(costs),) * stages
+    return Assignment(starts, tuple(range(stages)), () if chosen == own else chosen)
+
+
+def _least_sum(table: Bands) -> tuple[int, tuple[int, ...]]:
+    """Walk bottlenecks up and copies down: the least sum lies on that line."""
+    best, found = INFINITE, tuple[int, ...]()
+    most_link = INFINITE
+    loads = [table.load(k) for k in range(table.stages)]
+    while True:
+        shorter = [np.where(table.link < most_link, load, INFINITE) for load in loads]
+        reached = least_maximum(shorter.__getitem__, table.stages)
+        if reached is None or (found and reached[0] >= best):
+            return best, found
+        slowest = reached[0]
+        within = [np.where(load <= slowest, table.link, INFINITE) for load in loads]
+        links = least_maximum(within.__getitem__, table.stages)
+        assert links is not None  # the split that was just reached is one
+        most_link, starts = links
+        value = slowest + copy_cycles(table.costs, most_link)
+        if value < best:
+            best, found = value, starts
+        if most_link == 0:
+            return best, found
+
+
+def _better_neighbours(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> Assignment:
     """Move single cuts by one Block while that makes a weight update shorter, and it fits."""
-    best, found = what_if(costs, assignment).total, assignment
-    for _ in range(len(costs) * len(assignment.starts)):
+    small = len(costs) * len(assignment.starts) <= _WHOLE_SCHEDULES
+    exact = small or len(set(assignment.ipus)) < len(assignment.ipus) or not costs.training or not costs.pipelined
+    total: Callable[[Assignment], int] = (lambda a: what_if(costs, a).total) if exact else _Totals(costs)
+    best, found = total(assignment), assignment
+    for _ in range(len(costs) * len(assignment.starts) if small else _ROUNDS):
         moved = False
         for k in range(1, len(found.starts)):
             for step in (-1, 1):
@@ -125,27 +190,68 @@ def _better_neighbours(costs: Costs, assignment: Assignment) -> Assignment:
                 starts[k] += step
                 if not (starts[k - 1] < starts[k] < ([*starts, len(costs)])[k + 1]):
                     continue
-                tried = Assignment(tuple(starts), found.ipus)
-                prediction = what_if(costs, tried)
-                fits = not any(size > costs.bytes_per_tile for size in prediction.fullest)
-                if fits and prediction.total < best:
-                    best, found, moved = prediction.total, tried, True
+                tried = replace(found, starts=tuple(starts))
+                if _kept(costs, tried, together) and (length := total(tried)) < best and _fits(costs, tried, k):
+                    best, found, moved = length, tried, True
         if not moved:
             break
     return found
 
 
-def _reasons(costs: Costs, assignment: Assignment, reached: int, bound: int) -> list[str]:
+class _Totals:
+    """Cycles of a weight update by the closed form, for one stage an IPU; stages seen before are not counted anew."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.seen: dict[object, tuple[int, int]] = {}
+
+    def __call__(self, assignment: Assignment) -> int:
+        parts = assignment.parts(self.costs)
+        for k, part in enumerate(parts):
+            if part not in self.seen:
+                self.seen[part] = stage_cycles(self.costs, part, k == len(parts) - 1)
+        forward, backward = zip(*(self.seen[part] for part in parts), strict=True)
+        ahead, back = self.costs.copy, self.costs.copy_back
+        cuts = [part.last for part in parts[:-1]]
+        link = max((max(int(ahead[cut]), int(back[cut])) for cut in cuts), default=0)
+        overhead = self.costs.sync + copy_cycles(self.costs, link)
+        return schedules.training_cycles(forward, backward, self.costs.micro_batches, overhead)
+
+
+def _kept(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> bool:
+    stage = assignment.stage_of(len(costs))
+    return all(len({assignment.ipus[stage[block]] for block in group}) <= 1 for group in together)
+
+
+def _fits(costs: Costs, assignment: Assignment, cut: int) -> bool:
+    """Whether the IPUs on both sides of a cut hold their stages."""
+    parts = assignment.parts(costs)
+    for ipu in {assignment.ipus[cut - 1], assignment.ipus[cut]}:
+        mine = [part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu]
+        if int(ipu_bytes(costs, mine).max()) > costs.bytes_per_tile:
+            return False
+    return True
+
+
+def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
+    reached = prediction.bottleneck
     largest = int((costs.forward + costs.backward).argmax())
-    reasons = [f"the slowest stage takes {reached:,} cycles a micro-batch; no split gets below {bound:,}"]
-    if bound == int((costs.forward + costs.backward).max()):
+    alone = int((costs.forward + costs.backward)[largest])
+    who = "IPU" if len(set(prediction.assignment.ipus)) < len(prediction.assignment.ipus) else "stage"
+    bound = f"no split gets below {least:,}" if least < reached else "no split gets below that"
+    reasons = [f"the slowest {who} takes {reached:,} cycles a micro-batch; {bound}"]
+    if free < least:
+        reasons.append(f"with endless memory one would get to {free:,}: memory costs {least - free:,} cycles")
+    stages = prediction.assignment.stage_of(len(costs))
+    if prediction.stage_cycles.argmax() == stages[largest] and stages.count(stages[largest]) == 1:
         reasons.append(
-            f"Block {costs.names[largest]} alone takes {bound:,}: cutting inside it would be the way to get lower"
+            f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own: cutting inside it would "
+            "be the way to get lower"
         )
     before = Assignment.of(costs.stage.tolist(), costs.ipus) if _contiguous(costs) else None
     if before is not None:
-        was, now = before.stage_of(len(costs)), assignment.stage_of(len(costs))
-        moves = [f"{n} to stage {b}" for n, a, b in zip(costs.names, was, now, strict=True) if a != b]
+        was = before.stage_of(len(costs))
+        moves = [f"{n} to stage {b}" for n, a, b in zip(costs.names, was, stages, strict=True) if a != b]
         reasons.append("moves " + ", ".join(moves) if moves else "this is the split that was profiled")
     return reasons
 
@@ -153,12 +259,3 @@ def _reasons(costs: Costs, assignment: Assignment, reached: int, bound: int) -> 
 def _contiguous(costs: Costs) -> bool:
     stage = costs.stage.tolist()
     return stage == sorted(stage) and sorted(set(stage)) == list(range(len(costs.ipus)))
-
-
-def _smallest_overflow(costs: Costs, stages: int) -> str:
-    alone = [int(costs.tile_bytes(b, b, 0).max()) for b in range(len(costs))]
-    largest = int(np.argmax(alone))
-    over = alone[largest] - costs.bytes_per_tile
-    if over > 0:
-        return f"Block {costs.names[largest]} alone takes {over:,} bytes more than a tile has"
-    return f"with {stages} stages some stage always overflows; more stages would make them smaller"

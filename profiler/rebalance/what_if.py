@@ -10,15 +10,18 @@ import numpy as np
 
 from profiler import schedules
 from profiler.rebalance.costs import Costs
+from profiler.rebalance.room import Choice, Part, ipu_bytes
 from profiler.schedules import Schedule, stash_depth
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Contiguous stages: ``starts`` are the first Blocks of each, ``ipus`` where they run."""
+    """Contiguous stages: ``starts`` are the first Blocks of each, ``ipus`` where they run, ``choices`` how each saves
+    memory (empty: all as profiled)."""
 
     starts: tuple[int, ...]
     ipus: tuple[int, ...]
+    choices: tuple[Choice, ...] = ()
 
     @classmethod
     def of(cls, stage: Sequence[int], ipus: Sequence[int] | None = None) -> Assignment:
@@ -33,6 +36,16 @@ class Assignment:
         """(first, last) Block of each stage."""
         return [(a, b - 1) for a, b in zip(self.starts, [*self.starts[1:], blocks], strict=True)]
 
+    def parts(self, costs: Costs) -> list[Part]:
+        """Each stage with what decides its memory."""
+        choices = self.choices or (Choice.profiled(costs),) * len(self.starts)
+        stashing = costs.training and costs.pipelined
+        count = len(self.starts)
+        return [
+            Part(first, last, stash_depth(count, k) if stashing else 0, choice)
+            for k, ((first, last), choice) in enumerate(zip(self.spans(len(costs)), choices, strict=True))
+        ]
+
     def stage_of(self, blocks: int) -> list[int]:
         """The stage of each Block."""
         return [k for k, (a, b) in enumerate(self.spans(blocks)) for _ in range(a, b + 1)]
@@ -40,7 +53,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an assignment would give. Cycles; bytes; ``problems`` says why it would not compile (empty: it would)."""
+    """What an assignment would give. Cycles; bytes; ``problems`` says why it would not compile (empty: it would),
+    ``notes`` what to set for it."""
 
     assignment: Assignment
     schedule: Schedule
@@ -51,6 +65,17 @@ class Prediction:
     fullest: tuple[int, ...]  # bytes on the fullest tile of each IPU, gaps included
     samples_per_second: float
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def attached(self) -> int:
+        """IPUs a replica that are taken: a power of two."""
+        return 1 << (len(self.fullest) - 1).bit_length()
+
+    @property
+    def bottleneck(self) -> int:
+        """Cycles a micro-batch of the busiest IPU, all its stages together."""
+        return int(np.bincount(self.assignment.ipus, weights=self.stage_cycles).max())
 
     @property
     def stage_cycles(self) -> np.ndarray:
@@ -65,19 +90,20 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         raise ValueError(f"an assignment gives each of the {len(costs)} Blocks one stage; this one starts them at "
                          f"{assignment.starts}")  # fmt: skip
     stages = len(spans)
-    forward, backward = [], []
-    for k, (first, last) in enumerate(spans):
-        stash = costs.stash_cycles(first) if costs.pipelined and k < stages - 1 else 0
-        own = int(costs.forward[first : last + 1].sum()) + stash
-        again = max(0, own - costs.not_again) if costs.recompute and k < stages - 1 else 0
-        forward.append(own)
-        backward.append(int(costs.backward[first : last + 1].sum()) + again)
-    legal = costs.micro_batches >= schedules.pipeline_stages(stages, costs.training)
+    if assignment.choices and len(assignment.choices) != stages:
+        raise ValueError(f"{stages} stages take as many choices of recomputation, not {len(assignment.choices)}")
+    parts = assignment.parts(costs)
+    forward, backward = zip(*(stage_cycles(costs, part, k == stages - 1) for k, part in enumerate(parts)), strict=True)
+    update = costs.update.copy()
+    for part in parts:
+        if part.choice.offload:
+            update[part.first : part.last + 1] += costs.moves[part.first : part.last + 1]
+    legal = not costs.pipelined or costs.micro_batches >= schedules.pipeline_stages(stages, costs.training)
     made = schedules.Costs(
         ipus=assignment.ipus,
-        forward=tuple(forward),
-        backward=tuple(backward) if costs.training else (),
-        update=_per_ipu(costs.update, spans, assignment.ipus) if costs.training else (),
+        forward=forward,
+        backward=backward if costs.training else (),
+        update=_per_ipu(update, spans, assignment.ipus) if costs.training else (),
         reduce=tuple([costs.reduce] * (max(assignment.ipus) + 1)) if costs.reduce else (),
         stream_in=_streams(costs.stream_in, spans),
         stream_out=_streams(costs.stream_out, spans),
@@ -86,8 +112,8 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         sync=costs.sync,
     )
     run = schedules.pipelined if costs.pipelined else schedules.sharded
-    schedule = run(made, costs.micro_batches if legal or not costs.pipelined else _least(stages, costs.training))
-    fullest = _fullest(costs, spans, assignment.ipus)
+    schedule = run(made, costs.micro_batches if legal else _least(stages, costs.training))
+    fullest = _fullest(costs, parts, assignment.ipus)
     steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
     length = schedule.cycle_end - schedule.cycle_start
     pace = int(length[steady].max()) if steady else int(length.max(initial=0))
@@ -97,12 +123,26 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         schedule,
         schedule.total,
         pace,
-        tuple(forward),
-        tuple(backward) if costs.training else (),
+        forward,
+        backward if costs.training else (),
         fullest,
         rate,
-        tuple(_problems(costs, stages, assignment.ipus, fullest, legal)),
+        tuple(_problems(costs, stages, fullest, legal)),
+        tuple(_notes(costs, len(fullest))),
     )
+
+
+def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
+    """Forward and backward cycles of a stage, a micro-batch; the ``final`` one neither stashes nor recomputes."""
+    some = slice(part.first, part.last + 1)
+    forward, backward = int(costs.forward[some].sum()), int(costs.backward[some].sum())
+    if final or not costs.pipelined or not costs.training:
+        return forward, backward
+    if part.choice.recompute:
+        forward += costs.stash_cycles(part.first)
+        return forward, backward + max(0, forward - costs.not_again)
+    stash = costs.stash_cycles(part.first, part.last)
+    return forward + stash, backward + stash
 
 
 def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
@@ -146,18 +186,25 @@ def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -
     return tuple(int(c) for c in cycles) if cycles.any() else ()
 
 
-def _fullest(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    found = [0] * (max(ipus) + 1)
-    stages = len(spans)
-    for k, (first, last) in enumerate(spans):
-        depth = stash_depth(stages, k) if costs.training and costs.pipelined else 0
-        found[ipus[k]] += int(costs.tile_bytes(first, last, depth).max())
-    return tuple(found)
+def _fullest(costs: Costs, parts: list[Part], ipus: tuple[int, ...]) -> tuple[int, ...]:
+    mine: list[list[Part]] = [[] for _ in range(max(ipus) + 1)]
+    for part, ipu in zip(parts, ipus, strict=True):
+        mine[ipu].append(part)
+    return tuple(int(ipu_bytes(costs, some).max()) if some else 0 for some in mine)
 
 
-def _problems(costs: Costs, stages: int, ipus: tuple[int, ...], fullest: tuple[int, ...], legal: bool) -> list[str]:
+def _notes(costs: Costs, ipus: int) -> list[str]:
+    """IPUs are attached in powers of two (facts: poptorch.md, 'Placement')."""
+    attached = 1 << (ipus - 1).bit_length()
+    if attached == ipus:
+        return []
+    idle = f"{ipus} IPUs are no power of two: {attached} are attached, {attached - ipus} of them idle"
+    return [idle if costs.rounds else f"{idle}, and only with autoRoundNumIPUs(True), which a placement file sets"]
+
+
+def _problems(costs: Costs, stages: int, fullest: tuple[int, ...], legal: bool) -> list[str]:
     problems = []
-    if costs.pipelined and not legal:
+    if not legal:
         what = "gradient accumulation" if costs.training else "device iterations"
         problems.append(
             f"{stages} stages need {what} of at least {_least(stages, costs.training)}; it is {costs.micro_batches}"

@@ -17,12 +17,15 @@ from typing import NoReturn
 
 from reports.cli import (
     compare,
+    completion,
     doctor,
+    export,
     html,
     insights,
     liveness,
     memory,
     ops,
+    pipeline,
     program,
     query,
     rebalance,
@@ -32,6 +35,7 @@ from reports.cli import (
     timeline,
     variables,
     view,
+    whatif,
 )
 from reports.cli.common import CommandError, one_line
 
@@ -41,6 +45,7 @@ COMMANDS = {
     "insights": insights,
     "stages": stages,
     "timeline": timeline,
+    "pipeline": pipeline,
     "memory": memory,
     "tile": tile,
     "liveness": liveness,
@@ -48,17 +53,20 @@ COMMANDS = {
     "program": program,
     "variables": variables,
     "rebalance": rebalance,
+    "whatif": whatif,
     "compare": compare,
     "query": query,
     "doctor": doctor,
     "html": html,
+    "export": export,
     "view": view,
+    "completion": completion,
 }
 
 _HELP = """Ask a profile.pop what a model did on its IPUs, and where it waited.
 
 A PROFILE is a profile.pop, a directory that has one, or a directory with training/ and inference/ as a run with
-autoreport leaves it; patterns work too ('runs/*/training')."""
+autoreport leaves it, or one above any number of these; patterns work too ('runs/*/training')."""
 
 _EXAMPLES = """begin with:
   ipu-report summary demo/training       the machine, the speed, the memory, what is odd

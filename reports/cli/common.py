@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # Exit codes.
 OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
+KINDS = ("training", "inference")  # directories as a run with autoreport leaves them
 
 
 class CommandError(Exception):
@@ -34,7 +36,7 @@ def one_line(words: str) -> str:
 
 def add_profiles(parser: argparse.ArgumentParser) -> None:
     """One or more PROFILE arguments."""
-    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile.pop, a directory of one, or a pattern")
+    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile.pop, a directory, or a pattern")
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +75,18 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_iteration(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--iteration", type=count, default=0, metavar="N", help="which device iteration of the run (default: 0)"
+    )
+
+
+def add_drawing(parser: argparse.ArgumentParser) -> None:
+    """--width and --ascii."""
+    parser.add_argument("--width", type=count, metavar="COLUMNS", help="instead of the terminal's")
+    parser.add_argument("--ascii", action="store_true", help="no characters but ASCII")
+
+
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument(
         "--top",
@@ -93,8 +107,8 @@ def count(words: str) -> int:
 def find_profiles(patterns: Iterable[str]) -> list[Path]:
     """The profiles that arguments name, in order, each once: files, directories and patterns.
 
-    A directory stands for its ``profile.pop``, else for those in its ``training`` and ``inference``. What is not
-    there is in the list as it was given: opening it says what is wrong.
+    A directory stands for its ``profile.pop``, else for those in its ``training`` and ``inference``, else for all
+    below it. What is not there is in the list as it was given: opening it says what is wrong.
     """
     found: list[Path] = []
     for pattern in patterns:
@@ -110,15 +124,37 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
 def _within(path: Path) -> list[Path]:
     if not path.is_dir() or (path / "profile.pop").is_file():
         return [path / "profile.pop" if path.is_dir() else path]
-    kinds = [path / kind / "profile.pop" for kind in ("training", "inference")]
-    return [kind for kind in kinds if kind.is_file()] or [path]
+    kinds = [path / kind / "profile.pop" for kind in KINDS]
+    return [kind for kind in kinds if kind.is_file()] or _below(path) or [path]
+
+
+def _below(directory: Path) -> list[Path]:
+    """Every ``profile.pop`` below a directory, but for what is hidden (``.venv``, ``.git``)."""
+    found = []
+    for here, folders, files in os.walk(directory):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if "profile.pop" in files:
+            found.append(Path(here) / "profile.pop")
+    return found
+
+
+def find_one(pattern: str) -> Path:
+    """The one profile that a word names; of a directory with training and inference, the training.
+
+    CommandError where it stands for several runs.
+    """
+    found = find_profiles([pattern])
+    if len({path.parent.parent if path.parent.name in KINDS else path for path in found}) > 1:
+        some = ", ".join(str(path) for path in found[:3]) + (", ..." if len(found) > 3 else "")
+        raise CommandError(f"{pattern} stands for {len(found)} profiles ({some}): this takes one of them", USAGE)
+    return next((path for path in found if path.parent.name == KINDS[0]), found[0])
 
 
 def open_one(args: argparse.Namespace) -> Report:
     """The one profile of a subcommand that takes one."""
     from profiler import open_report
 
-    return open_report(find_profiles(args.profiles)[0])
+    return open_report(find_one(args.profiles[0]))
 
 
 def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> int:
@@ -141,6 +177,17 @@ def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> in
     if pages:
         print_pages(pages, args.form)
     return failed
+
+
+def check_iteration(report: Report, run: int, iteration: int) -> None:
+    """CommandError where the run has no such device iteration."""
+    check_run(report, run)
+    iterations = int(report.runs["iterations"].iloc[run])
+    if iteration >= iterations:
+        raise CommandError(
+            f"{report.path}: run {run} has no iteration {iteration}. "
+            f"It has {iterations}: --iteration 0 to {iterations - 1}"
+        )
 
 
 def check_run(report: Report, run: int) -> None:

@@ -43,12 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     broken: list[str] = []
+    other_path = common.find_one(args.other)
 
     def page(report: Report) -> Page:
         from profiler import analysis, open_report
         from reports.tables import Column, Page, Table, say, text
 
-        with open_report(common.find_profiles([args.other])[0]) as other:
+        with open_report(other_path) as other:
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
         broken.extend(_broken(sums, args.fail_if))
         shown = sums.assign(

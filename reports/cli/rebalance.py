@@ -27,17 +27,26 @@ EXAMPLES = """  ipu-report rebalance demo/training                      the best
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_profile(parser)
-    parser.add_argument("after", nargs="?", metavar="AFTER", help="with --verify: the profile of the new split")
+    common.add_profiles(parser)
     parser.add_argument("--stages", type=common.count, metavar="N", help="so many (default: what is quickest)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the placement here")
-    parser.add_argument("--verify", action="store_true", help="hold AFTER against what PROFILE predicts for its split")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="of two profiles, hold the second against what the first predicts for its split",
+    )
     common.add_form(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.verify != (args.after is not None):
-        raise common.CommandError("--verify takes two profiles: --verify BEFORE AFTER", common.USAGE)
+    if args.verify:
+        if len(args.profiles) != 2:
+            raise common.CommandError("--verify takes two profiles: --verify BEFORE AFTER", common.USAGE)
+        *args.profiles, args.after = [str(common.find_one(word)) for word in args.profiles]
+    elif args.output is not None:
+        if len(args.profiles) != 1:
+            raise common.CommandError("-o takes the placement of one profile", common.USAGE)
+        args.profiles = [str(common.find_one(args.profiles[0]))]
     return common.each_profile(args, lambda report: _verify(report, args) if args.verify else _propose(report, args))
 
 
@@ -110,7 +119,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     )
     change = wanted.total / now.total - 1 if now.total else 0.0
     lines = [say(f"Predicted: {wanted.total:,} cycles a weight update instead of {now.total:,} ({change:+.1%}).")]
-    lines += [say(words[0].upper() + words[1:] + ".") for words in (*split.why, *wanted.problems)]
+    lines += [say(words[0].upper() + words[1:] + ".") for words in (*split.why, *wanted.problems, *wanted.notes)]
     if args.output is not None:
         try:
             args.output.write_text(json.dumps(placement_file(costs, wanted.assignment), indent=2) + "\n")
@@ -129,7 +138,7 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
     from reports.tables import Column, Page, Table, text
 
     costs = _costs(report)
-    with open_report(common.find_profiles([args.after])[0]) as after:
+    with open_report(args.after) as after:
         obtained = _costs(after)
         if obtained.names != costs.names:
             raise common.CommandError(f"{args.after} has other Blocks than {report.path}: not the same model")
@@ -138,17 +147,25 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         except ValueError as error:
             raise common.CommandError(f"{args.after}: {error}") from error
         pace = analysis.pace(after)
-        rows = [("a weight update", predicted.total, pace.cycles)]
+        cycles = after.pipeline_cycles(0, 0) if len(after.runs) else None
+        rows = [("a weight update" if costs.training else "a device iteration", predicted.total, pace.cycles)]
+        if cycles is not None and (cycles["phase"] == "steady").any():
+            steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
+            rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
         rows += [
             (f"stage {k}", int(predicted.stage_cycles[k]), int(cycles))
             for k, cycles in enumerate(after.stages["cycles"].tolist())
+        ]
+        rows += [
+            (f"the fullest tile of IPU {ipu}, bytes", size, int(after.tiles(ipu)["total"].max()))
+            for ipu, size in enumerate(predicted.fullest)
         ]
     frame = pd.DataFrame(rows, columns=pd.Index(["what", "predicted", "obtained"]))
     frame["off"] = [
         f"{p / o - 1:+.2%}" if o else "" for p, o in zip(frame["predicted"], frame["obtained"], strict=True)
     ]
     columns = (
-        Column("what", "cycles of", text),
+        Column("what", "cycles of; bytes of", text),
         Column("predicted", "predicted"),
         Column("obtained", "obtained"),
         Column("off", "off by", text),

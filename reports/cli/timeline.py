@@ -27,11 +27,8 @@ EXAMPLES = """  ipu-report timeline demo/training
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_run(parser)
-    parser.add_argument(
-        "--iteration", type=common.count, default=0, metavar="N", help="which device iteration of the run (default: 0)"
-    )
-    parser.add_argument("--width", type=common.count, metavar="COLUMNS", help="instead of the terminal's")
-    parser.add_argument("--ascii", action="store_true", help="no characters but ASCII")
+    common.add_iteration(parser)
+    common.add_drawing(parser)
     common.add_form(parser)
 
 
@@ -40,13 +37,7 @@ def run(args: argparse.Namespace) -> int:
         from reports.tables import Column, Lines, Page, Table, integer, speaks_unicode, terminal_width, text
         from reports.timeline import timeline
 
-        common.check_run(report, args.which_run)
-        iterations = int(report.runs["iterations"].iloc[args.which_run])
-        if args.iteration >= iterations:
-            raise common.CommandError(
-                f"{report.path}: run {args.which_run} has no iteration {args.iteration}. "
-                f"It has {iterations}: --iteration 0 to {iterations - 1}"
-            )
+        common.check_iteration(report, args.which_run, args.iteration)
         tasks = report.tasks(args.which_run, iteration=args.iteration)
         cycles = report.pipeline_cycles(args.which_run, args.iteration)
         unicode = speaks_unicode() and not args.ascii

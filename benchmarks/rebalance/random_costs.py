@@ -1,0 +1,79 @@
+"""Costs of models that nobody wrote, to test and time the rebalancer with."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from profiler.rebalance import Costs
+
+
+def random_costs(
+    random: np.random.Generator,
+    blocks: int,
+    tiles: int = 16,
+    *,
+    stages: int = 4,
+    full: float = 0.0,
+    micro_batches: int | None = None,
+    most: int = 30_000,
+    recompute: bool = True,
+) -> Costs:
+    """Blocks with cycles up to ``most`` and bytes on each tile.
+
+    ``full``: how many times what a tile needs for an even share of the bytes over ``stages`` it has; 0: it has enough.
+    """
+
+    def cycles(high: int) -> np.ndarray:
+        return random.integers(1, high + 1, blocks)
+
+    def nbytes(high: int) -> np.ndarray:
+        return random.integers(0, high + 1, (blocks, tiles))
+
+    always, state, saved = nbytes(4_000), nbytes(4_000), nbytes(1_000)
+    peak = nbytes(20_000)
+    copy = random.integers(1, 136 * tiles, blocks)
+    inputs = np.zeros(blocks, dtype=np.int64)
+    inputs[0] = 34 * tiles
+    shared = random.integers(0, 5_000, tiles)
+    depth = 2 * stages - 1
+    stashed = 136 * tiles + (0 if recompute else int(saved.sum()) // stages)
+    share = (always + state + saved).sum(axis=0).max() / stages + peak.max() + shared.max() + depth * stashed // tiles
+    return Costs(
+        names=tuple(f"B{b}" for b in range(blocks)),
+        stage=np.minimum(np.arange(blocks) * stages // blocks, stages - 1),
+        ipus=tuple(range(stages)),
+        forward=cycles(most),
+        backward=cycles(2 * most),
+        update=cycles(most // 10 + 1),
+        recompute=recompute,
+        not_again=int(random.integers(0, most // 10 + 1)),
+        inputs=inputs,
+        copy=copy,
+        copy_back=random.integers(1, 136 * tiles, blocks),
+        stream_in=np.where(np.arange(blocks) == 0, 500, 0),
+        stream_out=np.where(np.arange(blocks) == blocks - 1, 300, 0),
+        stream_out_once=True,
+        always=always,
+        peak=peak,
+        peak_interleaved=nbytes(6_000) * (random.random((blocks, 1)) < 0.3),
+        saved=saved,
+        saved_tensors=random.integers(0, 4, blocks),
+        state=state,
+        state_once=state // 2,
+        state_weights=random.integers(1, 4, blocks),
+        shared=shared,
+        stash_base=100.0,
+        stash_rate=0.002,
+        sync=600,
+        reduce=0,
+        link_latency=700,
+        link_bytes_per_cycle=41.0,
+        micro_batches=micro_batches or 4 * stages,
+        samples=1,
+        training=True,
+        pipelined=True,
+        tiles=tiles,
+        bytes_per_tile=int(full * share) if full else 1 << 40,
+        region0_bytes=int(full * share / 3) if full else 1000,
+        clock_hz=1.33e9,
+    )

@@ -1,0 +1,168 @@
+"""Whether stages fit their tiles: of one IPU exactly, and of all intervals of Blocks at once.
+
+A stage holds what its Blocks always hold, the stash, what its Blocks have saved up to the one that runs, and what that
+one holds while it runs. Blocks keep the tiles they were profiled on; the stash is spread evenly (both are estimates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler.memory import including_gaps
+from profiler.rebalance.costs import Costs
+
+_CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
+_FULL = np.iinfo(np.int64).max // 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a stage saves memory: by running its forward again, by keeping optimiser state off the chip."""
+
+    recompute: bool
+    offload: bool
+
+    @classmethod
+    def profiled(cls, costs: Costs) -> Choice:
+        return cls(costs.recompute, costs.offload)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage of Blocks ``first .. last`` that stashes ``depth`` micro-batches."""
+
+    first: int
+    last: int
+    depth: int
+    choice: Choice
+
+
+def stash_bytes(costs: Costs, part: Part) -> int:
+    """Of a stage, all tiles, all the micro-batches it keeps."""
+    return part.depth * costs.stash_bytes(part.first, None if part.choice.recompute else part.last)
+
+
+def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
+    """Bytes on each tile of an IPU that runs these stages, gaps included: int64[tile]."""
+    plain = costs.shared.copy()
+    running = np.zeros_like(plain)
+    interleaved = np.zeros_like(plain)
+    plain += -(-sum(stash_bytes(costs, part) for part in parts) // costs.tiles)
+    for part in parts:
+        some = slice(part.first, part.last + 1)
+        plain += costs.always[some].sum(axis=0)
+        own = costs.peak[some]
+        if part.choice.offload:
+            own = np.maximum(own, costs.state_once[some])
+        else:
+            plain += costs.state[some].sum(axis=0)
+        running = np.maximum(running, (own + np.cumsum(costs.saved[some], axis=0)).max(axis=0))
+        interleaved = np.maximum(interleaved, costs.peak_interleaved[some].max(axis=0))
+    return including_gaps(plain + running, interleaved, costs.region0_bytes)
+
+
+@dataclass(frozen=True)
+class Room:
+    """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
+
+    It holds max(``plain`` + its part of the stash, ``gapped``): bytes on a tile, and what one takes that uses region 1,
+    whose gap the stash fills. ``stash`` is a micro-batch's, all tiles.
+    """
+
+    plain: np.ndarray
+    gapped: np.ndarray
+    stash: np.ndarray
+    tiles: int
+
+    def fullest(self, depth: int) -> np.ndarray:
+        """Bytes of the fullest tile with so many micro-batches stashed."""
+        return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
+
+
+def room(costs: Costs, width: int, choice: Choice, enough: int | None = None) -> Room:
+    """Of all stages of at most ``width`` Blocks; those that reach over the end are full.
+
+    ``enough``: bytes that every depth of stash adds to a tile at most. Where all stages then fit for certain, ``plain``
+    is only an upper bound of itself, which spares the vectors over tiles.
+    """
+    count = len(costs)
+    width = min(width, count)
+    first = np.arange(count)[:, None]
+    last = first + np.arange(width)[None, :]
+    inside = last < count
+    last = np.minimum(last, count - 1)
+    always = costs.always if choice.offload else costs.always + costs.state
+    own = np.maximum(costs.peak, costs.state_once) if choice.offload else costs.peak
+    region1 = _running_maximum(costs.peak_interleaved.max(axis=1), first, last)
+    gapped = np.where(region1 > 0, costs.region0_bytes + region1, 0)
+    stash = np.array([costs.entering(b) for b in range(count)], dtype=np.int64)[:, None] + np.zeros_like(last)
+    if not choice.recompute:
+        saved = np.concatenate([[0], np.cumsum(costs.saved_bytes)])
+        stash = stash + saved[last + 1] - saved[first]
+    bound = _upper_bound(costs, always, own, first, last) if enough is not None else None
+    if bound is not None and bool((bound + enough <= costs.bytes_per_tile)[inside].all()):
+        plain = bound
+    else:
+        plain = _exactly(costs, always, own, width)
+    return Room(np.where(inside, plain, _FULL), np.where(inside, gapped, _FULL), stash, costs.tiles)
+
+
+def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Maximum of ``values[first .. last]``, where ``last`` grows along the second axis."""
+    found: np.ndarray = np.maximum.accumulate(values[last], axis=1)
+    return np.maximum(found, values[first])
+
+
+def _upper_bound(costs: Costs, always: np.ndarray, own: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """No tile holds more than the fullest tiles of the parts together."""
+    kept = np.concatenate([[0], np.cumsum(always.max(axis=1) + costs.saved.max(axis=1))])
+    most = _running_maximum(own.max(axis=1), first, last)
+    most = most + _running_maximum(costs.peak_interleaved.max(axis=1), first, last)
+    found: np.ndarray = int(costs.shared.max()) + kept[last + 1] - kept[first] + most
+    return found
+
+
+def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int) -> np.ndarray:
+    """Bytes of the fullest tile without its stash, int64[first, width]. From where a stage of a first Block is too
+    full, so are its longer ones: they are not looked at, and are full."""
+    count = len(costs)
+    total = int(always.sum(axis=0).max() + costs.saved.sum(axis=0).max() + own.max() + costs.peak_interleaved.max())
+    kind = np.int32 if total + int(costs.shared.max()) < 2**31 else np.int64
+    always, own, saved = (np.ascontiguousarray(part, dtype=kind) for part in (always, own, costs.saved))
+    region1, shared = costs.peak_interleaved.astype(kind), costs.shared.astype(kind)
+    saves = bool(saved.any())
+    uses_region1 = bool(region1.any())
+    plain = np.full((count, width), _FULL, dtype=np.int64)
+    for begin in range(0, count, _CHUNK):
+        rows = slice(begin, min(begin + _CHUNK, count))
+        size = rows.stop - begin
+        held = np.tile(shared, (size, 1))
+        kept = np.zeros_like(held)
+        running = np.zeros_like(held)
+        interleaved = np.zeros_like(held)
+        for step in range(width):
+            size = min(size, count - begin - step)
+            if size <= 0:
+                break
+            here = slice(begin + step, begin + step + size)
+            held, running = held[:size], running[:size]
+            held += always[here]
+            if saves:
+                kept = kept[:size]
+                kept += saved[here]
+                np.maximum(running, own[here] + kept, out=running)
+            else:
+                np.maximum(running, own[here], out=running)
+            together = held + running
+            if uses_region1:
+                interleaved = interleaved[:size]
+                np.maximum(interleaved, region1[here], out=interleaved)
+                together += interleaved
+            fullest = together.max(axis=1)
+            plain[begin : begin + size, step] = fullest
+            if int(fullest.min()) > costs.bytes_per_tile:
+                break
+    return plain

@@ -1,0 +1,143 @@
+"""Each pipeline cycle: how long it is, which stage makes it so, with what, and how much of the IPUs is busy meanwhile.
+
+A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host I/O. 'work' is
+that IPU's: F forward, B backward, R recomputation, U weight update, with the stage. The time bubble is the share of
+the IPUs' cycles without work for a micro-batch; the slot bubble the share of stages' pipeline cycles without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from profiler import Report
+    from profiler.pipeline import Bubble
+    from reports.tables import Fact, Page
+
+HELP = "each pipeline cycle: the slowest stage and why, ramps, bubbles"
+EXAMPLES = """  ipu-report pipeline demo/training
+  ipu-report pipeline --no-drawing demo/training             the tables only
+  ipu-report pipeline --json demo/training | jq '.[0].bubble.time_measured'
+  ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
+"""
+_LETTERS = {"forward": "F", "backward": "B", "recompute": "R"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    common.add_run(parser)
+    common.add_iteration(parser)
+    parser.add_argument("--no-drawing", action="store_true", help="without the timeline")
+    common.add_drawing(parser)
+    common.add_top(parser, 20)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    return common.each_profile(args, lambda report: _page(report, args))
+
+
+def _page(report: Report, args: argparse.Namespace) -> Page:
+    from profiler import pipeline
+    from reports.tables import Column, Facts, Lines, Page, Table, identity, percent, say, speaks_unicode, terminal_width
+    from reports.tables import text as words
+    from reports.timeline import timeline
+
+    common.check_iteration(report, args.which_run, args.iteration)
+    table = pipeline.cycle_table(report, args.which_run, args.iteration)
+    tasks = report.tasks(args.which_run, iteration=args.iteration)
+    bubble = pipeline.bubble(report, args.which_run, args.iteration)
+    drawing = timeline(tasks, table, args.width or terminal_width(), speaks_unicode() and not args.ascii)
+    people = pipeline.repeated(table)
+    people = people.assign(
+        position=[str(a) if a == b else f"{a}-{b}" for a, b in zip(people["first"], people["last"], strict=True)],
+        work=people["work"].map(_short),
+        between=people["copy_cycles"] + people["sync_cycles"],
+    )
+    columns = (
+        Column("position", "cycle", words),
+        Column("phase", "phase", words),
+        Column("cycles", "cycles"),
+        Column("slowest_ipu", "slow\nIPU", identity),
+        Column("work", "work", words),
+        Column("work_cycles", "cycles"),
+        Column("host_cycles", "host"),
+        Column("between", "copies\n+syncs"),
+        Column("busy", "busy", percent),
+    )
+    phases = (
+        table.groupby("phase", sort=False)
+        .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"), busy=("busy", "mean"))
+        .reset_index()
+    )
+    shown = (Column("phase", "phase", words), Column("pipeline_cycles", "pipeline cycles"), Column("cycles", "cycles"))
+    parts: list[Table | Facts | Lines] = [
+        Table("pipeline", table, ()),  # first: what --csv has
+        *([] if args.no_drawing else [Lines(tuple(drawing), as_drawn=True)]),
+        Table("cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)),
+        Table("phases", phases, shown),
+        Facts("bubble", _facts(bubble)),
+        say(_why(table)),
+    ]
+    return Page(str(report.path), tuple(parts))
+
+
+def _short(work: str) -> str:
+    """ "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
+    parts = [part.split(" of stage ") for part in work.split(", ") if part]
+    return " ".join(_LETTERS.get(part[0], "U") + (f":{part[1]}" if len(part) > 1 else "") for part in parts)
+
+
+def _facts(bubble: Bubble) -> tuple[Fact, ...]:
+    from reports.tables import Fact
+
+    if bubble.stages < 2:
+        return (Fact("time_measured", bubble.time_measured, "time bubble", f"{bubble.time_measured:.1%} measured"),)
+    exact = (
+        "" if math.isnan(bubble.time_of_stages) else f"{bubble.time_of_stages:.1%} by these stages and ramps alone, "
+    )
+    return (
+        Fact("stages", bubble.stages),
+        Fact("micro_batches", bubble.micro_batches),
+        Fact(
+            "time_measured",
+            bubble.time_measured,
+            "time bubble",
+            f"{bubble.time_measured:.1%} measured; {exact}{bubble.time_balanced:.1%} if they were equal",
+        ),
+        Fact("time_of_stages", bubble.time_of_stages),
+        Fact("time_balanced", bubble.time_balanced),
+        Fact(
+            "slot_measured",
+            bubble.slot_measured,
+            "slot bubble",
+            f"{bubble.slot_measured:.1%} measured, {bubble.slot_closed_form:.1%} by its closed form",
+        ),
+        Fact("slot_closed_form", bubble.slot_closed_form),
+    )
+
+
+def _why(table: pd.DataFrame) -> str:
+    """The pipeline cycle that recurs most, in a sentence."""
+    work = table[table["phase"] != "update"]
+    steady = work[work["phase"] == "steady"]
+    typical = (steady if len(steady) else work).iloc[0]
+    largest = {name: int(typical[f"{name}_cycles"]) for name in ("work", "host", "copy", "sync")}
+    most = max(largest, key=lambda name: largest[name])
+    named = {"work": "the work", "host": "host I/O", "copy": "copies between IPUs", "sync": "syncs between IPUs"}[most]
+    operator = (
+        f"; of its longest task, {typical['operator']} takes {typical['operator_cycles']:,}"
+        if typical["operator"]
+        else ""
+    )
+    return (
+        f"In steady state IPU {typical['slowest_ipu']} makes the others wait: {typical['work']}, "
+        f"{typical['work_cycles']:,} cycles{operator}. Most of the {typical['cycles']:,} cycles are {named} "
+        f"({largest[most] / max(1, typical['cycles']):.0%})."
+    )

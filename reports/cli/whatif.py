@@ -1,0 +1,142 @@
+"""What any split into stages would give: cycles, throughput, memory of each IPU, and whether it would compile.
+
+Nothing is compiled: the engine's own schedule is laid out over the costs of the profile's Blocks. An assignment is
+one of: a stage for each Block (0,0,1,2); how many Blocks each stage has (2-1-1); Blocks by name, stages parted by a
+slash, with an IPU where it is not the next (B1,B2/B3/B4@0); a placement file. Without one: the split as profiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from profiler import Report
+    from profiler.rebalance import Assignment, Costs, Prediction
+    from reports.tables import Page
+
+HELP = "what any split would give: cycles, speed, memory, legality"
+EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
+  ipu-report whatif demo/training --assign 2-1-1 --assign 1-1-2       which of the two
+  ipu-report whatif demo/training --assign B1/B2/B3/B4@0              a stage list that comes back to IPU 0
+  ipu-report whatif demo/training --assign placement.json --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_profiles(parser)
+    parser.add_argument(
+        "--assign", action="append", default=[], metavar="SPLIT", help="which Block in which stage (may be repeated)"
+    )
+    parser.add_argument("--ipus", metavar="N,N,...", help="the IPU of each stage (default: 0, 1, 2 ...)")
+    parser.add_argument(
+        "--micro-batches", type=common.count, metavar="N", help="gradient accumulation (default: as profiled)"
+    )
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    illegal: list[bool] = []
+    code = common.each_profile(args, lambda report: _page(report, args, illegal))
+    return max(code, common.NOT_SO) if any(illegal) else code
+
+
+def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page:
+    from dataclasses import replace
+
+    import pandas as pd
+
+    from profiler.rebalance import Costs, parse_assignment, profiled, what_if
+    from reports.tables import Column, Page, Table, identity, kibibytes, percent, say
+    from reports.tables import text as words
+
+    try:
+        costs = Costs.from_report(report)
+        if args.micro_batches:
+            costs = replace(costs, micro_batches=args.micro_batches)
+        now = what_if(costs, profiled(costs))
+        ipus = _ipus(args.ipus)
+        asked = [(text, parse_assignment(costs.names, text, ipus)) for text in args.assign]
+        asked = asked or [("as profiled", profiled(costs))]
+        found = [(text, what_if(costs, assignment)) for text, assignment in asked]
+    except ValueError as error:
+        raise common.CommandError(f"{report.path}: {error}") from error
+    illegal += [bool(prediction.problems) for _, prediction in found]
+    summary = pd.DataFrame([_row(text, prediction, now) for text, prediction in found])
+    stages = pd.concat([stage_rows(costs, prediction).assign(split=text) for text, prediction in found])
+    several = len(found) > 1
+    columns = (
+        Column("split", "split", words),
+        Column("cycles", "cycles"),
+        Column("change", "change", percent),
+        Column("pipeline_cycle", "pipeline\ncycle"),
+        Column("samples_per_second", "samples/s"),
+        Column("ipus", "IPUs", identity),
+        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("legal", "compiles", words),
+    )
+    shown = (
+        *((Column("split", "split", words),) if several else ()),
+        Column("stage", "stage", identity),
+        Column("ipu", "IPU", identity),
+        Column("blocks", "Blocks", words),
+        Column("forward", "forward"),
+        Column("backward", "backward"),
+        Column("cycles", "cycles"),
+        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+    )
+    lines = [
+        say(f"{text}: {problem}." if several else f"{problem[0].upper()}{problem[1:]}.")
+        for text, prediction in found
+        for problem in (*prediction.problems, *prediction.notes)
+    ]
+    return Page(str(report.path), (Table("whatif", summary, columns), Table("stages", stages, shown), *lines))
+
+
+def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object]:
+    return {
+        "split": text,
+        "cycles": prediction.total,
+        "change": prediction.total / now.total - 1 if now.total else 0.0,
+        "pipeline_cycle": prediction.pipeline_cycle,
+        "samples_per_second": prediction.samples_per_second,
+        "stages": len(prediction.assignment.starts),
+        "ipus": len(prediction.fullest),
+        "attached_ipus": prediction.attached,
+        "fullest_tile": max(prediction.fullest),
+        "legal": "no" if prediction.problems else "yes",
+        "problems": "; ".join(prediction.problems),
+        "notes": "; ".join(prediction.notes),
+    }
+
+
+def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
+    """A row a stage: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile`` (of its IPU, in bytes)."""
+    import pandas as pd
+
+    assignment: Assignment = prediction.assignment
+    spans = assignment.spans(len(costs))
+    return pd.DataFrame(
+        {
+            "stage": range(len(spans)),
+            "ipu": assignment.ipus,
+            "blocks": [", ".join(costs.names[first : last + 1]) for first, last in spans],
+            "forward": prediction.forward,
+            "backward": prediction.backward or (0,) * len(spans),
+            "cycles": prediction.stage_cycles,
+            "fullest_tile": [prediction.fullest[ipu] for ipu in assignment.ipus],
+        }
+    )
+
+
+def _ipus(words: str | None) -> tuple[int, ...] | None:
+    if words is None:
+        return None
+    parts = words.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise common.CommandError(f"--ipus takes whole numbers, one a stage: 0,1,2,0; not {words!r}", common.USAGE)
+    return tuple(int(part) for part in parts)
