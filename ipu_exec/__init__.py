@@ -20,6 +20,7 @@ from ipu_exec.annotations import (
     Stage,
     removeBlocks,
 )
+from ipu_exec.context import isRunningOnIpu
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.enums import (
     AutoStage,
@@ -37,10 +38,11 @@ from ipu_exec.enums import (
     SharingStrategy,
     SyncPattern,
 )
-from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError
-from ipu_exec.executor import PoplarExecutor, inferenceModel, trainingModel
+from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError, UsageError
+from ipu_exec.executor import PoplarExecutor, inferenceModel, load, trainingModel
 from ipu_exec.ops import identity_loss, nop, recomputationCheckpoint, set_available_memory
 from ipu_exec.options import Options, TensorLocationSettings
+from ipu_exec.structures import ICustomArgParser, registerCustomArgParser
 
 AnchorMode = OutputMode  # PopTorch's old name
 
@@ -56,6 +58,7 @@ __all__ = [
     "DataLoaderMode",
     "Error",
     "HalfFloatCastingBehavior",
+    "ICustomArgParser",
     "Liveness",
     "LoweringError",
     "MatMulSerializationMode",
@@ -75,12 +78,16 @@ __all__ = [
     "SyncPattern",
     "TensorLocationSettings",
     "UnrecoverableError",
+    "UsageError",
     "enums",
     "identity_loss",
     "inferenceModel",
+    "isRunningOnIpu",
+    "load",
     "nop",
     "optim",
     "recomputationCheckpoint",
+    "registerCustomArgParser",
     "removeBlocks",
     "set_available_memory",
     "trainingModel",

@@ -13,6 +13,18 @@ class Error(RuntimeError):
         self.location = location
 
 
+class UsageError(Error, AssertionError, TypeError, ValueError):
+    """A call or an argument that is refused.
+
+    PopTorch refuses with AssertionError, TypeError, ValueError or its own Error, from place to place: whoever expects
+    one of them meets it in this.
+    """
+
+
+class FrozenError(Error, AttributeError):
+    """Options that are in use were to be changed."""
+
+
 class RecoverableError(Error):
     """Resetting the device and trying again may help."""
 

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from ipu_exec.errors import Error
+from ipu_exec.errors import UsageError
 
 _LOSS_MARK = "_ipu_exec_loss"
 logger = logging.getLogger("ipu_exec")
@@ -26,7 +26,7 @@ def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
     elif name == "none":
         loss = x
     else:
-        raise Error(f"identity_loss: reduction is 'sum', 'mean' or 'none', not {reduction!r}")
+        raise UsageError(f"identity_loss: reduction is 'sum', 'mean' or 'none', not {reduction!r}")
     setattr(loss, _LOSS_MARK, True)
     return loss
 
@@ -44,7 +44,7 @@ def nop(x: torch.Tensor) -> torch.Tensor:
 def recomputationCheckpoint(*tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Keep ``tensors`` for the backward pass where a stage recomputes its activations. Numbers do not depend on it."""
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise Error("recomputationCheckpoint takes one or more tensors")
+        raise UsageError("recomputationCheckpoint takes one or more tensors")
     for tensor in tensors:
         tensor._ipu_checkpoint = True  # type: ignore[attr-defined]  # capture looks for it
     return tensors[0] if len(tensors) == 1 else tensors
@@ -65,5 +65,5 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 def check_proportion(place: str, proportion: float) -> float:
     """The proportion as a float; Error where it is not in 0 ... 1 (exclusive of 0)."""
     if isinstance(proportion, bool) or not isinstance(proportion, (int, float)) or not 0 < proportion <= 1:
-        raise Error(f"{place}: a memory proportion is above 0 and at most 1, not {proportion!r}")
+        raise UsageError(f"{place}: a memory proportion is above 0 and at most 1, not {proportion!r}")
     return float(proportion)
