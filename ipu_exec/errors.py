@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
+
 
 class Error(RuntimeError):
     """Anything the engine refuses. ``message`` says what is wrong and the way out; ``location`` where."""
@@ -43,3 +46,9 @@ class OutOfMemoryError(Error):
 
 class LoweringError(Error):
     """No lowering is registered for an operator of the model."""
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Warn, but not again of the same."""
+    warnings.warn(message, stacklevel=3)
