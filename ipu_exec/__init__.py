@@ -11,6 +11,7 @@ Names and semantics are PopTorch's::
 """
 
 from ipu_exec import enums, logs, optim, poptorch_core, testing
+from ipu_exec.accessor import AsynchronousDataAccessor
 from ipu_exec.annotations import (
     BeginBlock,
     Block,
@@ -69,6 +70,7 @@ logs.from_environment()
 __all__ = [
     "CPU",
     "AnchorMode",
+    "AsynchronousDataAccessor",
     "AutoStage",
     "BeginBlock",
     "Block",
