@@ -10,16 +10,20 @@ Names and semantics are PopTorch's::
     output, loss = model(images, labels)
 """
 
-from ipu_exec import enums, optim
+from ipu_exec import enums, logs, optim, poptorch_core, testing
+from ipu_exec.accessor import AsynchronousDataAccessor
 from ipu_exec.annotations import (
     BeginBlock,
     Block,
     BlockFunction,
+    NameScope,
     PipelinedExecution,
     ShardedExecution,
     Stage,
     removeBlocks,
 )
+from ipu_exec.context import isRunningOnIpu
+from ipu_exec.custom import CPU, custom_op, register_custom_op
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.enums import (
     AutoStage,
@@ -37,15 +41,36 @@ from ipu_exec.enums import (
     SharingStrategy,
     SyncPattern,
 )
-from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError
-from ipu_exec.executor import PoplarExecutor, inferenceModel, trainingModel
-from ipu_exec.ops import identity_loss, nop, recomputationCheckpoint, set_available_memory
+from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError, UsageError
+from ipu_exec.executor import PoplarExecutor, inferenceModel, load, trainingModel
+from ipu_exec.logs import ipuHardwareIsAvailable, ipuHardwareVersion, setLogLevel
+from ipu_exec.ops import (
+    MultiConv,
+    cond,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    identity_loss,
+    ipu_print_tensor,
+    nop,
+    recomputationCheckpoint,
+    serializedMatMul,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
 from ipu_exec.options import Options, TensorLocationSettings
+from ipu_exec.search import ctc_beam_search_decoder, fps, nearest
+from ipu_exec.structures import ICustomArgParser, registerCustomArgParser
 
 AnchorMode = OutputMode  # PopTorch's old name
+__version__ = "3.4.0+ipuscope"  # PopTorch's release whose names these are
+logs.from_environment()
 
 __all__ = [
+    "CPU",
     "AnchorMode",
+    "AsynchronousDataAccessor",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -56,11 +81,14 @@ __all__ = [
     "DataLoaderMode",
     "Error",
     "HalfFloatCastingBehavior",
+    "ICustomArgParser",
     "Liveness",
     "LoweringError",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
+    "MultiConv",
     "MultiConvPlanType",
+    "NameScope",
     "Options",
     "OutOfMemoryError",
     "OutputMode",
@@ -75,13 +103,35 @@ __all__ = [
     "SyncPattern",
     "TensorLocationSettings",
     "UnrecoverableError",
+    "UsageError",
+    "cond",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
     "enums",
+    "for_loop",
+    "fps",
     "identity_loss",
     "inferenceModel",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "ipu_print_tensor",
+    "isRunningOnIpu",
+    "load",
+    "nearest",
     "nop",
     "optim",
+    "poptorch_core",
     "recomputationCheckpoint",
+    "registerCustomArgParser",
+    "register_custom_op",
     "removeBlocks",
+    "serializedMatMul",
+    "setLogLevel",
     "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+    "testing",
     "trainingModel",
 ]

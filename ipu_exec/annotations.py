@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ipu_exec.enums import AutoStage
-from ipu_exec.errors import Error
+from ipu_exec.errors import UsageError
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
 
@@ -34,6 +34,7 @@ class _Open:
     depth: int = 0  # of `with Block`
     next_id: int = 0
     layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
+    scopes: list[str] = field(default_factory=list)
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
         if user_id is None:
@@ -54,6 +55,29 @@ def current_block() -> BlockState | None:
     return _open.block
 
 
+def name_scopes() -> list[str]:
+    """Where the model is now, outermost first: modules (pushed by the capture) and `NameScope`s. Shared, not a copy."""
+    return _open.scopes
+
+
+class NameScope:
+    """``with NameScope("Attention"): ...`` puts the name before those of the operators inside, in the profile."""
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise UsageError(f"NameScope takes a name, not {name!r}")
+        self.name = name
+
+    def __enter__(self) -> NameScope:
+        _open.scopes.append(self.name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _open.scopes.pop()
+
+
 def reset_blocks() -> None:
     """Forget which Block is open and number automatic Blocks from "0" again."""
     _open.block, _open.next_id, _open.layer_ids = None, 0, {}
@@ -61,9 +85,9 @@ def reset_blocks() -> None:
 
 def _checked(what: str, user_id: str | int | None, ipu_id: int | None) -> tuple[str | None, int | None]:
     if user_id is not None and (isinstance(user_id, bool) or not isinstance(user_id, (str, int))):
-        raise Error(f"{what}: user_id is a name or a number, not {user_id!r}; for example {what}('B1', ipu_id=0)")
+        raise UsageError(f"{what}: user_id is a name or a number, not {user_id!r}; for example {what}('B1', ipu_id=0)")
     if ipu_id is not None and (isinstance(ipu_id, bool) or not isinstance(ipu_id, int) or ipu_id < 0):
-        raise Error(f"{what}: ipu_id is the number of an IPU of the replica, 0 or more, not {ipu_id!r}")
+        raise UsageError(f"{what}: ipu_id is the number of an IPU of the replica, 0 or more, not {ipu_id!r}")
     return None if user_id is None else str(user_id), ipu_id
 
 
@@ -119,14 +143,14 @@ def BeginBlock(layer_to_call: Callee, user_id: str | int | None = None, ipu_id: 
     if isinstance(layer_to_call, torch.nn.Module):
         begun = next((hook for hook in layer_to_call._forward_pre_hooks.values() if isinstance(hook, _Begin)), None)
         if begun is not None:
-            raise Error(
+            raise UsageError(
                 f"BeginBlock: {type(layer_to_call).__name__} begins the Block {begun.user_id!r} already; a layer "
                 "begins one Block. Call removeBlocks(model) first to annotate it anew"
             )
         layer_to_call.register_forward_pre_hook(_Begin(name, ipu), prepend=True)
         return layer_to_call
     if not callable(layer_to_call):
-        raise Error(f"BeginBlock takes a module or a function, not {layer_to_call!r}")
+        raise UsageError(f"BeginBlock takes a module or a function, not {layer_to_call!r}")
 
     @functools.wraps(layer_to_call)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -164,10 +188,10 @@ class Stage:
 
     def __init__(self, *block_ids: str) -> None:
         if not block_ids:
-            raise Error("Stage() names no Block; give it the user_id of at least one: Stage('B1')")
+            raise UsageError("Stage() names no Block; give it the user_id of at least one: Stage('B1')")
         wrong = next((block for block in block_ids if not isinstance(block, str)), None)
         if wrong is not None:
-            raise Error(f"Stage takes the user_ids of Blocks (text), not {wrong!r}")
+            raise UsageError(f"Stage takes the user_ids of Blocks (text), not {wrong!r}")
         self._blocks = tuple(block_ids)
         self._ipu: int | None = None
 
@@ -183,9 +207,9 @@ class Stage:
     def ipu(self, ipu: int) -> Stage:
         """Put the stage on that IPU (of each replica). Error where it is on another already."""
         if isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0:
-            raise Error(f"{self}.ipu takes the number of an IPU, 0 or more, not {ipu!r}")
+            raise UsageError(f"{self}.ipu takes the number of an IPU, 0 or more, not {ipu!r}")
         if self._ipu not in (None, ipu):
-            raise Error(f"{self} is on IPU {self._ipu} and cannot be on IPU {ipu} too; make it two stages")
+            raise UsageError(f"{self} is on IPU {self._ipu} and cannot be on IPU {ipu} too; make it two stages")
         self._ipu = ipu
         return self
 
@@ -210,7 +234,7 @@ class ExecutionStrategy:
         for stage in self.stages:
             for block in stage.blocks:
                 if block in owners:
-                    raise Error(
+                    raise UsageError(
                         f"{type(self).__name__}: Block {block!r} is named twice, in {owners[block]} and {stage}; "
                         "a Block belongs to one stage"
                     )
@@ -223,7 +247,7 @@ class ExecutionStrategy:
             return Stage(arg)
         if isinstance(arg, (list, tuple)):
             return Stage(*arg)
-        raise Error(
+        raise UsageError(
             f"{type(self).__name__} takes stages, the user_ids of Blocks, lists of them, or one AutoStage, not {arg!r}"
         )
 
@@ -232,7 +256,7 @@ class ExecutionStrategy:
         for stage in self.stages:
             if block_id in stage.blocks:
                 return stage
-        raise Error(f"{self} names no Block {block_id!r}")
+        raise UsageError(f"{self} names no Block {block_id!r}")
 
     def __repr__(self) -> str:
         inside = ", ".join(map(repr, self.stages)) if self.stages else f"AutoStage.{self.auto_stage.name}"

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.annotations import current_block, reset_blocks
+from ipu_exec.annotations import current_block, name_scopes, reset_blocks
 from ipu_exec.decompose import decomposition
 from ipu_exec.errors import Error
 from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):
         self._nodes: dict[int, int] = {}  # autograd sequence number -> forward op
         self._blocks: dict[str, int] = {}
         self._names: dict[str, int] = {}
-        self._module_stack: list[str] = [""]
+        self._module_stack = name_scopes()
         self._locations: dict[tuple[str, int], tuple[str, int]] = {}
 
     # -- tensors -----------------------------------------------------------------------------------------
@@ -393,6 +393,7 @@ class Recorder(TorchDispatchMode):
         """Keep the path of the modules being called while the step runs."""
         names = {id(module): name for name, module in model.named_modules()}
         paths: list[str] = []
+        outside = list(self._module_stack)
 
         def enter(module: torch.nn.Module, args: Any) -> None:
             path = names.get(id(module), module.__class__.__name__)
@@ -406,9 +407,11 @@ class Recorder(TorchDispatchMode):
 
         hooks = torch.nn.modules.module
         handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
+        self._module_stack.clear()
         try:
             yield
         finally:
+            self._module_stack[:] = outside
             for handle in handles:
                 handle.remove()
 

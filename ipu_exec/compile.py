@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ipu_exec import memory, numerics, placement, program, schedule
+from ipu_exec import executables, memory, numerics, placement, program, schedule
 from ipu_exec.capture import capture
 from ipu_exec.enums import OutputMode
-from ipu_exec.errors import OutOfMemoryError
+from ipu_exec.errors import Error, OutOfMemoryError
 from ipu_exec.graph import Graph
-from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target, target
 from ipu_exec.options import Options
@@ -23,7 +25,11 @@ from ipu_exec.placement import StagePlace
 from profiler import records, schedules
 
 Progress = Callable[[float, str], None]
+logger = logging.getLogger("ipu_exec")
 _ONCE = (OutputMode.Final, OutputMode.Sum)
+# Options that say nothing of what is compiled.
+_NOT_COMPILED = ("executableCache", "compilationProgressBar", "logDir", "logCycleCount", "modelName", "maxRepeatLogs",
+                 "profilingEnabled", "profilingDirectory", "anchoredTensors", "randomSeed")  # fmt: skip
 _DIRECTION = {schedules.FORWARD: "forward", schedules.RECOMPUTE: "backward", schedules.BACKWARD: "backward"}
 
 
@@ -42,13 +48,6 @@ def compile_step(
     memory is not raised here: `Executable.check_memory` does, once the profile was saved.
     """
     micro_batches = int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
-    iterations = int(options.device_iterations) if training else 1
-    replicas = int(options.replication_factor)
-    strategy = options.execution_strategy
-    mode = options.output_mode
-    if mode is OutputMode.Default:
-        mode = OutputMode.Final if training else OutputMode.All
-
     progress(0.0, "capture")
     graph = capture(
         model,
@@ -58,6 +57,44 @@ def compile_step(
         accumulate=training and micro_batches > 1,
         find_loss=numerics.find_loss,
     )
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
+    if not options.executable_cache:
+        return _compile_graph(graph, options, training, micro_batch, progress)
+    return _cached(graph, options, training, micro_batch, progress)
+
+
+def _cached(graph: Graph, options: Options, training: bool, micro_batch: int, progress: Progress) -> Executable:
+    """The executable from the cache, or compiled and put there. A cache that does not work costs a warning."""
+    settings = {name: value for name, value in options.flat().items() if name not in _NOT_COMPILED}
+    key = executables.key(graph, settings, training, micro_batch, registry.by_users())
+    path = Path(options.executable_cache) / f"{key}{executables.SUFFIX}"
+    if path.exists():
+        progress(0.3, "from the cache")
+        try:
+            found: Executable = replace(executables.read(path).executable, options=options)
+        except Error as error:
+            logger.warning("the cached executable is not taken: %s", error)
+        else:
+            logger.info("taken from the cache: %s", path)
+            return found
+    made = _compile_graph(graph, options, training, micro_batch, progress)
+    try:
+        executables.write(path, executables.Stored({"training": training}, made, {}, {}, None))
+    except Error as error:
+        logger.warning("nothing is kept in the cache: %s", error)
+    return made
+
+
+def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: int, progress: Progress) -> Executable:
+    """Every pass after the capture."""
+    micro_batches = int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
+    iterations = int(options.device_iterations) if training else 1
+    replicas = int(options.replication_factor)
+    strategy = options.execution_strategy
+    mode = options.output_mode
+    if mode is OutputMode.Default:
+        mode = OutputMode.Final if training else OutputMode.All
 
     progress(0.3, "placement")
     stages = placement.resolve_stages(strategy, graph.blocks)
@@ -95,8 +132,6 @@ def compile_step(
         stream_out_once=mode in _ONCE,
     )
     progress(1.0, "done")
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
     return Executable(
         graph, placed, tree, variables, uses, timeline, device, options, training, micro_batch, attached, step_ids
     )

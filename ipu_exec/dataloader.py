@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import islice
+from math import ceil
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ipu_exec.enums import DataLoaderMode
-from ipu_exec.errors import Error
+from ipu_exec.accessor import AsynchronousDataAccessor, Rebatched
+from ipu_exec.enums import DataLoaderMode, SharingStrategy
+from ipu_exec.errors import UsageError, warn_once
 from ipu_exec.options import Options
+from ipu_exec.structures import learn
 
 
 class DataLoader(torch.utils.data.DataLoader):
     """Batches of ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x replicas samples.
 
-    All keyword arguments of `torch.utils.data.DataLoader` are taken. ``drop_last`` is True by default, because
-    what does not fill a call cannot run. In a distributed run each process gets its own part of the dataset.
-    The modes differ in where batches are made, not in what they hold, and all are served synchronously. Freezes
-    ``options``. Error where the dataset cannot fill one batch.
+    All keyword arguments of `torch.utils.data.DataLoader` are taken; a ``batch_sampler`` gives micro-batches, and as
+    many as a call has are collated each for itself and joined. ``drop_last`` is True by default, because what does not
+    fill a call cannot run. In a distributed run each process gets its own part of the dataset. Freezes ``options``.
+    Error where the dataset cannot fill one batch.
+
+    Modes: Sync makes batches here when asked; Async in a process ahead of that (`AsynchronousDataAccessor`, which takes
+    ``async_options``); AsyncRebatched too, where workers make pieces of ``rebatched_worker_size`` samples (by default:
+    their share of a batch) that are joined, so that less is dropped at the end of iterable datasets.
     """
 
     def __init__(
@@ -37,32 +47,50 @@ class DataLoader(torch.utils.data.DataLoader):
         **kwargs: Any,
     ) -> None:
         if not isinstance(options, Options):
-            raise Error(f"DataLoader(options, dataset, ...) takes Options first, not {type(options).__name__}")
+            raise UsageError(f"DataLoader(options, dataset, ...) takes Options first, not {type(options).__name__}")
         if not isinstance(mode, DataLoaderMode):
-            raise Error(f"DataLoader: mode is one of DataLoaderMode, not {mode!r}")
+            raise UsageError(f"DataLoader: mode is one of DataLoaderMode, not {mode!r}")
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise Error(
+            raise UsageError(
                 f"DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not {batch_size!r}"
             )
+        if mode is DataLoaderMode.Sync and (async_options or rebatched_worker_size is not None):
+            raise UsageError("DataLoader: async_options and rebatched_worker_size go with the asynchronous modes only")
         self._options = options
-        self._micro_batch = batch_size
+        self._accessor: AsynchronousDataAccessor | None = None
         combined = None if batch_size is None else batch_size * options.batch_factor
         if auto_distributed_partitioning and options.Distributed.numProcesses > 1:
             dataset = _part_of_process(dataset, options, kwargs)
-        if combined is not None and kwargs.get("batch_sampler") is None:
+        sampler = kwargs.get("batch_sampler")
+        if combined is not None and sampler is None:
             _check_size(dataset, combined, batch_size, options, drop_last)
         self._combined = combined
         options._freeze()
-        if batch_size is not None and kwargs.get("batch_sampler") is None:
+        if sampler is not None:
+            dataset = _MicroBatches(dataset, kwargs.get("collate_fn") or torch.utils.data.default_collate)
+            kwargs |= {"batch_sampler": _Joined(sampler, options.batch_factor, drop_last), "collate_fn": _join}
+        elif batch_size is not None:
             kwargs |= {"batch_size": combined, "shuffle": shuffle, "drop_last": drop_last}
-        elif batch_size is None:
+        else:
             kwargs |= {"batch_size": None, "shuffle": shuffle}
-        super().__init__(
-            dataset,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
-            **kwargs,
-        )
+        kwargs |= {
+            "num_workers": num_workers,
+            "persistent_workers": num_workers > 0 if persistent_workers is None else persistent_workers,
+        }
+        super().__init__(dataset, **kwargs)
+        if mode is DataLoaderMode.Sync:
+            return
+        served: Iterable[Any]
+        if mode is DataLoaderMode.AsyncRebatched and combined is not None and sampler is None:
+            piece = rebatched_worker_size or ceil(combined / max(1, num_workers))
+            pieces = {**kwargs, "batch_size": min(piece, combined), "drop_last": False}
+            served = Rebatched(torch.utils.data.DataLoader(dataset, **pieces), combined, drop_last)
+        else:
+            served = torch.utils.data.DataLoader(dataset, **kwargs)
+        self._accessor = _accessor(served, async_options or {})
+
+    def __iter__(self) -> Any:
+        return super().__iter__() if self._accessor is None else iter(self._accessor)
 
     @property
     def combinedBatchSize(self) -> int | None:
@@ -75,7 +103,62 @@ class DataLoader(torch.utils.data.DataLoader):
         return self._options
 
     def terminate(self) -> None:
-        """Nothing runs in the background; kept for PopTorch's scripts."""
+        """End the process that makes batches in the asynchronous modes."""
+        if self._accessor is not None:
+            self._accessor.terminate()
+
+
+def _accessor(served: Iterable[Any], options: dict[str, Any]) -> AsynchronousDataAccessor | None:
+    """None, with a warning, where the dataset cannot go to another process: then batches are made here."""
+    if options.get("sharing_strategy", SharingStrategy.ForkServer) is not SharingStrategy.Fork:
+        try:
+            pickle.dumps(served)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            warn_once(
+                f"DataLoader: batches are made in this process, not asynchronously, because the dataset cannot be "
+                f"pickled: {error}"
+            )
+            return None
+    return AsynchronousDataAccessor(served, **options)
+
+
+class _Joined(torch.utils.data.Sampler[list[list[int]]]):
+    """As many micro-batches of a batch sampler as a call has, at a time."""
+
+    def __init__(self, sampler: Iterable[list[int]], count: int, drop_last: bool) -> None:
+        self._sampler, self._count, self._drop_last = sampler, count, drop_last
+
+    def __iter__(self) -> Iterator[Any]:
+        every = iter(self._sampler)
+        while group := list(islice(every, self._count)):
+            if len(group) < self._count and self._drop_last:
+                return
+            yield group
+
+    def __len__(self) -> int:
+        if not isinstance(self._sampler, Sized):
+            raise TypeError(f"{type(self._sampler).__name__!r} has no len()")
+        whole, rest = divmod(len(self._sampler), self._count)
+        return whole + (rest > 0 and not self._drop_last)
+
+
+class _MicroBatches(torch.utils.data.Dataset[Any]):
+    """A dataset whose index is a list of indices, and whose item the collated micro-batch."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getitem__(self, indices: list[int]) -> Any:
+        return self._collate([self._dataset[index] for index in indices])
+
+
+def _join(parts: list[Any]) -> Any:
+    """Micro-batches joined along dimension 0; what is no tensor is the first one's."""
+    learn(parts)
+    structure = tree_flatten(parts[0])[1]
+    columns = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
+    leaves = [torch.cat(column) if isinstance(column[0], torch.Tensor) else column[0] for column in columns]
+    return tree_unflatten(leaves, structure)
 
 
 def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: Options, drop_last: bool) -> None:
@@ -87,12 +170,12 @@ def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: O
         f"{options.Training.gradient_accumulation} x replicas {options.input_replicas}"
     )
     if samples < combined:
-        raise Error(
+        raise UsageError(
             f"the dataset has {samples} samples, which do not fill one combined batch of {combined} ({product}); lower "
             "deviceIterations or gradientAccumulation, or repeat the dataset"
         )
     if not drop_last and samples % combined:
-        raise Error(
+        raise UsageError(
             f"drop_last=False: the last batch would have {samples % combined} samples of {combined} ({product}) and "
             "could not run; leave drop_last True, or pad the dataset"
         )
@@ -101,12 +184,14 @@ def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: O
 def _part_of_process(dataset: Any, options: Options, kwargs: dict[str, Any]) -> Any:
     """The samples of this process; all processes have the same number."""
     if isinstance(dataset, torch.utils.data.IterableDataset) or not isinstance(dataset, Sized):
-        raise Error(
+        raise UsageError(
             "DataLoader cannot give each process of a distributed run its part of an iterable dataset; split it in "
             "the dataset (options.Distributed.processId) and pass auto_distributed_partitioning=False"
         )
     if kwargs.get("sampler") is not None or kwargs.get("batch_sampler") is not None:
-        raise Error("a sampler in a distributed run: split it yourself and pass auto_distributed_partitioning=False")
+        raise UsageError(
+            "a sampler in a distributed run: split it yourself and pass auto_distributed_partitioning=False"
+        )
     process, processes = options.Distributed.processId, options.Distributed.numProcesses
     share = len(dataset) // processes
     return torch.utils.data.Subset(dataset, range(process * share, (process + 1) * share))  # type: ignore[arg-type]

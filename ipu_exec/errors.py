@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
+
 
 class Error(RuntimeError):
     """Anything the engine refuses. ``message`` says what is wrong and the way out; ``location`` where."""
@@ -11,6 +14,18 @@ class Error(RuntimeError):
         self.message = message
         self.type = type or self.__class__.__name__
         self.location = location
+
+
+class UsageError(Error, AssertionError, TypeError, ValueError):
+    """A call or an argument that is refused.
+
+    PopTorch refuses with AssertionError, TypeError, ValueError or its own Error, from place to place: whoever expects
+    one of them meets it in this.
+    """
+
+
+class FrozenError(Error, AttributeError):
+    """Options that are in use were to be changed."""
 
 
 class RecoverableError(Error):
@@ -31,3 +46,9 @@ class OutOfMemoryError(Error):
 
 class LoweringError(Error):
     """No lowering is registered for an operator of the model."""
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Warn, but not again of the same."""
+    warnings.warn(message, stacklevel=3)

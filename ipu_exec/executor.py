@@ -11,18 +11,23 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_flatten
 
-from ipu_exec import numerics
+from ipu_exec import arguments, executables, numerics
+from ipu_exec.context import on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy
-from ipu_exec.errors import Error, OutOfMemoryError
-from ipu_exec.optim import SGD
+from ipu_exec.errors import Error, OutOfMemoryError, UsageError
+from ipu_exec.optim import SGD, AttributeTracker, check_constants, check_supported, constants
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
+from ipu_exec.structures import learn
+
+if TYPE_CHECKING:
+    from ipu_exec.anchors import Anchor
 
 logger = logging.getLogger("ipu_exec")
 
@@ -30,7 +35,9 @@ Progress = Callable[[float, str], None]
 
 
 def trainingModel(
-    model: torch.nn.Module, options: Options | None = None, optimizer: torch.optim.Optimizer | None = None
+    model: torch.nn.Module | PoplarExecutor,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> PoplarExecutor:
     """Wrap ``model`` for training: a call runs forward, backward and weight updates.
 
@@ -40,49 +47,76 @@ def trainingModel(
     return PoplarExecutor(model, options, training=True, optimizer=optimizer)
 
 
-def inferenceModel(model: torch.nn.Module, options: Options | None = None) -> PoplarExecutor:
+def inferenceModel(model: torch.nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
     """Wrap ``model`` for inference: a call runs forward on deviceIterations x replicas micro-batches."""
     return PoplarExecutor(model, options, training=False)
+
+
+def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
+    """The compiled model of a file that ``compileAndExport`` or ``save`` wrote with its model.
+
+    ``edit_opts_fn`` may change the options first. Warns that it unpickles the model: only from people you trust.
+    """
+    exported = executables.read_model(filename)
+    options = exported["options"]
+    if options.connection_type is ConnectionType.Never:  # it was compiled without a device, to run with one
+        options.connectionType(ConnectionType.Always)
+    if edit_opts_fn is not None:
+        edit_opts_fn(options)
+    training = exported["optimizer"] is not None
+    made = PoplarExecutor(exported["model"], options, training, optimizer=exported["optimizer"])
+    made.loadExecutable(os.fspath(filename))
+    return made
 
 
 class PoplarExecutor:
     """Made by `trainingModel` and `inferenceModel`. Attributes it has not are the wrapped model's.
 
-    Compiles at the first call, or by `compile`; again when shapes, dtypes, train/eval mode or the optimiser's
-    structure change, and says so in the log "ipu_exec". Holds a copy of ``options`` and freezes the given ones.
+    Compiles at the first call, or by `compile`, for inputs like those: others are an error. Compiles again, and says so
+    in the log "ipu_exec", when train/eval mode, trained parameters or the optimiser's structure change. Holds a copy of
+    ``options`` and freezes the given ones.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        options: Options | None,
-        *,
-        training: bool,
+        model: torch.nn.Module | PoplarExecutor,
+        options: Options | None = None,
+        training: bool = False,
+        poptorch_version: str = "",
         optimizer: torch.optim.Optimizer | None = None,
+        user_model: torch.nn.Module | None = None,
     ) -> None:
         kind = "trainingModel" if training else "inferenceModel"
+        if isinstance(model, PoplarExecutor):
+            model = model.model
         if not isinstance(model, torch.nn.Module):
-            raise Error(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
+            raise UsageError(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
         if options is not None and not isinstance(options, Options):
-            raise Error(f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}")
+            raise UsageError(f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}")
         self._model = model
+        self._user_model = user_model if user_model is not None else model
         self._options = options.clone() if options is not None else Options()
         if options is not None:
             options._freeze()
         self._training = training
         self._optimizer: torch.optim.Optimizer | None = None
+        self._attributes = AttributeTracker(bool(self._options.relax_optimizer_checks))
         self._executable: Any = None
-        self._signature: dict[str, Any] = {}
+        self._inputs: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
         self._session: Any = None
         self._closer: weakref.finalize[..., Any] | None = None
         self._buffers = numerics.ReplicaBuffers()
-        self._attached = self._seeded = self._destroyed = False
+        self._anchors: dict[str, Anchor] = {}
+        self._anchored: dict[str, torch.Tensor] = {}
+        self._constants: dict[str, Any] = {}
+        self._attached = self._seeded = self._ran = False
         self._compilation_seconds = 0.0
         if training:
             self.setOptimizer(optimizer if optimizer is not None else _default_optimiser(model))
         else:
             if optimizer is not None:
-                raise Error("inferenceModel takes no optimiser")
+                raise UsageError("inferenceModel takes no optimiser")
             _check_inference(self._options)
         self._plan = numerics.plan_call(self._options, training)
         self._options._freeze()
@@ -92,20 +126,34 @@ class PoplarExecutor:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call's micro-batches; takes what the model takes, with all of them along dimension 0."""
         if self._options.connection_type is ConnectionType.Never:
-            raise Error("these options compile but do not run (ConnectionType.Never, or useOfflineIpuTarget): call "
-                        "compile(...), or set connectionType(ConnectionType.Always)")  # fmt: skip
-        self._prepare(args, kwargs)
+            raise UsageError(
+                "Trying to run a model on an offline device: these options compile but do not run "
+                "(ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set "
+                "connectionType(ConnectionType.Always)"
+            )
+        args, kwargs = self._prepare(args, kwargs)
         if os.environ.get(COMPILE_ONLY_VARIABLE):
             self._stop_after_compiling()
         if not self._seeded and self._options.random_seed is not None:
             torch.manual_seed(self._options.random_seed)
         self._seeded = self._attached = True
+        watch = None
+        if self._anchors:
+            from ipu_exec.anchors import Watch
+
+            watch = Watch(self._model, self._anchors, self._plan, self._training)
         start = time.time_ns() // 1_000
-        if self._training:
-            assert self._optimizer is not None
-            result = numerics.train(self._model, args, kwargs, self._plan, self._optimizer, self._buffers)
-        else:
-            result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers)
+        with on_ipu():
+            if self._training:
+                assert self._optimizer is not None
+                result = numerics.train(
+                    self._model, args, kwargs, self._plan, self._optimizer, self._buffers, watch=watch
+                )
+            else:
+                result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers, watch)
+        self._ran = True
+        if watch is not None:
+            self._anchored = watch.result()
         if self._session is not None:
             self._session.record_run(start, time.time_ns() // 1_000)
         if self._options.log_cycle_count:
@@ -127,31 +175,39 @@ class PoplarExecutor:
         if self._session is not None:
             self._session.publish()
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._destroyed:
-            raise Error("this model was destroyed; wrap the model again with trainingModel or inferenceModel")
-        numerics.check_batch((args, kwargs), self._plan)
-        signature = self._sign(args, kwargs)
-        if self._executable is not None and signature == self._signature:
-            return
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Compile where that is due. Gives the inputs with the defaults of ``forward``."""
+        bound = arguments.bind(self._model, args, kwargs)
+        learn((bound.args, bound.kwargs))
+        inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
-            for reason in _differences(self._signature, signature):
+            arguments.check(self._inputs, inputs)
+        numerics.check_batch((bound.args, bound.kwargs), self._plan)
+        state = self._state_of_model()
+        if self._executable is not None and state != self._state:
+            for reason in _differences(self._state, state):
                 logger.warning("recompiling because %s", reason)
             self._release()
-        self._compile(args, kwargs)
-        self._signature = signature
+        if self._executable is None:
+            self._compile(bound.args, bound.kwargs)
+            self._inputs, self._state = inputs, state
+        return bound.args, bound.kwargs
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         from ipu_exec.compile import compile_step
 
         start = time.perf_counter()
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
-        with _progress(self._options.compilation_progress_bar) as progress, torch.random.fork_rng(devices=[]):
+        with _progress(self._options.compilation_progress_bar) as progress, torch.random.fork_rng(devices=[]), on_ipu():
             executable = compile_step(
                 self._model, taken, named, self._options, self._optimizer, self._training, progress
             )
             progress(1.0, "done")
         self._compilation_seconds = time.perf_counter() - start
+        self._take(executable)
+
+    def _take(self, executable: Any) -> None:
+        """Make it the executable that runs: open its profile, check its memory and find the anchored tensors."""
         if self._options.profiling().enabled:
             from ipu_exec.autoreport import ProfileSession
 
@@ -162,30 +218,148 @@ class PoplarExecutor:
         except OutOfMemoryError:
             self._release()
             raise
+        if self._options.anchored_tensors:
+            from ipu_exec.anchors import Anchor, canonical, tensor_names
+
+            names = set(tensor_names(executable.graph))
+            self._anchors = {
+                short: Anchor(canonical(anchor["name"], names), anchor["mode"], anchor["period"])
+                for short, anchor in self._options.anchored_tensors.items()
+            }
         self._executable = executable
 
-    def _sign(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the compiled program depends on, by what to call it in a log."""
-        leaves, structure = tree_flatten((args, kwargs))
-        signature: dict[str, Any] = {"the structure of the inputs": str(structure)}
-        for index, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor):
-                dtype = str(leaf.dtype).removeprefix("torch.")
-                signature[f"input {index}"] = f"{dtype}{list(leaf.shape)}"
-            else:
-                signature[f"input {index}"] = repr(leaf)
-        signature["the mode of the model"] = "train" if self._model.training else "eval"
-        signature["which parameters require grad"] = tuple(p.requires_grad for p in self._model.parameters())
+    def _state_of_model(self) -> dict[str, Any]:
+        """What the compiled program depends on besides its inputs, by what to call it in a log."""
+        state: dict[str, Any] = {"the mode of the model": "train" if self._model.training else "eval"}
+        state["which parameters require grad"] = tuple(p.requires_grad for p in self._model.parameters())
         if self._optimizer is not None:
-            signature["the optimiser"] = _structure(self._optimizer)
-        return signature
+            state["the optimiser"] = _structure(self._optimizer)
+        return state
+
+    # -- files -------------------------------------------------------------------------------------------
+
+    def compileAndExport(
+        self, filename: str, *args: Any, export_model: bool = True, save_rng_state: bool = True, **kwargs: Any
+    ) -> None:
+        """`compile` for inputs like these, then `save`. Works without a device (``useOfflineIpuTarget``) too."""
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model=export_model, save_rng_state=save_rng_state)
+
+    def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
+        """Write what was compiled into a file (in a directory: ``model.poptorch``), for `loadExecutable`.
+
+        ``export_model``: with the model, optimiser and options, for `ipu_exec.load`. Error before compiling.
+        """
+        self._need_executable("save")
+        rng_state = torch.get_rng_state().tolist() if save_rng_state else None
+        stored = executables.Stored(
+            {"training": self._training}, self._executable, self._inputs, self._state, rng_state
+        )
+        model = {"model": self._model, "optimizer": self._optimizer, "options": self._options.clone()}
+        executables.write(filename, stored, model if export_model else None)
+
+    def loadExecutable(self, filename: str) -> None:
+        """Take the executable that `save` or `compileAndExport` wrote for such a model, rather than compile.
+
+        Error where the file has none, or one for other use (training, inference).
+        """
+        stored = executables.read(filename)
+        if stored.header["training"] != self._training:
+            kinds = ("inferenceModel", "trainingModel")
+            raise UsageError(
+                f"{filename} was compiled by {kinds[stored.header['training']]} and cannot be loaded into "
+                f"{kinds[self._training]}"
+            )
+        weights = {
+            n: s.elements for s in stored.executable.graph.storages.values() if s.role == "weight" for n in [s.name]
+        }
+        own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}
+        strange = sorted(name for name, elements in weights.items() if own.get(name) != elements)
+        if strange:
+            raise UsageError(
+                f"{filename} was compiled for another model: it has {', '.join(strange[:3])}, which are not in "
+                f"{type(self._model).__name__} or have another size there. Load it into the model it was made from"
+            )
+        self._release()
+        self._inputs, self._state = stored.inputs, stored.state
+        self._take(replace(stored.executable, options=self._options))
+        if stored.rng_state is not None:
+            self.rng_state = stored.rng_state
+            self._seeded = True
+
+    @property
+    def rng_state(self) -> list[int]:
+        """State of the generator that random operators draw from: PyTorch's. Error before compiling."""
+        self._need_executable("rng_state")
+        return list(torch.get_rng_state().tolist())
+
+    @rng_state.setter
+    def rng_state(self, state: Sequence[int]) -> None:
+        torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+        self._seeded = True  # randomSeed does not overwrite it at the first call
+
+    # -- tensors -----------------------------------------------------------------------------------------
+
+    def getTensorNames(self) -> list[str]:
+        """Names of all tensors that `Options.anchorTensor` can keep. Error before compiling."""
+        from ipu_exec.anchors import tensor_names
+
+        self._need_executable("getTensorNames")
+        return tensor_names(self._executable.graph)
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """What ``Options.anchorTensor(short_name, ...)`` kept in the last call. Error where it kept nothing."""
+        if short_name not in self._anchored:
+            known = ", ".join(map(repr, self._options.anchored_tensors)) or "none"
+            when = "call the model first" if short_name in self._options.anchored_tensors else f"there are {known}"
+            raise UsageError(f"getAnchoredTensor: no tensor {short_name!r} was anchored: {when}")
+        return self._anchored[short_name]
+
+    # -- times -------------------------------------------------------------------------------------------
+
+    def getPerfCounters(self) -> dict[str, list[list[float]]]:
+        """When inputs and outputs of the last call were asked for and complete: seconds since its start, as modelled.
+
+        ``["input"][i][step]``, "input_complete", "output", "output_complete"; see `ipu_exec.counters`. Empty lists
+        before the first call.
+        """
+        from ipu_exec import counters
+
+        if self._executable is None or not self._ran:
+            return counters.none()
+        return counters.counters(self._executable, self._plan.output_mode, self._plan.output_period)
+
+    def _latency(self, first: str, of_first: Any, last: str, of_last: Any) -> tuple[float, float, float]:
+        from ipu_exec import counters
+
+        return counters.latency(self.getPerfCounters(), first, of_first, last, of_last)
+
+    def getHostIpuLatency(self) -> tuple[float, float, float]:
+        """Seconds (least, most, mean) from the first input being asked for to the last being there, as modelled."""
+        return self._latency("input", min, "input_complete", max)
+
+    def getComputeLatency(self) -> tuple[float, float, float]:
+        """Seconds (least, most, mean) from the last input being there to the last output being ready, as modelled."""
+        return self._latency("input_complete", max, "output", max)
+
+    def getIpuHostLatency(self) -> tuple[float, float, float]:
+        """Seconds (least, most, mean) from the first output being ready to the last being at the host, as modelled."""
+        return self._latency("output", min, "output_complete", max)
+
+    def getLatency(self) -> tuple[float, float, float]:
+        """Seconds (least, most, mean) from the first input being asked for to the last output being at the host."""
+        return self._latency("input", min, "output_complete", max)
+
+    def _need_executable(self, what: str) -> None:
+        if self._executable is None:
+            raise UsageError(f"{what} comes after compiling: call compile(...) or the model first")
 
     # -- state -------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> torch.nn.Module:
         """The wrapped model."""
-        return self._model
+        return self._user_model
 
     @property
     def options(self) -> Options:
@@ -200,7 +374,7 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_model" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._model, name)
+        return getattr(self._user_model, name)
 
     def train(self, mode: bool = True) -> PoplarExecutor:
         """Put the wrapped model into train (or eval) mode."""
@@ -218,12 +392,18 @@ class PoplarExecutor:
         where the optimiser has none of the model's parameters.
         """
         if not self._training:
-            raise Error("an inference model has no optimiser")
+            raise UsageError("an inference model has no optimiser")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise Error(f"setOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+            raise UsageError(f"setOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
         own = {id(parameter) for parameter in self._model.parameters()}
         if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
-            raise Error("the optimiser has none of the model's parameters; make it from model.parameters()")
+            raise UsageError("the optimiser has none of the model's parameters; make it from model.parameters()")
+        check_supported(optimizer)
+        self._attributes.check(optimizer)
+        if self._executable is not None and self._optimizer is not None:
+            check_constants(optimizer, self._constants)
+        else:
+            self._constants = constants(optimizer)
         before = self._optimizer
         if before is not None and before is not optimizer and type(before) is type(optimizer) and not optimizer.state:
             optimizer.state.update(before.state)
@@ -242,12 +422,12 @@ class PoplarExecutor:
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The wrapped model's."""
-        return self._model.state_dict(*args, **kwargs)
+        return self._user_model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """The wrapped model's; every replica starts from it."""
         self._buffers.forget()
-        return self._model.load_state_dict(state_dict, strict)
+        return self._user_model.load_state_dict(state_dict, strict)
 
     def copyWeightsToHost(self) -> None:
         """Nothing to do: the wrapped model's weights are the ones trained."""
@@ -271,30 +451,30 @@ class PoplarExecutor:
     def attachToDevice(self) -> None:
         """Take the device; a call does so by itself. Error before compiling."""
         if not self.isCompiled():
-            raise Error("attachToDevice comes after compiling: call compile(...) or the model first")
+            raise UsageError("attachToDevice comes after compiling: call compile(...) or the model first")
         self._attached = True
 
     def detachFromDevice(self) -> None:
         """Give the device back; what was compiled stays. Error where it is not attached."""
         if not self._attached:
-            raise Error("detachFromDevice: the model is not attached")
+            raise UsageError("detachFromDevice: the model is not attached")
         self._attached = False
 
     def destroy(self) -> None:
-        """Finish the profile and drop what was compiled. The model cannot be called again."""
+        """Finish the profile and drop what was compiled. A call compiles anew, for whatever inputs it is given."""
         self._release()
-        self._destroyed = True
 
     def _release(self) -> None:
         if self._closer is not None:
             self._closer()  # closes the session, once
         self._session = self._closer = self._executable = None
-        self._attached = False
+        self._inputs, self._state, self._anchors, self._anchored = {}, {}, {}, {}
+        self._attached = self._ran = False
 
     def cycleCount(self) -> int:
         """Cycles of one call, as modelled. Error before compiling."""
         if self._executable is None:
-            raise Error("cycleCount comes after compiling: call the model first")
+            raise UsageError("cycleCount comes after compiling: call the model first")
         return int(self._executable.cycles_per_call)
 
     @property
@@ -319,7 +499,7 @@ def _check_inference(options: Options) -> None:
             if options.execution_strategy.kind == "pipelined"
             else ""
         )
-        raise Error(
+        raise UsageError(
             f"an inference model accumulates no gradients, but Training.gradientAccumulation is {accumulation}: use "
             f"options of its own with gradientAccumulation(1){hint}"
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -24,6 +24,10 @@ from ipu_exec.errors import Error
 from ipu_exec.ops import is_marked_loss
 from ipu_exec.optim import loss_scaling
 from ipu_exec.options import Options
+from ipu_exec.structures import learn
+
+if TYPE_CHECKING:
+    from ipu_exec.anchors import Watch
 
 Gradients = dict[torch.Tensor, torch.Tensor]
 
@@ -117,6 +121,14 @@ def micro_batch(inputs: Any, plan: CallPlan, iteration: int = 0, step: int = 0, 
     return tree_map(narrow, inputs)
 
 
+def refuse_backward(*args: Any, **kwargs: Any) -> None:
+    """What ``backward`` of an output does."""
+    raise Error(
+        "backward() cannot be called explicitly on outputs of a PopTorch model: a trainingModel runs the backward pass "
+        "itself in each call; an inferenceModel has none, so use a trainingModel instead"
+    )
+
+
 def find_loss(returned: Any) -> torch.Tensor:
     """The loss among what a model returned: what `identity_loss` marked (the last such), else the last scalar.
 
@@ -160,6 +172,7 @@ class Outputs:
 
     def add(self, returned: Any, iteration: int, step: int, replica: int) -> None:
         """Take what the model returned for one micro-batch."""
+        learn(returned)
         leaves, self._structure = tree_flatten(returned)
         leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         index, plan = iteration * self.plan.accumulation + step, self.plan
@@ -177,7 +190,11 @@ class Outputs:
     def result(self) -> Any:
         """What the call returns, in the structure that the model returned."""
         ordered = [self._kept[key] for key in sorted(self._kept)]
-        return tree_unflatten([_join(list(column)) for column in zip(*ordered, strict=True)], self._structure)
+        leaves = [_join(list(column)) for column in zip(*ordered, strict=True)]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                leaf.backward = refuse_backward  # type: ignore[method-assign]
+        return tree_unflatten(leaves, self._structure)
 
 
 def _add(total: Any, leaf: Any) -> Any:
@@ -228,7 +245,7 @@ class ReplicaBuffers:
 
 
 def infer(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: CallPlan,
-          buffers: ReplicaBuffers | None = None) -> Any:  # fmt: skip
+          buffers: ReplicaBuffers | None = None, watch: Watch | None = None) -> Any:  # fmt: skip
     """One inference call: every micro-batch of every device iteration and replica, outputs by the output mode."""
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
@@ -238,7 +255,9 @@ def infer(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
             with buffers.of(model, replica):
                 for step in range(plan.accumulation):
                     taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                    outputs.add(model(*taken, **named), iteration, step, replica)
+                    with _watched(watch, (taken, named), iteration, step, replica):
+                        returned = model(*taken, **named)
+                    outputs.add(returned, iteration, step, replica)
     return outputs.result()
 
 
@@ -250,6 +269,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     buffers: ReplicaBuffers | None = None,
     loss_of: Callable[[Any], torch.Tensor] = find_loss,
+    watch: Watch | None = None,
 ) -> Any:
     """One training call: ``device_iterations`` weight updates; outputs by the output mode."""
     buffers = buffers or ReplicaBuffers()
@@ -265,16 +285,27 @@ def train(
                     _clear(parameters)
                     for step in range(plan.accumulation):
                         taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                        returned = model(*taken, **named)
-                        _backward(loss_of(returned), parameters, plan, step, scale)
+                        with _watched(watch, (taken, named), iteration, step, replica):
+                            returned = model(*taken, **named)
+                            if watch is not None:
+                                watch.backward()
+                            _backward(loss_of(returned), parameters, plan, step, scale)
                         outputs.add(returned, iteration, step, replica)
                 total = add_gradients(total, {p: p.grad for p in parameters if p.grad is not None})
             for parameter in parameters:
                 parameter.grad = total.get(parameter)
             _divide(parameters, plan, scale)
             optimizer.step()
+            if watch is not None:
+                watch.updated(iteration)
             _clear(parameters)
     return outputs.result()
+
+
+def _watched(
+    watch: Watch | None, inputs: Any, iteration: int, step: int, replica: int
+) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if watch is None else watch.micro_batch(inputs, iteration, step, replica)
 
 
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
 
+import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map
 
-from ipu_exec.errors import Error
+from ipu_exec.context import isRunningOnIpu
+from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
+from ipu_exec.errors import UsageError, warn_once
+
+Body = Callable[..., Any]
 
 _LOSS_MARK = "_ipu_exec_loss"
 logger = logging.getLogger("ipu_exec")
@@ -26,7 +37,7 @@ def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
     elif name == "none":
         loss = x
     else:
-        raise Error(f"identity_loss: reduction is 'sum', 'mean' or 'none', not {reduction!r}")
+        raise UsageError(f"identity_loss: reduction is 'sum', 'mean' or 'none', not {reduction!r}")
     setattr(loss, _LOSS_MARK, True)
     return loss
 
@@ -36,17 +47,23 @@ def is_marked_loss(x: torch.Tensor) -> bool:
     return bool(getattr(x, _LOSS_MARK, False))
 
 
-def nop(x: torch.Tensor) -> torch.Tensor:
+def nop(tensor: torch.Tensor) -> torch.Tensor:
     """Does nothing, as in PopTorch."""
-    return x
+    check_tensor("nop", tensor)
+    return tensor
 
 
-def recomputationCheckpoint(*tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Keep ``tensors`` for the backward pass where a stage recomputes its activations. Numbers do not depend on it."""
+def recomputationCheckpoint(*tensors: Any) -> Any:
+    """Keep ``tensors`` for the backward pass where a stage recomputes its activations. Numbers do not depend on it.
+
+    Gives what it is given: a tensor, a tuple of several, or the list or tuple that is its only argument.
+    """
+    if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
+        return type(tensors[0])(recomputationCheckpoint(tensor) for tensor in tensors[0])
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise Error("recomputationCheckpoint takes one or more tensors")
+        raise UsageError("recomputationCheckpoint takes one or more tensors")
     for tensor in tensors:
-        tensor._ipu_checkpoint = True  # type: ignore[attr-defined]  # capture looks for it
+        tensor._ipu_checkpoint = True  # capture looks for it
     return tensors[0] if len(tensors) == 1 else tensors
 
 
@@ -57,6 +74,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     accepted and logged as not modelled.
     """
     check_proportion("set_available_memory", available_memory_proportion)
+    check_tensor("set_available_memory", tensor)
     logger.debug("set_available_memory(%g): proportions of single operators are not modelled; set it per IPU with "
                  "Options.setAvailableMemoryProportion", available_memory_proportion)  # fmt: skip
     return tensor
@@ -65,5 +83,265 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 def check_proportion(place: str, proportion: float) -> float:
     """The proportion as a float; Error where it is not in 0 ... 1 (exclusive of 0)."""
     if isinstance(proportion, bool) or not isinstance(proportion, (int, float)) or not 0 < proportion <= 1:
-        raise Error(f"{place}: a memory proportion is above 0 and at most 1, not {proportion!r}")
+        raise UsageError(f"{place}: a memory proportion is above 0 and at most 1, not {proportion!r}")
     return float(proportion)
+
+
+def check_tensor(place: str, *values: Any) -> None:
+    """Error where a value is no tensor."""
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(f"{place} takes torch tensors; {type(value)} is not supported")
+
+
+# -- control flow ------------------------------------------------------------------------------------------------
+
+
+def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Run ``body`` ``count`` times, each time on what it returned before; ``inputs`` are not changed by it.
+
+    The profile has the body's operators once for each time; their code is there once.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise UsageError(f"for_loop: count is a whole number, 0 or more, not {count!r}")
+    if not isinstance(inputs, list) or not all(isinstance(tensor, torch.Tensor) for tensor in inputs):
+        raise UsageError("poptorch.for_loop expects input tensors (inputs) to be a list of tensors")
+    state = [tensor.clone() for tensor in inputs]
+    for _ in range(count):
+        state = _results(body(*state))
+        if len(state) != len(inputs):
+            raise UsageError(f"for_loop: the body takes {len(inputs)} tensors and returns {len(state)}: as many go on")
+    return state
+
+
+def cond(
+    condition: torch.Tensor, then_body: Body, then_inps: list[torch.Tensor], else_body: Body,
+    else_inps: list[torch.Tensor],
+) -> list[torch.Tensor]:  # fmt: skip
+    """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not; each gets copies of its inputs.
+
+    One is run. The profile, made before the condition is known, has both: its cycles are an upper bound. Error where
+    they return tensors of different number, shape or dtype.
+    """
+    check_tensor("cond", condition)
+    if not isinstance(then_inps, list) or not isinstance(else_inps, list):
+        raise UsageError("poptorch.cond expects then_inps and else_inps tensors to be a list of tensors")
+    if not isinstance(condition, FakeTensor):
+        body, inputs = (then_body, then_inps) if bool(condition) else (else_body, else_inps)
+        return _results(body(*(tensor.clone() for tensor in inputs)))
+    yes = _results(then_body(*(tensor.clone() for tensor in then_inps)))
+    no = _results(else_body(*(tensor.clone() for tensor in else_inps)))
+    kinds = [[(tuple(tensor.shape), tensor.dtype) for tensor in made] for made in (yes, no)]
+    if kinds[0] != kinds[1]:
+        raise UsageError(f"cond: the bodies return different tensors: then {kinds[0]}, else {kinds[1]}")
+    which = condition.reshape(())
+    return [torch.where(which, a, b) for a, b in zip(yes, no, strict=True)]
+
+
+def _results(returned: Any) -> list[torch.Tensor]:
+    return list(returned) if isinstance(returned, (list, tuple)) else [returned]
+
+
+# -- slices whose place is data ------------------------------------------------------------------------------------
+
+
+def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
+    """``tensor[start : start + size : step]`` along ``dim``; ``start`` is a tensor of one number."""
+    check_tensor("dynamic_slice", tensor, start)
+    _check_numbers("dynamic_slice", dim=dim, size=size, step=step)
+    return tensor.index_select(dim, start.reshape(()) + torch.arange(0, size, step, device=start.device))
+
+
+def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
+    """A copy of ``input`` with ``[start : start + size]`` along ``dim`` replaced by ``src``."""
+    check_tensor("dynamic_update", input, src, start)
+    _check_numbers("dynamic_update", dim=dim, size=size)
+    if input.dim() != src.dim():
+        raise UsageError(f"input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})")
+    if input.dtype != src.dtype:
+        raise UsageError(f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
+    places = start.reshape(()).long() + torch.arange(size, device=start.device)
+    return input.index_copy(dim, places, src)
+
+
+def _check_numbers(place: str, **values: Any) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UsageError(f"{place}: {name.capitalize()} must be an integer, not {value!r}")
+
+
+# -- matrix products and convolutions --------------------------------------------------------------------------------
+
+
+def serializedMatMul(
+    lhs: torch.Tensor, rhs: torch.Tensor, mode: MatMulSerializationMode, factor: int = 0, keep_precision: bool = False
+) -> torch.Tensor:
+    """``lhs @ rhs`` in ``factor`` parts one after the other, so that fewer temporaries live at a time.
+
+    Of an (m x n) by (n x p) product, InputChannels cuts m, ReducingDim n (and adds the parts, in float32 where
+    ``keep_precision``), OutputChannels p. Error where ``factor`` does not divide what is cut.
+    """
+    check_tensor("serializedMatMul", lhs, rhs)
+    if not isinstance(mode, MatMulSerializationMode):
+        raise UsageError(f"serializedMatMul: mode is a MatMulSerializationMode, not {mode!r}")
+    if isinstance(factor, bool) or not isinstance(factor, int) or not isinstance(keep_precision, bool):
+        raise UsageError("serializedMatMul: factor is a whole number and keep_precision True or False")
+    if mode is MatMulSerializationMode.Disabled or factor in (0, 1):
+        return torch.matmul(lhs, rhs)
+    cut, axis = {
+        MatMulSerializationMode.InputChannels: (lhs, -2),
+        MatMulSerializationMode.ReducingDim: (lhs, -1),
+        MatMulSerializationMode.OutputChannels: (rhs, -1),
+    }[mode]
+    if cut.dim() < 2 or cut.shape[axis] % factor or factor < 0:
+        raise UsageError(
+            f"serializedMatMul: factor {factor} does not divide the dimension that {mode.name} cuts, of shape "
+            f"{tuple(cut.shape)}; take a divisor of it"
+        )
+    size = cut.shape[axis] // factor
+    if mode is MatMulSerializationMode.InputChannels:
+        return torch.cat([torch.matmul(part, rhs) for part in lhs.split(size, -2)], -2)
+    if mode is MatMulSerializationMode.OutputChannels:
+        return torch.cat([torch.matmul(lhs, part) for part in rhs.split(size, -1)], -1)
+    parts = [torch.matmul(a, b) for a, b in zip(lhs.split(size, -1), rhs.split(size, -2), strict=True)]
+    total = parts[0].float() if keep_precision else parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total.to(lhs.dtype)
+
+
+class MultiConv:
+    """``with MultiConv(): ...`` asks that the convolutions inside run at the same time on parts of the tiles.
+
+    The settings are checked. The modelled machine runs the convolutions one after the other on all tiles, and says so
+    once: together they take about as long.
+    """
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+
+    def availableMemoryProportions(self, value: float | Sequence[float]) -> MultiConv:
+        """Memory proportion of all convolutions or of each."""
+        return self._per_convolution("availableMemoryProportions", value, float)
+
+    def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
+        """Data type of the partial sums: ``torch.float`` or ``torch.half``."""
+        types = value if isinstance(value, (list, tuple)) else (value,)
+        if not types or any(kind not in (torch.float32, torch.float16) for kind in types):
+            raise UsageError(f"Invalid partials types. Expecting torch.float or torch.half, not {value!r}")
+        return self._keep("partialsTypes", tuple(types))
+
+    def enableConvDithering(self, value: bool | Sequence[bool]) -> MultiConv:
+        """Dithering of all convolutions or of each."""
+        return self._per_convolution("enableConvDithering", value, bool)
+
+    def planType(self, value: MultiConvPlanType) -> MultiConv:
+        """Parallel or Serial."""
+        if not isinstance(value, MultiConvPlanType):
+            raise UsageError(f"Invalid plan type: MultiConv.planType takes a MultiConvPlanType, not {value!r}")
+        return self._keep("planType", value)
+
+    def perConvReservedTiles(self, value: int) -> MultiConv:
+        """Tiles of each convolution."""
+        _check_numbers("MultiConv.perConvReservedTiles", tiles=value)
+        return self._keep("perConvReservedTiles", value)
+
+    def cycleBackOff(self, value: float) -> MultiConv:
+        """Share of cycles, 0 to 1, that may be given away for memory."""
+        if not isinstance(value, float):
+            raise UsageError(f"MultiConv.cycleBackOff takes a float, not {value!r}")
+        return self._keep("cycleBackOff", value)
+
+    def _per_convolution(self, name: str, value: Any, kind: type) -> MultiConv:
+        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if not values or not all(isinstance(item, kind) for item in values):
+            raise UsageError(f"Invalid {name}: MultiConv takes a {kind.__name__} or one for each convolution")
+        return self._keep(name, values)
+
+    def _keep(self, name: str, value: Any) -> MultiConv:
+        self.settings[name] = value
+        return self
+
+    def __enter__(self) -> MultiConv:
+        if isRunningOnIpu() and self.settings.get("planType") is not MultiConvPlanType.Serial:
+            warn_once("MultiConv: the convolutions are modelled one after the other, each on all tiles")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+# -- the host --------------------------------------------------------------------------------------------------------
+
+
+def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
+    """PopTorch's overlap of inputs with computing. The tensors themselves; overlap is not modelled, and said so."""
+    return _overlap("set_overlap_for_input", input_tensors, mode)
+
+
+def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
+    """PopTorch's overlap of outputs with computing. The tensors themselves; overlap is not modelled, and said so."""
+    return _overlap("set_overlap_for_output", output_tensors, mode)
+
+
+def _overlap(place: str, tensors: Any, mode: OverlapMode) -> Any:
+    if not isinstance(mode, OverlapMode):
+        raise UsageError(f"{place}: mode is an OverlapMode, not {mode!r}")
+    tree_map(lambda leaf: check_tensor(place, leaf), tensors)
+    if mode is not OverlapMode.NoOverlap and isRunningOnIpu():
+        warn_once(f"{place}: host I/O is modelled before and after computing, so OverlapMode.{mode.name} saves nothing")
+    return tensors
+
+
+def ipu_print_tensor(
+    tensor: torch.Tensor,
+    title: str = "",
+    print_gradient: bool = True,
+    summarise_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 80,
+    digits: int = 4,
+    float_format: str = "auto",
+    separator: str = ", ",
+    open_bracket: str = "(",
+    close_bracket: str = ")",
+) -> torch.Tensor:
+    """The tensor, which is printed to stderr whenever it is computed, and so is its gradient (``title_gradient``).
+
+    0 as ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing in the profile.
+    """
+    check_tensor("ipu_print_tensor", tensor)
+    if float_format not in _FLOAT_FORMATS:
+        known = ", ".join(map(repr, _FLOAT_FORMATS))
+        raise UsageError(f"ipu_print_tensor: float_format is one of {known}, not {float_format!r}")
+    if isinstance(tensor, FakeTensor):
+        return tensor
+
+    def show(name: str, value: torch.Tensor) -> None:
+        text = np.array2string(
+            value.detach().float().numpy() if value.is_floating_point() else value.detach().numpy(),
+            threshold=summarise_threshold or sys.maxsize,
+            edgeitems=edge_items,
+            max_line_width=max_line_width or sys.maxsize,
+            precision=digits or None,
+            separator=separator,
+            floatmode="maxprec_equal",
+            formatter=_FLOAT_FORMATS[float_format](digits or 8),
+        )
+        text = text.replace("[", open_bracket).replace("]", close_bracket)
+        print(f"{name}: {text}" if name else text, file=sys.stderr)
+
+    show(title, tensor)
+    if print_gradient and tensor.requires_grad:
+        tensor.register_hook(lambda gradient: show(f"{title}_gradient" if title else "gradient", gradient))
+    return tensor
+
+
+_FLOAT_FORMATS: dict[str, Callable[[int], Any]] = {
+    "auto": lambda digits: None,
+    "fixed": lambda digits: {"float_kind": lambda x: f"{x:.{digits}f}"},
+    "scientific": lambda digits: {"float_kind": lambda x: f"{x:.{digits}e}"},
+    "none": lambda digits: {"float_kind": lambda x: f"{x:g}"},
+}

@@ -6,21 +6,140 @@ their defaults the update is PyTorch's, bit for bit.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
 
-from ipu_exec.errors import Error
+from ipu_exec.errors import UsageError as Error
+
+logger = logging.getLogger("ipu_exec")
 
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
+
+
+# What may be declared constant or variable, and the value at which PopTorch takes it for constant by itself.
+_ATTRIBUTES: dict[str, Any] = {
+    "lr": None,
+    "betas": None,
+    "alpha": None,
+    "eps": 1e-8,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "loss_scaling": 1.0,
+    "velocity_scaling": 1.0,
+    "max_weight_norm": None,
+    "max_grad_norm": None,
+}
+_NEVER_CONSTANT = ("lr",)
+
+
+class VariableAttributes:
+    """Which attributes of an optimiser may change between calls (``optimizer.variable_attrs``).
+
+    What nobody marked is constant where it has its default, but the learning rate is not. Only what was marked as
+    constant is held to that: the executor's ``setOptimizer`` refuses another value.
+    """
+
+    def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
+        self._allowed = tuple(allowed_attributes)
+        self._variable = {self._known(name) for name in variable_attributes}
+        self._marked: set[str] = set()
+
+    def isConstant(self, attr: str) -> bool:
+        """Whether the attribute is constant."""
+        return self._known(attr) not in self._variable
+
+    def markAsConstant(self, attr: str) -> None:
+        """Its value is compiled in."""
+        self._variable.discard(self._known(attr))
+        self._marked.add(attr)
+
+    def markAsVariable(self, attr: str) -> None:
+        """It may change between calls."""
+        self._variable.add(self._known(attr))
+        self._marked.discard(attr)
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """What was marked as constant."""
+        return tuple(sorted(self._marked))
+
+    def _known(self, attr: str) -> str:
+        if attr not in self._allowed:
+            raise Error(f"{attr!r} is no attribute of this optimiser; it has {', '.join(self._allowed)}")
+        return attr
+
+
+class AttributeTracker:
+    """Says once what is new on an optimiser since the first one: PopTorch ignores attributes that it does not know.
+
+    ``relaxed`` (``Options.relaxOptimizerAttributesChecks``): in the debug log rather than as a warning.
+    """
+
+    def __init__(self, relaxed: bool) -> None:
+        self._log = logger.debug if relaxed else logger.warning
+        self._known: dict[str, set[str]] = {}
+        self._said: set[str] = set()
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compare with the first optimiser that was checked."""
+        own = {name for name in vars(optimizer) if not name.startswith("_") and name not in _OF_TORCH}
+        found = {"optimizer attribute": own, "default group variable": set(optimizer.defaults)}
+        groups = {f"group {i} attribute": set(group) - {"params"} for i, group in enumerate(optimizer.param_groups)}
+        if not self._known:
+            self._known = {**found, "group": set().union(*groups.values())}
+            return
+        for what, names in {**found, **groups}.items():
+            extra = sorted(names - self._known.get(what, self._known["group"]))
+            message = f"Ignoring unexpected {what} in {type(optimizer).__name__} optimizer: {extra}"
+            if extra and message not in self._said:
+                self._said.add(message)
+                self._log(message)
+
+
+_OF_TORCH = ("defaults", "state", "param_groups", "variable_attrs", "step")
+
+
+def check_supported(optimizer: torch.optim.Optimizer) -> None:
+    """Error for what PopTorch has no update of, so that a script that runs here runs there."""
+    for name, what in (("nesterov", "Nesterov momentum"), ("amsgrad", "amsgrad"), ("maximize", "maximize=True")):
+        if any(group.get(name) for group in optimizer.param_groups):
+            raise Error(f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False")
+
+
+def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The values, by name, that the optimiser's ``variable_attrs`` declare constant; a list has one a group."""
+    attributes = getattr(optimizer, "variable_attrs", None)
+    names = attributes.constant if isinstance(attributes, VariableAttributes) else ()
+    return {
+        name: [group[name] for group in optimizer.param_groups]
+        if name in optimizer.defaults
+        else getattr(optimizer, name, None)
+        for name in names
+    }
+
+
+def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any]) -> None:
+    """Error where a value that was constant when the model was compiled is another now."""
+    for name, value in compiled.items():
+        in_groups = name in optimizer.defaults
+        now = [group[name] for group in optimizer.param_groups] if in_groups else getattr(optimizer, name, None)
+        if now != value:
+            raise Error(
+                f"{name} was marked as constant when the model was compiled: expected {value} but got {now}. Call "
+                f"optimizer.variable_attrs.markAsVariable({name!r}) before compiling, or destroy() the model first"
+            )
 
 
 class _Extras:
     """PopTorch's arguments of an optimiser, kept apart from torch's."""
 
     loss_scaling: float
+    variable_attrs: VariableAttributes | None = None
     bias_correction = True
     max_grad_norm: float | None = None
 
@@ -40,12 +159,24 @@ class _Extras:
         for name, value in extras.items():
             if name.endswith("accum_type") and value not in (torch.float32, torch.float16):
                 raise Error(f"{type(self).__name__}: {name} is torch.float32 or torch.float16, not {value!r}")
+            least = 0 if name == "max_weight_norm" else math.ulp(0.0)  # a weight norm of 0 stops the training
             if name in ("loss_scaling", "velocity_scaling", "max_weight_norm", "max_grad_norm") and not (
-                value is None or (isinstance(value, (int, float)) and value > 0)
+                value is None or (isinstance(value, (int, float)) and value >= least)
             ):
                 raise Error(f"{type(self).__name__}: {name} is a number above 0, not {value!r}")
             setattr(self, name, value)
-        self.variable_attrs = None
+        self._extra_names = (*extras, "variable_attrs")
+        defaults = cast(torch.optim.Optimizer, self).defaults
+        values = {name: defaults[name] if name in defaults else getattr(self, name, None) for name in _ATTRIBUTES}
+        allowed = [name for name in _ATTRIBUTES if name in defaults or name in extras]
+        variable = [n for n in allowed if n in _NEVER_CONSTANT or values[n] != _ATTRIBUTES[n]]
+        self.variable_attrs = VariableAttributes(variable, allowed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Torch's state and PopTorch's arguments: torch drops attributes that it does not know from a copy."""
+        kept = {name: getattr(self, name) for name in (*self._extra_names, "_extra_names")}
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
+        return {**state, **kept}
 
 
 class SGD(_Extras, torch.optim.SGD):
@@ -146,7 +277,11 @@ class AdamW(_Extras, torch.optim.AdamW):
 
 
 class RMSprop(_Extras, torch.optim.RMSprop):
-    """`torch.optim.RMSprop` with PopTorch's arguments."""
+    """`torch.optim.RMSprop` with PopTorch's arguments.
+
+    ``use_tf_variant``: TensorFlow's update, with eps inside the root, the learning rate inside the momentum and a
+    mean square that starts at 1: ``m = momentum m + lr g / sqrt(mean square + eps)``, ``w = w - m``.
+    """
 
     def __init__(
         self,
@@ -166,14 +301,23 @@ class RMSprop(_Extras, torch.optim.RMSprop):
         use_tf_variant: bool = False,
     ) -> None:
         super().__init__(params, lr, alpha, eps, weight_decay, momentum, centered, foreach=foreach, maximize=maximize)
-        if use_tf_variant:
-            raise Error("RMSprop: use_tf_variant=True (eps inside the root) is not supported; leave it False")
         self._keep(
             loss_scaling=loss_scaling,
             accum_type=accum_type,
             first_order_momentum_accum_type=first_order_momentum_accum_type,
             second_order_momentum_accum_type=second_order_momentum_accum_type,
+            use_tf_variant=use_tf_variant,
         )
+
+    use_tf_variant: bool
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One weight update."""
+        if not self.use_tf_variant:
+            return super().step(closure)
+        loss = closure() if closure is not None else None
+        _tensorflow_rmsprop(self)
+        return loss
 
 
 class LAMB(_Extras, torch.optim.Optimizer):
@@ -279,6 +423,35 @@ def _update_without_correction(optimizer: torch.optim.Optimizer, decoupled: bool
             state["exp_avg"].lerp_(gradient, 1 - beta1)
             state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             parameter.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+@torch.no_grad()
+def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["square_avg"] = torch.ones_like(parameter)
+                if group["momentum"]:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                if group["centered"]:
+                    state["grad_avg"] = torch.zeros_like(parameter)
+            gradient, square = parameter.grad, state["square_avg"]
+            if group["weight_decay"]:
+                gradient = gradient.add(parameter, alpha=group["weight_decay"])
+            state["step"] += 1
+            square.mul_(group["alpha"]).addcmul_(gradient, gradient, value=1 - group["alpha"])
+            variance = square
+            if group["centered"]:
+                state["grad_avg"].lerp_(gradient, 1 - group["alpha"])
+                variance = square.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
+            moved = group["lr"] * gradient / variance.add(group["eps"]).sqrt()
+            if group["momentum"]:
+                moved = state["momentum_buffer"].mul_(group["momentum"]).add_(moved)
+            parameter.sub_(moved)
 
 
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:

@@ -32,7 +32,7 @@ from ipu_exec.enums import (
     ReductionType,
     SyncPattern,
 )
-from ipu_exec.errors import Error
+from ipu_exec.errors import Error, FrozenError, UsageError
 from ipu_exec.ops import check_proportion
 from ipu_exec.placements import load_stages
 
@@ -56,10 +56,8 @@ _NOT_HONOURED = {
     ),
     "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
     "synthetic_data": ("enableSyntheticData", "the data that is given is used, and its transfer is modelled"),
-    "executable_cache": ("enableExecutableCaching", "each model is compiled anew, which takes seconds"),
     "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
     "broadcast_buffers": ("broadcastBuffers", "each replica has buffers of its own, and replica 0's are the model's"),
-    "anchored_tensors": ("anchorTensor", "return the tensor from the model instead"),
 }
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
@@ -89,9 +87,9 @@ class _Group:
 
     def _set(self, **values: Any) -> Self:
         if self._frozen:
-            raise Error(
-                f"cannot change {', '.join(values)}: these options are in use by a compiled model or a data loader. "
-                "Set options first, or change a copy: options.clone()"
+            raise FrozenError(
+                f"Can't modify frozen Options: {', '.join(values)}. They are in use by a compiled model or a "
+                "data loader. Set options first, or change a copy: options.clone()"
             )
         for name, value in values.items():
             if name in _NOT_HONOURED and value != self._values.get(name):
@@ -103,20 +101,20 @@ class _Group:
     def _count(self, method: str, least: int = 1, /, **value: Any) -> Self:
         ((name, number),) = value.items()
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise Error(f"{method} takes a whole number, at least {least}, not {number!r}")
+            raise UsageError(f"{method} takes a whole number, at least {least}, not {number!r}")
         return self._set(**{name: number})
 
     def _flag(self, method: str, /, **value: Any) -> Self:
         ((name, flag),) = value.items()
         if not isinstance(flag, bool):
-            raise Error(f"{method} takes True or False, not {flag!r}")
+            raise UsageError(f"{method} takes True or False, not {flag!r}")
         return self._set(**{name: flag})
 
     def _enum(self, method: str, kind: type[Enum], /, **value: Any) -> Self:
         ((name, member),) = value.items()
         if not isinstance(member, kind):
             known = ", ".join(f"{kind.__name__}.{item.name}" for item in kind)
-            raise Error(f"{method} takes one of {known}, not {member!r}")
+            raise UsageError(f"{method} takes one of {known}, not {member!r}")
         return self._set(**{name: member})
 
     def _flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -167,7 +165,9 @@ class TrainingOptions(_Group):
         """Mean or Sum, over the micro-batches and replicas of a weight update."""
         name = "Training.accumulationAndReplicationReductionType"
         if reduction_type is ReductionType.NoReduction:
-            raise Error(f"{name} takes ReductionType.Mean or ReductionType.Sum: a weight update needs one gradient")
+            raise UsageError(
+                f"{name} takes ReductionType.Mean or ReductionType.Sum: a weight update needs one gradient"
+            )
         return self._enum(name, ReductionType, accumulation_and_replication_reduction_type=reduction_type)
 
     accumulationReductionType = accumulationAndReplicationReductionType  # PopTorch's old name
@@ -228,7 +228,7 @@ class PrecisionOptions(_Group):
     def setPartialsType(self, dtype: torch.dtype) -> Self:
         """Data type of partial sums of matrix products and convolutions: ``torch.float`` or ``torch.half``."""
         if dtype not in (torch.float32, torch.float16):
-            raise Error(f"Precision.setPartialsType takes torch.float or torch.half, not {dtype!r}")
+            raise UsageError(f"Precision.setPartialsType takes torch.float or torch.half, not {dtype!r}")
         return self._set(partials_type=str(dtype).removeprefix("torch."))
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
@@ -304,7 +304,7 @@ class TensorLocationOptions(_Group):
     def _location(self, method: str, /, **value: Any) -> Self:
         ((name, settings),) = value.items()
         if not isinstance(settings, TensorLocationSettings):
-            raise Error(f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}")
+            raise UsageError(f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}")
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
@@ -326,7 +326,7 @@ class TensorLocationOptions(_Group):
     def numIOTiles(self, num_tiles: int) -> Self:
         """Tiles set aside for I/O: even, 32 to 192."""
         if isinstance(num_tiles, bool) or not isinstance(num_tiles, int) or not 32 <= num_tiles <= 192 or num_tiles % 2:
-            raise Error(f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}")
+            raise UsageError(f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}")
         return self._set(num_io_tiles=num_tiles)
 
 
@@ -341,14 +341,16 @@ class DistributedOptions(_Group):
         """This is process ``process_id`` (from 0) of ``num_processes``."""
         self._count("Distributed.configureProcessId: num_processes", num_processes=num_processes)
         if not 0 <= process_id < num_processes:
-            raise Error(f"Distributed.configureProcessId: process {process_id} of {num_processes} does not exist")
+            raise UsageError(f"Distributed.configureProcessId: process {process_id} of {num_processes} does not exist")
         return self._set(process_id=process_id)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
         """Take both from environment variables; one process where they are not set."""
         values = [os.environ.get(var_process_id, "0"), os.environ.get(var_num_processes, "1")]
         if not all(value.isdecimal() for value in values):
-            raise Error(f"{var_process_id}={values[0]!r}, {var_num_processes}={values[1]!r}: both are whole numbers")
+            raise UsageError(
+                f"{var_process_id}={values[0]!r}, {var_num_processes}={values[1]!r}: both are whole numbers"
+            )
         return self.configureProcessId(int(values[0]), int(values[1]))
 
     def disable(self) -> Self:
@@ -384,7 +386,7 @@ class PopartOptions(_Group):
     def set(self, key: str, value: Any) -> Self:
         """Record one setting. ``engineOptions`` takes a dict of ``autoReport.*`` and the like."""
         if key == "engineOptions" and not isinstance(value, Mapping):
-            raise Error(f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}")
+            raise UsageError(f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}")
         return self._set(**{key: value})
 
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> Self:
@@ -471,7 +473,7 @@ class Options(_Group):
         """Replicas that take different input. Error where the groups do not divide the replicas."""
         replicas, group = int(self.replication_factor), int(self.input_group_size)
         if replicas % group:
-            raise Error(
+            raise UsageError(
                 f"inputReplicaGrouping({group}, ...): replicationFactor {replicas} is not a multiple of the group size"
             )
         return replicas // group
@@ -484,7 +486,9 @@ class Options(_Group):
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
         """Which micro-batches' outputs a call returns; EveryN needs ``output_return_period``."""
         if output_mode is OutputMode.EveryN and output_return_period is None:
-            raise Error("outputMode(OutputMode.EveryN) needs output_return_period: outputMode(OutputMode.EveryN, 10)")
+            raise UsageError(
+                "outputMode(OutputMode.EveryN) needs output_return_period: outputMode(OutputMode.EveryN, 10)"
+            )
         self._enum("outputMode", OutputMode, output_mode=output_mode)
         every = output_return_period if output_mode is OutputMode.EveryN else 1
         return self._count("outputMode: output_return_period", output_return_period=every)
@@ -500,7 +504,7 @@ class Options(_Group):
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
         """PipelinedExecution(...) or ShardedExecution(...)."""
         if not isinstance(strategy, ExecutionStrategy):
-            raise Error(f"setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not {strategy!r}")
+            raise UsageError(f"setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not {strategy!r}")
         if self.placement:  # its stages stay, in the order of execution that was asked for
             strategy = type(strategy)(*load_stages(self.placement))
         return self._set(execution_strategy=strategy)
@@ -531,7 +535,7 @@ class Options(_Group):
         for key, proportion in available_memory_proportion.items():
             match = re.fullmatch(r"IPU(\d+)", key) if isinstance(key, str) else None
             if match is None:
-                raise Error(f"setAvailableMemoryProportion: {key!r} is no IPU; keys are 'IPU0', 'IPU1', ...")
+                raise UsageError(f"setAvailableMemoryProportion: {key!r} is no IPU; keys are 'IPU0', 'IPU1', ...")
             proportions[int(match[1])] = check_proportion(f"setAvailableMemoryProportion: {key}", proportion)
         return self._set(available_memory_proportion=proportions)
 
@@ -540,12 +544,12 @@ class Options(_Group):
         try:
             return self._set(target_name=machine.target(name).name)
         except (ValueError, AttributeError):
-            raise Error(f"target: unknown machine {name!r}; known: {', '.join(machine.TARGETS)}") from None
+            raise UsageError(f"target: unknown machine {name!r}; known: {', '.join(machine.TARGETS)}") from None
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
         """Model a Mk1 or Mk2 IPU, and compile only: a call is an error."""
         if ipu_version not in (1, 2):
-            raise Error(f"useOfflineIpuTarget takes 1 (mk1) or 2 (mk2), not {ipu_version!r}")
+            raise UsageError(f"useOfflineIpuTarget takes 1 (mk1) or 2 (mk2), not {ipu_version!r}")
         return self.target(f"mk{ipu_version}").connectionType(ConnectionType.Never)
 
     def useIpuModel(self, use_model: bool) -> Self:
@@ -575,8 +579,12 @@ class Options(_Group):
         return self._flag("enableSyntheticData", synthetic_data=enabled)
 
     def enableExecutableCaching(self, path: str | None) -> Self:
-        """Recorded; compiling is quick."""
-        return self._set(executable_cache=path or "")
+        """Keep compiled models in that directory and take them from there; "" or None: do not.
+
+        What decides what is compiled decides the name of the file: the captured model, the inputs, these options, the
+        compiler's sources. Nothing in it is unpickled that could run code (see `ipu_exec.executables`).
+        """
+        return self._set(executable_cache=os.fspath(path or ""))
 
     def enableStableNorm(self, enabled: bool) -> Self:
         """Recorded."""
@@ -597,8 +605,18 @@ class Options(_Group):
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
     ) -> Self:
-        """Recorded."""
-        anchor = {"name": long_name, "mode": output_mode, "period": output_return_period}
+        """Keep the tensor ``long_name`` of the model in each call: the executor's ``getAnchoredTensor(short_name)``.
+
+        ``long_name`` is one of the executor's ``getTensorNames()``; see `ipu_exec.anchors`. Without a mode it is kept
+        for the micro-batches whose outputs are.
+        """
+        if not isinstance(short_name, str) or not isinstance(long_name, str):
+            raise UsageError(f"anchorTensor takes two names, not {short_name!r} and {long_name!r}")
+        if output_mode is not None and not isinstance(output_mode, OutputMode):
+            raise UsageError(f"anchorTensor: output_mode is an OutputMode or None, not {output_mode!r}")
+        if output_mode is OutputMode.EveryN and (not isinstance(output_return_period, int) or output_return_period < 1):
+            raise UsageError("anchorTensor with OutputMode.EveryN needs output_return_period, a whole number above 0")
+        anchor = {"name": long_name, "mode": output_mode, "period": output_return_period or 1}
         return self._set(anchored_tensors={**self.anchored_tensors, short_name: anchor})
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
@@ -644,7 +662,7 @@ class Options(_Group):
         execution = _engine_flag(engine, "autoReport.outputExecutionProfile", everything)
         count = str(engine.get("autoReport.executionProfileProgramRunCount", DEFAULT_RUN_COUNT))
         if not count.isdecimal():
-            raise Error(f"autoReport.executionProfileProgramRunCount is a whole number of runs, not {count!r}")
+            raise UsageError(f"autoReport.executionProfileProgramRunCount is a whole number of runs, not {count!r}")
         return Profiling(graph or execution, Path(engine["autoReport.directory"]), execution, int(count))
 
     def modelName(self, name: str) -> Self:
@@ -719,16 +737,18 @@ def _engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
     try:
         options = json.loads(text or "{}")
     except json.JSONDecodeError as error:
-        raise Error(f"{ENGINE_OPTIONS_VARIABLE} is not JSON ({error}): {text!r}") from None
+        raise UsageError(f"{ENGINE_OPTIONS_VARIABLE} is not JSON ({error}): {text!r}") from None
     if not isinstance(options, dict):
-        raise Error(f'{ENGINE_OPTIONS_VARIABLE} is a JSON object such as {{"autoReport.all": "true"}}, not {text!r}')
+        raise UsageError(
+            f'{ENGINE_OPTIONS_VARIABLE} is a JSON object such as {{"autoReport.all": "true"}}, not {text!r}'
+        )
     return options
 
 
 def _engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
     value = str(engine.get(name, default)).lower()
     if value not in ("true", "false"):
-        raise Error(f'{name} is "true" or "false", not {value!r}')
+        raise UsageError(f'{name} is "true" or "false", not {value!r}')
     return value == "true"
 
 
@@ -745,7 +765,7 @@ def _call(options: Options, line: str, place: str) -> None:
         named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
         method(*arguments, **named)
     except (SyntaxError, ValueError, AttributeError, TypeError, Error) as error:
-        raise Error(f"cannot set an option from {line!r}: {error}", location=place) from None
+        raise UsageError(f"cannot set an option from {line!r}: {error}", location=place) from None
 
 
 def _argument(node: ast.expr) -> Any:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from types import ModuleType, TracebackType
 
 from ipu_exec import machine
+from ipu_exec.accessor import STAND_IN_VARIABLE
 from ipu_exec.errors import Error
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, ENGINE_OPTIONS_VARIABLE, PLACEMENT_VARIABLE, TARGET_VARIABLE
 from ipu_exec.placements import load_stages
@@ -143,7 +144,11 @@ def _with_autoreport(directory: str) -> str:
 
 
 def stand_in() -> None:
-    """Make our packages answer to the vendor's names, each module under both, so that its classes exist once."""
+    """Make our packages answer to the vendor's names, each module under both, so that its classes exist once.
+
+    Processes that load data are told by the environment to do so too.
+    """
+    os.environ[STAND_IN_VARIABLE] = "1"
     for theirs, ours in _STANDS_FOR.items():
         if importlib.util.find_spec(ours) is None:
             continue
@@ -173,3 +178,7 @@ def _within(trace: TracebackType | None, script: str) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     return trace
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +16,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import ipu_exec as poptorch
-from ipu_exec import DataLoader, Error, Options
+from ipu_exec import AsynchronousDataAccessor, DataLoader, DataLoaderMode, Error, Options, SharingStrategy
+from ipu_exec.errors import warn_once
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -55,7 +63,6 @@ def test_torchs_arguments_are_taken() -> None:
         generator=torch.Generator().manual_seed(0),
         collate_fn=lambda items: torch.stack(items) * 10,
         num_workers=0,
-        mode=poptorch.DataLoaderMode.Async,
     )
     batch = next(iter(loader))
     assert sorted(batch.tolist()) != batch.tolist()
@@ -114,3 +121,188 @@ def test_options_in_use_are_frozen() -> None:
     DataLoader(made, Numbers(50))
     with pytest.raises(Error, match="in use"):
         made.deviceIterations(3)
+
+
+# -- batch samplers ----------------------------------------------------------------------------------------------
+
+
+def pad(items: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([*items, *[torch.tensor(-1)] * (3 - len(items))])
+
+
+def test_a_batch_sampler_gives_micro_batches_that_are_collated_each_and_joined() -> None:
+    sampler = [[0, 1, 2], [3], [4, 5], [6, 7, 8], [9]]
+    loader = DataLoader(options(2, 1, 1), Numbers(10), batch_sampler=sampler, collate_fn=pad)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, -1, -1], [4, 5, -1, 6, 7, 8]]
+    assert len(loader) == 2
+    rest = DataLoader(options(2, 1, 1), Numbers(10), batch_sampler=sampler, collate_fn=pad, drop_last=False)
+    assert len(rest) == 3
+    assert list(rest)[-1].tolist() == [9, -1, -1]
+
+
+# -- asynchronous loading ----------------------------------------------------------------------------------------
+
+
+class Labelled(Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 25
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"data": torch.full((2,), float(index)), "label": torch.tensor([index])}
+
+
+class Long(IterableDataset[torch.Tensor]):
+    """Split over the workers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = torch.utils.data.get_worker_info()
+        start, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        return (torch.tensor(i) for i in range(start, 21, step))
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= self.count - 1:
+            raise ValueError("the last is broken")
+        return torch.tensor(index)
+
+
+class Where(Dataset[torch.Tensor]):
+    """The id of the process that makes the item."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        import os
+
+        return torch.tensor(os.getpid())
+
+
+@contextmanager
+def closing(loader: Any) -> Iterator[Any]:
+    try:
+        yield loader
+    finally:
+        loader.terminate()
+
+
+@pytest.mark.parametrize("mode", [DataLoaderMode.Async, DataLoaderMode.AsyncRebatched])
+def test_asynchronous_modes_give_the_batches_of_the_synchronous(mode: DataLoaderMode) -> None:
+    expected = list(DataLoader(options(2, 2, 1), Labelled(), batch_size=2))
+    with closing(DataLoader(options(2, 2, 1), Labelled(), batch_size=2, mode=mode)) as loader:
+        assert len(loader) == len(expected) == 3
+        for _ in range(2):
+            for made, wanted in zip(loader, expected, strict=True):
+                assert torch.equal(made["data"], wanted["data"]) and torch.equal(made["label"], wanted["label"])
+
+
+def test_batches_are_made_by_another_process_and_an_iteration_can_be_broken_off() -> None:
+    import os
+
+    with closing(DataLoader(options(1, 1, 1), Where(), mode=DataLoaderMode.Async)) as loader:
+        (first,) = next(iter(loader)).tolist()
+        assert first != os.getpid()
+        assert len(list(loader)) == 4
+    with closing(AsynchronousDataAccessor(Numbers(10), buffer_size=2)) as accessor:
+        assert len(accessor) == 10
+        for value in accessor:
+            if int(value) == 4:
+                break
+        assert [int(value) for value in accessor] == list(range(10))
+        assert [int(value) for value in accessor] == list(range(10))
+
+
+def test_one_epoch_at_a_time_where_it_is_not_to_load_indefinitely() -> None:
+    with closing(AsynchronousDataAccessor(Numbers(5), load_indefinitely=False)) as accessor:
+        assert [int(value) for value in accessor] == list(range(5))
+        time.sleep(0.3)
+        assert accessor._items.qsize() == 0
+        assert [int(value) for value in accessor] == list(range(5))
+
+
+@pytest.mark.parametrize(("early", "held"), [(True, 3), (False, 0)])
+def test_early_preload_fills_the_buffer_before_anyone_asks(early: bool, held: int) -> None:
+    with closing(AsynchronousDataAccessor(Numbers(10), buffer_size=3, early_preload=early)) as accessor:
+        time.sleep(0.5)
+        assert accessor._items.qsize() == held, "besides the first, which was taken to see that it can be made"
+        assert [int(value) for value in accessor] == list(range(10))
+
+
+def test_rebatching_drops_less_of_an_iterable_dataset() -> None:
+    def values(mode: DataLoaderMode, **more: Any) -> list[int]:
+        with closing(DataLoader(options(1, 1, 1), Long(), batch_size=4, num_workers=2, mode=mode, **more)) as loader:
+            batches = list(loader)
+            assert more.get("drop_last") is False or all(len(batch) == 4 for batch in batches)
+            return sorted(value for batch in batches for value in batch.tolist())
+
+    assert len(values(DataLoaderMode.Async)) == 8 + 8, "11 and 10 samples in batches of 4"
+    for size in (1, 3, None):
+        assert len(values(DataLoaderMode.AsyncRebatched, rebatched_worker_size=size)) == 20
+    assert values(DataLoaderMode.AsyncRebatched, drop_last=False) == list(range(21))
+
+
+def test_a_dataset_that_fails_says_so_at_once_or_when_it_does() -> None:
+    with pytest.raises(Error, match=r"worker thread failed to start[\s\S]*the last is broken"):
+        AsynchronousDataAccessor(Broken(1))
+    with closing(AsynchronousDataAccessor(Broken(3))) as accessor:
+        values = iter(accessor)
+        assert [int(next(values)), int(next(values))] == [0, 1]
+        with pytest.raises(Error, match="the last is broken"):
+            next(values)
+        with pytest.raises(Error, match="terminated"):
+            next(iter(accessor))
+
+
+def test_what_cannot_be_pickled_is_loaded_here_with_a_warning_or_by_a_fork() -> None:
+    warn_once.cache_clear()
+    given: dict[str, Any] = {"collate_fn": lambda items: torch.stack(items) * 10, "mode": DataLoaderMode.Async}
+    with pytest.warns(UserWarning, match="in this process, not asynchronously"):
+        loader = DataLoader(options(1, 1, 1), Numbers(3), **given)
+    assert [int(batch) for batch in loader] == [0, 10, 20]
+    forked = DataLoader(options(1, 1, 1), Numbers(3), async_options={"sharing_strategy": SharingStrategy.Fork}, **given)
+    with closing(forked):
+        assert [int(batch) for batch in forked] == [0, 10, 20]
+    with pytest.raises(Error, match="top of a module"):
+        AsynchronousDataAccessor([lambda: 1])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: DataLoader(options(), Numbers(50), async_options={"buffer_size": 2}), "asynchronous modes only"),
+        (lambda: AsynchronousDataAccessor(Numbers(1), buffer_size=0), "buffer_size"),
+        (lambda: AsynchronousDataAccessor(Numbers(1), sharing_strategy="fork"), "none of SharingStrategy"),
+    ],
+)
+def test_wrong_arguments_of_asynchronous_loading_are_errors(make: Any, says: str) -> None:
+    with pytest.raises(Error, match=says):
+        make()
+
+
+@pytest.mark.slow
+def test_a_script_under_ipu_run_loads_asynchronously_and_ends(tmp_path: Path) -> None:
+    """Its dataset is a class of the script, which imports poptorch: so does the process that loads."""
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import poptorch, torch
+
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 6
+            def __getitem__(self, index):
+                assert poptorch.OutputMode.All == 2
+                return torch.full((2,), float(index))
+
+        if __name__ == "__main__":
+            opts = poptorch.Options().deviceIterations(2).showCompilationProgressBar(False)
+            loader = poptorch.DataLoader(opts, Data(), mode=poptorch.DataLoaderMode.Async, num_workers=1)
+            model = poptorch.inferenceModel(torch.nn.ReLU(), opts)
+            print(*(int(model(batch).sum()) for batch in loader))
+        """)
+    )
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "ipu_exec.run", str(tmp_path / "script.py")]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == ["2", "10", "18"]

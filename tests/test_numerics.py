@@ -423,11 +423,6 @@ def test_compiles_once_for_the_micro_batch(compiled: list[dict[str, Any]]) -> No
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            lambda m, x, y: (x.repeat(2, 1), y.repeat(2)),
-            r"input 0 changed: expected float32\[8, 6\], got float32\[16, 6",
-        ),
-        (lambda m, x, y: (x, y.int()), r"input 1 changed: expected int64\[8\], got int32\[8\]"),
         (lambda m, x, y: (m.eval(), (x, y))[1], "the mode of the model changed: expected train, got eval"),
         (
             lambda m, x, y: (m.setOptimizer(OPTIMISERS["AdamW"](m.model)), (x, y))[1],
@@ -439,12 +434,10 @@ def test_compiles_once_for_the_micro_batch(compiled: list[dict[str, Any]]) -> No
 def test_recompiles_and_says_why(
     change: Any, says: str, compiled: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, inner = trainer(accumulation=2)
+    model, _ = trainer(accumulation=2)
     batch = data(MICRO * 2)
     model(*batch)
     wanted = change(model, *batch)
-    if wanted[1].dtype is torch.int32:
-        inner.forward = lambda x, y: Network.forward(inner, x, y.long())  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING, logger="ipu_exec"):
         model(*wanted)
     assert len(compiled) == 2
@@ -472,7 +465,6 @@ def test_a_new_learning_rate_does_not_recompile(compiled: list[dict[str, Any]]) 
         (lambda m: m.cycleCount(), "after compiling"),
         (lambda m: m.attachToDevice(), "after compiling"),
         (lambda m: m.detachFromDevice(), "not attached"),
-        (lambda m: (m.destroy(), m(*data(24))), "destroyed"),
         (lambda m: m.setOptimizer(nn.Linear(1, 1)), "not Linear"),
         (lambda m: m.setOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters())), "none of the model's parameters"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +68,7 @@ def test_poptorchs_arguments_are_kept() -> None:
         (lambda p: optim.LARS(p, lr=-1.0), "LARS"),
         (lambda p: optim.LAMB(p, betas=(1.0, 0.9)), "LAMB"),
         (lambda p: optim.Adam(p, bias_correction=False, amsgrad=True), "bias_correction=False"),
-        (lambda p: optim.RMSprop(p, use_tf_variant=True), "use_tf_variant"),
+        (lambda p: optim.SGD(p).variable_attrs.markAsConstant("betas"), "no attribute of this optimiser"),
     ],
 )
 def test_wrong_arguments_are_errors(make: Make, says: str) -> None:
@@ -136,3 +138,40 @@ def test_lars_takes_a_plain_step_where_a_norm_is_zero() -> None:
     weight.grad = torch.ones(2, 2)
     optim.LARS([weight], lr=0.5).step()
     torch.testing.assert_close(weight.detach(), torch.full((2, 2), -0.5))
+
+
+@pytest.mark.parametrize(("momentum", "centered"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_rmsprop_of_tensorflow(momentum: float, centered: bool) -> None:
+    """Against its formula written out for one weight: the mean square starts at 1, eps is inside the root."""
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    made = optim.RMSprop(
+        [weight], lr=0.1, alpha=0.9, eps=0.01, momentum=momentum, centered=centered, use_tf_variant=True
+    )
+    value, square, mean, moving = 1.0, 1.0, 0.0, 0.0
+    for gradient in (0.5, -0.25, 2.0):
+        weight.grad = torch.tensor([gradient])
+        made.step()
+        square = 0.9 * square + 0.1 * gradient**2
+        mean = 0.9 * mean + 0.1 * gradient
+        variance = square - mean**2 if centered else square
+        moving = momentum * moving + 0.1 * gradient / (variance + 0.01) ** 0.5
+        value -= moving
+    torch.testing.assert_close(weight.detach(), torch.tensor([value]))
+
+
+def test_a_copy_keeps_poptorchs_arguments() -> None:
+    made = optim.SGD(parameters(), lr=0.1, loss_scaling=8.0)
+    made.variable_attrs.markAsConstant("momentum")
+    for other in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert optim.loss_scaling(other) == 8.0
+        assert other.variable_attrs.constant == ("momentum",)
+
+
+def test_what_is_variable() -> None:
+    attributes = optim.SGD(parameters(), lr=0.1, momentum=0.9).variable_attrs
+    assert not attributes.isConstant("lr")
+    assert not attributes.isConstant("momentum")
+    assert attributes.isConstant("loss_scaling")
+    attributes.markAsVariable("loss_scaling")
+    attributes.markAsConstant("lr")
+    assert (attributes.isConstant("loss_scaling"), attributes.isConstant("lr")) == (False, True)

@@ -224,7 +224,6 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
         (lambda o: o.Precision.enableStochasticRounding(True), "Precision.enableStochasticRounding"),
         (lambda o: o.Training.setAutomaticLossScaling(True), "Training.setAutomaticLossScaling"),
         (lambda o: o.enableSyntheticData(True), "enableSyntheticData"),
-        (lambda o: o.anchorTensor("grad", "Gradient___weight"), "anchorTensor"),
         (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
         (lambda o: o.broadcastBuffers(False), "broadcastBuffers"),
     ],

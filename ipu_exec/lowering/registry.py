@@ -74,6 +74,16 @@ def find(aten_name: str) -> Lowering:
     return found
 
 
+def by_users() -> tuple[tuple[str, str], ...]:
+    """Lowerings from outside this package, sorted: name, and the function's place and code."""
+    found = []
+    for name, function in sorted(_LOWERINGS.items()):
+        if not function.__module__.startswith("ipu_exec."):
+            code = getattr(function, "__code__", None)
+            found.append((name, f"{function.__module__} {code.co_code.hex() if code else function!r}"))
+    return tuple(found)
+
+
 def registered() -> tuple[str, ...]:
     """Names with a lowering, sorted."""
     return tuple(sorted(_LOWERINGS))

@@ -1,0 +1,276 @@
+"""``AsynchronousDataAccessor``: batches made by a process of their own while the model runs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import pickle
+import queue
+import random
+import signal
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.sharedctypes import Synchronized
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ipu_exec.enums import SharingStrategy
+from ipu_exec.errors import Error, UsageError
+from ipu_exec.structures import learn
+
+logger = logging.getLogger("ipu_exec")
+
+STAND_IN_VARIABLE = "IPUSCOPE_STAND_IN"  # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
+_DATA, _END, _ERROR = range(3)
+_POLL_SECONDS = 0.5  # how soon a side notices that the other is gone
+
+
+class AsynchronousDataAccessor:
+    """Iterates over ``dataset`` (a data loader, a dataset, any iterable) in another process, ``buffer_size`` ahead.
+
+    The process starts at once and its first item is awaited: an Error says where the dataset cannot be iterated. The
+    others are made when the first iteration begins, or at once with ``early_preload``; at the end of the dataset it
+    goes on with the next epoch (``load_indefinitely``) or waits for that to begin. Breaking off an iteration is fine:
+    the next starts anew. Random numbers there are seeded from PyTorch's generator here.
+
+    ``sharing_strategy``: Fork takes this process as it is. The others fork a clean server process, so that the dataset
+    is pickled; FileSystem passes tensors in files rather than shared memory. ``miss_sleep_time_in_ms`` is not needed:
+    whoever waits is woken. ``rebatched_size``: items are joined, and cut along dimension 0, to that size.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: int | None = None,
+    ) -> None:
+        if isinstance(buffer_size, bool) or not isinstance(buffer_size, int) or buffer_size < 1:
+            raise UsageError(f"AsynchronousDataAccessor: buffer_size is a whole number above 0, not {buffer_size!r}")
+        if not isinstance(sharing_strategy, SharingStrategy):
+            raise UsageError(f"AsynchronousDataAccessor: {sharing_strategy!r} is none of SharingStrategy")
+        self._dataset = dataset
+        self._epoch = 0  # whose items are taken; those of earlier ones are thrown away
+        self._begun = False  # whether an item of it was taken
+        self._first: tuple[int, int, Any] | None = None
+        if sharing_strategy is SharingStrategy.FileSystem:
+            torch.multiprocessing.set_sharing_strategy("file_system")
+        context: Any = torch.multiprocessing.get_context(_method(sharing_strategy))
+        if sharing_strategy is not SharingStrategy.Fork:
+            context.set_forkserver_preload([__name__])
+        self._items = context.Queue(buffer_size)
+        # An epoch that the worker may fill the buffer with; -1: only the first item of the first.
+        self._wanted: Synchronized[int] = context.Value("q", 0 if early_preload else -1)
+        served = dataset if rebatched_size is None else Rebatched(dataset, rebatched_size, drop_last=True)
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        method = torch.multiprocessing.get_start_method()
+        job = _Job(served, load_indefinitely, seed, sharing_strategy.value, method)
+        # Not a daemon: a data loader in it may have workers of its own.
+        self._worker = context.Process(target=_work, args=(job, self._items, self._wanted), daemon=False)
+        try:
+            self._worker.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"the dataset cannot be sent to the process that loads it: {error}. Define classes and functions of it "
+                "at the top of a module, or use SharingStrategy.Fork"
+            ) from error
+        logger.debug("AsynchronousDataAccessor worker process: %s", self._worker.pid)
+        self._closer = weakref.finalize(self, _end, self._worker, self._items)
+        atexit.register(self._closer)  # before multiprocessing waits for its processes
+        try:
+            self._first = self._next_of_queue()
+            if self._first[1] == _ERROR:
+                raise Error(f"worker thread failed to start: {self._first[2]}")
+        except Error:
+            self.terminate()
+            raise
+
+    def terminate(self) -> None:
+        """End the process. The accessor cannot be iterated any more."""
+        self._closer()
+
+    def __len__(self) -> int:
+        if not isinstance(self._dataset, Sized):
+            raise TypeError(f"{type(self._dataset).__name__!r} has no len()")
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._begun:  # broken off: the worker drops what is left of the epoch
+            self._epoch += 1
+            self._begun = False
+        with self._wanted.get_lock():
+            self._wanted.value = max(self._wanted.value, self._epoch)
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            epoch, kind, item = self._first or self._next_of_queue()
+            self._first = None
+            if epoch < self._epoch:
+                continue
+            if kind == _ERROR:
+                self.terminate()
+                raise Error(f"the process that loads the data failed: {item}")
+            if kind == _END:
+                self._epoch += 1
+                self._begun = False
+                raise StopIteration
+            self._begun = True
+            return item
+
+    def _next_of_queue(self) -> tuple[int, int, Any]:
+        if not self._closer.alive:
+            raise Error("this AsynchronousDataAccessor was terminated; make another")
+        while True:
+            try:
+                found: tuple[int, int, Any] = self._items.get(timeout=_POLL_SECONDS)
+                return found
+            except queue.Empty:
+                if not self._worker.is_alive():
+                    code = self._worker.exitcode
+                    self.terminate()
+                    raise Error(
+                        f"worker thread failed to start, or was ended: the process that loads the data is gone (exit "
+                        f"code {code}). A script that loads data asynchronously guards its main part by "
+                        "if __name__ == '__main__':"
+                    ) from None
+
+
+def _method(strategy: SharingStrategy) -> str:
+    return "fork" if strategy is SharingStrategy.Fork else "forkserver"
+
+
+def _end(worker: Any, items: Any) -> None:
+    worker.terminate()
+    worker.join(5)
+    if worker.is_alive():
+        worker.kill()
+    items.cancel_join_thread()
+    items.close()
+
+
+class Rebatched:
+    """The items of ``dataset`` joined and cut along dimension 0 to ``size`` samples each; nested items stay nested."""
+
+    def __init__(self, dataset: Iterable[Any], size: int, drop_last: bool) -> None:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"rebatched size is a whole number above 0, not {size!r}")
+        self._dataset, self._size, self._drop_last = dataset, size, drop_last
+
+    def __iter__(self) -> Iterator[Any]:
+        waiting: list[list[torch.Tensor]] = []
+        held = 0
+        structure = None
+        for item in self._dataset:
+            learn(item)
+            leaves, structure = tree_flatten(item)
+            waiting.append(leaves)
+            held += len(leaves[0])
+            while held >= self._size:
+                joined = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*waiting, strict=True)]
+                yield tree_unflatten([leaf[: self._size] for leaf in joined], structure)
+                held -= self._size
+                waiting = [[leaf[self._size :] for leaf in joined]] if held else []
+        if held and not self._drop_last and structure is not None:
+            yield tree_unflatten([torch.cat(column) for column in zip(*waiting, strict=True)], structure)
+
+
+# -- in the other process ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Job:
+    dataset: Any
+    load_indefinitely: bool
+    seed: int
+    strategy: str
+    start_method: str  # of this process, and so of a data loader's workers in the other
+
+
+def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
+    """Put (epoch, kind, item) into the queue until the process is ended or its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    if job.strategy == SharingStrategy.FileSystem.value:
+        torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.multiprocessing.set_start_method(job.start_method, force=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    random.seed(job.seed)
+    np.random.seed(job.seed % 2**32)
+    epoch = 0
+    first = True
+    with contextlib.suppress(_ParentGoneError):
+        while True:
+            try:
+                for item in _iterate(job.dataset):
+                    if wanted.value > epoch:
+                        break
+                    _put(items, (epoch, _DATA, item), wanted)
+                    if first:
+                        first = False
+                        _wait(wanted, 0)
+                else:
+                    _put(items, (epoch, _END, None), wanted)
+            except _ParentGoneError:
+                raise
+            except Exception:
+                _put(items, (epoch, _ERROR, traceback.format_exc()), wanted)
+                _wait(wanted, sys.maxsize)  # tensors that were put can be taken while this process lives
+            if not job.load_indefinitely:
+                _wait(wanted, epoch + 1)
+            epoch = max(epoch + 1, wanted.value)
+
+
+class _ParentGoneError(Exception):
+    pass
+
+
+def _iterate(dataset: Any) -> Iterator[Any]:
+    if hasattr(dataset, "__iter__") or not isinstance(dataset, Sized):
+        return iter(dataset)
+    return (dataset[index] for index in range(len(dataset)))  # type: ignore[index]
+
+
+def _put(items: Any, message: tuple[int, int, Any], wanted: Synchronized[int]) -> None:
+    while True:
+        try:
+            items.put(message, timeout=_POLL_SECONDS)
+            return
+        except queue.Full:
+            _check_parent()
+            if wanted.value > message[0]:
+                return  # nobody wants this epoch any more
+
+
+def _wait(wanted: Synchronized[int], epoch: int) -> None:
+    polled = 0
+    while wanted.value < epoch:
+        time.sleep(0.002)
+        polled += 1
+        if polled % 250 == 0:
+            _check_parent()
+
+
+def _check_parent() -> None:
+    parent = parent_process()
+    if parent is not None and not parent.is_alive():
+        raise _ParentGoneError
+
+
+if os.environ.get(STAND_IN_VARIABLE):  # this module is loaded by the server process, before it loads the script
+    from ipu_exec.run import stand_in
+
+    stand_in()

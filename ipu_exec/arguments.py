@@ -1,0 +1,130 @@
+"""What a compiled model takes: its inputs by the names of ``forward``, and whether others are like them.
+
+An executable is made for inputs of certain structure, shapes and dtypes. PopTorch refuses others, naming what it
+expected and what it got; so does `check`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ipu_exec.errors import UsageError
+from ipu_exec.structures import parser_of
+
+_WAY_OUT = (
+    "An executable runs inputs like those it was compiled for: wrap the model again for others, or call destroy() and "
+    "let it compile anew"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLike:
+    """Shape and dtype of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StructureLike:
+    """A user's structure, as its parser takes it apart."""
+
+    kind: str
+    tensors: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Anything else. Its value is part of the program."""
+
+    kind: str
+    value: str
+
+
+def bind(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """The arguments by the names of ``model.forward``, defaults filled in.
+
+    UsageError where there are too many, one is missing or one is unknown.
+    """
+    try:
+        signature = inspect.signature(model.forward)
+    except ValueError:  # a builtin without a signature
+        every = inspect.Parameter
+        signature = inspect.Signature([every("args", every.VAR_POSITIONAL), every("kwargs", every.VAR_KEYWORD)])
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{type(model).__name__}.forward{signature} cannot be called so: {error}") from None
+    bound.apply_defaults()
+    return bound
+
+
+def describe(value: Any) -> Any:
+    """The value with its tensors replaced by their shapes and dtypes: what an executable depends on."""
+    if isinstance(value, torch.Tensor):
+        return TensorLike(str(value.dtype), tuple(value.shape))
+    parser = parser_of(value)
+    if parser is not None:
+        return StructureLike(type(value).__name__, tuple(describe(tensor) for tensor in parser.yieldTensors(value)))
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        made = [describe(item) for item in value]
+        return made if isinstance(value, list) else tuple(made)
+    return Plain(type(value).__name__, repr(value))
+
+
+def check(expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """UsageError where ``given`` inputs, by name, are not like the ``expected`` ones; both as `describe` gives them."""
+    _check_keys("the inputs", expected, given)
+    for name, item in expected.items():
+        _check(name, item, given[name])
+
+
+def _check(name: str, expected: Any, given: Any) -> None:
+    if _kind(expected) != _kind(given):
+        _refuse(f"Type mismatch for {name}", _kind(expected), _kind(given))
+    if isinstance(expected, TensorLike):
+        if expected.dtype != given.dtype:
+            _refuse(f"Data type mismatch for {name}", expected.dtype, given.dtype)
+        if expected.shape != given.shape:
+            _refuse(f"Shape mismatch for {name}", torch.Size(expected.shape), torch.Size(given.shape))
+    elif isinstance(expected, dict):
+        _check_keys(name, expected, given)
+        for key, item in expected.items():
+            _check(f"{name}[{key}]", item, given[key])
+    elif isinstance(expected, (list, tuple, StructureLike)):
+        inside, others = _items(expected), _items(given)
+        if len(inside) != len(others):
+            _refuse(f"Length mismatch for {name}", f"{len(inside)} elements", len(others))
+        for index, (item, other) in enumerate(zip(inside, others, strict=True)):
+            _check(f"{name}[{index}]", item, other)
+    elif expected != given:
+        _refuse(f"Value mismatch for {name}", expected.value, given.value)
+
+
+def _check_keys(name: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    extra, missing = sorted(set(given) - set(expected)), sorted(set(expected) - set(given))
+    parts = [f"Unexpected arguments: {', '.join(extra)}."] if extra else []
+    parts += [f"Missing arguments: {', '.join(missing)}."] if missing else []
+    if parts:
+        raise UsageError(f"Keys mismatch for {name}. {' '.join(parts)} {_WAY_OUT}")
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return value.tensors if isinstance(value, StructureLike) else tuple(value)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, TensorLike):
+        return "Tensor"
+    return value.kind if isinstance(value, (StructureLike, Plain)) else type(value).__name__
+
+
+def _refuse(what: str, expected: Any, given: Any) -> None:
+    raise UsageError(f"{what}: expected {expected} but got {given}. {_WAY_OUT}")

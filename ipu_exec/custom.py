@@ -1,0 +1,253 @@
+"""Operators that PyTorch has not: users' own (``custom_op``), and work that the host does amid the model (``CPU``).
+
+PopTorch finds the code of a custom operator in a shared library for the IPU. Here its user gives it: what it computes,
+as a function of tensors, and, if it is more than the PyTorch operators that it is made of, a lowering.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ipu_exec.context import isRunningOnIpu
+from ipu_exec.errors import UsageError
+from ipu_exec.lowering import Builder
+from ipu_exec.lowering.plan import OpSpec, Plan
+from ipu_exec.lowering.registry import Lowering, lowering
+from ipu_exec.machine import HOST_LATENCY_SECONDS, Machine
+from ipu_exec.ops import check_tensor
+
+Compute = Callable[..., Any]
+_NAMESPACE = "ipu_custom"
+
+
+@dataclass(frozen=True)
+class _Custom:
+    compute: Compute
+    operator: Any  # the torch.library operator, where it has a lowering
+
+
+_CUSTOM: dict[tuple[str, str], _Custom] = {}
+
+
+def register_custom_op(
+    name: str,
+    domain: str,
+    compute: Compute,
+    lowering: Lowering | None = None,
+    backward_lowering: Lowering | None = None,
+) -> None:
+    """Say what `custom_op` of that name and domain computes, and what it costs.
+
+    ``compute(*inputs, **attributes)`` gives a tensor or several, by differentiable PyTorch operators. Without
+    ``lowering`` those are what the compiler sees. With it the operator is one, called
+    ``ipu_custom.<domain>_<name>``: ``lowering(spec, machine) -> Plan``, where ``spec.args[0]`` holds the operands and
+    ``spec.args[1]`` the attributes as JSON; ``backward_lowering`` gets inputs and then gradients in ``spec.args[0]``,
+    and without it training stops with an error that says so. The last registration of a name wins.
+    """
+    if not callable(compute):
+        raise UsageError(f"register_custom_op: compute is a function of tensors, not {compute!r}")
+    operator = _library_operator(name, domain, compute, lowering, backward_lowering) if lowering is not None else None
+    _CUSTOM[domain, name] = _Custom(compute, operator)
+
+
+def custom_op(
+    inputs: Sequence[torch.Tensor],
+    name: str,
+    domain: str,
+    domain_version: int,
+    example_outputs: Sequence[torch.Tensor],
+    attributes: Mapping[str, Any] | None = None,
+) -> list[torch.Tensor]:
+    """Run a custom operator that `register_custom_op` has made known.
+
+    ``example_outputs`` have the shapes and dtypes of the outputs; ``attributes`` are numbers, texts, or lists of one
+    of them, by name. Error where the operator is unknown or returns others than the examples.
+    """
+    check_tensor("custom_op", *inputs, *example_outputs)
+    given = dict(attributes or {})
+    _check_attributes(given)
+    found = _CUSTOM.get((domain, name))
+    if found is None:
+        known = ", ".join(f"{domain}.{name}" for domain, name in sorted(_CUSTOM)) or "none"
+        raise UsageError(
+            f"custom_op: nothing is known of {domain}.{name}; registered are {known}. Shared libraries for the IPU "
+            "cannot be run here: say what it computes with ipu_exec.register_custom_op(name, domain, compute)"
+        )
+    if found.operator is not None and isRunningOnIpu():
+        outputs = list(found.operator(list(inputs), json.dumps(given)))
+    else:
+        outputs = _listed(found.compute(*inputs, **given))
+    wanted = [(tuple(t.shape), t.dtype) for t in example_outputs]
+    made = [(tuple(t.shape), t.dtype) for t in outputs]
+    if wanted != made:
+        raise UsageError(f"custom_op {domain}.{name}: example_outputs promise {wanted}, but it returned {made}")
+    return outputs
+
+
+def _check_attributes(attributes: Mapping[str, Any]) -> None:
+    for name, value in attributes.items():
+        if not isinstance(name, str):
+            raise UsageError(f"All attribute keys must be strings, not {name!r}")
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if not all(isinstance(item, (int, float, str)) for item in items):
+            raise UsageError(f"Attribute values must be floats, ints, strings or a list/tuple of those, not {value!r}")
+        if len({type(item) for item in items}) > 1:
+            raise UsageError(f"The types in a list/tuple attribute must all be the same, unlike in {value!r}")
+        for text in (name, *items):
+            if isinstance(text, str) and not text.isascii():
+                raise UsageError(f"{text} contains non-ASCII characters.")
+
+
+def _listed(returned: Any) -> list[torch.Tensor]:
+    return list(returned) if isinstance(returned, (list, tuple)) else [returned]
+
+
+def _torch_name(*words: str) -> str:
+    return re.sub(r"\W", "_", "_".join(word for word in words if word))
+
+
+_counts: dict[str, int] = {}
+
+
+def _unique(name: str) -> str:
+    """A name not yet taken: an operator of torch.library stays for good, also when it is registered anew."""
+    _counts[name] = _counts.get(name, -1) + 1
+    return f"{name}_{_counts[name]}" if _counts[name] else name
+
+
+def _library_operator(name: str, domain: str, compute: Compute, forward: Lowering, backward: Lowering | None) -> Any:
+    """One operator to the compiler, and its gradient another."""
+    short = _unique(_torch_name(domain, name))
+    schema = "(Tensor[] inputs, str attributes) -> Tensor[]"
+
+    def run(inputs: Sequence[torch.Tensor], attributes: str) -> list[torch.Tensor]:
+        return [tensor.clone() for tensor in _listed(compute(*inputs, **json.loads(attributes)))]
+
+    def gradient(inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str) -> list[Any]:
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
+            outputs = _listed(compute(*leaves, **json.loads(attributes)))
+            pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
+            wanted = [leaf for leaf in leaves if leaf.requires_grad]
+            made: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
+            if pairs and wanted:
+                ends, given = [o for o, _ in pairs], [g for _, g in pairs]
+                made = torch.autograd.grad(ends, wanted, given, allow_unused=True, materialize_grads=True)
+            found = iter(made)
+        return [next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
+
+    def shapes(inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str) -> list[Any]:
+        return [torch.empty_like(tensor) for tensor in inputs]
+
+    operator = torch.library.custom_op(f"{_NAMESPACE}::{short}", run, mutates_args=(), schema=schema)
+    operator.register_fake(run)
+    derived = torch.library.custom_op(
+        f"{_NAMESPACE}::{short}_backward",
+        gradient,  # never run: autograd is off inside an operator. It is there to be captured
+        mutates_args=(),
+        schema="(Tensor[] inputs, Tensor[] gradients, str attributes) -> Tensor[]",
+    )
+    derived.register_fake(shapes)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.attributes = inputs[1]
+        ctx.outputs = [(o.shape, o.dtype) for o in output]
+        ctx.save_for_backward(*inputs[0])
+
+    def differentiate(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor], None]:
+        whole = [
+            torch.zeros(shape, dtype=dtype) if g is None else g.contiguous()
+            for g, (shape, dtype) in zip(gradients, ctx.outputs, strict=True)
+        ]
+        inputs = list(ctx.saved_tensors)
+        captured = any(isinstance(tensor, FakeTensor) for tensor in inputs)
+        return list((derived if captured else gradient)(inputs, whole, ctx.attributes)), None
+
+    operator.register_autograd(differentiate, setup_context=keep)
+    lowering(f"{_NAMESPACE}.{short}")(forward)
+    if backward is not None:
+        lowering(f"{_NAMESPACE}.{short}_backward")(backward)
+    return operator
+
+
+# -- the host ----------------------------------------------------------------------------------------------------
+
+
+class CPU:
+    """Runs ``layer_to_call`` on the host amid an inference model: ``self.host = CPU(function, "name")``.
+
+    The profile has the way of the arguments to the host and of the results back (latency and rate of the host's link);
+    how long the host takes is not modelled. Shapes of results come from one call on zeros when compiling.
+    """
+
+    def __init__(self, layer_to_call: Compute, ID: str) -> None:
+        if not callable(layer_to_call) or not isinstance(ID, str):
+            raise UsageError(f"CPU takes a function and a name, not {layer_to_call!r} and {ID!r}")
+        if isinstance(layer_to_call, torch.nn.Module):
+            layer_to_call.requires_grad_(False)
+        self._layer, self._name = layer_to_call, ID
+        self._operator: Any = None
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """What the layer returns for these tensors."""
+        if not isRunningOnIpu():
+            return self._layer(*inputs)
+        check_tensor(f"CPU {self._name!r}", *inputs)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            raise UsageError(f"CPU {self._name!r}: operators of the host run in inference models only")
+        if self._operator is None:
+            self._operator = self._register()
+        outputs = self._operator(list(inputs))
+        return outputs[0] if self._single else outputs
+
+    def _register(self) -> Any:
+        short = _unique(_torch_name("host", self._name))
+
+        def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            returned = self._layer(*inputs)
+            self._single = isinstance(returned, torch.Tensor)
+            return [tensor.detach().clone() for tensor in _listed(returned)]
+
+        def fake(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            with _disable_current_modes():
+                shapes = [(t.shape, t.dtype) for t in run([torch.zeros(tuple(t.shape), dtype=t.dtype) for t in inputs])]
+            return [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
+
+        operator = torch.library.custom_op(
+            f"{_NAMESPACE}::{short}", run, mutates_args=(), schema="(Tensor[] inputs) -> Tensor[]"
+        )
+        operator.register_fake(fake)
+        lowering(f"{_NAMESPACE}.{short}")(_host_call)
+        return operator
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CPU:
+        return CPU(self._layer, self._name)
+
+    def __reduce__(self) -> Any:
+        return CPU, (self._layer, self._name)
+
+
+def _host_call(spec: OpSpec, machine: Machine) -> Plan:
+    """Arguments to the host, results back: twice the latency, and all bytes at the host's rate (facts/machine.md)."""
+    build = Builder(spec, machine)
+    operands = [build.place(index) for index in range(len(spec.operands))]
+    outputs = [out for out in spec.outputs if out is not None]
+    nbytes = sum(operand.nbytes for operand in (*operands, *outputs))
+    target = machine.target
+    cycles = round(target.clock_hz * (2 * HOST_LATENCY_SECONDS + nbytes / target.host_bytes_per_second))
+    spreads = [build.linear(out.elements, out.dtype) for out in outputs]
+    busy = sum((spread.elements for spread in spreads), np.zeros(machine.tiles, np.int64)) > 0
+    build.compute("host", "ipuscope::HostCall", np.where(busy, cycles, 0))
+    return build.plan(
+        tuple(None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype) for out in spec.outputs),
+        note="the host's own time is not modelled",
+    )

@@ -1,0 +1,51 @@
+"""How much is said, by PopTorch's names of levels, and what it says of hardware."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from ipu_exec.errors import UsageError
+
+TRACE = 5
+_LEVELS = {"TRACE": TRACE, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING,
+           "ERR": logging.ERROR, "OFF": logging.CRITICAL + 10}  # fmt: skip
+_NUMBERS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR")
+LEVEL_VARIABLE = "POPTORCH_LOG_LEVEL"
+
+logger = logging.getLogger("ipu_exec")
+
+
+def setLogLevel(level: str | int) -> None:
+    """Say messages of that level and above, on stderr: TRACE (0), DEBUG, INFO, WARN, ERR (4) or OFF.
+
+    ``POPTORCH_LOG_LEVEL`` does the same at the start.
+    """
+    if isinstance(level, int):
+        if not 0 <= level < len(_NUMBERS):
+            raise UsageError(f"Invalid log level integer: {level} is not in 0 (TRACE) ... 4 (ERR)")
+        level = _NUMBERS[level]
+    if level not in _LEVELS:
+        names = sorted(_LEVELS)
+        raise UsageError(f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[%(asctime)s] [ipu_exec] [%(levelname)s] %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
+    logger.setLevel(_LEVELS[level])
+
+
+def from_environment() -> None:
+    """Set the level that ``POPTORCH_LOG_LEVEL`` asks for."""
+    if os.environ.get(LEVEL_VARIABLE):
+        setLogLevel(os.environ[LEVEL_VARIABLE])
+
+
+def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
+    """False: IPUs are modelled here."""
+    return False
+
+
+def ipuHardwareVersion() -> int:
+    """Error, as in PopTorch without hardware; ``Options.target`` says which IPU is modelled."""
+    raise UsageError("no IPU hardware is available: IPUs are modelled, and Options.target(name) says which")

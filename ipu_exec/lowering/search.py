@@ -1,0 +1,97 @@
+"""PopTorch's point sampling (``fps``, ``nearest``) and CTC beam search over tiles.
+
+No published cycle count was found for any of the three. What each does is known (PointNet++, the prefix beam search),
+so its plan is the elementwise work of that over tiles with the formulas of facts/cycles.md 5; the split is ours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ipu_exec.lowering import costs
+from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.layouts import ceil_div, split_evenly
+from ipu_exec.lowering.plan import OpSpec, Plan
+from ipu_exec.lowering.registry import lowering
+from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
+
+_END = 1 << 30
+
+
+def _distance_cycles(pairs: np.ndarray, features: int, dtype: str) -> np.ndarray:
+    """Squared distances of ``pairs`` a tile: subtract, square and add each feature."""
+    kinds = ("sub", "square", "add")
+    return np.sum([costs.KINDS[kind].cycles(pairs * features, dtype) for kind in kinds], axis=0)
+
+
+@lowering("ipu_exec.nearest")
+def nearest(spec: OpSpec, machine: Machine) -> Plan:
+    """Queries spread over the tiles, each with all points: distances, then the least."""
+    build = Builder(spec, machine)
+    x, y = build.place(0), build.place(1)
+    features = x.shape[1] if len(x.shape) > 1 else 1
+    rows = split_evenly(x.shape[0], machine.tiles)
+    step = build.fetch("queries", x, rows * features)
+    build.hold("queries", rows * features * x.item_bytes, step, _END)
+    points = np.where(rows > 0, y.elements, 0)
+    step = build.fetch("points", y, points, broadcast=True)
+    build.hold("points", points * y.item_bytes, step, _END)
+    pairs = rows * y.shape[0]
+    build.compute("distances", "popops::SquaredDistance<float>", _distance_cycles(pairs, features, x.dtype),
+                  3 * int(pairs.sum()) * features)  # fmt: skip
+    build.hold("distances", pairs * 4, build.next - 1, _END)
+    build.map("least", "min", pairs, x.dtype)
+    out = spec.outputs[0]
+    assert out is not None
+    return build.plan((build.linear(out.elements, out.dtype).layout(out.dtype),))
+
+
+@lowering("ipu_exec.fps")
+def fps(spec: OpSpec, machine: Machine) -> Plan:
+    """Points spread over the tiles; for each sample distances to the newest, the farthest on a tile, and of all tiles.
+
+    The samples follow each other, so one compute set lasts as long as all of them, with their exchanges' latency.
+    """
+    build = Builder(spec, machine)
+    source = build.place(0)
+    features = source.shape[1] if len(source.shape) > 1 else 1
+    out = spec.outputs[0]
+    assert out is not None
+    samples = out.elements
+    rows = split_evenly(source.shape[0], machine.tiles)
+    step = build.fetch("points", source, rows * features)
+    build.hold("points", rows * (features * source.item_bytes + 4), step, _END)
+    once = _distance_cycles(rows, features, source.dtype) + costs.KINDS["max"].cycles(rows, "float32")
+    apart = 2 * (SYNC_CYCLES + exchange_latency(machine.target))  # to one tile and back to all
+    cycles = np.where(rows > 0, samples * (once + apart), 0)
+    build.compute("samples", "popops::FarthestPoint<float>", cycles, 4 * samples * source.elements)
+    return build.plan((build.linear(samples, out.dtype).layout(out.dtype),), note=f"{samples} samples in turn")
+
+
+@lowering("ipu_exec.ctc_beam_search_decoder")
+def ctc_beam_search(spec: OpSpec, machine: Machine) -> Plan:
+    """A batch's entries spread over groups of tiles, and a group's classes over its tiles; time steps in turn.
+
+    In each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise operations) and
+    the best ``beam_width`` are picked by a comparison of each with each beam.
+    """
+    build = Builder(spec, machine)
+    probs = build.place(0)
+    steps, batch, classes = probs.shape
+    width = int(spec.args[3])
+    group = max(1, machine.tiles // max(1, batch))
+    share = ceil_div(classes, group)
+    held = np.zeros(machine.tiles, np.int64)
+    used = min(machine.tiles, batch * min(group, classes))
+    held[:used] = width * share * ceil_div(batch, max(1, used // min(group, classes)))
+    fetched = np.where(held > 0, ceil_div(probs.elements, used), 0)
+    step = build.fetch("probabilities", probs, fetched)
+    build.hold("probabilities", fetched * probs.item_bytes, step, _END)
+    build.hold("beams", np.where(held > 0, width * (steps + 3) * 4, 0), step, _END)
+    once = sum(costs.KINDS[kind].cycles(held, "float32") for kind in ("add", "exp", "log"))
+    pick = costs.KINDS["compare"].cycles(held * max(1, int(np.log2(max(2, width)))), "float32")
+    apart = 2 * (SYNC_CYCLES + exchange_latency(machine.target))
+    cycles = np.where(held > 0, steps * (once + pick + apart), 0)
+    build.compute("time steps", "popnn::CTCExtendAndSelect<float>", cycles, 4 * steps * int(held.sum()))
+    layouts = [build.linear(o.elements, o.dtype).layout(o.dtype) if o is not None else None for o in spec.outputs]
+    return build.plan(tuple(layouts), note=f"{steps} time steps in turn")

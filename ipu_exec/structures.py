@@ -1,0 +1,90 @@
+"""Containers of tensors that PyTorch does not know: users' own classes, and classes made from dict.
+
+PyTorch's pytree is what captures, cuts and joins nested inputs and outputs; here it learns of further types.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_leaves
+
+from ipu_exec.errors import UsageError
+
+
+class ICustomArgParser(ABC):
+    """Takes a user's structure apart into tensors and puts it together again; see `registerCustomArgParser`."""
+
+    @abstractmethod
+    def yieldTensors(self, struct: Any) -> Iterable[torch.Tensor]:
+        """The tensors of ``struct``, always in the same order."""
+
+    @abstractmethod
+    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
+        """A structure like ``original_structure`` with the iterator's tensors, in the order of `yieldTensors`."""
+
+
+_PARSERS: dict[type, ICustomArgParser] = {}
+
+
+def registerCustomArgParser(typename: type, parser: ICustomArgParser) -> None:
+    """Take instances of ``typename``, and of classes made from it, as inputs and outputs of models."""
+    if not isinstance(typename, type) or not isinstance(parser, ICustomArgParser):
+        raise UsageError(
+            f"registerCustomArgParser takes a class and an ICustomArgParser, not {typename!r} and {parser!r}"
+        )
+    _PARSERS[typename] = parser
+
+
+def parser_of(value: object) -> ICustomArgParser | None:
+    """The parser registered for the class of ``value`` or the nearest class it is made from."""
+    return next((_PARSERS[kind] for kind in type(value).__mro__ if kind in _PARSERS), None)
+
+
+class _Like:
+    """What is rebuilt from: equal for structures of one class, so that trees of different tensors compare equal."""
+
+    def __init__(self, structure: Any) -> None:
+        self.structure = structure
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Like) and type(other.structure) is type(self.structure)
+
+    def __hash__(self) -> int:
+        return hash(type(self.structure))
+
+    def __repr__(self) -> str:
+        return type(self.structure).__name__
+
+
+def learn(tree: Any) -> None:
+    """Make pytree know every container in ``tree`` that it takes for a leaf and that can be taken apart."""
+    while unknown := next((leaf for leaf in tree_leaves(tree) if _can_be_taken_apart(leaf)), None):
+        _register(type(unknown))
+
+
+def _can_be_taken_apart(leaf: object) -> bool:
+    if isinstance(leaf, torch.Tensor) or type(leaf) in SUPPORTED_NODES:
+        return False
+    return isinstance(leaf, dict) or parser_of(leaf) is not None
+
+
+def _register(kind: type) -> None:
+    def flatten(value: Any) -> tuple[list[Any], _Like]:
+        parser = parser_of(value)
+        if parser is not None:
+            return list(parser.yieldTensors(value)), _Like(value)
+        return list(value.values()), _Like(value)
+
+    def unflatten(leaves: Iterable[Any], like: Any) -> Any:
+        structure = like.structure
+        parser = parser_of(structure)
+        if parser is not None:
+            return parser.reconstruct(structure, iter(leaves))
+        assert isinstance(structure, Mapping)
+        return kind(zip(structure, leaves, strict=True))
+
+    register_pytree_node(kind, flatten, unflatten)
