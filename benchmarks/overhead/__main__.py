@@ -1,0 +1,122 @@
+"""What the engine adds to plain PyTorch, and what a profile adds to the engine.
+
+``python -m benchmarks.overhead`` prints a table and writes it to docs/overhead.md. Three loops do the same weight
+updates of the same model from the same weights, one after the other in turns, so that what else the machine does meets
+all three: plain PyTorch with gradient accumulation, the engine, and the engine with autoreport. Compiling and the first
+call are left out. Times are medians over rounds, of one process; losses of the three are compared and must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+import ipu_exec
+from examples.models import build
+from tests.models import Mnist, mnist_batch
+
+PAGE = Path(__file__).parents[2] / "docs" / "overhead.md"
+Loop = Callable[[], float]
+# (name, micro-batch, accumulation, rounds)
+CASES = (("mnist", 40, 16, 60), ("resnet-18", 2, 8, 9), ("bert-base", 1, 4, 5))
+
+
+def made(name: str, samples: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    if name == "mnist":
+        return Mnist(), mnist_batch(samples)
+    example = build(name)
+    return example.module, example.inputs(samples)
+
+
+def plain(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulation: int) -> Loop:
+    """A weight update of plain PyTorch."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    parts = list(zip(*(tensor.chunk(accumulation) for tensor in inputs), strict=True))
+
+    def update() -> float:
+        optimizer.zero_grad()
+        for part in parts:
+            found = module(*part)
+            loss = found[-1] if isinstance(found, tuple) else found
+            (loss / accumulation).backward()
+        optimizer.step()
+        return float(loss)
+
+    return update
+
+
+def engine(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulation: int, folder: str | None) -> Loop:
+    """A call of the engine; ``folder``: where a profile goes, None for none."""
+    options = ipu_exec.Options(autoreport=folder is not None, autoreport_dir=folder or ".")
+    options.showCompilationProgressBar(False).Training.gradientAccumulation(accumulation)
+    options.setExecutionStrategy(ipu_exec.ShardedExecution())
+    model = ipu_exec.trainingModel(module, options, ipu_exec.optim.SGD(module.parameters(), lr=1e-3))
+
+    def update() -> float:
+        found = model(*inputs)
+        return float((found[-1] if isinstance(found, tuple) else found).reshape(-1)[-1])
+
+    return update
+
+
+@contextmanager
+def loops(name: str, micro_batch: int, accumulation: int) -> Iterator[dict[str, Loop]]:
+    """The three loops of a model, each over its own copy of the same weights."""
+    module, inputs = made(name, micro_batch * accumulation)
+    copies = [copy.deepcopy(module) for _ in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        yield {
+            "plain PyTorch": plain(copies[0], inputs, accumulation),
+            "engine": engine(copies[1], inputs, accumulation, None),
+            "engine and profile": engine(copies[2], inputs, accumulation, folder),
+        }
+
+
+def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
+    """A row of the table."""
+    with loops(name, micro_batch, accumulation) as found:
+        losses = {what: [loop(), loop()] for what, loop in found.items()}  # compiles; and the second run is profiled
+        taken: dict[str, list[float]] = {what: [] for what in found}
+        for _ in range(rounds):
+            for what, loop in found.items():
+                start = time.perf_counter()
+                losses[what].append(loop())
+                taken[what].append(time.perf_counter() - start)
+    if len({tuple(values) for values in losses.values()}) > 1:
+        raise SystemExit(f"{name}: the three loops do not compute the same losses: {losses}")
+    middle = {what: statistics.median(values) for what, values in taken.items()}
+    # A round's three times are neighbours: the median of their ratios is steadier than the ratio of medians.
+    added = statistics.median(b / a for a, b in zip(taken["plain PyTorch"], taken["engine"], strict=True)) - 1
+    traced = statistics.median(b / a for a, b in zip(taken["engine"], taken["engine and profile"], strict=True)) - 1
+    cells = (name, str(micro_batch), str(accumulation), *(f"{middle[what] * 1e3:,.1f} ms" for what in found))
+    return f"| {' | '.join(cells)} | {added:+.1%} | {traced:+.1%} |"
+
+
+def main() -> None:
+    """Measure, print, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", help="only this model; writes no page")
+    args = parser.parse_args()
+    heads = ("model", "micro-batch", "accumulation", "plain PyTorch", "engine", "engine and profile")
+    lines = ["# What the engine and the profile cost", ""]
+    lines += ["Made by `python -m benchmarks.overhead`. " + str(__doc__).split("\n\n")[1].split(". ", 1)[1].strip(), ""]
+    lines += [f"| {' | '.join(heads)} | engine over plain | profile over engine |", "| --- |" + " ---: |" * 7]
+    for case in CASES:
+        if args.only in (None, case[0]):
+            lines.append(measure(*case))
+            print(lines[-1], flush=True)
+    if args.only is None:
+        PAGE.write_text("\n".join([*lines, ""]))
+
+
+if __name__ == "__main__":
+    main()
