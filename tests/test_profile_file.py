@@ -9,7 +9,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from profiler import ProfileError, ProfileWriter, open_report, records, schema
+from profiler import ProfileError, ProfileWriter, open_report, pva, records, schema
 from profiler.reader import Reader
 from tests.synthetic import synthetic_profile
 
@@ -69,6 +69,25 @@ def read_everything(path: Path) -> None:
                 report.live_variables(ipu, 0)
         for id in report.variables.index[:3]:
             report.variable_tiles(id)
+
+
+def read_as_libpva(path: Path) -> None:
+    """The lists of libpva's model, the beginning of each, and what their entries have."""
+    report = pva.openReport(path)
+    compilation = report.compilation
+    for program in compilation.programs[:40]:
+        _ = (program.name, program.type, program.children, program.controlCodeByTile, list(program.vars[:3]))
+    for step in compilation.livenessProgramSteps[:10]:
+        _ = (step.notAlwaysLiveMemory.variables, step.notAlwaysLiveMemoryForTile(0).bytes)
+    for found in compilation.computeSets[:5]:
+        _ = [vertex.countByTile for vertex in found.vertices]
+    memory = compilation.tiles[0].memory
+    _ = (repr(report), memory.total, memory.category.vertexCode.total, memory.vertices, compilation.graph.numVertices)
+    _ = (compilation.alwaysLiveVariables, compilation.loweredVariables.forTile(0))
+    for step in list(report.execution.steps[:10]):
+        _ = (step.program, step.cyclesByTile, step.computeSets, step.ipus)
+    for operation in pva.OperationAnalysis(report).operations[:10]:
+        _ = (operation.debugContext.json, operation.programs(), list(operation.vars[:3]))
 
 
 # -- round trip ------------------------------------------------------------------------------------------
@@ -358,6 +377,43 @@ def test_flipped_bytes_give_a_profile_error_or_frames_and_nothing_else(profile, 
     path.write_bytes(content)
     with suppress(ProfileError):
         read_everything(path)
+    with suppress(ProfileError):
+        read_as_libpva(path)
+
+
+CELLS = [(record, column.name) for record in records.STORED for column in schema.columns(record)]
+HOSTILE = st.sampled_from([-1, 0, 1, 7, 63, 2**31, 2**53, -(2**63), 2**63 - 1, "", "x", "[", "\0", 0.5, None, b"\x00"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(CELLS), st.integers(0, 50), HOSTILE), min_size=1, max_size=3))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_value_in_any_cell_gives_a_profile_error_or_frames_and_nothing_else(profile, tmp_path, changes):
+    path = tmp_path / "altered.pop"
+    shutil.copy(profile, path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for (record, column), row, value in changes:
+            key = getattr(record, "key", "rowid")
+            which = f"({key}) IN (SELECT {key} FROM {record.table} LIMIT 1 OFFSET {row})"
+            with suppress(sqlite3.Error):
+                connection.execute(f"UPDATE {record.table} SET {column} = ? WHERE {which}", (value,))
+    for read in (read_everything, read_as_libpva):
+        with suppress(ProfileError):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        ("UPDATE target SET num_ipus = 60000, num_replicas = 30000, tiles_per_ipu = 60000", "tiles are more than"),
+        ("UPDATE target SET num_replicas = 3", "2 IPUs are not 3 replicas of 2"),
+        ("UPDATE target SET ipus_per_replica = 0", "replicas of 0"),
+        ("UPDATE program_tree SET parent = 999 WHERE id = 1", "program tree"),
+    ],
+)
+def test_hostile_content_is_named_by_libpvas_model_too(copy, sql, problem):
+    alter(copy, sql)
+    with pytest.raises(ProfileError, match=problem):
+        read_as_libpva(copy)
 
 
 BOMB = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 27))

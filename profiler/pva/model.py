@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from profiler import liveness, records
+from profiler.errors import ProfileError
 from profiler.memory import IpuVariables
 from profiler.report import Report
 
@@ -34,6 +35,7 @@ CATEGORIES = (
     "constant",
 )
 OWN_NAME = ("variable", "constant")  # categories whose variables go by their own names
+MOST_TILES = 1 << 21  # of a device: lists over all of them are made
 _KEPT = 64  # tiles whose bytes over all steps are remembered
 
 
@@ -42,10 +44,17 @@ class Model:
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.target = report.target
-        self.tiles = self.target.tiles_per_ipu
-        self.ipus = max(1, self.target.ipus_per_replica)
+        self.target = target = report.target
+        self.tiles = target.tiles_per_ipu
+        self.ipus = target.ipus_per_replica
+        if self.ipus < 1 or target.num_replicas < 1 or self.ipus * target.num_replicas != target.num_ipus:
+            raise self.damaged(f"{target.num_ipus} IPUs are not {target.num_replicas} replicas of {self.ipus}")
+        if target.num_ipus * self.tiles > MOST_TILES:
+            raise self.damaged(f"{target.num_ipus * self.tiles:,} tiles are more than {MOST_TILES:,}")
         self._recent: OrderedDict[Any, Any] = OrderedDict()
+
+    def damaged(self, problem: str) -> ProfileError:
+        return ProfileError(self.report.path, problem, "Run the model again to get a new profile")
 
     def ipu_of(self, ipu: int) -> int:
         """The modelled IPU that stands for one of any replica."""
@@ -94,7 +103,10 @@ class Model:
         frame = self.report.program_steps()
         stored = self.report.columns_of(records.Step)
         frame = frame.set_index("step").loc[stored["id"]]
-        node = np.array([self.node_of.get(id, len(self.node_of)) for id in stored["program"].tolist()], dtype=np.int64)
+        nodes = [self.node_of.get(id, -1) for id in stored["program"].tolist()]
+        node = np.array(nodes, dtype=np.int64)
+        if (node < 0).any() or len(set(nodes)) < len(nodes):
+            raise self.damaged("a program step has no leaf of the program tree of its own")
         order = np.lexsort((stored["id"], node))
         columns = {
             **stored,
