@@ -134,6 +134,40 @@ def test_a_bag_is_a_lookup_and_a_sum_where_the_bag_lies() -> None:
     assert int(exchanges(plan)["values"].bytes_out.sum()) == 10 * 32 * 4
 
 
+@pytest.mark.parametrize("name", ["gather", "scatter_add"])
+def test_an_index_that_repeats_itself_picks_rows_and_is_sent_once(name: str) -> None:
+    table, values = tensor(4, 50, 64), tensor(4, 10, 64)
+    whole = tensor(4, 10, 64, dtype="int64")
+    expanded = tensor(4, 10, 64, dtype="int64", strides=(10, 1, 0))
+    moved, slowest = [], []
+    for index in (whole, expanded):
+        args = (table, 1, index) if name == "gather" else (table, 1, index, values)
+        spec = op(f"aten.{name}.default", args, values if name == "gather" else table)
+        plan = lower(spec, MK2)
+        check(plan, spec)
+        tiles = np.count_nonzero(linear_layout(table, 1472).bytes)
+        moved.append(int(exchanges(plan)["indices"].bytes_in.sum()) // tiles)
+        step = "slice" if name == "gather" else "update"
+        slowest.append(int(computes(plan)[f"{name}/{step}"].cycles.max()))
+    assert moved == [4 * 10 * 64 * 4, 4 * 10 * 4]
+    assert slowest[1] < slowest[0] / 10
+
+
+def test_the_gradient_of_dropout_draws_again_where_the_mask_was_made() -> None:
+    mask = tensor(FULL, dtype="bool", layout=linear_layout(tensor(FULL, dtype="bool"), 1472))
+    there = linear_layout(tensor(FULL, dtype="bool"), 1472)
+    near = tensor(FULL, layout=type(there)(there.key, there.bytes * 4))
+    far = tensor(FULL, layout=linear_layout(tensor(FULL), 1472))
+    for grad, moved in ((near, 0), (far, FULL * 4)):
+        spec = op("aten.native_dropout_backward.default", (grad, mask, 1.1), tensor(FULL))
+        plan = lower(spec, MK2)
+        check(plan, spec)
+        assert sum(int(step.bytes_in.sum()) for step in exchanges(plan).values()) == moved
+        # 6 + 6 (24 + 2 a vector of two)
+        worker = math.ceil(int(there.bytes.max()) / 6)
+        assert int(computes(plan)["dropout"].cycles.max()) == 6 + 6 * (24 + 2 * math.ceil(worker / 2))
+
+
 def test_a_search_halves_the_edges() -> None:
     for edges, halves in ((1, 1), (3, 2), (7, 3), (8, 4)):
         spec = op("aten.bucketize.Tensor", (tensor(FULL), tensor(edges)), tensor(FULL, dtype="int64"))
