@@ -13,7 +13,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Costs, best_split, what_if
 from profiler.rebalance.bands import INFINITE, copy_cycles, depth_of, least_maximum
 from profiler.rebalance.room import Choice, Part, ipu_bytes, room
-from profiler.rebalance.split import ALL_CHOICES, _shortest_cycle, least_bottleneck
+from profiler.rebalance.split import ALL_CHOICES, _shortest_cycle, table_of_least
 from profiler.rebalance.what_if import stage_cycles
 
 
@@ -142,8 +142,8 @@ def test_bottleneck_and_copies_together_are_least() -> None:
         best = brute_force(costs, range(stages), choices, copies=True)
         if best is None:
             continue
-        least = least_bottleneck(costs, stages, choices)
-        found = _shortest_cycle(costs, stages, choices, (), least)
+        table, least = table_of_least(costs, stages, choices)
+        found = _shortest_cycle(table, ())
         reached = what_if(costs, found).bottleneck
         assert reached + _copies(costs, found.spans(count)) == best
         differs += reached > least

@@ -49,6 +49,7 @@ def random_costs(
         not_again=int(random.integers(0, most // 10 + 1)),
         inputs=inputs,
         copy=copy,
+        stashed=np.concatenate([inputs[:1], copy[:-1]]),
         copy_back=random.integers(1, 136 * tiles, blocks),
         stream_in=np.where(np.arange(blocks) == 0, 500, 0),
         stream_out=np.where(np.arange(blocks) == blocks - 1, 300, 0),

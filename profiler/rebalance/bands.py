@@ -23,29 +23,26 @@ def least_maximum(cost: Callable[[int], np.ndarray], stages: int) -> tuple[int, 
 
     None where every split has an `INFINITE` stage.
     """
-    shape = cost(0).shape
-    count, width = shape
+    count, width = cost(0).shape
     last = np.arange(count)[:, None]
     first = last - np.arange(width)[None, :]
-    there = first >= 0
-    before = np.maximum(first - 1, 0)
-    at = (np.maximum(first, 0), np.broadcast_to(np.arange(width)[None, :], first.shape))
-    best = np.where(there & (first == 0), cost(0)[at], INFINITE).min(axis=1)
-    came: list[np.ndarray] = []
-    starts_later = there & (first > 0)
-    rows = np.arange(count)
+    at = np.maximum(first, 0) * width + np.arange(width)[None, :]
+    behind = np.maximum(first, 0)  # the entry before Block 0 stands for "no split", as that before a first one < 0
+    none = np.full(1, INFINITE, dtype=np.int64)
+    best = [np.concatenate([none, np.where(first == 0, cost(0).ravel()[at], INFINITE).min(axis=1)])]
     for k in range(1, stages):
-        worst = np.where(starts_later, np.maximum(best[before], cost(k)[at]), INFINITE)
-        pick = worst.argmin(axis=1)
-        best = worst[rows, pick]
-        came.append(first[rows, pick])
-    if best[-1] >= INFINITE:
+        worst = np.maximum(best[-1].take(behind), cost(k).ravel().take(at))
+        best.append(np.concatenate([none, worst.min(axis=1)]))
+    value = int(best[-1][count])
+    if value >= INFINITE:
         return None
     starts, end = [], count - 1
-    for chosen in reversed(came):
-        starts.append(int(chosen[end]))
+    for k in range(stages - 1, 0, -1):
+        begins = np.arange(max(1, end - width + 1), end + 1)
+        worst = np.maximum(best[k - 1][begins], cost(k)[begins, end - begins])
+        starts.append(int(begins[worst.argmin()]))
         end = starts[-1] - 1
-    return int(best[-1]), (0, *reversed(starts))
+    return value, (0, *reversed(starts))
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,7 @@ class Bands:
     rooms: tuple[Room, ...] | None  # None: memory is not looked at
     link: np.ndarray  # bytes over the busier way of the IPU's link
     allowed: np.ndarray  # bool: keeps Blocks together that must be
+    most: int  # cycles: stages that take as many are all in
 
     def load(self, k: int) -> np.ndarray:
         """Cycles of stage k where it fits, with the choice that makes it shortest; else INFINITE."""
@@ -124,7 +122,7 @@ def bands(
     into = np.concatenate([[0], ahead[:-1]])[first]
     out_back = np.concatenate([[0], back[:-1]])[first]
     link = np.where(inside, np.maximum(ahead[last] + out_back, into + back[last]), INFINITE)
-    return Bands(costs, stages, tuple(choices), early, final, rooms, link, allowed)
+    return Bands(costs, stages, tuple(choices), early, final, rooms, link, allowed, most)
 
 
 def _early(costs: Costs, choice: Choice, first: np.ndarray, last: np.ndarray, final: np.ndarray) -> np.ndarray:

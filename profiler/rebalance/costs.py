@@ -41,6 +41,7 @@ class Costs:
     inputs: np.ndarray  # bytes from the host that the Block is the first to read
     copy: np.ndarray  # bytes forward over a cut behind the Block
     copy_back: np.ndarray
+    stashed: np.ndarray  # bytes that a stage beginning with the Block keeps of what enters it
     stream_in: np.ndarray  # cycles of host input
     stream_out: np.ndarray
     stream_out_once: bool
@@ -121,6 +122,7 @@ class Costs:
             inputs=blocks["input_bytes"].to_numpy(),
             copy=copy,
             copy_back=copy_back,
+            stashed=_stashed(report, stage, np.concatenate([[blocks["input_bytes"].iloc[0]], copy[:-1]])),
             stream_in=_streams(inputs, stage, blocks["input_bytes"].to_numpy()),
             stream_out=_streams(outputs, stage, np.arange(count) + 1 == count),
             stream_out_once=_outputs_once(report),
@@ -166,8 +168,8 @@ class Costs:
         return self.entering(first) + saved
 
     def entering(self, first: int) -> int:
-        """Bytes that a stage beginning with Block ``first`` takes in, a micro-batch."""
-        return int(self.copy[first - 1] if first else self.inputs[0])
+        """Bytes that a stage beginning with Block ``first`` takes in and keeps, a micro-batch."""
+        return int(self.stashed[first])
 
     @cached_property
     def saved_bytes(self) -> np.ndarray:
@@ -206,6 +208,34 @@ def _stash_fit(report: Report) -> tuple[float, float]:
         if rate >= 0 and base >= 0:
             return float(base), float(rate)
     return float(cycles.mean()), 0.0
+
+
+def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndarray:
+    """What a stage beginning with each Block would stash of the bytes that enter it.
+
+    Some only pass through, as a weight does that a later stage shares. How much is known where stages begin in the
+    profile; elsewhere it is taken for the less of the next such cuts (an estimate).
+    """
+    kept = report.variables
+    kept = kept[kept["role"] == "stash"]
+    made = kept["block"].to_numpy()
+    from_before = (made < 0) | (stage[made.clip(0)] != kept["stage"].to_numpy())
+    total = kept["bytes"][from_before].groupby(kept["stage"][from_before]).sum()
+    known: dict[int, int] = {}
+    for k, depth in zip(report.stages["stage"].tolist(), report.stages["stash_depth"].tolist(), strict=True):
+        first = np.flatnonzero(stage == k)
+        if depth and len(first):
+            begins = int(first[0])
+            known[begins] = max(0, int(entering[begins]) - int(total.get(k, 0)) // depth)
+    through = np.zeros_like(entering)
+    cuts = sorted(set(known) - {0})
+    for block in range(len(entering)):
+        if block in known:
+            through[block] = known[block]
+        elif block and cuts:
+            at = int(np.searchsorted(cuts, block))
+            through[block] = min(known[cut] for cut in cuts[max(0, at - 1) : at + 1])
+    return np.maximum(0, entering - through)
 
 
 def _recomputes(report: Report, pipelined_training: bool) -> bool:

@@ -66,8 +66,8 @@ def best_split(
         free, least, assignment = _returning(costs, where, together, allowed)
     else:
         free = least_bottleneck(costs, wanted, allowed, together, memory=False)
-        least = least_bottleneck(costs, wanted, allowed, together, at_least=free)
-        assignment = replace(_shortest_cycle(costs, wanted, allowed, together, least), ipus=where)
+        table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
+        assignment = replace(_shortest_cycle(table, together), ipus=where)
     assignment = _better_neighbours(costs, assignment, together)
     prediction = what_if(costs, assignment)
     return Split(prediction, prediction.bottleneck, least, free, tuple(_reasons(costs, prediction, least, free)))
@@ -84,16 +84,31 @@ def least_bottleneck(
 ) -> int:
     """The least cycles a micro-batch of the slowest of so many stages, one an IPU, exactly. ``memory`` False: with
     endless memory. ``at_least``: where to begin. ValueError where no split fits."""
+    return table_of_least(costs, stages, choices, together, memory=memory, at_least=at_least)[1]
+
+
+def table_of_least(
+    costs: Costs,
+    stages: int,
+    choices: Sequence[Choice],
+    together: Sequence[Sequence[int]] = (),
+    *,
+    memory: bool = True,
+    at_least: int = 0,
+) -> tuple[Bands, int]:
+    """`least_bottleneck`, and the bands it was found in."""
+    tables: list[Bands] = []
 
     def try_most(most: int) -> int | None:
-        found = least_maximum(bands(costs, stages, choices, most, together, memory).load, stages)
+        tables[:] = [bands(costs, stages, choices, most, together, memory)]
+        found = least_maximum(tables[0].load, stages)
         return found[0] if found is not None else None
 
     work = costs.forward + costs.backward
     found = widened(max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most)
     if found is None:
         raise ValueError(does_not_fit(costs, stages, choices, together))
-    return found
+    return tables[0], found
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
@@ -139,14 +154,12 @@ def _returning(
     return free, least, found[0][1]
 
 
-def _shortest_cycle(
-    costs: Costs, stages: int, choices: Sequence[Choice], together: Sequence[Sequence[int]], least: int
-) -> Assignment:
+def _shortest_cycle(table: Bands, together: Sequence[Sequence[int]]) -> Assignment:
     """The split with the least sum of bottleneck and copies, exactly, of those with one stage an IPU."""
-    table = bands(costs, stages, choices, least, together)
+    costs, stages = table.costs, table.stages
     value, starts = _least_sum(table)
-    if value > least:  # a longer bottleneck with shorter copies may be better
-        table = bands(costs, stages, choices, value, together)
+    if value > table.most:  # a longer bottleneck with shorter copies may be better
+        table = bands(costs, stages, table.choices, value, together)
         value, starts = _least_sum(table)
     spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
     chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
@@ -177,22 +190,28 @@ def _least_sum(table: Bands) -> tuple[int, tuple[int, ...]]:
 
 
 def _better_neighbours(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> Assignment:
-    """Move single cuts by one Block while that makes a weight update shorter, and it fits."""
-    small = len(costs) * len(assignment.starts) <= _WHOLE_SCHEDULES
-    exact = small or len(set(assignment.ipus)) < len(assignment.ipus) or not costs.training or not costs.pipelined
+    """Move cuts by one Block (where that is quick, also several that follow one another) while that makes a weight
+    update shorter, and it fits."""
+    stages = len(assignment.starts)
+    small = len(costs) * stages <= _WHOLE_SCHEDULES
+    exact = small or len(set(assignment.ipus)) < stages or not costs.training or not costs.pipelined
     total: Callable[[Assignment], int] = (lambda a: what_if(costs, a).total) if exact else _Totals(costs)
+    moves = [(a, b, step) for a in range(1, stages) for b in range(a, stages if small else a + 1) for step in (-1, 1)]
     best, found = total(assignment), assignment
-    for _ in range(len(costs) * len(assignment.starts) if small else _ROUNDS):
+    for _ in range(len(costs) * stages if small else _ROUNDS):
         moved = False
-        for k in range(1, len(found.starts)):
-            for step in (-1, 1):
-                starts = list(found.starts)
-                starts[k] += step
-                if not (starts[k - 1] < starts[k] < ([*starts, len(costs)])[k + 1]):
-                    continue
-                tried = replace(found, starts=tuple(starts))
-                if _kept(costs, tried, together) and (length := total(tried)) < best and _fits(costs, tried, k):
-                    best, found, moved = length, tried, True
+        for first, last, step in moves:
+            starts = np.array([*found.starts, len(costs)])
+            starts[first : last + 1] += step
+            if (np.diff(starts) <= 0).any():
+                continue
+            tried = replace(found, starts=tuple(starts[:-1].tolist()))
+            if (
+                _kept(costs, tried, together)
+                and (length := total(tried)) < best
+                and _fits(costs, tried, range(first - 1, last + 1))
+            ):
+                best, found, moved = length, tried, True
         if not moved:
             break
     return found
@@ -223,10 +242,10 @@ def _kept(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]
     return all(len({assignment.ipus[stage[block]] for block in group}) <= 1 for group in together)
 
 
-def _fits(costs: Costs, assignment: Assignment, cut: int) -> bool:
-    """Whether the IPUs on both sides of a cut hold their stages."""
+def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
+    """Whether the IPUs of these stages hold what they run."""
     parts = assignment.parts(costs)
-    for ipu in {assignment.ipus[cut - 1], assignment.ipus[cut]}:
+    for ipu in {assignment.ipus[k] for k in stages}:
         mine = [part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu]
         if int(ipu_bytes(costs, mine).max()) > costs.bytes_per_tile:
             return False
