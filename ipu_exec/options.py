@@ -43,11 +43,6 @@ TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target
 DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
 # Settings that change nothing here though they would on a machine: setting one warns, and says what happens instead.
 _NOT_HONOURED = {
-    "stochastic_rounding": ("Precision.enableStochasticRounding", "numbers are rounded as PyTorch rounds"),
-    "automatic_loss_scaling": (
-        "Training.setAutomaticLossScaling",
-        "the loss is scaled by the optimiser's constant only",
-    ),
     "floating_point_exceptions": ("Precision.enableFloatingPointExceptions", "PyTorch raises none"),
     "half_float_casting": ("Precision.halfFloatCasting", "mixed operands follow PyTorch's rules"),
     "running_statistics_always_float": (
@@ -183,7 +178,10 @@ class TrainingOptions(_Group):
         )
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Recorded; float32 and bfloat16 need no scaling and the numbers are those of PyTorch."""
+        """Change the loss scale by what float16 gradients look like, from the optimiser's ``loss_scaling`` on.
+
+        See `ipu_exec.precision.LossScaler`. The counting is not in the profile.
+        """
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
@@ -222,7 +220,11 @@ class PrecisionOptions(_Group):
         )
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
-        """Recorded; numbers are rounded as PyTorch rounds."""
+        """Round float16 weights stochastically at each weight update, seeded by ``randomSeed``.
+
+        An IPU rounds every float16 result so; here the update is computed in float32 and rounded at its end, and
+        activations and gradients are rounded as PyTorch rounds. Float32 models are not changed.
+        """
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
