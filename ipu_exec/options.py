@@ -504,7 +504,7 @@ class Options(_Group):
     # -- placement and machine ---------------------------------------------------------------------------
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
-        """PipelinedExecution(...) or ShardedExecution(...)."""
+        """PipelinedExecution(...), ShardedExecution(...), SerialPhasedExecution(...), ParallelPhasedExecution(...)."""
         if not isinstance(strategy, ExecutionStrategy):
             raise UsageError(f"setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not {strategy!r}")
         if self.placement:  # its stages stay, in the order of execution that was asked for
