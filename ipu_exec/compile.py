@@ -16,7 +16,7 @@ from ipu_exec import executables, memory, numerics, placement, program, schedule
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import capture
 from ipu_exec.enums import OutputMode
-from ipu_exec.errors import Error, OutOfMemoryError
+from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
@@ -103,6 +103,9 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
     locations = options.TensorLocations
     offload = locations.location_optimizer.off_chip
+    if locations.location_weight.off_chip and not isinstance(strategy, PhasedExecution):
+        warn_once("TensorLocations.setWeightLocation: useOnChipStorage(False) is not honoured: weights leave the chip "
+                  "in phased execution only")  # fmt: skip
     phases = PhaseOptions()
     if isinstance(strategy, PhasedExecution):
         placed.phases = strategy.phase_of_stages()

@@ -52,6 +52,10 @@ _NOT_HONOURED = {
     "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
     "synthetic_data": ("enableSyntheticData", "the data that is given is used, and its transfer is modelled"),
     "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
+    "num_io_tiles": ("TensorLocations.numIOTiles", "all tiles compute, and host I/O takes turns with that"),
+    "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
+    "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
+    "io_tiles_to_store": ("useIOTilesToStore", "all tiles compute and store"),
     "broadcast_buffers": ("broadcastBuffers", "each replica has buffers of its own, and replica 0's are the model's"),
 }
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
@@ -87,7 +91,8 @@ class _Group:
                 "data loader. Set options first, or change a copy: options.clone()"
             )
         for name, value in values.items():
-            if name in _NOT_HONOURED and value != self._values.get(name):
+            before = self._values.get(name)
+            if name in _NOT_HONOURED and value != before and (before is not None or value):
                 option, instead = _NOT_HONOURED[name]
                 warnings.warn(f"{option} is recorded in the profile, but not honoured: {instead}", stacklevel=4)
         self._values.update(values)
@@ -307,6 +312,12 @@ class TensorLocationOptions(_Group):
         ((name, settings),) = value.items()
         if not isinstance(settings, TensorLocationSettings):
             raise UsageError(f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}")
+        if settings.off_chip and name in ("location_activation", "location_accumulator"):
+            warnings.warn(
+                f"TensorLocations.{method}: useOnChipStorage(False) is recorded in the profile, but not honoured: they "
+                "leave the chip in phased execution only",
+                stacklevel=3,
+            )
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
@@ -314,7 +325,7 @@ class TensorLocationOptions(_Group):
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights lie."""
+        """Where weights lie. Honoured in phased execution, where they come and go with their phase by default."""
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
