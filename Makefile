@@ -12,7 +12,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pins
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo view test lint format docs screenshots browser clean
+.PHONY: help setup demo view test lint format docs compatibility screenshots browser clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ format: $(STAMP) ## Put the sources into the house's form
 docs: $(STAMP) ## Check the pages against the code they describe
 	$(BIN)/python -m pytest tests/test_docs.py
 
+compatibility: $(STAMP) ## Write docs/compatibility.md again
+	$(BIN)/python -m tools.compatibility > docs/compatibility.md
+
 screenshots: $(STAMP) browser demo/training/profile.pop ## Take the pictures in docs/images again
 	$(BIN)/python -m viewer.screenshots
 
@@ -74,4 +77,4 @@ browser: ## See that there is a chromium for the viewer's tests and screenshots
 
 clean: ## Remove what was made: environment, caches, the demo's profiles
 	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find ipu_exec profiler viewer reports tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find ipu_exec profiler viewer reports tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ipu_exec.enums import AutoStage
+from ipu_exec.enums import AutoStage, Liveness
 from ipu_exec.errors import UsageError
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
@@ -273,3 +273,111 @@ class ShardedExecution(ExecutionStrategy):
     """Stages work one after another on the same micro-batch."""
 
     kind = "sharded"
+
+
+class Phase:
+    """Stages that work at the same time, one an IPU. ``Phase("A", "B")`` is one stage of two Blocks."""
+
+    def __init__(self, *arg: Stage | str) -> None:
+        if arg and all(isinstance(item, Stage) for item in arg):
+            self.stages = tuple(item for item in arg if isinstance(item, Stage))
+        elif arg and all(isinstance(item, str) for item in arg):
+            self.stages = (Stage(*arg),)  # type: ignore[arg-type]
+        else:
+            raise UsageError(f"Phase takes stages, or the user_ids of the Blocks of one stage, not {arg!r}")
+
+    def stage(self, idx: int) -> Stage:
+        """The stage of that position."""
+        return self.stages[idx]
+
+    def ipus(self, *ipus: int) -> Phase:
+        """Put each stage on an IPU. Error where there are not as many."""
+        if len(ipus) != len(self.stages):
+            raise UsageError(f"{self} has {len(self.stages)} stages, but {len(ipus)} IPUs were given")
+        for stage, ipu in zip(self.stages, ipus, strict=True):
+            stage.ipu(ipu)
+        return self
+
+    def __repr__(self) -> str:
+        return f"Phase({', '.join(map(repr, self.stages))})"
+
+
+class PhasedExecution(ExecutionStrategy):
+    """Phases one after another; what a phase needs comes from streaming memory and goes back there.
+
+    Weights are loaded before each phase and their gradients kept in streaming memory until the weight update;
+    ``TensorLocations.setWeightLocation`` keeps weights on the chip. `Liveness` says what becomes of the activations
+    that a phase's backward reads. Give phases, lists of stages, or lists of Blocks (one stage each).
+    """
+
+    kind = "phased"
+    parallel: ClassVar[bool]
+
+    def __init__(self, *phases: Phase | Stage | str | Iterable[Stage | str]) -> None:
+        only: Any = phases[0] if len(phases) == 1 else ()
+        if isinstance(only, (list, tuple)) and only and all(isinstance(item, (Phase, list, tuple)) for item in only):
+            phases = tuple(only)  # one list of all phases
+        if not phases or isinstance(phases[0], AutoStage):
+            raise UsageError(f"{type(self).__name__} needs its phases: there is no AutoStage for phased execution")
+        self.phases = tuple(self._phase(item) for item in phases)
+        super().__init__(*(stage for phase in self.phases for stage in phase.stages))
+        self.liveness = Liveness.AlwaysLive
+        self.separate_backward_phase = False
+
+    def _phase(self, item: Any) -> Phase:
+        if isinstance(item, Phase):
+            return item
+        return Phase(*item) if isinstance(item, (list, tuple)) else Phase(item)
+
+    def phase(self, phase: int) -> Phase:
+        """The phase of that number. Error where there is none."""
+        if isinstance(phase, bool) or not isinstance(phase, int) or not 0 <= phase < len(self.phases):
+            raise UsageError(f"Phases are identified by positive integers: there are {len(self.phases)}, not {phase!r}")
+        return self.phases[phase]
+
+    def useSeparateBackwardPhase(self, use: bool = True) -> PhasedExecution:
+        """Whether the backward of the last phase is a phase of its own rather than the end of it (2P - 1 phases)."""
+        if not isinstance(use, bool):
+            raise UsageError(f"useSeparateBackwardPhase takes True or False, not {use!r}")
+        self.separate_backward_phase = use
+        return self
+
+    def phase_of_stages(self) -> tuple[int, ...]:
+        """The phase of each of ``stages``."""
+        return tuple(number for number, phase in enumerate(self.phases) for _ in phase.stages)
+
+    def default_ipu(self, stage: int) -> int:
+        """Where a stage is that nobody put anywhere."""
+        of = self.phase_of_stages()
+        place = stage - of.index(of[stage])
+        return 2 * place + of[stage] % 2 if self.parallel else place
+
+    def __repr__(self) -> str:
+        inside = [*map(repr, self.phases), f"Liveness.{self.liveness.name}"]
+        return f"{type(self).__name__}({', '.join([*inside, *['separate'] * self.separate_backward_phase])})"
+
+
+class SerialPhasedExecution(PhasedExecution):
+    """All phases on one group of IPUs (0, 1, 2 ...): loading, computing and storing follow each other."""
+
+    parallel = False
+
+    def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
+        """Where activations are between a phase's forward and backward."""
+        if not isinstance(liveness, Liveness):
+            raise UsageError(f"setTensorsLiveness takes a Liveness, not {liveness!r}")
+        self.liveness = liveness
+        return self
+
+
+class ParallelPhasedExecution(PhasedExecution):
+    """Phases on two groups in turn, IPUs 0, 2, ... and 1, 3, ...: one loads and stores while the other computes."""
+
+    parallel = True
+
+    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
+        """Whether activations wait for the backward in streaming memory."""
+        if not isinstance(off_chip, bool):
+            raise UsageError(f"sendTensorsOffChipAfterFwd takes True or False, not {off_chip!r}")
+        self.liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
+        return self

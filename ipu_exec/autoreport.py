@@ -41,7 +41,7 @@ class ProfileSession:
                 kind=kind,
                 model=options.model_name or "",
                 micro_batch=executable.micro_batch,
-                strategy="pipelined" if executable.placement.pipelined else "sharded",
+                strategy=_strategy(executable),
                 link_latency=round(LINK_LATENCY_SECONDS * executable.target.clock_hz),  # cycles
                 link_bytes_per_cycle=executable.target.link_bytes_per_cycle,
                 link_bytes_per_cycle_between_boards=executable.target.board_link_bytes_per_cycle,
@@ -98,3 +98,9 @@ class ProfileSession:
         self._writer = None
         self.path = None
         warnings.warn(f"no profile is written: {error}", stacklevel=3)
+
+
+def _strategy(executable: Executable) -> str:
+    if executable.placement.phases:
+        return "phased"
+    return "pipelined" if executable.placement.pipelined else "sharded"

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 
 from ipu_exec import executables, memory, numerics, placement, program, schedule
+from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import capture
 from ipu_exec.enums import OutputMode
-from ipu_exec.errors import Error, OutOfMemoryError
+from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target, target
 from ipu_exec.options import Options
+from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
 from profiler import records, schedules
 
@@ -99,6 +101,18 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     progress(0.3, "placement")
     stages = placement.resolve_stages(strategy, graph.blocks)
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
+    locations = options.TensorLocations
+    offload = locations.location_optimizer.off_chip
+    if locations.location_weight.off_chip and not isinstance(strategy, PhasedExecution):
+        warn_once("TensorLocations.setWeightLocation: useOnChipStorage(False) is not honoured: weights leave the chip "
+                  "in phased execution only")  # fmt: skip
+    phases = PhaseOptions()
+    if isinstance(strategy, PhasedExecution):
+        placed.phases = strategy.phase_of_stages()
+        placement.check_phases(graph, placed)
+        offload = locations.location_optimizer.on_chip_storage is not True
+        weights_move = locations.location_weight.on_chip_storage is not True
+        phases = PhaseOptions(strategy.liveness, strategy.separate_backward_phase, weights_move)
     attached = placement.round_ipus(placed.num_ipus, bool(options.auto_round_num_ipus))
     if placed.pipelined:
         name = "Training.gradientAccumulation" if training else "deviceIterations"
@@ -107,13 +121,13 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     progress(0.4, "lowering")
     device = target(options.target_name)
     machines = [_machine(device, options, ipu) for ipu in range(placed.num_ipus)]
-    offload = options.TensorLocations.location_optimizer.off_chip
     wanted = program.ProgramOptions(
         replicas,
         mode in _ONCE,
         offload,
         recompute=_recompute(options),
         estimate=bool(options.estimate_unknown_operators),
+        phases=phases,
     )
     tree = program.build(graph, placed, machines, wanted)
 
@@ -130,6 +144,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         micro_batches=micro_batches,
         iterations=iterations,
         stream_out_once=mode in _ONCE,
+        parallel_phases=isinstance(strategy, PhasedExecution) and strategy.parallel,
     )
     progress(1.0, "done")
     return Executable(

@@ -22,8 +22,9 @@ from ipu_exec import arguments, executables, numerics
 from ipu_exec.context import on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy
 from ipu_exec.errors import Error, OutOfMemoryError, UsageError
-from ipu_exec.optim import SGD, AttributeTracker, check_constants, check_supported, constants
+from ipu_exec.optim import SGD, AttributeTracker, check_constants, check_supported, constants, loss_scaling
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
+from ipu_exec.precision import LossScaler, Precision
 from ipu_exec.structures import learn
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class PoplarExecutor:
         self._anchors: dict[str, Anchor] = {}
         self._anchored: dict[str, torch.Tensor] = {}
         self._constants: dict[str, Any] = {}
+        self._precision: Precision | None = None
         self._attached = self._seeded = self._ran = False
         self._compilation_seconds = 0.0
         if training:
@@ -147,7 +149,14 @@ class PoplarExecutor:
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
-                    self._model, args, kwargs, self._plan, self._optimizer, self._buffers, watch=watch
+                    self._model,
+                    args,
+                    kwargs,
+                    self._plan,
+                    self._optimizer,
+                    self._buffers,
+                    watch=watch,
+                    precision=self._float16(),
                 )
             else:
                 result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers, watch)
@@ -159,6 +168,19 @@ class PoplarExecutor:
         if self._options.log_cycle_count:
             logger.info("cycles of this call: %d", self._executable.cycles_per_call)
         return result
+
+    def _float16(self) -> Precision:
+        """What the options ask for float16, with its state from call to call."""
+        if self._precision is None:
+            assert self._optimizer is not None
+            seed = self._options.random_seed if self._options.random_seed is not None else torch.initial_seed()
+            scaled = self._options.Training.automatic_loss_scaling
+            rounded = self._options.Precision.stochastic_rounding
+            self._precision = Precision(
+                LossScaler(loss_scaling(self._optimizer)) if scaled else None,
+                torch.Generator().manual_seed(seed) if rounded else None,
+            )
+        return self._precision
 
     def _stop_after_compiling(self) -> NoReturn:
         """`ipu-run --compile-only`: the profile is whole, and the script ends before any number is computed."""

@@ -182,6 +182,7 @@ class _Maker:
             "shape": self.shapes.get(storage_id),
         }
         offloaded = storage.role == "optimiser state" and self.offload
+        offloaded = offloaded or storage_id in self.tree.moving
         if storage.role in _ALWAYS and not offloaded and self.placement.home.get(storage_id, stage) == stage:
             about["op"] = self._owner_op(storage_id)
             self.add(storage.name, "variable", storage.role, layout.bytes, **about)
@@ -207,7 +208,9 @@ class _Maker:
         """
         spans: dict[int, tuple[int, int]] = {}
         copied: tuple[int, int] | None = None
-        arrives = any(
+        if storage in self.tree.moving:
+            return self._while_on_chip(storage, stage)
+        arrives = not self.placement.phases and any(
             t.storage == storage and t.source != stage and stage in _reached(t) for t in self.placement.transfers
         )
         for body, at in self.bodies:
@@ -236,6 +239,19 @@ class _Maker:
             index = -1 if sent_late else 0
             groups[index] = (groups[index][0], max(groups[index][1], copied[1]))
         return groups
+
+    def _while_on_chip(self, storage: int, stage: int) -> list[tuple[int, int]]:
+        """Phased execution: from being loaded (or made) to being stored (or last read), phase by phase or until the end
+        of the forward or backward."""
+        spans: dict[int | str, tuple[int, int]] = {}
+        for number, (body, at) in enumerate(self.bodies):
+            if storage in body.touched and body.stage in (stage, -1):
+                first, last = body.touched[storage]
+                part = "forward" if body.task in (schedules.STREAM_IN, schedules.FORWARD) else "backward"
+                turns = body.stage in self.tree.turning and body.task in (schedules.FORWARD, schedules.BACKWARD)
+                key = ("turn" if turns else number) if self.tree.moving[storage] else part
+                spans[key] = _union(spans.get(key), (at + first, at + last))
+        return list(spans.values())
 
     def temporaries(self) -> None:
         for body, at in self.bodies:

@@ -24,6 +24,7 @@ from ipu_exec.errors import Error
 from ipu_exec.ops import is_marked_loss
 from ipu_exec.optim import loss_scaling
 from ipu_exec.options import Options
+from ipu_exec.precision import Precision
 from ipu_exec.structures import learn
 
 if TYPE_CHECKING:
@@ -270,16 +271,18 @@ def train(
     buffers: ReplicaBuffers | None = None,
     loss_of: Callable[[Any], torch.Tensor] = find_loss,
     watch: Watch | None = None,
+    precision: Precision | None = None,
 ) -> Any:
     """One training call: ``device_iterations`` weight updates; outputs by the output mode."""
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
     outputs = Outputs(plan)
     parameters = _trained(model, optimizer)
-    scale = loss_scaling(optimizer)
+    precision = precision or Precision()
     with torch.enable_grad():
         for iteration in range(plan.device_iterations):
             total: Gradients = {}
+            scale = precision.scaler.scale if precision.scaler else loss_scaling(optimizer)
             for replica in range(plan.replicas):
                 with buffers.of(model, replica):
                     _clear(parameters)
@@ -294,8 +297,11 @@ def train(
                 total = add_gradients(total, {p: p.grad for p in parameters if p.grad is not None})
             for parameter in parameters:
                 parameter.grad = total.get(parameter)
-            _divide(parameters, plan, scale)
-            optimizer.step()
+            if precision.scaler:
+                precision.scaler.observe(total.values())
+            with precision.update(optimizer):
+                _divide(parameters, plan, scale)
+                optimizer.step()
             if watch is not None:
                 watch.updated(iteration)
             _clear(parameters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -20,7 +19,6 @@ from ipu_exec.errors import UsageError, warn_once
 Body = Callable[..., Any]
 
 _LOSS_MARK = "_ipu_exec_loss"
-logger = logging.getLogger("ipu_exec")
 
 
 def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
@@ -71,12 +69,13 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     """PopTorch's memory proportion for one operator (0 to 1). Numbers do not depend on it.
 
     The model takes the proportion per IPU, from ``Options.setAvailableMemoryProportion``; one operator's is
-    accepted and logged as not modelled.
+    accepted, and a warning says once that it is not modelled.
     """
     check_proportion("set_available_memory", available_memory_proportion)
     check_tensor("set_available_memory", tensor)
-    logger.debug("set_available_memory(%g): proportions of single operators are not modelled; set it per IPU with "
-                 "Options.setAvailableMemoryProportion", available_memory_proportion)  # fmt: skip
+    if isRunningOnIpu():
+        warn_once("set_available_memory: proportions of single operators are not modelled; set them per IPU with "
+                  "Options.setAvailableMemoryProportion")  # fmt: skip
     return tensor
 
 

@@ -43,11 +43,6 @@ TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target
 DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
 # Settings that change nothing here though they would on a machine: setting one warns, and says what happens instead.
 _NOT_HONOURED = {
-    "stochastic_rounding": ("Precision.enableStochasticRounding", "numbers are rounded as PyTorch rounds"),
-    "automatic_loss_scaling": (
-        "Training.setAutomaticLossScaling",
-        "the loss is scaled by the optimiser's constant only",
-    ),
     "floating_point_exceptions": ("Precision.enableFloatingPointExceptions", "PyTorch raises none"),
     "half_float_casting": ("Precision.halfFloatCasting", "mixed operands follow PyTorch's rules"),
     "running_statistics_always_float": (
@@ -57,6 +52,10 @@ _NOT_HONOURED = {
     "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
     "synthetic_data": ("enableSyntheticData", "the data that is given is used, and its transfer is modelled"),
     "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
+    "num_io_tiles": ("TensorLocations.numIOTiles", "all tiles compute, and host I/O takes turns with that"),
+    "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
+    "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
+    "io_tiles_to_store": ("useIOTilesToStore", "all tiles compute and store"),
     "broadcast_buffers": ("broadcastBuffers", "each replica has buffers of its own, and replica 0's are the model's"),
 }
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
@@ -92,7 +91,8 @@ class _Group:
                 "data loader. Set options first, or change a copy: options.clone()"
             )
         for name, value in values.items():
-            if name in _NOT_HONOURED and value != self._values.get(name):
+            before = self._values.get(name)
+            if name in _NOT_HONOURED and value != before and (before is not None or value):
                 option, instead = _NOT_HONOURED[name]
                 warnings.warn(f"{option} is recorded in the profile, but not honoured: {instead}", stacklevel=4)
         self._values.update(values)
@@ -183,7 +183,10 @@ class TrainingOptions(_Group):
         )
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Recorded; float32 and bfloat16 need no scaling and the numbers are those of PyTorch."""
+        """Change the loss scale by what float16 gradients look like, from the optimiser's ``loss_scaling`` on.
+
+        See `ipu_exec.precision.LossScaler`. The counting is not in the profile.
+        """
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
@@ -222,7 +225,11 @@ class PrecisionOptions(_Group):
         )
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
-        """Recorded; numbers are rounded as PyTorch rounds."""
+        """Round float16 weights stochastically at each weight update, seeded by ``randomSeed``.
+
+        An IPU rounds every float16 result so; here the update is computed in float32 and rounded at its end, and
+        activations and gradients are rounded as PyTorch rounds. Float32 models are not changed.
+        """
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
@@ -305,6 +312,12 @@ class TensorLocationOptions(_Group):
         ((name, settings),) = value.items()
         if not isinstance(settings, TensorLocationSettings):
             raise UsageError(f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}")
+        if settings.off_chip and name in ("location_activation", "location_accumulator"):
+            warnings.warn(
+                f"TensorLocations.{method}: useOnChipStorage(False) is recorded in the profile, but not honoured: they "
+                "leave the chip in phased execution only",
+                stacklevel=3,
+            )
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
@@ -312,7 +325,7 @@ class TensorLocationOptions(_Group):
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights lie."""
+        """Where weights lie. Honoured in phased execution, where they come and go with their phase by default."""
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
@@ -502,7 +515,7 @@ class Options(_Group):
     # -- placement and machine ---------------------------------------------------------------------------
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
-        """PipelinedExecution(...) or ShardedExecution(...)."""
+        """PipelinedExecution(...), ShardedExecution(...), SerialPhasedExecution(...), ParallelPhasedExecution(...)."""
         if not isinstance(strategy, ExecutionStrategy):
             raise UsageError(f"setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not {strategy!r}")
         if self.placement:  # its stages stay, in the order of execution that was asked for

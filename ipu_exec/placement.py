@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ipu_exec.annotations import ExecutionStrategy, Stage
+from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, Stage
 from ipu_exec.enums import AutoStage
 from ipu_exec.errors import Error
 from ipu_exec.graph import BlockInfo, Graph, OpNode
@@ -49,6 +49,7 @@ class Placement:
     op_stage: list[int] = field(default_factory=list)
     home: dict[int, int] = field(default_factory=dict)
     transfers: list[Transfer] = field(default_factory=list)
+    phases: tuple[int, ...] = ()  # of phased execution: the phase of each stage
 
     @property
     def ipus(self) -> tuple[int, ...]:
@@ -101,7 +102,7 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
     return placement
 
 
-def _check_order(graph: Graph, block_stage: list[int]) -> None:
+def _check_order(graph: Graph, block_stage: list[int], word: str = "stage") -> None:
     furthest, at = 0, ""
     for op in graph.ops:
         if op.direction != "forward" or op.block < 0:
@@ -109,8 +110,9 @@ def _check_order(graph: Graph, block_stage: list[int]) -> None:
         stage = block_stage[op.block]
         if stage < furthest:
             raise Error(
-                f"Block {graph.blocks[op.block].name!r} (stage {stage}) runs after Block {at!r} (stage {furthest}): "
-                f"stages of a pipeline must not go back along the model. Put it in stage {furthest} or later",
+                f"Block {graph.blocks[op.block].name!r} ({word} {stage}) runs after Block {at!r} ({word} {furthest}): "
+                f"{'stages of a pipeline' if word == 'stage' else 'phases'} must not go back along the model. Put it "
+                f"in {word} {furthest} or later",
                 location=f"{op.file}:{op.line}" if op.file else "",
             )
         furthest, at = stage, graph.blocks[op.block].name
@@ -172,6 +174,12 @@ def _find_transfers(graph: Graph, placement: Placement) -> None:
     ]
 
 
+def check_phases(graph: Graph, placement: Placement) -> None:
+    """Error where the model goes back to a phase that is over."""
+    block_phase = {name: placement.phases[k] for k, stage in enumerate(placement.stages) for name in stage.blocks}
+    _check_order(graph, [block_phase[block.name] for block in graph.blocks], "phase")
+
+
 def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> None:
     """A pipeline must be deep enough to fill: Error names the smallest number that works."""
     least = schedules.pipeline_stages(stages, training)
@@ -189,6 +197,9 @@ def resolve_stages(strategy: ExecutionStrategy, blocks: Sequence[BlockInfo]) -> 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's stage is its
     ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU merge.
     """
+    if isinstance(strategy, PhasedExecution):
+        named = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
+        return [_phased_stage(strategy, index, place, blocks) for index, place in enumerate(named)]
     if strategy.stages:
         found = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
     else:
@@ -213,6 +224,14 @@ def _named_stage(index: int, stage: Stage, blocks: Sequence[BlockInfo]) -> Stage
             f"stage its IPU with .ipu(n), or put the Blocks into two stages"
         )
     return StagePlace(index, stage.blocks)
+
+
+def _phased_stage(strategy: PhasedExecution, index: int, place: StagePlace, blocks: Sequence[BlockInfo]) -> StagePlace:
+    """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group is."""
+    asked = [block.ipu_id for block in blocks if block.name in place.blocks and block.ipu_id is not None]
+    if strategy.stages[index].ipu_id is not None:
+        return place
+    return StagePlace(asked[0] if asked else strategy.default_ipu(index), place.blocks)
 
 
 def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[StagePlace]:

@@ -32,6 +32,7 @@ from ipu_exec.machine import (
     link_latency_cycles,
     link_rate,
 )
+from ipu_exec.phases import PhaseOptions, Traffic, moves
 from ipu_exec.placement import Placement, storage_bytes
 from ipu_exec.reads import read_values
 from profiler import records, schedules
@@ -105,6 +106,10 @@ class ProgramTree:
     recomputed: dict[int, set[int]]  # stage -> storages made again before its backward
     op_plans: dict[int, Plan]
     op_cycles: dict[int, int]
+    moving: dict[int, bool] = field(default_factory=dict)  # phased: what leaves the chip, and if after every phase
+    turning: frozenset[int] = frozenset()  # phased: stages whose backward follows their forward at once
+    loads: dict[tuple[int, int], int] = field(default_factory=dict)  # (task, stage) -> cycles at its body's beginning
+    stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
 
     def of(self, task: int, stage: int) -> Body | None:
         return next((b for b in self.bodies if b.task == task and b.stage == stage), None)
@@ -123,6 +128,7 @@ class ProgramOptions:
     offload_optimiser: bool = False
     recompute: bool = True  # pipelined training: stages but the last run their forward again before the backward
     estimate: bool = False  # guess an operator that nobody lowered
+    phases: PhaseOptions = field(default_factory=PhaseOptions)
 
 
 def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
@@ -140,6 +146,10 @@ class _Builder:
         self.op_plans: dict[int, Plan] = {}
         self.op_cycles: dict[int, int] = {}
         self.stages = range(len(placement.stages))
+        self.traffic: dict[tuple[str, int], Traffic] = {}
+        self.moving: dict[int, bool] = {}
+        self.loads: dict[tuple[int, int], int] = {}
+        self.stores: dict[tuple[int, int], int] = {}
         self.makers: dict[int, int] = {}  # storage -> op that makes it
         for op in graph.ops:
             for output in op.outputs:
@@ -156,6 +166,9 @@ class _Builder:
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
             if not self._is_view(op):
                 ops.setdefault((op.direction, stage), []).append(op)
+        if self.placement.phases:
+            found = moves(self.graph, self.placement, ops, self.options.phases)
+            self.traffic, self.moving = found.traffic, found.moving
         stashed: dict[int, list[int]] = {}
         again: dict[int, list[OpNode]] = {}
         for stage in self.stages:
@@ -164,8 +177,7 @@ class _Builder:
         forwards, backwards, updates = [], [], []
         for stage in self.stages:
             body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
-            for op in ops.get(("forward", stage), []):
-                self._lower(op, stage, body)
+            self._compute(ops.get(("forward", stage), []), "forward", stage, body)
             for storage in stashed[stage]:
                 self._stash(storage, stage, body, "stash")
             forwards.append(body)
@@ -182,8 +194,7 @@ class _Builder:
                 body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
             else:
                 body.name, body.task = f"stage {stage} backward", schedules.BACKWARD
-            for op in ops.get(("backward", stage), []):
-                self._lower(op, stage, body)
+            self._compute(ops.get(("backward", stage), []), "backward", stage, body)
             backwards.append(body)
         for ipu in range(self.placement.num_ipus):
             body = Body(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
@@ -200,7 +211,7 @@ class _Builder:
                 f"IPU {ipu} external sync", ipu, schedules.SYNC, records.SYNC, "External", EXTERNAL_SYNC_CYCLES
             )
             for ipu in range(self.placement.num_ipus)
-            if self.placement.num_ipus > 1
+            if self.placement.num_ipus > 1 and not self.placement.phases
         ]
         order = [*streams_in, *forwards, *backwards, *syncs, *streams_out, *copies, *reduces, *updates]
         bodies = [body for body in order if body is not None and body.steps]
@@ -208,9 +219,54 @@ class _Builder:
             stage: {self._storage(v) for op in mine for v in (*op.outputs, *op.writes) if v is not None}
             for stage, mine in again.items()
         }
-        return ProgramTree(bodies, self.layouts, stashed, recomputed, self.op_plans, self.op_cycles)
+        return ProgramTree(bodies, self.layouts, stashed, recomputed, self.op_plans, self.op_cycles,
+                           self.moving, self._turning(), self.loads, self.stores)  # fmt: skip
 
     # -- operators -----------------------------------------------------------------------------------------
+
+    def _turning(self) -> frozenset[int]:
+        phases = self.placement.phases
+        return frozenset(
+            k for k in self.stages if phases and phases[k] == phases[-1] and not self.options.phases.separate
+        )
+
+    def _compute(self, ops: list[OpNode], direction: str, stage: int, body: Body) -> None:
+        """The operators of a stage; in phased execution between what it loads and receives, and what it stores."""
+        traffic = self.traffic.get((direction, stage))
+        if traffic is None:
+            for op in ops:
+                self._lower(op, stage, body)
+            return
+        aside = self._body(body.name, stage, body.task)
+        for op in ops:  # first of all, to know where everything lies
+            self._lower(op, stage, aside)
+        self._remote(traffic.load, f"stage {stage} {direction}/load", stage, body, to_host=False)
+        self.loads[body.task, stage] = body.cycles
+        self._receive(traffic.receive, stage, body)
+        for op in ops:
+            self._append(op, self.op_plans[op.id], body, self.machines[body.ipu])
+        before = body.cycles
+        self._remote(traffic.store, f"stage {stage} {direction}/store", stage, body, to_host=True)
+        self.stores[body.task, stage] = body.cycles - before
+
+    def _receive(self, storages: list[int], stage: int, body: Body) -> None:
+        """What other IPUs made for this phase comes over the links, after a sync with them (JIA, as `_copies`)."""
+        if not storages:
+            return
+        target = self.machines[body.ipu].target
+        received = np.zeros(target.tiles, np.int64)
+        for storage in storages:
+            layout = self._layout(storage, stage, self.machines[body.ipu])
+            received += layout.bytes if layout is not None else 0
+        busiest = int(received.sum()) / target.link_bytes_per_cycle
+        slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
+        cycles = ceil(LINK_LATENCY_SECONDS * target.clock_hz + max(busiest, slowest_tile))
+        body.steps.append(StepDraft(records.SYNC, f"{body.name}/External", EXTERNAL_SYNC_CYCLES))
+        name = f"{body.name}/receive"
+        none = np.zeros_like(received)
+        body.steps.append(StepDraft(records.GLOBAL_EXCHANGE, name, cycles, bytes_in=received, bytes_out=none))
+        for storage in storages:
+            body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     def _is_view(self, op: OpNode) -> bool:
         """A view is free: every output lies in an input's storage and nothing is written."""
@@ -400,13 +456,17 @@ class _Builder:
                     made.setdefault(self._storage(output), weight)
         machine = self.machines[body.ipu]
         for weight, mine in by_weight.items():
-            moved = states.get(weight, []) if self.options.offload_optimiser else []
+            moved = list(states.get(weight, [])) if self.options.offload_optimiser else []
+            moved += dict.fromkeys(s for op in mine for v in op.inputs if (s := self._storage(v)) in self.moving)
             if moved:
-                self._remote(moved, stage, body, "load")
+                owner = self.graph.storages[moved[0]]
+                owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
+                name = f"{owner.name}/{'state' if self.moving else 'optimiser state'}"
+                self._remote(moved, f"{name}/load", stage, body, to_host=False)
             for op in mine:
                 self._lower(op, stage, body)
             if moved:
-                self._remote(moved, stage, body, "store")
+                self._remote(moved, f"{name}/store", stage, body, to_host=True)
         for kept in states.values():
             for state in kept:
                 self._layout(state, stage, machine)
@@ -417,15 +477,16 @@ class _Builder:
             return storage
         return item.parameter if item.parameter >= 0 else made.get(storage, -1)
 
-    def _remote(self, storages: list[int], stage: int, body: Body, what: str) -> None:
-        """Move optimiser state between tiles and streaming memory, one stream copy for a weight's states."""
+    def _remote(self, storages: list[int], name: str, stage: int, body: Body, *, to_host: bool) -> None:
+        """Move storages between tiles and streaming memory, in one stream copy."""
+        if not storages:
+            return
         target = self.machines[body.ipu].target
         layouts = [self._layout(s, stage, self.machines[body.ipu]) for s in storages]
         nbytes = sum((layout.bytes for layout in layouts if layout is not None), np.zeros(target.tiles, np.int64))
-        name = f"{self.graph.storages[storages[0]].name.rpartition('/')[0]}/optimiser state/{what}"
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         first = len(body.steps)
-        body.steps += _stream_steps(name, cycles, nbytes, to_host=what == "store")
+        body.steps += _stream_steps(name, cycles, nbytes, to_host=to_host)
         for storage in storages:
             body.touch(storage, first, len(body.steps) - 1)
 
@@ -473,7 +534,7 @@ class _Builder:
         Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one after the other; a tile
         takes 4 bytes a cycle. Every replica begins at a whole board, or all of it is on one.
         """
-        if self.placement.num_ipus == 1:
+        if self.placement.num_ipus == 1 or self.placement.phases:  # a phase receives at its beginning
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)

@@ -10,6 +10,7 @@ from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from ipu_exec.placement import Placement
 from ipu_exec.program import ProgramTree
 from profiler import records, schedules
+from profiler.phased import Phases, phased
 from profiler.schedules import (
     BACKWARD,
     COPY,
@@ -71,6 +72,25 @@ def stage_costs(placement: Placement, tree: ProgramTree, training: bool, stream_
     )
 
 
+def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
+    """What phased execution needs besides the costs. Within a phase a stage waits for those it gets something from."""
+    stages = range(len(placement.stages))
+    needs = set()
+    for transfer in placement.transfers:
+        kind = FORWARD if transfer.direction == "forward" else BACKWARD
+        for stage in stages:
+            between = transfer.source < stage <= transfer.target or transfer.target <= stage < transfer.source
+            if between and placement.phases[stage] == placement.phases[transfer.source]:
+                needs.add((kind, stage, transfer.source))
+    return Phases(
+        placement.phases,
+        {kind: tuple(tree.loads.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)},
+        {kind: tuple(tree.stores.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)},
+        frozenset(needs),
+        parallel,
+    )
+
+
 def timeline(
     placement: Placement,
     tree: ProgramTree,
@@ -80,6 +100,7 @@ def timeline(
     micro_batches: int,
     iterations: int,
     stream_out_once: bool,
+    parallel_phases: bool = False,
 ) -> Timeline:
     """Lay out one device iteration. ``step_ids`` are the ids of the steps of each body of the tree.
 
@@ -88,8 +109,11 @@ def timeline(
     """
     stages = range(len(placement.stages))
     costs = stage_costs(placement, tree, training, stream_out_once)
-    run = schedules.pipelined if placement.pipelined else schedules.sharded
-    schedule = schedules.split_recompute(run(costs, micro_batches), [tree.cycles(RECOMPUTE, k) for k in stages])
+    if placement.phases:
+        schedule = phased(costs, micro_batches, _phases(placement, tree, parallel_phases))
+    else:
+        run = schedules.pipelined if placement.pipelined else schedules.sharded
+        schedule = schedules.split_recompute(run(costs, micro_batches), [tree.cycles(RECOMPUTE, k) for k in stages])
     bodies: list[records.Body] = []
     at: dict[tuple[int, int, int], int] = {}
     for body, ids in zip(tree.bodies, step_ids, strict=True):

@@ -221,8 +221,7 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("change", "option"),
     [
-        (lambda o: o.Precision.enableStochasticRounding(True), "Precision.enableStochasticRounding"),
-        (lambda o: o.Training.setAutomaticLossScaling(True), "Training.setAutomaticLossScaling"),
+        (lambda o: o.Precision.enableFloatingPointExceptions(True), "Precision.enableFloatingPointExceptions"),
         (lambda o: o.enableSyntheticData(True), "enableSyntheticData"),
         (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
         (lambda o: o.broadcastBuffers(False), "broadcastBuffers"),
@@ -235,5 +234,5 @@ def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> Non
 
 def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
     options = Options().enableSyntheticData(False).broadcastBuffers(True)
-    options.Precision.enableStochasticRounding(False)
+    options.Precision.enableFloatingPointExceptions(False)
     assert not recwarn.list

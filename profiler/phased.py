@@ -1,0 +1,90 @@
+"""When each stage of phased execution runs (facts/pipeline.md, 'Phased').
+
+Phases follow each other; the stages of one work at the same time, on an IPU each, unless one needs what another makes.
+The backward takes the phases in reverse. A body begins with what it loads from streaming memory and ends with what it
+stores there. Where two groups of IPUs take turns (parallel), the group that waits loads already while the other
+computes, and stores while the other goes on: about the sum of max(compute, transfer). Else it is the sum of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler.schedules import BACKWARD, FORWARD, STREAM_IN, STREAM_OUT, Costs, Schedule, _finish, _host_turns, _Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """What phased execution knows of each stage, besides its costs.
+
+    ``of_stage``: its phase, not decreasing. ``load`` and ``store``: cycles at the beginning and end of its body for
+    streaming memory, by kind (FORWARD, BACKWARD). ``needs``: (kind, stage, stage of the same phase whose result it
+    needs first).
+    """
+
+    of_stage: tuple[int, ...]
+    load: dict[int, tuple[int, ...]]
+    store: dict[int, tuple[int, ...]]
+    needs: frozenset[tuple[int, int, int]] = frozenset()
+    parallel: bool = False
+
+
+def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
+    """One micro-batch after another, each through its phases. A 'pipeline cycle' is one micro-batch here."""
+    stages = len(costs.forward)
+    every = np.ones((1, stages), dtype=np.int64)
+    in_offsets, in_length = _host_turns(costs.ipus, every, costs.stream_in)
+    outputs = () if costs.stream_out_once else costs.stream_out
+    out_offsets, out_length = _host_turns(costs.ipus, every, outputs)
+    begin = int(in_length[0])
+    placed = _place(costs, phases, begin)
+    done = max(end for _, _, _, end in placed)
+    length = done + int(out_length[0])
+    micro = np.arange(micro_batches)
+    start, same = micro * length, np.ones(micro_batches, dtype=np.int64)
+    tasks = _Tasks()
+    for kind, stage, at, end in placed:
+        tasks.add(kind, costs.ipus[stage], micro, start + at, same * (end - at), stage, micro)
+    for (stage, cycles), offset in zip(costs.stream_in, in_offsets, strict=True):
+        tasks.add(STREAM_IN, costs.ipus[stage], micro, start + offset, same * cycles, stage, micro)
+    for (stage, cycles), offset in zip(outputs, out_offsets, strict=True):
+        tasks.add(STREAM_OUT, costs.ipus[stage], micro, start + done + offset, same * cycles, stage, micro)
+    busy = np.bincount(
+        np.array([costs.ipus[stage] for _, stage, _, _ in placed]),
+        [end - at for _, _, at, end in placed],
+        costs.num_ipus,
+    )
+    slowest = np.full(micro_batches, busy.argmax())
+    return _finish(costs, tasks, ["steady"] * micro_batches, start, start + length, slowest)
+
+
+def _place(costs: Costs, phases: Phases, begin: int) -> list[tuple[int, int, int, int]]:
+    """(kind, stage, start, end) of each body of one micro-batch."""
+    order = sorted(set(phases.of_stage))
+    runs = [(FORWARD, phase) for phase in order]
+    if costs.backward:
+        runs += [(BACKWARD, phase) for phase in reversed(order)]
+    free = [begin] * costs.num_ipus
+    ready = begin  # when the results of the phase before are there
+    placed = []
+    for kind, phase in runs:
+        cost = costs.forward if kind == FORWARD else costs.backward
+        # In the model's order, and against it in the backward, each comes after those it needs.
+        mine = sorted((s for s, of in enumerate(phases.of_stage) if of == phase), reverse=kind == BACKWARD)
+        computed: dict[int, int] = {}
+        for stage in mine:
+            load, store = phases.load[kind][stage], phases.store[kind][stage]
+            needed = [computed[other] for k, s, other in phases.needs if k == kind and s == stage and other in computed]
+            data = max([ready, *needed])
+            at = max(free[costs.ipus[stage]], data - (load if phases.parallel else 0))
+            end = at + cost[stage]
+            free[costs.ipus[stage]] = end
+            computed[stage] = end - (store if phases.parallel else 0)
+            placed.append((kind, stage, at, end))
+        ready = max(computed.values(), default=ready)
+    return placed
+
+
+__all__ = ["Phases", "phased"]

@@ -1,0 +1,56 @@
+"""docs/compatibility.md is what its script makes, and the script's table is held against the code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ipu_exec
+from tools import compatibility
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_page_is_what_the_script_makes() -> None:
+    written = (ROOT / "docs" / "compatibility.md").read_text()
+    assert written == compatibility.page(), "run: python -m tools.compatibility > docs/compatibility.md"
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    page = compatibility.page()
+    for name in ipu_exec.__all__:
+        assert re.search(rf"`{name}`", page), name
+
+
+def test_a_name_in_the_wrong_state_stops_the_script() -> None:
+    group = compatibility.GROUPS[0]
+    with pytest.raises(ValueError, match="is there, but the table says 'not there'"):
+        compatibility.classify(replace(group, names={"DataLoader": "not there"}), "DataLoader")
+    with pytest.raises(ValueError, match="is not there, but"):
+        compatibility.classify(replace(group, names={"Nothing": "same"}), "Nothing")
+    options = next(g for g in compatibility.GROUPS if g.title == "Options")
+    with pytest.raises(ValueError, match="warns that it is not honoured"):
+        compatibility.classify(replace(options, names={"syncPattern": "same"}), "syncPattern")
+
+
+def test_what_the_page_says_of_a_warning_is_the_warning() -> None:
+    page = compatibility.page()
+    with pytest.warns(UserWarning, match="enableStableNorm") as caught:
+        ipu_exec.Options().enableStableNorm(True)
+    instead = str(caught[0].message).split("not honoured: ")[1]
+    assert f"| `Options.enableStableNorm` | accepted, no effect here | {instead} (it warns) |" in page
+
+
+def test_facts_names_are_all_classified() -> None:
+    """Each name of PopTorch's that the options, the executor and the top level have is in the table, or is our own."""
+    for names in compatibility.own_names().values():
+        assert not {"deviceIterations", "trainingModel", "getLatency"} & set(names)
+    assert compatibility.own_names()["ipu_exec."] == [
+        "LoweringError",
+        "OutOfMemoryError",
+        "UsageError",
+        "register_custom_op",
+    ]

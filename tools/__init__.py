@@ -1,0 +1,1 @@
+"""Scripts that make pages of the documentation."""

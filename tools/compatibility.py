@@ -1,0 +1,323 @@
+"""Writes docs/compatibility.md: every name of PopTorch, and what becomes of it here.
+
+Run ``python -m tools.compatibility > docs/compatibility.md``. The table below says how a name behaves; whether it is
+there is looked up, and what a setting that is not honoured does instead comes from where the warning comes from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ipu_exec
+from ipu_exec import optim
+from ipu_exec.executor import PoplarExecutor
+from ipu_exec.optim import VariableAttributes
+from ipu_exec.options import _NOT_HONOURED
+
+SAME, PROFILE = "same", "same + profile"
+ACCEPTED, ABSENT = "accepted, no effect here", "not there"
+STATUSES = {
+    SAME: "does what it does in PopTorch",
+    PROFILE: "the same, and the profile shows it: placement, cycles, memory or a name",
+    ACCEPTED: "taken and checked, so that scripts run; where a number could depend on it, a warning says so once",
+    ABSENT: "an AttributeError",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Names that are attributes of ``owner``. An entry is a status, or a status and what is to be said of it."""
+
+    title: str
+    prefix: str
+    owner: Any
+    names: dict[str, str | tuple[str, str]]
+
+
+_options = ipu_exec.Options()
+_ON_IPU = "there is no device to attach to; the state is kept"
+
+GROUPS = (
+    Group("Models", "", ipu_exec, {
+        "trainingModel": PROFILE,
+        "inferenceModel": PROFILE,
+        "PoplarExecutor": PROFILE,
+        "load": (SAME, "the file is IPUscope's own; its model is unpickled, with a warning"),
+        "DataLoader": SAME,
+        "AsynchronousDataAccessor": SAME,
+        "ICustomArgParser": SAME,
+        "registerCustomArgParser": SAME,
+        "isRunningOnIpu": SAME,
+        "ipuHardwareIsAvailable": (SAME, "False: IPUs are modelled"),
+        "ipuHardwareVersion": (SAME, "an Error, as without hardware"),
+        "setLogLevel": SAME,
+        "Error": SAME,
+        "RecoverableError": (SAME, "never raised: no device fails"),
+        "UnrecoverableError": (SAME, "never raised: no device fails"),
+        "poptorch_core": (ACCEPTED, "the name only: PopTorch's compiled core is not here"),
+        "testing": SAME,
+        "profiling": (ABSENT, "channels of PopVision's system analyser; use the profile"),
+        "Attribute": (ABSENT, "attributes of PopART's operators"),
+        "distributed": (ABSENT, "one process computes all replicas"),
+    }),
+    Group("Placement", "", ipu_exec, {
+        "BeginBlock": PROFILE,
+        "Block": PROFILE,
+        "BlockFunction": PROFILE,
+        "removeBlocks": SAME,
+        "Stage": PROFILE,
+        "Phase": PROFILE,
+        "AutoStage": PROFILE,
+        "PipelinedExecution": PROFILE,
+        "ShardedExecution": PROFILE,
+        "SerialPhasedExecution": (PROFILE, "weights move with their phase unless setWeightLocation keeps them"),
+        "ParallelPhasedExecution": (PROFILE, "weights move with their phase unless setWeightLocation keeps them"),
+        "Liveness": (PROFILE, "OffChipAfterFwdNoOverlap is as OffChipAfterFwd: serial phases never overlap"),
+        "NameScope": PROFILE,
+    }),
+    Group("Operators", "", ipu_exec, {
+        "identity_loss": SAME,
+        "recomputationCheckpoint": PROFILE,
+        "custom_op": (PROFILE, "what it computes and costs is given to register_custom_op, not found in a library"),
+        "serializedMatMul": PROFILE,
+        "MultiConv": (ACCEPTED, "numbers are the same; the convolutions are modelled one after the other (it warns)"),
+        "nop": SAME,
+        "for_loop": (PROFILE, "the profile has the body once for each time"),
+        "cond": (PROFILE, "one body is run, the profile has both"),
+        "dynamic_slice": PROFILE,
+        "dynamic_update": PROFILE,
+        "set_available_memory": (ACCEPTED, "proportions are per IPU: Options.setAvailableMemoryProportion (it warns)"),
+        "set_overlap_for_input": (ACCEPTED, "host I/O is modelled before and after computing (it warns)"),
+        "set_overlap_for_output": (ACCEPTED, "host I/O is modelled before and after computing (it warns)"),
+        "ipu_print_tensor": (SAME, "printing costs nothing in the profile"),
+        "ctc_beam_search_decoder": (PROFILE, "its cycles are an estimate"),
+        "fps": (PROFILE, "its cycles are an estimate"),
+        "nearest": (PROFILE, "its cycles are an estimate"),
+        "CPU": (PROFILE, "the way to the host and back, not the host's own time"),
+    }),
+    Group("Options", "Options.", _options, {
+        "deviceIterations": PROFILE,
+        "replicationFactor": PROFILE,
+        "inputReplicaGrouping": SAME,
+        "outputMode": PROFILE,
+        "anchorMode": PROFILE,
+        "defaultOutputMode": SAME,
+        "setExecutionStrategy": PROFILE,
+        "autoRoundNumIPUs": PROFILE,
+        "setAvailableMemoryProportion": PROFILE,
+        "randomSeed": SAME,
+        "enableExecutableCaching": (SAME, "POPTORCH_CACHE_DIR too"),
+        "anchorTensor": (SAME, "names are those of getTensorNames, and PopTorch's of gradients and updated weights"),
+        "enableProfiling": (PROFILE, "profile.pop of IPUscope; POPLAR_ENGINE_OPTIONS too"),
+        "useOfflineIpuTarget": PROFILE,
+        "connectionType": (SAME, "Never compiles and does not run; the other two are alike"),
+        "modelName": PROFILE,
+        "logCycleCount": (SAME, "modelled cycles"),
+        "showCompilationProgressBar": SAME,
+        "relaxOptimizerAttributesChecks": SAME,
+        "loadFromFile": SAME,
+        "toDict": (SAME, "by dotted names"),
+        "clone": SAME,
+        "enableSyntheticData": ACCEPTED,
+        "enableStableNorm": ACCEPTED,
+        "broadcastBuffers": ACCEPTED,
+        "syncPattern": ACCEPTED,
+        "updatableNamedBuffers": (ACCEPTED, "buffers are the model's and can always be changed"),
+        "useIpuModel": (ACCEPTED, "everything is modelled"),
+        "useIpuId": (ACCEPTED, "there is no device to choose"),
+        "logDir": (ACCEPTED, "nothing is written there"),
+        "maxRepeatLogs": (ACCEPTED, "nothing is repeated"),
+        "sourceLocationExcludes": (ACCEPTED, "the profile names the user's own line of an operator"),
+        "appendToLocationExcludes": (ACCEPTED, "the profile names the user's own line of an operator"),
+        "disableModuleNamescope": (ACCEPTED, "operators keep their module's path"),
+    }),
+    Group("Options.Training", "Options.Training.", _options.Training, {
+        "gradientAccumulation": PROFILE,
+        "accumulationAndReplicationReductionType": SAME,
+        "setMeanAccumulationAndReplicationReductionStrategy": SAME,
+        "setAutomaticLossScaling": (SAME, "by the gradients of float16 weights; the counting is not in the profile"),
+        "setConvolutionDithering": (ACCEPTED, "the model of a convolution does not depend on it"),
+    }),
+    Group("Options.Precision", "Options.Precision.", _options.Precision, {
+        "setPartialsType": (PROFILE, "cycles and memory; numbers are PyTorch's"),
+        "enableStochasticRounding": (SAME, "of float16 weights at their update"),
+        "enableFloatingPointExceptions": ACCEPTED,
+        "runningStatisticsAlwaysFloat": ACCEPTED,
+        "halfFloatCasting": ACCEPTED,
+    }),
+    Group("Options.TensorLocations", "Options.TensorLocations.", _options.TensorLocations, {
+        "setOptimizerLocation": (PROFILE, "useOnChipStorage; the other settings are recorded"),
+        "setWeightLocation": (PROFILE, "useOnChipStorage in phased execution (it warns in another)"),
+        "setActivationLocation": (ACCEPTED, "on the chip, or as Liveness says (it warns)"),
+        "setAccumulatorLocation": (ACCEPTED, "on the chip, or with their phase (it warns)"),
+        "numIOTiles": ACCEPTED,
+    }),
+    Group("TensorLocationSettings", "TensorLocationSettings.", ipu_exec.TensorLocationSettings(), {
+        "useOnChipStorage": PROFILE,
+        "useReplicatedTensorSharding": ACCEPTED,
+        "minElementsForOffChip": (ACCEPTED, "recorded"),
+        "minElementsForReplicatedTensorSharding": (ACCEPTED, "recorded"),
+        "useIOTilesToLoad": ACCEPTED,
+        "useIOTilesToStore": ACCEPTED,
+    }),
+    Group("Options.Distributed", "Options.Distributed.", _options.Distributed, {
+        "configureProcessId": (SAME, "each process gets its part of the data; gradients are not exchanged"),
+        "setEnvVarNames": SAME,
+        "disable": SAME,
+        "processId": SAME,
+        "numProcesses": SAME,
+    }),
+    Group("Other groups of Options", "Options.", _options, {
+        "_Popart": (ACCEPTED, "recorded; engineOptions and autoRecomputation are obeyed"),
+        "Jit": (ACCEPTED, "models are captured by running them"),
+    }),
+    Group("Executor", "PoplarExecutor.", PoplarExecutor, {
+        "__call__": PROFILE,
+        "compile": PROFILE,
+        "setOptimizer": SAME,
+        "state_dict": SAME,
+        "load_state_dict": SAME,
+        "destroy": SAME,
+        "save": (SAME, "the file is IPUscope's own"),
+        "compileAndExport": (SAME, "the file is IPUscope's own"),
+        "loadExecutable": (SAME, "nothing in it can run code"),
+        "getAnchoredTensor": SAME,
+        "getTensorNames": SAME,
+        "getLatency": (SAME, "on the modelled clock"),
+        "getComputeLatency": (SAME, "on the modelled clock"),
+        "getHostIpuLatency": (SAME, "on the modelled clock"),
+        "getIpuHostLatency": (SAME, "on the modelled clock"),
+        "getPerfCounters": (SAME, "on the modelled clock"),
+        "cycleCount": (SAME, "as modelled"),
+        "compilationTime": SAME,
+        "rng_state": (SAME, "of PyTorch's generator"),
+        "isCompiled": SAME,
+        "isAttachedToDevice": (SAME, _ON_IPU),
+        "attachToDevice": (SAME, _ON_IPU),
+        "detachFromDevice": (SAME, _ON_IPU),
+        "copyWeightsToHost": (ACCEPTED, "the wrapped model's weights are the ones trained"),
+        "copyWeightsToDevice": (SAME, "weights need no copying; every replica takes the model's buffers"),
+        "copyNamedBuffersToDevice": (SAME, "every replica takes the model's buffers"),
+        "model": SAME,
+        "options": SAME,
+        "replicaGrouping": (ABSENT, "weights that differ between replicas"),
+    }),
+    Group("Optimisers", "optim.", optim, {
+        "SGD": (SAME, "accum types and velocity_scaling are recorded"),
+        "Adam": (SAME, "accum types are recorded"),
+        "AdamW": (SAME, "accum types are recorded"),
+        "RMSprop": (SAME, "use_tf_variant too"),
+        "LAMB": SAME,
+        "VariableAttributes": (SAME, "what was marked as constant cannot change once compiled"),
+    }),
+    Group("VariableAttributes", "VariableAttributes.", VariableAttributes, {
+        "isConstant": SAME,
+        "markAsConstant": SAME,
+        "markAsVariable": SAME,
+    }),
+    Group("Enumerations", "", ipu_exec, {
+        "OutputMode": SAME,
+        "AnchorMode": SAME,
+        "ReductionType": SAME,
+        "MeanReductionStrategy": SAME,
+        "DataLoaderMode": SAME,
+        "SharingStrategy": (SAME, "SharedMemory and FileSystem fork a clean server, as ForkServer"),
+        "ConnectionType": SAME,
+        "SyncPattern": ACCEPTED,
+        "MatMulSerializationMode": SAME,
+        "OverlapMode": ACCEPTED,
+        "MultiConvPlanType": ACCEPTED,
+        "CommGroupType": SAME,
+        "HalfFloatCastingBehavior": ACCEPTED,
+        "TensorLocationSettings": SAME,
+        "Options": SAME,
+        "enums": SAME,
+        "optim": SAME,
+    }),
+)  # fmt: skip
+
+_OWN = {
+    ipu_exec: ("ipu_exec.", "IPUscope's own names"),
+    ipu_exec.Options: ("Options.", ""),
+    PoplarExecutor: ("PoplarExecutor.", ""),
+}
+
+
+def classify(group: Group, name: str) -> tuple[str, str]:
+    """Status and reason of a name. ValueError where it is there and should not be, or is not and should."""
+    entry = group.names[name]
+    status, reason = (entry, "") if isinstance(entry, str) else entry
+    found = hasattr(group.owner, name)
+    if found != (status != ABSENT):
+        raise ValueError(f"{group.prefix}{name} is {'there' if found else 'not there'}, but the table says {status!r}")
+    warned = dict(_NOT_HONOURED.values())
+    instead = warned.get(f"{group.prefix}{name}".removeprefix("Options.").removeprefix("TensorLocationSettings."))
+    if instead is not None:
+        if status != ACCEPTED:
+            raise ValueError(f"{group.prefix}{name} warns that it is not honoured, but the table says {status!r}")
+        reason = f"{instead} (it warns)"
+    return status, reason
+
+
+def own_names() -> dict[str, list[str]]:
+    """Public names here that PopTorch has not, by where they are."""
+    found = {}
+    for owner, (prefix, _) in _OWN.items():
+        theirs = {name for group in GROUPS for name in group.names if _is(group.owner, owner)}
+        names = ipu_exec.__all__ if owner is ipu_exec else [name for name in vars(owner) if not name.startswith("_")]
+        found[prefix] = sorted(set(names) - theirs)
+    return found
+
+
+def _is(owner: Any, wanted: Any) -> bool:
+    return owner is wanted or type(owner) is wanted
+
+
+def lines() -> Iterator[str]:
+    """The page."""
+    yield "# PopTorch's names, here"
+    yield ""
+    yield "Made by `python -m tools.compatibility > docs/compatibility.md`; a test holds the page against the code."
+    yield ""
+    yield "| | means |"
+    yield "| --- | --- |"
+    for status, meaning in STATUSES.items():
+        yield f"| {status} | {meaning} |"
+    counts = dict.fromkeys(STATUSES, 0)
+    for group in GROUPS:
+        for name in group.names:
+            counts[classify(group, name)[0]] += 1
+    yield ""
+    yield "Of the names below " + ", ".join(f"{count} are '{status}'" for status, count in counts.items()) + "."
+    for group in GROUPS:
+        yield ""
+        yield f"## {group.title}"
+        yield ""
+        yield "| name | here | |"
+        yield "| --- | --- | --- |"
+        for name in group.names:
+            status, reason = classify(group, name)
+            yield f"| `{group.prefix}{name}` | {status} | {reason} |"
+    yield ""
+    yield "## Not in PopTorch"
+    yield ""
+    for prefix, names in own_names().items():
+        yield f"- `{prefix}`: " + ", ".join(f"`{name}`" for name in names)
+    yield ""
+    yield "## Refused on purpose"
+    yield ""
+    yield "What PopTorch refuses is refused here too, so that a script that runs here runs there: Nesterov momentum,"
+    yield "amsgrad and maximize, inputs of other shapes or dtypes than compiled for, `backward()` on outputs, changes"
+    yield "of options in use. Such an error is an `Error` and also an `AssertionError`, a `TypeError` and a `ValueError`."
+
+
+def page() -> str:
+    """The whole page, as a text."""
+    return "\n".join(lines()) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
