@@ -260,7 +260,7 @@ class _Builder:
             received += layout.bytes if layout is not None else 0
         busiest = int(received.sum()) / target.link_bytes_per_cycle
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
-        cycles = ceil(LINK_LATENCY_SECONDS * target.clock_hz + max(busiest, slowest_tile))
+        cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
         body.steps.append(StepDraft(records.SYNC, f"{body.name}/External", EXTERNAL_SYNC_CYCLES))
         name = f"{body.name}/receive"
         none = np.zeros_like(received)
