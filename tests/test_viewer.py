@@ -379,6 +379,27 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert view.complaints == []
 
 
+def test_the_other_profile_is_shown_beside_this_one(chromium: Any, demo: Path, report: Report) -> None:
+    other = open_report(demo / "inference")
+    with serving(create_app(report, other)) as both, tab(chromium, both) as view:
+        view.open("/memory?ipu=1&other=show")
+        line = "plot._fullData.find(trace => trace.name === 'the other profile')"
+        drawn = view.plot("memory-tiles", f"Array.from({line}.customdata).slice(0, 5)")
+        difference = (other.tiles(1)["total"] - report.tiles(1)["total"]) / 1024
+        assert drawn == pytest.approx(difference.head(5).tolist())
+        view.open("/liveness?ipu=0&other=show")
+        most = view.plot("liveness-steps", f"Math.max(...{line}.y)")
+        assert most == pytest.approx(other.liveness(0)["total"].max() / 1024**2)
+        page = view.open("/operations?other=show&find=layer2/conv/convolution")
+        name = "layer2/conv/convolution"
+        this, that = (r.ops.loc[r.ops["name"] == name, "cycles"].iloc[0] for r in (report, other))
+        words = page.locator("#operations-grid [row-index='0']").all_inner_texts()
+        assert f"{this:,}" in " ".join(words) and f"{that:,}" in " ".join(words)
+        page = view.open("/operations?other=show&find=update")  # which the other profile has none of
+        page.locator("#operations-grid [row-index='0']").first.wait_for()
+        assert view.complaints == []
+
+
 def test_the_theme_changes_and_stays(chromium: Any, address: str) -> None:
     with tab(chromium, address, color_scheme="light") as view:
         page = view.open("/pipeline?follow=1")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 MIB = 1024 * 1024
+OTHER = "#d55e00"  # what is of the other of two profiles
 HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
 _ROWS_OF_CHIP = {1472: 23, 1216: 19}  # 64 columns (facts/machine.md: MLP); which tile is where is assumed
 
@@ -103,11 +104,17 @@ def heat_map(
 
 
 def liveness(
-    frame: pd.DataFrame, limit: int, theme: Theme, tile: pd.DataFrame | None = None, to_limit: bool = True
+    frame: pd.DataFrame,
+    limit: int,
+    theme: Theme,
+    tile: pd.DataFrame | None = None,
+    to_limit: bool = True,
+    other: pd.DataFrame | None = None,
 ) -> go.Figure:
     """Live bytes over program steps: above, the IPU's sum; beneath, its fullest tile at each step.
 
-    ``frame`` is `Report.liveness`; ``tile`` (position, tile, total) is drawn instead of the fullest one;
+    ``frame`` is `Report.liveness`, ``other`` that of another profile, drawn as lines over it, by its own steps;
+    ``tile`` (position, tile, total) is drawn instead of the fullest one;
     ``to_limit`` has the limit of a tile in view, however far it is.
     """
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.5, 0.5], vertical_spacing=0.09)
@@ -147,6 +154,23 @@ def liveness(
         row=2,
         col=1,
     )
+    if other is not None:
+        for row, part, unit in ((1, "total", MIB), (2, "max_tile_bytes", KIB)):
+            figure.add_trace(
+                go.Scatter(
+                    x=other["position"],
+                    y=other[part] / unit,
+                    name="the other profile",
+                    legendgroup="other",
+                    showlegend=row == 1,
+                    mode="lines",
+                    line={"width": 1.5, "shape": "hv", "color": OTHER},
+                    customdata=[plain(units.shortened(name)) for name in other["name"]],
+                    hovertemplate="the other profile, step %{x}: %{customdata}<br>%{y:.2f}<extra></extra>",
+                ),
+                row=row,
+                col=1,
+            )
     if to_limit or float(source[column].max()) > 0.7 * limit:
         _limit(figure, limit, theme, row=2, col=1)
     figure.update_layout(
@@ -169,8 +193,9 @@ def tiles(
     selected: int | None = None,
     gaps: bool = True,
     to_limit: bool = True,
+    other: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Bytes of each tile, with and without gaps. ``frame`` is `Report.tiles`."""
+    """Bytes of each tile, with and without gaps. ``frame`` is `Report.tiles`, ``other`` that of another profile."""
     x = frame["tile"].to_numpy()
     figure = go.Figure()
     lines = [
@@ -187,6 +212,20 @@ def tiles(
                 mode="lines",
                 line={"width": 1.3, "shape": "hvh", "color": colour, "dash": dash},
                 hovertemplate="tile %{x}<br>" + name + ": %{y:.1f} KiB<extra></extra>",
+            )
+        )
+    if other is not None:
+        values = other["total" if gaps else "total_excluding_gaps"].to_numpy()
+        same = frame["total" if gaps else "total_excluding_gaps"].reindex(range(len(values)), fill_value=0).to_numpy()
+        figure.add_trace(
+            go.Scatter(
+                x=other["tile"],
+                y=values / KIB,
+                name="the other profile",
+                mode="lines",
+                line={"width": 1.3, "shape": "hvh", "color": OTHER},
+                customdata=(values - same) / KIB,
+                hovertemplate="tile %{x}<br>the other profile: %{y:.1f} KiB (%{customdata:+.1f})<extra></extra>",
             )
         )
     if to_limit or float(frame["total"].max()) > limit:
@@ -258,13 +297,23 @@ def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
             customdata=[units.size(value) for value in values],
             hovertemplate="%{y}: " + name + "<br>%{customdata}<extra></extra>",
         )
+    rows = -(-len(figure.data) // 2)  # the legend has two columns where the figure is narrow
     figure.update_layout(
         theme.layout(
-            120 + 30 * max(1, len(labels)),
+            64 + 18 * rows + 30 * max(1, len(labels)),
             barmode="stack",
             bargap=0.25,
-            margin={"l": 64, "r": 16, "t": 64, "b": 44},
-            legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0, "traceorder": "normal"},
+            margin={"l": 64, "r": 16, "t": 12 + 18 * rows, "b": 44},
+            legend={
+                "orientation": "h",
+                "xref": "container",
+                "yref": "container",
+                "x": 0,
+                "y": 1,
+                "yanchor": "top",
+                "traceorder": "normal",
+                "font": {"size": 11},
+            },
             xaxis={"title": {"text": "MiB on the IPU, at its fullest step"}},
             yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
         )
@@ -297,7 +346,7 @@ def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
         theme.layout(
             76 + 24 * max(1, len(order)),
             bargap=0.25,
-            margin={"l": 64, "r": 24, "t": 8, "b": 44},
+            margin={"l": 168, "r": 24, "t": 8, "b": 44},
             xaxis={"title": {"text": "KiB on the tile, at its fullest step"}, "range": [0, top * 1.2]},
             yaxis={"type": "category", "showgrid": False},
             showlegend=False,

@@ -166,6 +166,18 @@ def chosen(profiles: Profiles, profile: Any, ipu: Any) -> tuple[Report, int]:
     return report, whole(ipu, 0, 0, report.target.num_ipus - 1)
 
 
+def other_switch(view: View) -> Children:
+    """With two profiles, whether the one that is not chosen is shown beside it."""
+    if len(view.profiles) < 2:
+        return hidden(view, "other", "hide")
+    return switch(view, "other", "the other profile", (("hide", "hide"), ("show", "show")), "hide")
+
+
+def other_of(profiles: Profiles, profile: Any, other: Any) -> Report | None:
+    """The profile that is not chosen, where it is to be shown."""
+    return profiles.get(1 - whole(profile, 0, 0, 1)) if other == "show" and len(profiles) > 1 else None
+
+
 def control(label: str, child: Children) -> Children:
     return html.Div([html.Span(label, className="label"), child], className="control")
 

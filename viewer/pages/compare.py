@@ -78,6 +78,10 @@ def register(app: Dash, profiles: Profiles) -> None:
         both = [profiles.get(0), profiles.get(1)]
         clocks = [Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles") for report in both]
         stages = [pipeline_figures.stage_costs(r.stages, c, theme) for r, c in zip(both, clocks, strict=True)]
+        most = max((r.stages["cycles"].max() * c.scale for r, c in zip(both, clocks, strict=True) if len(r.stages)),
+                   default=1.0)  # fmt: skip
+        for figure in stages:  # on one scale, so that bars can be compared
+            figure.update_xaxes(range=[0, 1.02 * most])
         lanes = [lanes_of(profiles, report, 0, 0) if len(report.runs) else None for report in both]
         end = max((lane.end / c.hz for lane, c in zip(lanes, clocks, strict=True) if lane), default=0.0)
         drawn = [

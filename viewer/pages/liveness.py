@@ -40,6 +40,7 @@ def layout(view: View) -> Any:
             common.number_field(view, "step", "step (empty: the fullest)", 0, None),
             common.switch(view, "what", "show", (("total", "all"), ("not_always_live", "not always live")), "total"),
             common.switch(view, "scale", "scale to", (("data", "the data"), ("limit", "the limit")), "data"),
+            common.other_switch(view),
             *(common.hidden(view, name) for name in ("from", "to", "low", "high")),
         ),
         common.figure_card(
@@ -121,10 +122,10 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("liveness-steps", "figure"),
-        *common.param_input(NAME, "profile", "ipu", "tile", "scale"),
+        *common.param_input(NAME, "profile", "ipu", "tile", "scale", "other"),
         common.theme_state(),
     )
-    def steps(profile: Any, ipu: Any, tile: Any, scale: Any, where: Any) -> Any:
+    def steps(profile: Any, ipu: Any, tile: Any, scale: Any, other: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         on = common.whole(tile, -1, 0, report.target.tiles_per_ipu - 1)
         frame = report.liveness(ipu)
@@ -133,7 +134,9 @@ def register(app: Dash, profiles: Profiles) -> None:
             values = report.liveness_map(ipu, tiles=slice(on, on + 1))[:, 0]
             one = frame.assign(total=values, tile=on)[["position", "total", "tile"]]
         limit = report.target.bytes_per_tile
-        return figures.liveness(frame, limit, common.theme_of(where), one, to_limit=scale == "limit")
+        second = common.other_of(profiles, profile, other)
+        beside = second.liveness(ipu) if second is not None and ipu < second.target.num_ipus else None
+        return figures.liveness(frame, limit, common.theme_of(where), one, scale == "limit", beside)
 
     @app.callback(
         Output("liveness-live", "children"),

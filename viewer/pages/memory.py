@@ -45,6 +45,7 @@ def layout(view: View) -> Any:
             common.number_field(view, "tile", "tile (empty: the fullest)", 0, tiles - 1),
             common.switch(view, "gaps", "count", (("with", "with gaps"), ("without", "without")), "with"),
             common.switch(view, "scale", "scale to", (("limit", "the limit"), ("data", "the data")), "limit"),
+            common.other_switch(view),
         ),
         common.figure_card(
             "Bytes of each tile",
@@ -55,9 +56,9 @@ def layout(view: View) -> Any:
         html.Div(
             [
                 common.figure_card(
-                    "On the chip", "memory-chip", note="64 columns; which tile is where is assumed.", height=300
+                    "On the chip", "memory-chip", note="64 columns; which tile is where is assumed.", height=320
                 ),
-                common.figure_card("What it is for", "memory-kinds", note="At each IPU's fullest step.", height=300),
+                common.figure_card("What it is for", "memory-kinds", note="At each IPU's fullest step.", height=320),
             ],
             className="row",
         ),
@@ -99,18 +100,20 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("memory-tiles", "figure"),
         Output("memory-chip", "figure"),
         Output("memory-kinds", "figure"),
-        *common.param_input(NAME, "profile", "ipu", "tile", "gaps", "scale"),
+        *common.param_input(NAME, "profile", "ipu", "tile", "gaps", "scale", "other"),
         common.theme_state(),
     )
-    def whole_ipu(profile: Any, ipu: Any, tile: Any, gaps: Any, scale: Any, where: Any) -> Any:
+    def whole_ipu(profile: Any, ipu: Any, tile: Any, gaps: Any, scale: Any, other: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         limit, theme = report.target.bytes_per_tile, common.theme_of(where)
         by_tile = report.tiles(ipu)
         column = "total_excluding_gaps" if gaps == "without" else "total"
         kib = by_tile[column].to_numpy() / figures.KIB
         to_limit = scale != "data"
+        second = common.other_of(profiles, profile, other)
+        beside = second.tiles(ipu) if second is not None and ipu < second.target.num_ipus else None
         return (
-            figures.tiles(by_tile, limit, theme, _tile(report, ipu, tile), gaps != "without", to_limit),
+            figures.tiles(by_tile, limit, theme, _tile(report, ipu, tile), gaps != "without", to_limit, beside),
             figures.chip(kib, limit / figures.KIB, theme, to_limit=to_limit),
             figures.categories(report.memory(), theme),
         )

@@ -36,6 +36,10 @@ _COLUMNS = (
     Column("tiles", "tiles", ",.0f", width=80, tip="tiles at work in its widest step"),
     Column("source", "source", width=200),
 )
+_OTHER = (
+    Column("other_cycles", "cycles, other", ",.0f", width=125, tip="of the operator of that name in the other profile"),
+    Column("other_difference", "other − this", "+,.0f", width=125),
+)
 _STEPS = (
     Column("position", "step", ",.0f", width=80),
     Column("name", "name"),
@@ -60,6 +64,7 @@ def layout(view: View) -> Any:
                 "all",
             ),
             common.search(view, "find", "find by name"),
+            common.other_switch(view),
             common.hidden(view, "op"),
         ),
         common.card(
@@ -89,12 +94,16 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("operations-table", "children"),
-        *common.param_input(NAME, "profile", "direction", "find"),
+        *common.param_input(NAME, "profile", "direction", "find", "other"),
         common.theme_state(),
     )
-    def table(profile: Any, direction: Any, find: Any, where: Any) -> Any:
+    def table(profile: Any, direction: Any, find: Any, other: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         frame = profiles.made(report, "operators", lambda: analysis.operators(report))
+        second = common.other_of(profiles, profile, other)
+        columns: tuple[Column, ...] = _COLUMNS
+        if second is not None:
+            frame, columns = _beside(frame, second), (*_COLUMNS[:6], *_OTHER, *_COLUMNS[6:])
         if direction in ("forward", "backward", "update"):
             frame = frame[frame["direction"] == direction]
         words = str(find or "").strip()
@@ -103,7 +112,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             frame = frame[found | frame["aten"].str.contains(words, case=False, regex=False)]
         if not len(frame):
             return common.message("No operator is so called." if words else "There is no operator.", "warning")
-        return common.table("operations-grid", frame, _COLUMNS, common.theme_of(where), height=460)
+        return common.table("operations-grid", frame, columns, common.theme_of(where), height=460)
 
     @app.callback(
         Output("operations-chosen", "children"), *common.param_input(NAME, "profile", "op"), common.theme_state()
@@ -145,6 +154,17 @@ def register(app: Dash, profiles: Profiles) -> None:
             ),
             table,
         ]
+
+
+def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:
+    """Operators with the cycles that those of the same name, direction and turn have in another profile."""
+    keys = ["name", "direction"]
+    theirs = other.ops.assign(turn=other.ops.groupby(keys).cumcount()).set_index([*keys, "turn"])["cycles"]
+    mine = frame.sort_index().assign(turn=lambda f: f.groupby(keys).cumcount()).loc[frame.index]
+    index: Any = list(zip(mine["name"], mine["direction"], mine["turn"], strict=True))
+    cycles = theirs.reindex(index).set_axis(frame.index)
+    columns = {"other_cycles": cycles, "other_difference": cycles - frame["cycles"]}
+    return frame.assign(**{name: values.astype(object).where(values.notna(), None) for name, values in columns.items()})
 
 
 def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
