@@ -310,13 +310,18 @@ class Model:
         return np.arange(len(size)) + size
 
     def control_code(self, at: int) -> dict[int, np.ndarray]:
-        """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's control code."""
+        """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's control code: equal
+        shares in whole bytes, which add up to all of it."""
         low, high = np.searchsorted(self.steps["node"], (at, self.subtree_end[at]))
-        steps = np.bincount(self.steps["ipu"][low:high], minlength=self.ipus)
         found = {}
-        for ipu in np.flatnonzero(steps[: self.ipus]).tolist():
+        for ipu in np.unique(self.steps["ipu"][low:high]).tolist():
             whole, _ = self.category(ipu, "controlCode", False)
-            found[ipu] = whole * steps[ipu] // max(1, len(self.order[ipu]))
+            count = len(self.order[ipu])
+            position = np.sort(self.steps["position"][low:high][self.steps["ipu"][low:high] == ipu])
+            breaks = np.flatnonzero(np.diff(position) != 1) + 1
+            found[ipu] = np.zeros_like(whole)
+            for run in np.split(position, breaks):
+                found[ipu] += whole * (run[-1] + 1) // count - whole * run[0] // count
         return found
 
     # -- compute sets --------------------------------------------------------------------------------------
