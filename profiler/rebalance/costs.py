@@ -298,11 +298,17 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
     frame = frame[frame["role"] != "stash"]
     kept = _saved(report, frame, stage)
     of_weight: dict[tuple[int, int], np.ndarray] = {}
+    weights = frame[frame["role"] == "weight"]
+    keys = zip(weights["ipu"].tolist(), weights["name"].tolist(), strict=True)
+    owners = dict(zip(keys, zip(weights["block"].tolist(), weights["op"].tolist(), strict=True), strict=True))
     for ipu in range(report.target.num_ipus):
         here = frame[frame["ipu"] == ipu]
         vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
         states = here[here["role"] == "optimiser state"].drop_duplicates("name")
-        for id, block, op in zip(states.index, states["block"], states["op"], strict=True):
+        for id, name, block, op in zip(states.index, states["name"], states["block"], states["op"], strict=True):
+            block, op = owners.get(
+                (ipu, name.rpartition("/")[0]), (block, op)
+            )  # the weight's: one off the chip has none
             if 0 <= block < blocks:
                 state[block] += vectors[int(id)]
                 of_weight[block, op] = of_weight.get((block, op), 0) + vectors[int(id)]
