@@ -148,7 +148,7 @@ def _print_text(pages: Sequence[Page]) -> None:
     for number, page in enumerate(pages):
         if len(pages) > 1:
             console.print(*([""] if number else []), Text(clean(page.profile), style="bold"), sep="\n")
-        parts = [part for part in page.parts if not (isinstance(part, Table) and not part.columns)]
+        parts = [part for part in page.parts if _for_people(part)]
         for index, part in enumerate(parts):
             if index:
                 console.print()
@@ -159,6 +159,12 @@ def _print_text(pages: Sequence[Page]) -> None:
             else:
                 for line in part.lines:
                     console.print(Text.assemble(*line), soft_wrap=part.as_drawn)
+
+
+def _for_people(part: Table | Facts | Lines) -> bool:
+    if isinstance(part, Table):
+        return bool(part.columns)
+    return not isinstance(part, Facts) or any(fact.said for fact in part.facts)
 
 
 def _print_table(console: Console, table: Table) -> None:

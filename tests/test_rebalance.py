@@ -13,12 +13,17 @@ import ipu_exec
 from ipu_exec import PipelinedExecution, ShardedExecution, Stage
 from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, placement_file, what_if
+from profiler.rebalance.room import Choice
 from tests.models import Mnist, mnist_batch
 from tests.synthetic import synthetic_profile
 
 
 def profiled(
-    folder: Path, starts: tuple[int, ...], accumulation: int = 10, strategy: type = PipelinedExecution
+    folder: Path,
+    starts: tuple[int, ...],
+    accumulation: int = 10,
+    strategy: type = PipelinedExecution,
+    choice: Choice = Choice(True, False),  # noqa: B008
 ) -> Report:
     """The example's network cut as said, compiled and run once."""
     names = ["B1", "B2", "B3", "B4"]
@@ -27,6 +32,10 @@ def profiled(
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
     options.deviceIterations(1).Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(strategy(*stages)).autoRoundNumIPUs(True)
+    options._Popart.set("autoRecomputation", int(choice.recompute))
+    if choice.offload:
+        off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+        options.TensorLocations.setOptimizerLocation(off_chip)
     model = Mnist()
     training = ipu_exec.trainingModel(model, options, torch.optim.AdamW(model.parameters()))
     training(*mnist_batch(8 * accumulation))
@@ -60,6 +69,28 @@ def test_another_split_is_what_a_second_compile_gives(four: Report, tmp_path: Pa
     assert prediction.total == pytest.approx(cycles(obtained), rel=0.03)
     phases = obtained.pipeline_cycles(0, 0)
     assert list(prediction.schedule.phases) == phases["phase"].tolist()
+
+
+@pytest.mark.parametrize("choice", [Choice(False, False), Choice(True, True), Choice(False, True)])
+def test_another_way_to_save_memory_is_what_a_second_compile_gives(
+    four: Report, tmp_path: Path, choice: Choice
+) -> None:
+    prediction = what_if(Costs.from_report(four), Assignment((0, 2), (0, 1), (choice,) * 2))
+    obtained = profiled(tmp_path, (0, 2), choice=choice)
+    assert prediction.total == pytest.approx(cycles(obtained), rel=0.005)
+    for ipu, size in enumerate(prediction.fullest):
+        assert size == pytest.approx(obtained.tiles(ipu)["total"].max(), rel=0.03)
+    # And the other way round, from a profile that has it.
+    there = what_if(Costs.from_report(obtained), Assignment((0, 2), (0, 1)))
+    assert there.total == pytest.approx(cycles(obtained), rel=0.005)
+
+
+def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
+    """Where nothing is pipelined yet, as much as a profile without cuts can know: it has no stash and no sync."""
+    costs = Costs.from_report(profiled(tmp_path, (0,)))
+    assert costs.pipelined and costs.recompute
+    prediction = what_if(costs, Assignment((0, 2), (0, 1)))
+    assert prediction.total == pytest.approx(cycles(profiled(tmp_path / "two", (0, 2))), rel=0.1)
 
 
 def test_sharded_costs_are_predicted_too(tmp_path: Path) -> None:

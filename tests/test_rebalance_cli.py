@@ -109,3 +109,54 @@ def test_a_comparison_fails_where_a_rule_is_broken(demo: Path, capsys: pytest.Ca
     assert "more than +3.0%" in capsys.readouterr().out
     assert "is no rule" in complain(capsys, 2, "compare", a, b, "--fail-if", "speed>3")
     assert max(map(len, say(capsys, "compare", a, b).splitlines())) <= 80
+
+
+ANSWERS = ("--pareto", "--inside", "--bubble 5", "--robust 10", "--prove", "--prices", "--blame")
+
+
+@pytest.mark.parametrize("option", ANSWERS)
+def test_every_answer_has_its_three_forms(demo: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    words = ("rebalance", *option.split(), demo / "training")
+    out = say(capsys, *words)
+    assert len(out) > len(say(capsys, "rebalance", demo / "training"))
+    (page,) = json.loads(say(capsys, "rebalance", *option.split(), "--json", demo / "training"))
+    more = set(page) - {"profile", "rebalance"}
+    assert len(more) == 1 and page[more.pop()]
+    table = say(capsys, "rebalance", *option.split(), "--csv", demo / "training")
+    assert "stage,ipu,blocks,forward" not in table.splitlines()[0]
+
+
+def test_all_answers_together_fit_eighty_columns(
+    demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = [word for option in ANSWERS for word in option.split()]
+    out = say(capsys, "rebalance", "--recompute", "choose", "--offload", "choose", *words, demo / "training")
+    assert max(map(len, out.splitlines())) <= 80
+    said = " ".join(out.split())
+    assert "No split takes less than" in said
+    assert "whose, and which part of it" in said
+
+
+def test_stages_that_come_back_and_blocks_kept_together(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--ipus", "0,1,2,0", "--together", "B1,B4", "--json", demo / "training")
+    rows = json.loads(say(capsys, "rebalance", *words))[0]["rebalance"]
+    assert [row["ipu"] for row in rows] == [0, 1, 2, 0]
+    rows = json.loads(say(capsys, "rebalance", "--together", "B2,B4", "--json", demo / "training"))[0]["rebalance"]
+    assert any("B2, B3, B4" in row["blocks"] for row in rows)
+    assert "'B9' is no Block" in complain(capsys, 1, "rebalance", "--together", "B1,B9", demo / "training")
+    assert "give one" in complain(capsys, 2, "rebalance", "--fewest", "--stages", 2, demo / "training")
+    assert "one stage an IPU" in complain(capsys, 2, "rebalance", "--prove", "--ipus", "0,1,0", demo / "training")
+
+
+def test_the_fewest_ipus_of_a_small_model_is_one(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(say(capsys, "rebalance", "--fewest", "--json", demo / "training"))[0]["rebalance"]
+    assert [row["blocks"] for row in rows] == ["B1, B2, B3, B4"]
+
+
+def test_stages_choose_how_to_save_memory(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(say(capsys, "rebalance", "--recompute", "never", "--json", demo / "training"))[0]["rebalance"]
+    assert {row["saves"] for row in rows} == {"-"}
+    out = say(capsys, "rebalance", "--recompute", "never", demo / "training")
+    assert "predicted only" in " ".join(out.split())
+    assert "no percentage" in complain(capsys, 2, "rebalance", "--bubble", "0", demo / "training")

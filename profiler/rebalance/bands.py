@@ -7,7 +7,7 @@ bands finds the least maximum exactly for any cost of (stage, first Block, last 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -94,8 +94,12 @@ def bands(
     most: int,
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
+    spare: int = 0,
 ) -> Bands:
-    """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in one stage."""
+    """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in one stage.
+
+    ``spare``: bytes beyond the tile up to which rooms must be exact.
+    """
     count = len(costs)
     total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
     reach = np.searchsorted(total, total[:-1] + most, side="right") - 1 - np.arange(count)
@@ -111,7 +115,8 @@ def bands(
         deepest = depth_of(costs, stages, 0)
         stash = max(costs.stash_bytes(b, count - 1) for b in range(count))
         enough = -(-deepest * stash // costs.tiles)
-        rooms = tuple(room(costs, width, choice, enough) for choice in choices)
+        roomy = replace(costs, bytes_per_tile=costs.bytes_per_tile + spare) if spare else costs
+        rooms = tuple(room(roomy, width, choice, None if spare else enough) for choice in choices)
     allowed = np.ones_like(inside)
     for group in together:
         member = np.concatenate([[0], np.cumsum(np.isin(np.arange(count), group))])

@@ -291,6 +291,7 @@ class _Memory:
 def _memory(report: Report, stage: np.ndarray) -> _Memory:
     """What each Block holds on each tile: always, while it runs, between its forward and backward."""
     blocks, tiles = len(stage), report.target.tiles_per_ipu
+    where = report.stages["ipu"].to_numpy()  # of each stage
     always, peak, interleaved, saved, state, once = np.zeros((6, blocks, tiles), dtype=np.int64)
     saved_tensors, state_weights = np.zeros((2, blocks), dtype=np.int64)
     shared = np.zeros((report.target.num_ipus, tiles), dtype=np.int64)
@@ -298,11 +299,17 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
     frame = frame[frame["role"] != "stash"]
     kept = _saved(report, frame, stage)
     of_weight: dict[tuple[int, int], np.ndarray] = {}
+    weights = frame[frame["role"] == "weight"]
+    keys = zip(weights["ipu"].tolist(), weights["name"].tolist(), strict=True)
+    owners = dict(zip(keys, zip(weights["block"].tolist(), weights["op"].tolist(), strict=True), strict=True))
     for ipu in range(report.target.num_ipus):
         here = frame[frame["ipu"] == ipu]
         vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
         states = here[here["role"] == "optimiser state"].drop_duplicates("name")
-        for id, block, op in zip(states.index, states["block"], states["op"], strict=True):
+        for id, name, block, op in zip(states.index, states["name"], states["block"], states["op"], strict=True):
+            block, op = owners.get(
+                (ipu, name.rpartition("/")[0]), (block, op)
+            )  # the weight's: one off the chip has none
             if 0 <= block < blocks:
                 state[block] += vectors[int(id)]
                 of_weight[block, op] = of_weight.get((block, op), 0) + vectors[int(id)]
@@ -320,13 +327,25 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
                 saved_tensors[block] += 1
         steps = report.program_steps(ipu)
         living = here[(here["always_live"] == 0) & (here["role"] != "optimiser state") & ~here.index.isin(list(kept))]
-        for block in sorted(set(steps["block"].tolist()) - {-1}):
-            spots = steps.loc[steps["block"] == block, "position"].to_numpy()
+        at_work = _at_work(steps["block"].to_numpy(), np.flatnonzero(where[stage] == ipu))
+        for block in np.unique(at_work[at_work >= 0]).tolist():
+            spots = steps["position"].to_numpy()[at_work == block]
             _peak_of(living, vectors, spots, peak[block], interleaved[block])
     for (block, _), total in of_weight.items():
         once[block] = np.maximum(once[block], total)
         state_weights[block] += 1
     return _Memory(always, peak, interleaved, saved, saved_tensors, state, once, state_weights, shared.max(axis=0))
+
+
+def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """For each step of an IPU the Block of it (of those ``here``) that it belongs to: its own, else, for copies, the
+    stash and the weight update, the one that ran last (at the begin: that runs first). -1 where there is none."""
+    own = np.isin(block, here)
+    if not own.any():
+        return np.full_like(block, -1)
+    last = np.maximum.accumulate(np.where(own, np.arange(len(block)), -1))
+    found: np.ndarray = block[np.where(last >= 0, last, own.argmax())]
+    return found
 
 
 def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[int, bool]:
@@ -372,12 +391,15 @@ def _peak_of(
             changes.setdefault(max(int(start), low), []).append((int(id), 1, bool(region1)))
             changes.setdefault(int(stop), []).append((int(id), -1, bool(region1)))
     level, level1 = np.zeros_like(peak), np.zeros_like(peak)
-    for at in sorted(changes):
-        if at > high:
-            break
+    times = [at for at in sorted(changes) if at <= high]
+    # Other Blocks run between this one's forward and backward: what only they hold is none of its peak.
+    spots = np.sort(spots)
+    runs = np.searchsorted(spots, [*times[1:], high + 1]) > np.searchsorted(spots, times)
+    for at, here in zip(times, runs.tolist(), strict=True):
         for id, sign, region1 in changes[at]:
             level += sign * vectors[id]
             if region1:
                 level1 += sign * vectors[id]
-        np.maximum(peak, level - level1, out=peak)
-        np.maximum(interleaved, level1, out=interleaved)
+        if here:
+            np.maximum(peak, level - level1, out=peak)
+            np.maximum(interleaved, level1, out=interleaved)

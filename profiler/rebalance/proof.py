@@ -3,12 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.rebalance.bands import depth_of
+from profiler.rebalance.bands import INFINITE, Bands, bands, depth_of
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.room import Choice, Part, ipu_bytes, room
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Why no split into so many stages is quicker than ``least`` cycles a micro-batch.
+
+    Bounds that hold without looking at splits: ``largest_block`` (whole, wherever it is), ``even_share`` (of all
+    work). ``endless_memory``: the least where memory were no limit. With one cycle less than ``least``, stages filled
+    as far as they go reach Block ``reached`` at the furthest (-1: not even the first); the next one is ``stuck``, and
+    the stage that would have to take it is ``stage``.
+    """
+
+    least: int
+    largest_block: int
+    even_share: int
+    endless_memory: int
+    stage: int
+    reached: int
+    stuck: int
+
+    def sentences(self, names: Sequence[str]) -> list[str]:
+        """The proof in words."""
+        found = [f"no split takes less than {self.least:,} cycles a micro-batch"]
+        bounds = {
+            "one Block alone takes": self.largest_block,
+            "an even share of all work is": self.even_share,
+            "with endless memory the least would be": self.endless_memory,
+        }
+        found += [f"{words} {cycles:,}" for words, cycles in bounds.items()]
+        got = f"get to Block {names[self.reached]} at the furthest" if self.reached >= 0 else "hold not even the first"
+        found.append(
+            f"with one cycle less, stages 0 to {self.stage} {got}: Block {names[self.stuck]} is over the limit there"
+        )
+        return found
+
+
+def prove(costs: Costs, stages: int, least: int, endless_memory: int, choices: Sequence[Choice]) -> Proof:
+    """That ``least`` is the least bottleneck: ValueError where a split with less fits after all."""
+    count = len(costs)
+    table = bands(costs, stages, choices, max(1, least - 1))
+    reach = furthest(table, least - 1)
+    if reach[-1][count - 1]:
+        raise ValueError(f"a split with less than {least:,} cycles a micro-batch fits")
+    # The first stage at which the furthest reach leaves too few stages for the Blocks behind it.
+    stage = next((k for k in range(stages) if not reach[k].any()), stages - 1)
+    before = reach[stage] if reach[stage].any() or not stage else reach[stage - 1]
+    reached = int(np.flatnonzero(before).max(initial=-1))
+    work = costs.forward + costs.backward
+    share = -(-int(work.sum()) // stages)
+    return Proof(least, int(work.max()), share, endless_memory, stage, reached, min(reached + 1, count - 1))
+
+
+def furthest(table: Bands, most: int) -> list[np.ndarray]:
+    """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it: bool[Block]."""
+    count, width = table.final.shape
+    last = np.arange(count)[:, None] + np.arange(width)[None, :]
+    found: list[np.ndarray] = []
+    for k in range(table.stages):
+        load = table.load(k)
+        usable = (load <= most) & (load < INFINITE)
+        begins = np.zeros(count, dtype=bool)
+        if k == 0:
+            begins[0] = True
+        else:
+            begins[1:] = found[-1][:-1]
+        ends = np.zeros(count, dtype=bool)
+        ends[last[usable & begins[:, None]]] = True
+        found.append(ends)
+    return found
 
 
 def does_not_fit(costs: Costs, stages: int, choices: Sequence[Choice], together: Sequence[Sequence[int]] = ()) -> str:

@@ -262,7 +262,7 @@ def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> lis
     if free < least:
         reasons.append(f"with endless memory one would get to {free:,}: memory costs {least - free:,} cycles")
     stages = prediction.assignment.stage_of(len(costs))
-    if prediction.stage_cycles.argmax() == stages[largest] and stages.count(stages[largest]) == 1:
+    if prediction.stage_cycles[stages[largest]] == reached and stages.count(stages[largest]) == 1:
         reasons.append(
             f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own: cutting inside it would "
             "be the way to get lower"
@@ -271,6 +271,9 @@ def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> lis
     if before is not None:
         was = before.stage_of(len(costs))
         moves = [f"{n} to stage {b}" for n, a, b in zip(costs.names, was, stages, strict=True) if a != b]
+        if len(before.ipus) == len(prediction.assignment.ipus):
+            pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
+            moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
         reasons.append("moves " + ", ".join(moves) if moves else "this is the split that was profiled")
     return reasons
 

@@ -104,6 +104,14 @@ def count(words: str) -> int:
     return int(words)
 
 
+def whole_numbers(option: str, words: str) -> tuple[int, ...]:
+    """Whole numbers with commas between. CommandError names the option."""
+    parts = [part.strip() for part in words.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise CommandError(f"{option} takes whole numbers, one a stage: 0,1,2,0; not {words!r}", USAGE)
+    return tuple(int(part) for part in parts)
+
+
 def find_profiles(patterns: Iterable[str]) -> list[Path]:
     """The profiles that arguments name, in order, each once: files, directories and patterns.
 

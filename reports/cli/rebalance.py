@@ -1,21 +1,24 @@
 """The best split of the model's Blocks into stages, why it cannot be better, and a file that makes it so.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the unchanged script with
-the file, and --verify then says what was predicted and what came of it.
+the file, and --verify then says what was predicted and what came of it. The best split is exact: no other has a shorter
+slowest stage under the tiles' memory, and of those none copies less between IPUs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.cli import common
+from reports.cli import common, rebalance_answers
 
 if TYPE_CHECKING:
     from profiler import Report
     from profiler.rebalance import Costs, Split
+    from profiler.rebalance.room import Choice
     from reports.tables import Page
 
 HELP = "the best split into stages, and a placement file of it"
@@ -23,22 +26,43 @@ EXAMPLES = """  ipu-report rebalance demo/training                      the best
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --autoreport after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
+  ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
+  ipu-report rebalance --ipus 0,1,2,0 --together B1,B4 demo/training    a stage list that comes back to IPU 0
+  ipu-report rebalance --recompute choose --offload choose demo/training   each stage as it is quickest and fits
+  ipu-report rebalance --prove --prices --blame demo/training     why it is so, and what more would be worth
 """
+_WAYS = ("profiled", "choose", "always", "never")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     parser.add_argument("--stages", type=common.count, metavar="N", help="so many (default: what is quickest)")
+    parser.add_argument("--fewest", action="store_true", help="as few IPUs as it fits")
+    parser.add_argument("--ipus", metavar="N,N,...", help="the IPU of each stage; may come back to one")
+    parser.add_argument(
+        "--together",
+        action="append",
+        default=[],
+        metavar="BLOCK,BLOCK",
+        help="Blocks that must be on one IPU, as those that share a weight (may be repeated)",
+    )
+    for name, what in (("recompute", "stages run their forward again"), ("offload", "optimiser state off the chip")):
+        parser.add_argument(
+            f"--{name}", choices=_WAYS, default="profiled", help=f"{what}: for each stage as is best, or for all"
+        )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the placement here")
     parser.add_argument(
         "--verify",
         action="store_true",
         help="of two profiles, hold the second against what the first predicts for its split",
     )
+    rebalance_answers.add_arguments(parser)
     common.add_form(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if sum([args.fewest, args.ipus is not None, args.stages is not None]) > 1:
+        raise common.CommandError("--stages, --fewest and --ipus each say how many stages: give one", common.USAGE)
     if args.verify:
         if len(args.profiles) != 2:
             raise common.CommandError("--verify takes two profiles: --verify BEFORE AFTER", common.USAGE)
@@ -59,25 +83,65 @@ def _costs(report: Report) -> Costs:
         raise common.CommandError(str(error)) from error
 
 
-def best(costs: Costs, stages: int | None = None) -> Split:
+def best(
+    costs: Costs,
+    stages: int | None = None,
+    *,
+    choices: Sequence[Choice] = (),
+    together: Sequence[Sequence[int]] = (),
+) -> Split:
     """The best split into so many stages; or of all numbers of stages up to the profiled one, the quickest."""
     from profiler.rebalance import best_split
 
     if stages is not None:
-        return best_split(costs, stages)
+        return best_split(costs, stages, choices=choices, together=together)
     found: list[Split] = []
     problem = "there is none"
     for count in range(1, len(costs.ipus) + 1):
         try:
-            split = best_split(costs, count)
+            split = best_split(costs, count, choices=choices, together=together)
         except ValueError as error:
             problem = str(error)
             continue
         if not split.prediction.problems:
             found.append(split)
+        else:
+            problem = "; ".join(split.prediction.problems)
     if not found:
         raise ValueError(f"no split can run: {problem}")
     return min(found, key=lambda split: split.prediction.total)
+
+
+def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
+    """The split that the options ask for."""
+    from profiler.rebalance import best_split
+    from profiler.rebalance.fewest import fewest_ipus
+
+    together = [_blocks(costs, words) for words in args.together]
+    if args.fewest:
+        return fewest_ipus(costs, choices, together)
+    if args.ipus is not None:
+        return best_split(costs, ipus=common.whole_numbers("--ipus", args.ipus), together=together, choices=choices)
+    return best(costs, args.stages, choices=choices, together=together)
+
+
+def _blocks(costs: Costs, words: str) -> list[int]:
+    names = [name.strip() for name in words.split(",")]
+    unknown = [name for name in names if name not in costs.names]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no Block; they are {', '.join(costs.names)}")
+    return [costs.names.index(name) for name in names]
+
+
+def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
+    """The ways to save memory that the options allow, those that cost least first."""
+    from profiler.rebalance.split import ALL_CHOICES
+
+    def allowed(way: str, own: bool) -> set[bool]:
+        return {"profiled": {own}, "choose": {False, True}, "always": {True}, "never": {False}}[way]
+
+    recompute, offload = allowed(args.recompute, costs.recompute), allowed(args.offload, costs.offload)
+    return tuple(one for one in ALL_CHOICES if one.recompute in recompute and one.offload in offload)
 
 
 def _propose(report: Report, args: argparse.Namespace) -> Page:
@@ -87,8 +151,9 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     from reports.tables import Column, Page, Table, identity, kibibytes, say, text
 
     costs = _costs(report)
+    choices = _choices(costs, args)
     try:
-        split = best(costs, args.stages)
+        split = _wanted(costs, args, choices)
         now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
@@ -108,7 +173,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
         for k, ((first, last), cycles) in enumerate(zip(spans, wanted.stage_cycles.tolist(), strict=True))
     ]
     names = ["stage", "ipu", "blocks", "forward", "backward", "cycles", "fullest_tile"]
-    columns = (
+    columns: tuple[Column, ...] = (
         Column("stage", "stage", identity),
         Column("ipu", "IPU", identity),
         Column("blocks", "Blocks", text),
@@ -126,8 +191,17 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
         except OSError as error:
             raise common.CommandError(f"{args.output}: cannot be written: {error.strerror}") from error
         lines.append(say(f"{args.output}: run it with ipu-run --placement {args.output} SCRIPT."))
-    table = Table("rebalance", pd.DataFrame(rows, columns=pd.Index(names)), columns)
-    return Page(str(report.path), (table, *lines))
+    frame = pd.DataFrame(rows, columns=pd.Index(names))
+    if wanted.assignment.choices:
+        chosen = wanted.assignment.choices
+        frame["saves"] = [rebalance_answers.saves(costs, (one,)) for one in chosen]
+        columns = (*columns, Column("saves", "saves memory by", text))
+        lines.append(say("How stages save memory is predicted only: a placement file does not say it, Options do, for "
+                         "all stages alike."))  # fmt: skip
+    table = Table("rebalance", frame, columns)
+    more = rebalance_answers.answers(report, costs, split, choices, args)
+    tables = (*more, table) if args.form == "csv" and more else (table, *lines, *more)
+    return Page(str(report.path), tables)
 
 
 def _verify(report: Report, args: argparse.Namespace) -> Page:

@@ -59,7 +59,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         if args.micro_batches:
             costs = replace(costs, micro_batches=args.micro_batches)
         now = what_if(costs, profiled(costs))
-        ipus = _ipus(args.ipus)
+        ipus = common.whole_numbers("--ipus", args.ipus) if args.ipus is not None else None
         asked = [(text, parse_assignment(costs.names, text, ipus)) for text in args.assign]
         asked = asked or [("as profiled", profiled(costs))]
         found = [(text, what_if(costs, assignment)) for text, assignment in asked]
@@ -131,12 +131,3 @@ def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
             "fullest_tile": [prediction.fullest[ipu] for ipu in assignment.ipus],
         }
     )
-
-
-def _ipus(words: str | None) -> tuple[int, ...] | None:
-    if words is None:
-        return None
-    parts = words.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise common.CommandError(f"--ipus takes whole numbers, one a stage: 0,1,2,0; not {words!r}", common.USAGE)
-    return tuple(int(part) for part in parts)

@@ -1,0 +1,70 @@
+"""What more of something would be worth: memory on a stage's tiles, one more IPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler.rebalance.bands import INFINITE, bands, depth_of, least_maximum
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.room import Choice
+from profiler.rebalance.split import least_bottleneck
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the bottleneck loses, in cycles a micro-batch, by more of ``what``; ``now`` and ``then`` it is as long."""
+
+    what: str
+    now: int
+    then: int
+
+    @property
+    def worth(self) -> int:
+        return self.now - self.then
+
+
+def prices(costs: Costs, stages: int, choices: Sequence[Choice] = (), extra: int = 10 * 1024) -> list[Price]:
+    """Of ``extra`` bytes a tile on each stage alone, on all of them, and of one more IPU. Exact, one stage an IPU.
+
+    One more IPU may be worth less than nothing under tight memory: the stages before it stash more. ValueError where
+    no split fits as it is.
+    """
+    allowed = tuple(choices) or (Choice.profiled(costs),)
+    now = least_bottleneck(costs, stages, allowed)
+    found = [
+        Price(f"{extra / 1024:g} KiB more a tile on stage {k}", now, _with(costs, stages, allowed, {k: extra}, now))
+        for k in range(stages)
+    ]
+    everywhere = dict.fromkeys(range(stages), extra)
+    found.append(
+        Price(f"{extra / 1024:g} KiB more a tile everywhere", now, _with(costs, stages, allowed, everywhere, now))
+    )
+    if stages < len(costs):
+        try:
+            found.append(Price("one more IPU", now, least_bottleneck(costs, stages + 1, allowed)))
+        except ValueError:
+            pass  # it does not fit with one more: there is no price to say
+    return found
+
+
+def _with(costs: Costs, stages: int, choices: tuple[Choice, ...], more: dict[int, int], now: int) -> int:
+    """The least bottleneck with so many more bytes on the tiles of some stages."""
+
+    table = bands(costs, stages, choices, now, spare=max(more.values()))
+
+    def load(k: int) -> np.ndarray:
+        depth, limit = depth_of(costs, stages, k), costs.bytes_per_tile + more.get(k, 0)
+        early = [table.final] * len(choices) if k == stages - 1 else table.early
+        ways = [
+            np.where(one.fullest(depth) <= limit, cycles, INFINITE)
+            for cycles, one in zip(early, table.rooms or (), strict=True)
+        ]
+        found: np.ndarray = np.minimum.reduce(ways)
+        return found
+
+    found = least_maximum(load, stages)
+    assert found is not None  # what fitted before does
+    return found[0]

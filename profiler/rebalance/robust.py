@@ -1,0 +1,76 @@
+"""The split that is least wrong where the costs are: cycles of every Block may be off by so much, each its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.rebalance.bands import INFINITE, bands, least_maximum
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.room import Choice, Part
+from profiler.rebalance.split import least_bottleneck
+from profiler.rebalance.what_if import Assignment, stage_cycles, what_if
+
+
+@dataclass(frozen=True)
+class Robust:
+    """A split, and by how many cycles its bottleneck exceeds the best one's at the most: its ``regret``.
+
+    ``worst``: its bottleneck where all Blocks take longer at once. ``regret_of_best``: that of the split which is best
+    for the costs as they are.
+    """
+
+    assignment: Assignment
+    regret: int
+    worst: int
+    regret_of_best: int
+
+
+def least_regret(costs: Costs, stages: int, off: float) -> Robust:
+    """The split into so many stages, one an IPU, with the least regret where a Block's cycles are off by ``off``.
+
+    ``off``: 0.1 for up to a tenth more or less. A split regrets most where the Blocks of one of its stages all take
+    longer and the others all less: these raise the stage by as much as the best split at the least, and lower only
+    the best split's. So regret is a sum over no stages but a maximum of what each interval of Blocks has, and the
+    least one is found as the least bottleneck is, under the memory. Exact where stages do not recompute; where they
+    do, a Block may weigh twice in one split and once in another, and it is an estimate. ValueError unless
+    0 <= off < 1, or where no split fits.
+    """
+    if not 0 <= off < 1:
+        raise ValueError(f"Blocks may be off by a share from 0 up to 1, not {off}")
+    choices = (Choice.profiled(costs),)
+    nominal = least_bottleneck(costs, stages, choices)
+    # What takes longer than the best split in its worst case is no candidate: it is never less wrong.
+    reach = int(np.ceil(nominal * ((1 + off) / (1 - off)) ** 2)) + 1
+    table = bands(costs, stages, choices, reach)
+    count, width = table.final.shape
+    regret = [np.full((count, width), INFINITE, dtype=np.int64) for _ in range(stages)]
+    loads = [table.load(k) for k in range(stages)]
+    for first in range(count):
+        for step in range(min(width, count - first)):
+            usable = [k for k in range(stages) if loads[k][first, step] <= reach]
+            if not usable:
+                continue
+            case = scenario(costs, range(first, first + step + 1), off)
+            best = least_bottleneck(case, stages, choices)
+            for k in usable:
+                mine = sum(stage_cycles(case, Part(first, first + step, 0, choices[0]), k == stages - 1))
+                regret[k][first, step] = max(0, mine - best)
+    found = least_maximum(regret.__getitem__, stages)
+    plain = least_maximum(loads.__getitem__, stages)
+    assert found is not None and plain is not None  # the best split is a candidate
+    spans = Assignment(plain[1], tuple(range(stages))).spans(count)
+    of_best = max(int(regret[k][a, b - a]) for k, (a, b) in enumerate(spans))
+    assignment = Assignment(found[1], tuple(range(stages)))
+    worst = what_if(scenario(costs, range(count), off), assignment).bottleneck
+    return Robust(assignment, found[0], worst, of_best)
+
+
+def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:
+    """The costs with some Blocks' cycles up by ``off`` and the others' down by it."""
+    factor = np.full(len(costs), 1 - off)
+    factor[list(longer)] = 1 + off
+    forward, backward = (np.rint(part * factor).astype(np.int64) for part in (costs.forward, costs.backward))
+    return replace(costs, forward=forward, backward=backward)

@@ -1,0 +1,261 @@
+"""What `ipu-report rebalance` says besides its proposal: a table or a few sentences an option."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from profiler.rebalance import Costs, Split
+    from profiler.rebalance.room import Choice
+    from reports.tables import Facts, Lines, Table
+
+    Part = Table | Facts | Lines
+    Answer = Callable[[Report, Costs, Split, Sequence[Choice], argparse.Namespace], list[Part]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("more answers")
+    group.add_argument("--pareto", action="store_true", help="cycles against memory: the splits that nothing beats")
+    group.add_argument("--inside", action="store_true", help="where to cut inside the longest Block, and what it gains")
+    group.add_argument(
+        "--bubble", type=_percent, metavar="PERCENT", help="accumulation for ramps of that share at most"
+    )
+    group.add_argument(
+        "--robust", type=_percent, metavar="PERCENT", help="the split least wrong where costs are off so"
+    )
+    group.add_argument("--prove", action="store_true", help="why no split is quicker")
+    group.add_argument("--prices", action="store_true", help="what more memory or one more IPU would be worth")
+    group.add_argument("--blame", action="store_true", help="whom the others waited for in the profiled run, and why")
+
+
+def answers(
+    report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
+) -> list[Part]:
+    """Of all options that were given. CommandError where one has no answer."""
+    wanted: list[tuple[object, Answer]] = [
+        (args.pareto, _pareto),
+        (args.inside, _inside),
+        (args.bubble is not None, _bubble),
+        (args.robust is not None, _robust),
+        (args.prove, _prove),
+        (args.prices, _prices),
+        (args.blame, _blame),
+    ]
+    found: list[Part] = []
+    try:
+        for given, answer in wanted:
+            if given:
+                found += answer(report, costs, split, choices, args)
+    except ValueError as error:
+        raise common.CommandError(f"{report.path}: {error}") from error
+    return found
+
+
+def _percent(words: str) -> float:
+    try:
+        share = float(words.removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{words!r} is no percentage between 0 and 100")
+    return share
+
+
+def _stages(split: Split) -> int:
+    return len(split.prediction.assignment.starts)
+
+
+def _one_an_ipu(split: Split) -> None:
+    ipus = split.prediction.assignment.ipus
+    if len(set(ipus)) < len(ipus):
+        raise common.CommandError("this answer is of one stage an IPU: leave --ipus out", common.USAGE)
+
+
+def _sizes(costs: Costs, split_starts: Sequence[int]) -> str:
+    ends = [*split_starts[1:], len(costs)]
+    return "-".join(str(b - a) for a, b in zip(split_starts, ends, strict=True))
+
+
+def _pareto(
+    report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
+) -> list[Part]:
+    import pandas as pd
+
+    from profiler.rebalance.front import pareto
+    from reports.tables import Column, Table, kibibytes, text
+
+    _one_an_ipu(split)
+    rows = [
+        (
+            _sizes(costs, point.assignment.starts),
+            point.bottleneck,
+            point.fullest,
+            "yes" if point.fullest <= costs.bytes_per_tile else "no",
+            saves(costs, point.assignment.choices),
+        )
+        for point in pareto(costs, _stages(split), choices)
+    ]
+    frame = pd.DataFrame(rows, columns=pd.Index(["split", "cycles", "fullest_tile", "fits", "saves"]))
+    columns = [
+        Column("split", "Blocks a stage", text),
+        Column("cycles", "cycles of the\nslowest stage"),
+        Column("fullest_tile", "fullest\ntile KiB", kibibytes),
+        Column("fits", "fits", text),
+    ]
+    if any(frame["saves"]):
+        columns.append(Column("saves", "saves memory by", text))
+    return [Table("pareto", frame, tuple(columns), "cycles against memory: nothing is both shorter and smaller")]
+
+
+def saves(costs: Costs, choices: Sequence[Choice]) -> str:
+    """How stages save memory, in a few words; stages that do so alike together."""
+    words = [
+        " + ".join([*(["recomputing"] if c.recompute else []), *(["state off the chip"] if c.offload else [])]) or "-"
+        for c in choices
+    ]
+    return "; ".join(f"{k}: {word}" for k, word in enumerate(words)) if len(set(words)) > 1 else "".join(words[:1])
+
+
+def _inside(
+    report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
+) -> list[Part]:
+    from profiler.rebalance.inside import best_cut_inside
+    from reports.tables import Fact, Facts, say
+
+    _one_an_ipu(split)
+    found = best_cut_inside(report, costs, _stages(split))
+    block = costs.names[int((costs.forward + costs.backward).argmax())]
+    if found is None:
+        words = f"No cut inside Block {block}, the longest, makes it quicker on {_stages(split)} IPUs."
+        return [Facts("inside", (Fact("block", block), Fact("after", ""))), say(words)]
+    total, now = found.split.prediction.total, split.prediction.total
+    spans = _sizes(found.costs, found.split.prediction.assignment.starts)
+    return [
+        Facts(
+            "inside",
+            (
+                Fact("block", block),
+                Fact("after", found.name),
+                Fact("before", found.before),
+                Fact("bytes_over", found.bytes_over),
+                Fact("cycles", total),
+                Fact("split", spans),
+            ),
+        ),
+        say(
+            f"Cut inside {block} before {found.before}: {total:,} cycles instead of {now:,} ({total / now - 1:+.1%}), "
+            f"{found.bytes_over:,} bytes over the cut; then {spans} Blocks a stage."
+        ),
+    ]
+
+
+def _bubble(
+    report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
+) -> list[Part]:
+    from profiler.rebalance.accumulation import least_accumulation
+    from reports.tables import Fact, Facts, say
+
+    found = least_accumulation(costs, split.prediction.assignment, args.bubble)
+    name = "Gradient accumulation" if costs.training else "Device iterations"
+    words = (
+        f"{name} of {found.micro_batches} or more keeps ramps and weight update under {args.bubble:.1%} of the time "
+        f"(it is {costs.micro_batches}): they take {found.lost:,} cycles however many, a pipeline cycle "
+        f"{found.cycle:,}."
+    )
+    if found.micro_batch:
+        words += (
+            f" Of a batch of {costs.samples * costs.micro_batches:,} samples, micro-batches of "
+            f"{found.micro_batch} over all replicas are {found.of_batch:,}."
+        )
+    facts = (
+        Fact("share", args.bubble),
+        Fact("micro_batches", found.micro_batches),
+        Fact("lost_cycles", found.lost),
+        Fact("pipeline_cycle", found.cycle),
+        Fact("micro_batch", found.micro_batch),
+    )
+    return [Facts("bubble", facts), say(words)]
+
+
+def _robust(
+    report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
+) -> list[Part]:
+    from profiler.rebalance.robust import least_regret
+    from reports.tables import Fact, Facts, say
+
+    _one_an_ipu(split)
+    found = least_regret(costs, _stages(split), args.robust)
+    sizes = _sizes(costs, found.assignment.starts)
+    facts = (
+        Fact("off", args.robust),
+        Fact("split", sizes),
+        Fact("regret", found.regret),
+        Fact("regret_of_best", found.regret_of_best),
+        Fact("worst", found.worst),
+    )
+    return [
+        Facts("robust", facts),
+        say(
+            f"Where every Block's cycles may be off by {args.robust:.0%}, {sizes} Blocks a stage is never more than "
+            f"{found.regret:,} cycles a micro-batch from the best split; the one that is best for the costs as they "
+            f"are may be {found.regret_of_best:,}. At worst its slowest stage takes {found.worst:,}."
+        ),
+    ]
+
+
+def _prove(
+    report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
+) -> list[Part]:
+    from dataclasses import asdict
+
+    from profiler.rebalance.proof import prove
+    from reports.tables import Fact, Facts, say
+
+    _one_an_ipu(split)
+    proof = prove(costs, _stages(split), split.least_bottleneck, split.lower_bound, choices)
+    said = [say(f"{words[0].upper()}{words[1:]}.") for words in proof.sentences(costs.names)]
+    return [Facts("proof", tuple(Fact(key, value) for key, value in asdict(proof).items())), *said]
+
+
+def _prices(
+    report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
+) -> list[Part]:
+    import pandas as pd
+
+    from profiler.rebalance.prices import prices
+    from reports.tables import Column, Table, text
+
+    _one_an_ipu(split)
+    rows = [(price.what, price.now, price.then, price.worth) for price in prices(costs, _stages(split), choices)]
+    frame = pd.DataFrame(rows, columns=pd.Index(["what", "now", "then", "worth"]))
+    columns = (
+        Column("what", "what", text),
+        Column("then", "slowest\nstage then"),
+        Column("worth", "cycles a\nmicro-batch less"),
+    )
+    return [Table("prices", frame, columns, "what more of something would be worth")]
+
+
+def _blame(
+    report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
+) -> list[Part]:
+    from profiler.rebalance.blame import CAUSES, blame
+    from reports.tables import Column, Table, identity, percent
+
+    common.check_run(report, 0)
+    frame = blame(report)
+    titles = {"tile imbalance": "uneven\ntiles", "exchange": "ex-\nchange", "recompute": "recom-\npute"}
+    everything = max(1, int(frame["total"].sum()))
+    columns = (
+        Column("stage", "stage", identity),
+        *(Column(cause, titles.get(cause, cause), lambda cycles: percent(cycles / everything))
+          for cause in CAUSES if frame[cause].any()),
+        Column("total", "cycles"),
+    )  # fmt: skip
+    title = "what all IPUs together waited for: whose, and which part of it, of all waiting"
+    return [Table("blame", frame, columns, title)]

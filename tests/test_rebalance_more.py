@@ -1,0 +1,299 @@
+"""What else the rebalancer answers, each against brute force or a closed form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ipu_exec
+from benchmarks.rebalance.random_costs import random_costs
+from ipu_exec import PipelinedExecution, Stage
+from profiler import Report, open_report
+from profiler.rebalance import Assignment, Costs, best_split, what_if
+from profiler.rebalance.accumulation import least_accumulation
+from profiler.rebalance.bands import depth_of
+from profiler.rebalance.blame import CAUSES, blame
+from profiler.rebalance.fewest import fewest_ipus
+from profiler.rebalance.front import pareto
+from profiler.rebalance.inside import best_cut_inside, split_block
+from profiler.rebalance.prices import prices
+from profiler.rebalance.proof import prove
+from profiler.rebalance.robust import least_regret, scenario
+from profiler.rebalance.room import Choice, Part, ipu_bytes
+from profiler.rebalance.split import ALL_CHOICES, least_bottleneck
+from profiler.rebalance.what_if import stage_cycles
+from tests.synthetic import synthetic_profile
+from tests.test_rebalance import profiled as trained
+from tests.test_rebalance_exact import brute_force, splits
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The example's network on two IPUs: B1 and B2, B3 and B4."""
+    return trained(tmp_path_factory.mktemp("two"), (0, 2))
+
+
+def random_case(random: np.random.Generator, stages: int, most: int = 8, **more: object) -> Costs:
+    count = int(random.integers(stages, most))
+    full = float(random.uniform(0.8, 1.6))
+    return random_costs(random, count, 4, stages=stages, full=full, **more)  # type: ignore[arg-type]
+
+
+def test_fewer_ipus_than_the_fewest_do_not_fit() -> None:
+    random = np.random.default_rng(0)
+    found = set()
+    for _ in range(60):
+        costs = random_case(random, 4, micro_batches=40)
+        try:
+            split = fewest_ipus(costs)
+        except ValueError:
+            assert all(brute_force(costs, range(k), (Choice.profiled(costs),)) is None for k in range(1, len(costs)))
+            continue
+        stages = len(split.prediction.assignment.starts)
+        found.add(stages)
+        assert brute_force(costs, range(stages), (Choice.profiled(costs),)) is not None
+        for fewer in range(1, stages):
+            assert brute_force(costs, range(fewer), (Choice.profiled(costs),)) is None
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize("choices", [(), ALL_CHOICES])
+def test_the_front_is_brute_forces(choices: tuple[Choice, ...]) -> None:
+    random = np.random.default_rng(1)
+    lengths = []
+    for _ in range(25):
+        stages = int(random.integers(1, 4))
+        costs = random_case(random, stages, most=6)
+        points = set()
+        for spans in splits(len(costs), stages):
+            ways = [[]]  # type: ignore[var-annotated]
+            for k, (a, b) in enumerate(spans):
+                parts = [Part(a, b, depth_of(costs, stages, k), choice) for choice in choices
+                         or (Choice.profiled(costs),)]  # fmt: skip
+                ways = [[*way, part] for way in ways for part in parts]
+            for way in ways:
+                cycles = max(sum(stage_cycles(costs, part, k == stages - 1)) for k, part in enumerate(way))
+                points.add((cycles, max(int(ipu_bytes(costs, [part]).max()) for part in way)))
+        wanted = sorted(p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points))
+        found = pareto(costs, stages, choices)
+        assert [(point.bottleneck, point.fullest) for point in found] == wanted
+        lengths.append(len(wanted))
+        for point in found:
+            prediction = what_if(costs, point.assignment)
+            assert (prediction.bottleneck, max(prediction.fullest)) == (point.bottleneck, point.fullest)
+    assert max(lengths) > 1
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
+def test_accumulation_is_the_least_with_so_small_ramps(share: float) -> None:
+    random = np.random.default_rng(2)
+    for _ in range(15):
+        stages = int(random.integers(1, 5))
+        costs = random_costs(random, stages + 2, 4, stages=stages)
+        assignment = best_split(costs, stages).prediction.assignment
+        found = least_accumulation(costs, assignment, share)
+
+        def lost(batches: int, costs: Costs = costs, assignment: Assignment = assignment, cycle: int = found.cycle) -> float:  # fmt: skip  # noqa: E501
+            total = what_if(replace(costs, micro_batches=batches), assignment).total
+            return 1 - batches * cycle / total
+
+        assert lost(found.micro_batches) <= share + 1e-9
+        if found.micro_batches > 2 * stages - 1:
+            assert lost(found.micro_batches - 1) > share
+
+
+def test_accumulation_of_a_balanced_pipeline_is_the_closed_form() -> None:
+    """facts/pipeline.md: a time bubble of 5 % at the most needs G >= 19 (K - 1)."""
+    even = replace(
+        random_costs(np.random.default_rng(3), 4, 4, recompute=False),
+        forward=np.full(4, 100), backward=np.full(4, 200), update=np.zeros(4, dtype=np.int64), sync=0, link_latency=0,
+        copy=np.zeros(4, dtype=np.int64), copy_back=np.zeros(4, dtype=np.int64), stash_base=0.0, stash_rate=0.0,
+        stream_in=np.zeros(4, dtype=np.int64), stream_out=np.zeros(4, dtype=np.int64), samples=8, micro_batches=15,
+    )  # fmt: skip
+    found = least_accumulation(even, Assignment((0, 1, 2, 3), (0, 1, 2, 3)), 0.05)
+    assert found.micro_batches == 19 * 3
+    # Of 8 x 15 samples, 57 micro-batches or more: 2 samples each are 60.
+    assert (found.micro_batch, found.of_batch) == (2, 60)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        least_accumulation(even, Assignment((0,), (0,)), 0.0)
+
+
+def test_the_least_regret_is_brute_forces() -> None:
+    """Over all corners of the box: every Block up or down. Without recomputation, where it is exact."""
+    random = np.random.default_rng(4)
+    better = 0
+    for _ in range(12):
+        stages = int(random.integers(2, 4))
+        costs = random_costs(random, 5, 4, stages=stages, full=1.3, recompute=False, most=3_000)
+        costs = replace(costs, backward=np.zeros_like(costs.backward))
+        choices = (Choice.profiled(costs),)
+        if brute_force(costs, range(stages), choices) is None:
+            continue
+        corners = [scenario(costs, [b for b in range(5) if corner >> b & 1], 0.2) for corner in range(32)]
+        optima = [least_bottleneck(case, stages, choices) for case in corners]
+        regrets = {}
+        for spans in splits(5, stages):
+            assignment = Assignment(tuple(a for a, _ in spans), tuple(range(stages)))
+            if max(what_if(costs, assignment).fullest) > costs.bytes_per_tile:
+                continue
+            regrets[assignment.starts] = max(
+                what_if(case, assignment).bottleneck - best for case, best in zip(corners, optima, strict=True)
+            )
+        found = least_regret(costs, stages, 0.2)
+        assert found.regret == min(regrets.values()) == regrets[found.assignment.starts]
+        assert found.regret <= found.regret_of_best
+        better += found.regret < found.regret_of_best
+        assert found.worst == what_if(corners[-1], found.assignment).bottleneck
+    assert better > 0
+    assert least_regret(costs, 2, 0.0).regret == 0
+
+
+def test_a_proof_names_a_block_that_overflows_with_a_cycle_less() -> None:
+    random = np.random.default_rng(5)
+    for _ in range(80):
+        stages = int(random.integers(1, 5))
+        costs = random_case(random, stages)
+        choices = (Choice.profiled(costs),)
+        try:
+            split = best_split(costs, stages)
+        except ValueError:
+            continue
+        least = split.least_bottleneck
+        proof = prove(costs, stages, least, split.lower_bound, choices)
+        assert max(proof.largest_block, proof.even_share) <= proof.endless_memory <= proof.least == least
+        # Brute force: with a cycle less, stages 0 .. proof.stage end at `reached` at the furthest.
+        furthest = -1
+        for size in range(1, len(costs) + 1):
+            if proof.stage + 1 > size:
+                continue
+            for spans in splits(size, proof.stage + 1):
+                parts = [Part(a, b, depth_of(costs, stages, k), choices[0]) for k, (a, b) in enumerate(spans)]
+                short = all(sum(stage_cycles(costs, p, k == stages - 1)) < least for k, p in enumerate(parts))
+                if short and all(ipu_bytes(costs, [p]).max() <= costs.bytes_per_tile for p in parts):
+                    furthest = max(furthest, size - 1)
+        if furthest >= 0:
+            assert furthest == proof.reached < len(costs) - 1
+        assert costs.names[proof.stuck] in " ".join(proof.sentences(costs.names))
+        with pytest.raises(ValueError, match="fits"):
+            prove(costs, stages, least + 1, split.lower_bound, choices)
+
+
+def test_prices_are_what_brute_force_gains() -> None:
+    random = np.random.default_rng(6)
+    worth = 0
+    for _ in range(40):
+        stages = int(random.integers(1, 4))
+        costs = random_case(random, stages, most=7)
+        choices = (Choice.profiled(costs),)
+        now = brute_force(costs, range(stages), choices)
+        if now is None:
+            continue
+        found = {price.what: price for price in prices(costs, stages, extra=2_048)}
+        assert all(price.now == now for price in found.values())
+        roomier = replace(costs, bytes_per_tile=costs.bytes_per_tile + 2_048)
+        assert found["2 KiB more a tile everywhere"].then == brute_force(roomier, range(stages), choices)
+        for k in range(stages):
+            best = None
+            for spans in splits(len(costs), stages):
+                parts = [Part(a, b, depth_of(costs, stages, j), choices[0]) for j, (a, b) in enumerate(spans)]
+                limits = [costs.bytes_per_tile + 2_048 * (j == k) for j in range(stages)]
+                if all(ipu_bytes(costs, [p]).max() <= limit for p, limit in zip(parts, limits, strict=True)):
+                    load = max(sum(stage_cycles(costs, p, j == stages - 1)) for j, p in enumerate(parts))
+                    best = load if best is None else min(best, load)
+            assert found[f"2 KiB more a tile on stage {k}"].then == best
+            worth += best is not None and best < now
+        more = brute_force(costs, range(stages + 1), choices) if stages < len(costs) else None
+        assert (found["one more IPU"].then if "one more IPU" in found else None) == more
+    assert worth > 0
+
+
+# -- from profiles ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_blame_adds_up_to_all_waiting(tmp_path: Path, seed: int) -> None:
+    report = open_report(synthetic_profile(tmp_path / "profile.pop", seed=seed))
+    table = blame(report)
+    tasks = report.tasks(0, iteration=0)
+    assert table["total"].sum() == pytest.approx(tasks.loc[tasks["kind"] == "idle", "cycles"].sum(), abs=40)
+    assert table["total"].idxmax() == 2  # the synthetic profile's slow stage
+    assert (table[list(CAUSES)].sum(axis=1) == table["total"]).all()
+    assert table.loc[2, "compute"] > 0 and table.loc[2, "exchange"] > 0 and table.loc[2, "tile imbalance"] > 0
+    assert table["host"].sum() > 0
+
+
+def test_blame_of_a_worked_pipeline_is_by_hand(two: Report) -> None:
+    table = blame(two)
+    tasks = two.tasks(0, iteration=0)
+    waits = tasks[tasks["kind"] == "idle"]
+    assert table["total"].sum() == pytest.approx(waits["cycles"].sum(), abs=20)
+    # Two IPUs: while one waits the other works, so that whom it waits for is no question.
+    for stage in (0, 1):
+        assert table.loc[stage, "total"] == pytest.approx(waits.loc[waits["ipu"] == 1 - stage, "cycles"].sum(), abs=10)
+    assert table.loc[0, "recompute"] > 0
+    assert table.loc[1, "recompute"] == 0  # the last stage does not recompute
+
+
+def test_a_cut_inside_a_block_is_what_blocks_of_their_own_give(tmp_path: Path, two: Report) -> None:
+    """Two Blocks taken for one and cut in two again cost what they did."""
+    costs = Costs.from_report(two)
+    halves = split_block(two, costs, 1, 1)
+    assert halves.names == ("B1", "B2.1", "B2.2", "B3", "B4")
+    for name in ("forward", "backward", "update"):
+        assert getattr(halves, name).sum() == getattr(costs, name).sum()
+    for name in ("always", "state", "saved"):
+        np.testing.assert_array_equal(getattr(halves, name).sum(axis=0), getattr(costs, name).sum(axis=0))
+    whole = what_if(costs, Assignment((0, 2), (0, 1)))
+    again = what_if(halves, Assignment((0, 3), (0, 1)))
+    assert again.total == pytest.approx(whole.total, rel=1e-3)
+
+
+class Deep(torch.nn.Module):
+    """Equal layers, as many in each Block as said."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(sum(sizes.values())))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layers = iter(self.layers)
+        for name, count in self.sizes.items():
+            with ipu_exec.Block(name):
+                for _ in range(count):
+                    x = torch.relu(next(layers)(x))
+                if name == list(self.sizes)[-1]:
+                    return x, torch.nn.functional.cross_entropy(x, labels)
+        raise AssertionError("a model has Blocks")
+
+
+def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> Report:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
+    options.Training.gradientAccumulation(16)
+    options.setExecutionStrategy(PipelinedExecution(*(Stage(*names).ipu(k) for k, names in enumerate(stages))))
+    model = Deep(sizes)
+    training = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training(torch.randn(16 * 16, 256), torch.randint(256, (16 * 16,)))
+    return open_report(folder)
+
+
+def test_the_longest_block_is_cut_where_a_second_compile_gains(tmp_path: Path) -> None:
+    before = deep(tmp_path / "before", {"big": 6, "small": 1}, [("big",), ("small",)])
+    costs = Costs.from_report(before)
+    found = best_cut_inside(before, costs, 2)
+    assert found is not None
+    assert costs.names[found.block] == "big"
+    assert found.split.prediction.total < best_split(costs, 2).prediction.total
+    assert found.bytes_over == 16 * 256 * 4
+    assert found.split.prediction.assignment.starts == (0, 1)
+    # The cut falls between layers: the model with its Block cut there gives what was predicted.
+    first = int(found.before.removeprefix("layers.").removesuffix("/addmm"))
+    assert 0 < first < 6
+    sizes = {"big.1": first, "big.2": 6 - first, "small": 1}
+    after = deep(tmp_path / "after", sizes, [("big.1",), ("big.2", "small")])
+    obtained = int(after.runs["cycles"].iloc[0] // after.runs["iterations"].iloc[0])
+    assert found.split.prediction.total == pytest.approx(obtained, rel=0.05)
