@@ -15,11 +15,7 @@ import numpy as np
 
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import vertex_info
-<<<<<<< HEAD
-from ipu_exec.lowering.plan import Layout, Plan
-=======
-from ipu_exec.lowering.plan import Compute, Exchange, Plan
->>>>>>> h/ops
+from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Target
 from ipu_exec.placement import Placement, Transfer

@@ -311,7 +311,8 @@ def lines() -> Iterator[str]:
     yield ""
     yield "What PopTorch refuses is refused here too, so that a script that runs here runs there: Nesterov momentum,"
     yield "amsgrad and maximize, inputs of other shapes or dtypes than compiled for, `backward()` on outputs, changes"
-    yield "of options in use. Such an error is an `Error`, and also an `AssertionError`, `TypeError` and `ValueError`."
+    yield "of options in use. Such an error is an `Error`, and also an `AssertionError`, a `TypeError` and a"
+    yield "`ValueError` (a change of options: an `AttributeError`), whichever of them a script expects."
 
 
 def page() -> str:

@@ -1,0 +1,57 @@
+"""An LSTM language model in phases: a model larger than its IPU, its weights coming and going.
+
+python -m examples.lstm --compile-only --profile-dir out              phases on one IPU
+python -m examples.lstm --parallel --compile-only --profile-dir out   two IPUs in turn: one loads while one computes
+python -m examples.lstm --tiny
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+import ipu_exec as poptorch
+from examples import common
+from examples.models import Example, build
+
+
+def phases(example: Example, parallel: bool) -> poptorch.SerialPhasedExecution | poptorch.ParallelPhasedExecution:
+    """A phase for each Block."""
+    each = [poptorch.Phase(name) for name in example.blocks]
+    if parallel:
+        return poptorch.ParallelPhasedExecution(*each).sendTensorsOffChipAfterFwd()
+    return poptorch.SerialPhasedExecution(*each).setTensorsLiveness(poptorch.Liveness.OffChipAfterFwd)
+
+
+def main(argv: Sequence[str] | None = None) -> list[float]:
+    """Train; the losses of the calls."""
+    parser = common.parser(__doc__, stages=1, accumulation=1)
+    parser.add_argument("--parallel", action="store_true", help="two groups of IPUs in turn, rather than one")
+    args = parser.parse_args(argv)
+
+    torch.manual_seed(0)
+    example = build("lstm", tiny=args.tiny)
+    options = common.options(args, "LSTM").setExecutionStrategy(phases(example, args.parallel))
+    optimizer = poptorch.optim.SGD(example.module.parameters(), lr=1.0, max_grad_norm=5.0)
+    model = poptorch.trainingModel(example.module, options, optimizer)
+    samples = example.micro_batch * options.batch_factor
+    batch = example.inputs(samples)
+
+    losses: list[float] = []
+    if args.compile_only:
+        model.compile(*batch)
+    else:
+        for number in range(args.steps):
+            _, loss = model(*batch)
+            losses.append(float(loss.mean()))
+            print(f"call {number}: loss {losses[-1]:.4f}")
+    common.say_speed(model, samples)
+    moved = sum(model.executable.tree.loads.values()) + sum(model.executable.tree.stores.values())
+    print(f"of which {moved:,} cycles a micro-batch move state; {model.executable.placement.num_ipus} IPU(s)")
+    model.destroy()
+    return losses
+
+
+if __name__ == "__main__":
+    main()
