@@ -3,7 +3,7 @@
 ``python -m benchmarks.overhead`` prints a table and writes it to docs/overhead.md. Three loops do the same weight
 updates of the same model from the same weights, one after the other in turns, so that what else the machine does meets
 all three: plain PyTorch with gradient accumulation, the engine, and the engine with autoreport. Compiling and the first
-call are left out. Times are medians over rounds, of one process; losses of the three are compared and must be equal.
+call are left out. Times are medians over rounds, of one process with one thread; the three losses must be equal.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plain(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulatio
             loss = found[-1] if isinstance(found, tuple) else found
             (loss / accumulation).backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return update
 
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="NAME", help="only this model; writes no page")
     args = parser.parse_args()
     heads = ("model", "micro-batch", "accumulation", "plain PyTorch", "engine", "engine and profile")
+    torch.set_num_threads(1)
     lines = ["# What the engine and the profile cost", ""]
     lines += ["Made by `python -m benchmarks.overhead`. " + str(__doc__).split("\n\n")[1].split(". ", 1)[1].strip(), ""]
     lines += [f"| {' | '.join(heads)} | engine over plain | profile over engine |", "| --- |" + " ---: |" * 7]
