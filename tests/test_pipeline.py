@@ -61,6 +61,20 @@ def test_the_slowest_stage_is_named_with_what_it_does(report: Report) -> None:
     assert steady["operator"] == report.ops.at[spent.idxmax(), "name"]
 
 
+def test_stages_that_take_turns_have_no_ramps(tmp_path: Path) -> None:
+    from ipu_exec import ShardedExecution
+    from tests.test_rebalance import profiled
+
+    made = profiled(tmp_path, (0, 1, 2, 3), 4, ShardedExecution)
+    found = pipeline.bubble(made)
+    assert (found.time_balanced, found.time_of_stages, found.slot_closed_form) == (0, 0, 0)
+    assert found.time_measured > 0.7  # one of four works at a time
+    table = pipeline.cycle_table(made)
+    stages = made.stages
+    once = int((stages["forward_cycles"] + stages["backward_cycles"]).sum())
+    assert set(table.loc[table["phase"] == "steady", "work_cycles"]) == {once}
+
+
 def test_like_pipeline_cycles_are_one_row(report: Report) -> None:
     table = pipeline.cycle_table(report)
     rows = pipeline.repeated(table)

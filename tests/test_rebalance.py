@@ -14,6 +14,7 @@ from ipu_exec import PipelinedExecution, ShardedExecution, Stage
 from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, placement_file, what_if
 from profiler.rebalance.room import Choice
+from reports.cli.rebalance import best
 from tests.models import Mnist, mnist_batch
 from tests.synthetic import synthetic_profile
 
@@ -24,11 +25,15 @@ def profiled(
     accumulation: int = 10,
     strategy: type = PipelinedExecution,
     choice: Choice = Choice(True, False),  # noqa: B008
+    ipus: tuple[int, ...] | None = None,
 ) -> Report:
     """The example's network cut as said, compiled and run once."""
     names = ["B1", "B2", "B3", "B4"]
     bounds = [*starts, 4]
-    stages = [Stage(*names[a:b]).ipu(k) for k, (a, b) in enumerate(itertools.pairwise(bounds))]
+    stages = [
+        Stage(*names[a:b]).ipu(k)
+        for k, (a, b) in zip(ipus or range(len(starts)), itertools.pairwise(bounds), strict=True)
+    ]
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
     options.deviceIterations(1).Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(strategy(*stages)).autoRoundNumIPUs(True)
@@ -85,12 +90,29 @@ def test_another_way_to_save_memory_is_what_a_second_compile_gives(
     assert there.total == pytest.approx(cycles(obtained), rel=0.005)
 
 
+@pytest.mark.parametrize(
+    ("starts", "ipus"), [((0, 1, 2, 3), (0, 1, 2, 0)), ((0, 1, 2, 3), (0, 1, 0, 1)), ((0, 1, 3), (0, 1, 0))]
+)
+def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
+    four: Report, tmp_path: Path, starts: tuple[int, ...], ipus: tuple[int, ...]
+) -> None:
+    prediction = what_if(Costs.from_report(four), Assignment(starts, ipus))
+    obtained = profiled(tmp_path, starts, ipus=ipus)
+    assert prediction.total == pytest.approx(cycles(obtained), rel=0.005)
+    for ipu, size in enumerate(prediction.fullest):
+        assert size == pytest.approx(obtained.tiles(ipu)["total"].max(), rel=0.03)
+    there = best(Costs.from_report(obtained))
+    assert set(there.prediction.assignment.ipus) <= set(ipus)
+
+
 def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
-    """Where nothing is pipelined yet, as much as a profile without cuts can know: it has no stash and no sync."""
+    """Where nothing is pipelined yet, a profile has no stash and no sync: those are the machine's constants."""
     costs = Costs.from_report(profiled(tmp_path, (0,)))
     assert costs.pipelined and costs.recompute
-    prediction = what_if(costs, Assignment((0, 2), (0, 1)))
-    assert prediction.total == pytest.approx(cycles(profiled(tmp_path / "two", (0, 2))), rel=0.1)
+    for starts in ((0, 2), (0, 1, 2, 3)):
+        prediction = what_if(costs, Assignment(starts, tuple(range(len(starts)))))
+        obtained = profiled(tmp_path / str(len(starts)), starts)
+        assert prediction.total == pytest.approx(cycles(obtained), rel=0.01)
 
 
 def test_sharded_costs_are_predicted_too(tmp_path: Path) -> None:

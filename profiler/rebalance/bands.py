@@ -108,8 +108,7 @@ def bands(
     last = first + np.arange(width)[None, :]
     inside = last < count
     last = np.minimum(last, count - 1)
-    final = np.where(inside, total[last + 1] - total[first], INFINITE)
-    early = tuple(np.where(inside, _early(costs, choice, first, last, final), INFINITE) for choice in choices)
+    early, final = _cycles(costs, choices, width)
     rooms = None
     if memory:
         deepest = depth_of(costs, stages, 0)
@@ -128,6 +127,24 @@ def bands(
     out_back = np.concatenate([[0], back[:-1]])[first]
     link = np.where(inside, np.maximum(ahead[last] + out_back, into + back[last]), INFINITE)
     return Bands(costs, stages, tuple(choices), early, final, rooms, link, allowed, most)
+
+
+def with_cycles(table: Bands, costs: Costs) -> Bands:
+    """The same stages, memory as it was, with the cycles of other costs."""
+    early, final = _cycles(costs, table.choices, table.final.shape[1])
+    return replace(table, costs=costs, early=early, final=final)
+
+
+def _cycles(costs: Costs, choices: Sequence[Choice], width: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Cycles of all stages that others follow, one band a choice, and of all that are the last."""
+    count = len(costs)
+    total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
+    first = np.arange(count)[:, None]
+    last = first + np.arange(width)[None, :]
+    inside = last < count
+    last = np.minimum(last, count - 1)
+    final = np.where(inside, total[last + 1] - total[first], INFINITE)
+    return tuple(np.where(inside, _early(costs, choice, first, last, final), INFINITE) for choice in choices), final
 
 
 def _early(costs: Costs, choice: Choice, first: np.ndarray, last: np.ndarray, final: np.ndarray) -> np.ndarray:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 _STASH_STEPS = r"/(?:stash|restore)$"  # names of the steps that move a tensor into its stash and back
 _WRITTEN = ("forward", "recompute")
+# Where a profile of one stage has neither: a sync between IPUs (the vendor's constant), and a tensor's way into its
+# stash, 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements on a tile, v to 8 bytes (facts: cycles.md 7).
+EXTERNAL_SYNC_CYCLES = 600
+STASH_CYCLES, STASH_BYTES_PER_CYCLE = 403.0, 4
+HOST_LATENCY_SECONDS = 9e-6  # of a transfer from or to the host, whatever its size (JIA: 8.8 us to a tile, 9.9 to all)
 STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy (TUT4)
 STREAMING_BYTES_PER_SECOND = 5e9  # an IPU's part of about 20 GB/s a machine (facts: pipeline.md, 'Phased')
 
@@ -42,7 +47,7 @@ class Costs:
     copy: np.ndarray  # bytes forward over a cut behind the Block
     copy_back: np.ndarray
     stashed: np.ndarray  # bytes that a stage beginning with the Block keeps of what enters it
-    stream_in: np.ndarray  # cycles of host input
+    stream_in: np.ndarray  # cycles of host input, besides the latency
     stream_out: np.ndarray
     stream_out_once: bool
     always: np.ndarray  # bytes on each tile whatever runs, without the stash and optimiser state
@@ -69,6 +74,7 @@ class Costs:
     region0_bytes: int
     clock_hz: float
     rounds: bool = False  # Options.autoRoundNumIPUs: a number of IPUs that is no power of two is rounded up
+    stream_latency: int = 0  # cycles, of each stage that has host input, and of each that has output
     offload: bool = False  # optimiser state was profiled off the chip
     streaming_bytes_per_cycle: float = STREAMING_BYTES_PER_SECOND / 1.33e9
 
@@ -102,6 +108,8 @@ class Costs:
         bodies = report.bodies
         inputs = bodies[bodies["name"].str.contains("inputs from host", regex=False)].groupby("stage")["cycles"].sum()
         outputs = bodies[bodies["name"].str.contains("outputs to host", regex=False)].groupby("stage")["cycles"].sum()
+        shortest = min([*inputs.tolist(), *outputs.tolist()], default=0)
+        latency = min(round(HOST_LATENCY_SECONDS * target.clock_hz), max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
         reduces = bodies.loc[bodies["name"].str.contains("reduce", case=False, regex=False), "cycles"]
         memory = _memory(report, stage)
@@ -123,8 +131,9 @@ class Costs:
             copy=copy,
             copy_back=copy_back,
             stashed=_stashed(report, stage, np.concatenate([[blocks["input_bytes"].iloc[0]], copy[:-1]])),
-            stream_in=_streams(inputs, stage, blocks["input_bytes"].to_numpy()),
-            stream_out=_streams(outputs, stage, np.arange(count) + 1 == count),
+            stream_in=_streams(inputs, stage, blocks["input_bytes"].to_numpy(), latency),
+            stream_out=_streams(outputs, stage, np.arange(count) + 1 == count, latency),
+            stream_latency=latency,
             stream_out_once=_outputs_once(report),
             always=memory.always,
             peak=memory.peak,
@@ -137,7 +146,7 @@ class Costs:
             shared=memory.shared,
             stash_base=base,
             stash_rate=rate,
-            sync=int(syncs.max()) if len(syncs) else 0,
+            sync=int(syncs.max()) if len(syncs) else EXTERNAL_SYNC_CYCLES,
             reduce=int(reduces.max()) if len(reduces) else 0,
             link_latency=int(report.meta.get("link_latency", 0) or 0),
             link_bytes_per_cycle=float(report.meta.get("link_bytes_per_cycle", 0) or 1.0),
@@ -201,7 +210,7 @@ def _stash_fit(report: Report) -> tuple[float, float]:
         if (name, stage) in size
     ]
     if not found:
-        return 0.0, 0.0
+        return STASH_CYCLES, 1 / (STASH_BYTES_PER_CYCLE * report.target.tiles_per_ipu)
     nbytes, cycles = np.array(found, dtype=np.float64).T
     if np.ptp(nbytes) > 0:
         rate, base = np.polyfit(nbytes, cycles, 1)
@@ -251,15 +260,18 @@ def _not_again(report: Report) -> int:
     return round(float((stages["forward_cycles"] - stages["recompute_cycles"]).mean())) if len(stages) else 0
 
 
-def _streams(measured: object, stage: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """A stage's host cycles on its Blocks, by ``weight`` (on the first where nothing weighs)."""
+def _streams(measured: object, stage: np.ndarray, weight: np.ndarray, latency: int) -> np.ndarray:
+    """A stage's host cycles on its Blocks, by ``weight`` (on the first where nothing weighs), without the latency.
+    What weighs anything has a cycle at the least: its stage has a transfer."""
     found = np.zeros(len(stage), dtype=np.int64)
     for k, cycles in dict(measured).items():  # type: ignore[call-overload]
         here = np.flatnonzero(stage == k)
         if len(here):
             share = weight[here].astype(np.float64)
             share = share / share.sum() if share.sum() else (np.arange(len(here)) == 0).astype(np.float64)
-            found[here] = np.rint(cycles * share)
+            some = here[share > 0]
+            found[some] = 1 + np.floor((cycles - latency - len(some)) * share[share > 0]).astype(np.int64)
+            found[some[0]] += cycles - latency - found[some].sum()
     return found
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from profiler.rebalance.bands import INFINITE, bands, least_maximum
+from profiler.rebalance.bands import INFINITE, bands, least_maximum, with_cycles
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.room import Choice, Part
+from profiler.rebalance.room import Choice
 from profiler.rebalance.split import least_bottleneck
-from profiler.rebalance.what_if import Assignment, stage_cycles, what_if
+from profiler.rebalance.what_if import Assignment, what_if
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,29 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
     count, width = table.final.shape
     regret = [np.full((count, width), INFINITE, dtype=np.int64) for _ in range(stages)]
     loads = [table.load(k) for k in range(stages)]
+    fits = [load < INFINITE for load in loads]
+
+    def cycles_of(case: Costs) -> list[np.ndarray]:
+        """Of all stages that fit; memory is the same in every scenario."""
+        other = with_cycles(table, case)
+        return [np.where(fits[k], other.final if k == stages - 1 else other.early[0], INFINITE) for k in range(stages)]
+
+    def shortest(lengths: list[np.ndarray]) -> int:
+        best = least_maximum(lengths.__getitem__, stages)
+        assert best is not None  # what fits as profiled does in each scenario
+        return best[0]
+
+    floor = shortest(cycles_of(scenario(costs, [], off)))  # no scenario's best split is shorter
     for first in range(count):
         for step in range(min(width, count - first)):
             usable = [k for k in range(stages) if loads[k][first, step] <= reach]
             if not usable:
                 continue
-            case = scenario(costs, range(first, first + step + 1), off)
-            best = least_bottleneck(case, stages, choices)
+            lengths = cycles_of(scenario(costs, range(first, first + step + 1), off))
+            mine = {k: int(lengths[k][first, step]) for k in usable}
+            best = shortest(lengths) if max(mine.values()) > floor else floor
             for k in usable:
-                mine = sum(stage_cycles(case, Part(first, first + step, 0, choices[0]), k == stages - 1))
-                regret[k][first, step] = max(0, mine - best)
+                regret[k][first, step] = max(0, mine[k] - best)
     found = least_maximum(regret.__getitem__, stages)
     plain = least_maximum(loads.__getitem__, stages)
     assert found is not None and plain is not None  # the best split is a candidate

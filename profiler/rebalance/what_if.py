@@ -105,8 +105,8 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         backward=backward if costs.training else (),
         update=_per_ipu(update, spans, assignment.ipus) if costs.training else (),
         reduce=tuple([costs.reduce] * (max(assignment.ipus) + 1)) if costs.reduce else (),
-        stream_in=_streams(costs.stream_in, spans),
-        stream_out=_streams(costs.stream_out, spans),
+        stream_in=_streams(costs.stream_in, spans, costs.stream_latency),
+        stream_out=_streams(costs.stream_out, spans, costs.stream_latency),
         stream_out_once=costs.stream_out_once,
         copies=_copies(costs, spans, assignment.ipus),
         sync=costs.sync,
@@ -165,9 +165,9 @@ def _per_ipu(values: np.ndarray, spans: list[tuple[int, int]], ipus: tuple[int, 
     return tuple(total)
 
 
-def _streams(cycles: np.ndarray, spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _streams(cycles: np.ndarray, spans: list[tuple[int, int]], latency: int) -> tuple[tuple[int, int], ...]:
     found = [(k, int(cycles[first : last + 1].sum())) for k, (first, last) in enumerate(spans)]
-    return tuple((k, c) for k, c in found if c)
+    return tuple((k, c + latency) for k, c in found if c)
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:

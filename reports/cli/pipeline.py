@@ -97,7 +97,7 @@ def _short(work: str) -> str:
 def _facts(bubble: Bubble) -> tuple[Fact, ...]:
     from reports.tables import Fact
 
-    if bubble.stages < 2:
+    if not bubble.slot_closed_form:  # one stage, or stages that take turns
         return (Fact("time_measured", bubble.time_measured, "time bubble", f"{bubble.time_measured:.1%} measured"),)
     exact = (
         "" if math.isnan(bubble.time_of_stages) else f"{bubble.time_of_stages:.1%} by these stages and ramps alone, "

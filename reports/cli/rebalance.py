@@ -90,16 +90,19 @@ def best(
     choices: Sequence[Choice] = (),
     together: Sequence[Sequence[int]] = (),
 ) -> Split:
-    """The best split into so many stages; or of all numbers of stages up to the profiled one, the quickest."""
+    """The best split into so many stages; or the quickest onto as many IPUs as were profiled, or fewer: one stage
+    each, or the profiled list of stages where that comes back to one."""
     from profiler.rebalance import best_split
 
     if stages is not None:
         return best_split(costs, stages, choices=choices, together=together)
     found: list[Split] = []
     problem = "there is none"
-    for count in range(1, len(costs.ipus) + 1):
+    most = len(set(costs.ipus))
+    lists = [tuple(range(count)) for count in range(1, most + 1)]
+    for ipus in [*lists, *([costs.ipus] if len(costs.ipus) > most else [])]:
         try:
-            split = best_split(costs, count, choices=choices, together=together)
+            split = best_split(costs, ipus=ipus, choices=choices, together=together)
         except ValueError as error:
             problem = str(error)
             continue
