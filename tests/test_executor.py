@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 import logging
 import pickle
 import re
@@ -138,6 +139,11 @@ def test_backward_on_an_output_is_an_error_that_names_the_way() -> None:
         with pytest.raises(Error, match=r"backward\(\) cannot be called explicitly on outputs of a PopTorch model"):
             tensor.backward()
     assert torch.equal(copy.deepcopy(output), output)
+    saved = io.BytesIO()
+    torch.save({"output": output}, saved)
+    loaded = torch.load(io.BytesIO(saved.getvalue()), weights_only=True)["output"]
+    assert torch.equal(loaded, output), "anyone can load it"
+    assert "backward" not in vars(loaded)
 
 
 @pytest.mark.parametrize("kind", [AssertionError, TypeError, ValueError, RuntimeError, Error])
