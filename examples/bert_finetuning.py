@@ -66,8 +66,8 @@ def annotate(model: Classifier, stages: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> float:
     """Fine-tune; the accuracy on sentences that were not trained on (0 where nothing is computed)."""
-    parser = common.parser(__doc__, stages=2, accumulation=4, steps=20)
-    parser.add_argument("--micro-batch", type=int, default=4, help="sentences a micro-batch (default: %(default)s)")
+    parser = common.parser(__doc__, stages=8, accumulation=16, steps=20)
+    parser.add_argument("--micro-batch", type=int, default=1, help="sentences a micro-batch (default: %(default)s)")
     parser.add_argument("--weights", type=Path, metavar="FILE", help="weights that examples.bert_pretraining saved")
     args = parser.parse_args(argv)
 
@@ -77,12 +77,14 @@ def main(argv: Sequence[str] | None = None) -> float:
     if args.weights is not None:
         pretrained.load_state_dict(torch.load(args.weights, weights_only=True))
     model = Classifier(pretrained)
+    model.embedding.requires_grad_(False)  # stays as pretrained: its optimiser states would fill an IPU
     annotate(model, args.stages)
 
     options = common.options(args, "BERT fine-tuning")
     samples = args.micro_batch * options.batch_factor
     loader = poptorch.DataLoader(options, Sentences(args.steps * samples, config, 0), args.micro_batch, shuffle=True)
-    optimizer = poptorch.optim.AdamW(model.parameters(), lr=2e-3 if args.tiny else 5e-5, weight_decay=0.01)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = poptorch.optim.AdamW(trained, lr=2e-3 if args.tiny else 5e-5, weight_decay=0.01)
     training = poptorch.trainingModel(model.train(), options, optimizer)
     if args.compile_only:
         training.compile(*next(iter(loader)))

@@ -34,9 +34,9 @@ def optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
     """Train; the losses of the calls."""
-    parser = common.parser(__doc__, stages=4, accumulation=64)
+    parser = common.parser(__doc__, stages=8, accumulation=64)
     parser.add_argument("--large", action="store_true", help="BERT-Large instead of BERT-Base")
-    parser.add_argument("--micro-batch", type=int, default=2, help="sentences a micro-batch (default: %(default)s)")
+    parser.add_argument("--micro-batch", type=int, default=1, help="sentences a micro-batch (default: %(default)s)")
     parser.add_argument("--replicas", type=int, default=1, help="copies of the pipeline (default: %(default)s)")
     parser.add_argument("--warm-up", type=int, default=3, help="calls until the full rate (default: %(default)s)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the trained weights there")

@@ -1,6 +1,8 @@
 """GPT-2 small: learns a text character by character (its own source, or a file) and goes on with it.
 
-python -m examples.gpt2_small --compile-only --profile-dir out      the whole model over four IPUs
+Its layers are those of GPT-2 small; its vocabulary is that of the text, at most 256 characters.
+
+python -m examples.gpt2_small --compile-only --profile-dir out      the whole model over eight IPUs
 python -m examples.gpt2_small --tiny --steps 60                     a toy that learns
 """
 
@@ -14,7 +16,7 @@ import torch
 
 import ipu_exec as poptorch
 from examples import common
-from examples.models import gpt2, split
+from examples.models import gpt2, numbered, split
 
 
 class Text(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -46,10 +48,12 @@ class Next(torch.nn.Module):
         return poptorch.dynamic_slice(scores, 1, count - 1, 1, 1).argmax(-1)
 
 
-def go_on(model: torch.nn.Module, text: Text, begin: torch.Tensor, length: int, letters: int) -> str:
+def go_on(model: gpt2.Gpt2, text: Text, begin: torch.Tensor, length: int, letters: int) -> str:
     """``letters`` characters after ``begin``, one call each."""
     options = poptorch.Options().showCompilationProgressBar(False)
-    options.setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage(*_blocks(model))))
+    options.setExecutionStrategy(
+        poptorch.ShardedExecution(poptorch.Stage("embedding", *numbered("layer", model.layer), "head"))
+    )
     following = poptorch.inferenceModel(Next(model.eval()), options)
     ids = begin.tolist()
     for _ in range(letters):
@@ -60,30 +64,27 @@ def go_on(model: torch.nn.Module, text: Text, begin: torch.Tensor, length: int, 
     return "".join(text.letters[number] for number in ids if number < len(text.letters))
 
 
-def _blocks(model: torch.nn.Module) -> tuple[str, ...]:
-    layers = sum(1 for name, _ in model.named_children() if name == "layer") and len(model.layer)  # type: ignore[arg-type]
-    return ("embedding", *(f"layer{number}" for number in range(layers)), "head")
-
-
 def main(argv: Sequence[str] | None = None) -> list[float]:
     """Train; the losses of the calls."""
-    parser = common.parser(__doc__, stages=4, accumulation=32)
+    parser = common.parser(__doc__, stages=8, accumulation=32)
     parser.add_argument("--micro-batch", type=int, default=1, help="pieces a micro-batch (default: %(default)s)")
     parser.add_argument("--text", type=Path, default=Path(__file__), help="what to learn (default: this script)")
     parser.add_argument("--letters", type=int, default=40, help="characters to go on with (default: %(default)s)")
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
-    config = replace(gpt2.TINY if args.tiny else gpt2.SMALL, micro_batch=args.micro_batch)
+    config = replace(gpt2.TINY, vocabulary=128) if args.tiny else replace(gpt2.SMALL, vocabulary=256)
     example = gpt2.example(config)
+    network = example.module
+    assert isinstance(network, gpt2.Gpt2)
     options = common.options(args, "GPT-2 small").setExecutionStrategy(split(example, args.stages))
     samples = args.micro_batch * options.batch_factor
     text = Text(args.text.read_text(), config.sequence, args.steps * samples)
     if len(text.letters) > config.vocabulary:
         raise SystemExit(f"error: {args.text} has {len(text.letters)} different characters of {config.vocabulary}")
     loader = poptorch.DataLoader(options, text, args.micro_batch)
-    optimizer = poptorch.optim.AdamW(example.module.parameters(), lr=3e-3 if args.tiny else 3e-4)
-    model = poptorch.trainingModel(example.module, options, optimizer)
+    optimizer = poptorch.optim.AdamW(network.parameters(), lr=3e-3 if args.tiny else 3e-4)
+    model = poptorch.trainingModel(network, options, optimizer)
     if args.compile_only:
         model.compile(*next(iter(loader)))
         common.say_speed(model, samples)
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
             print(f"call {number}: loss {losses[-1]:.4f}")
     common.say_speed(model, samples)
     model.destroy()
-    print(repr(go_on(example.module, text, text.ids[:8], config.sequence, args.letters)))
+    print(repr(go_on(network, text, text.ids[:8], config.sequence, args.letters)))
     return losses
 
 

@@ -13,12 +13,14 @@ import torch
 
 import ipu_exec as poptorch
 from examples import common
-from examples.models import Example, build
+from examples.models import integers, lstm
+
+BLOCKS = ("embedding", "layer0", "layer1", "output")
 
 
-def phases(example: Example, parallel: bool) -> poptorch.SerialPhasedExecution | poptorch.ParallelPhasedExecution:
+def phases(parallel: bool) -> poptorch.SerialPhasedExecution | poptorch.ParallelPhasedExecution:
     """A phase for each Block."""
-    each = [poptorch.Phase(name) for name in example.blocks]
+    each = [poptorch.Phase(name) for name in BLOCKS]
     if parallel:
         return poptorch.ParallelPhasedExecution(*each).sendTensorsOffChipAfterFwd()
     return poptorch.SerialPhasedExecution(*each).setTensorsLiveness(poptorch.Liveness.OffChipAfterFwd)
@@ -28,15 +30,18 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     """Train; the losses of the calls."""
     parser = common.parser(__doc__, stages=1, accumulation=1)
     parser.add_argument("--parallel", action="store_true", help="two groups of IPUs in turn, rather than one")
+    parser.add_argument("--hidden", type=int, default=650, help="width of the layers (default: %(default)s)")
+    parser.add_argument("--sequence", type=int, default=8, help="words of a sample (default: %(default)s)")
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
-    example = build("lstm", tiny=args.tiny)
-    options = common.options(args, "LSTM").setExecutionStrategy(phases(example, args.parallel))
-    optimizer = poptorch.optim.SGD(example.module.parameters(), lr=1.0, max_grad_norm=5.0)
-    model = poptorch.trainingModel(example.module, options, optimizer)
-    samples = example.micro_batch * options.batch_factor
-    batch = example.inputs(samples)
+    vocabulary, hidden, sequence = (64, 16, 6) if args.tiny else (10_000, args.hidden, args.sequence)
+    network = lstm.Lstm(vocabulary, hidden, layers=2)
+    options = common.options(args, "LSTM").setExecutionStrategy(phases(args.parallel))
+    optimizer = poptorch.optim.SGD(network.parameters(), lr=1.0, max_grad_norm=5.0)
+    model = poptorch.trainingModel(network, options, optimizer)
+    samples = 4 * options.batch_factor
+    batch = (integers(vocabulary, samples, sequence), integers(vocabulary, samples, sequence, seed=1))
 
     losses: list[float] = []
     if args.compile_only:

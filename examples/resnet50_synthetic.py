@@ -33,7 +33,7 @@ class RandomImages(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
     """Train; the losses of the calls."""
-    parser = common.parser(__doc__, stages=4, accumulation=16)
+    parser = common.parser(__doc__, stages=8, accumulation=16)
     parser.add_argument("--micro-batch", type=int, default=4, help="images a micro-batch (default: %(default)s)")
     parser.add_argument("--replicas", type=int, default=1, help="copies of the pipeline (default: %(default)s)")
     args = parser.parse_args(argv)

@@ -128,6 +128,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         recompute=_recompute(options),
         estimate=bool(options.estimate_unknown_operators),
         phases=phases,
+        host_io=not options.synthetic_data,
     )
     tree = program.build(graph, placed, machines, wanted)
 

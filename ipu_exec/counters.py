@@ -53,6 +53,8 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     every = [(iteration, micro_batch) for iteration in range(trace.iterations) for micro_batch in range(count)]
     once = mode in (OutputMode.Final, OutputMode.Sum)
     sent = [(trace.iterations - 1, -1)] if once else every[period - 1 :: period]
+    if executable.options.synthetic_data:  # nothing travels
+        every, sent = [], []
     makers: dict[int, int] = {}
     for op in graph.ops:
         for output in op.outputs:

@@ -18,7 +18,6 @@ import io
 import json
 import os
 import pickle
-import tempfile
 import warnings
 import zipfile
 from functools import lru_cache
@@ -86,8 +85,8 @@ def write(path: str | os.PathLike[str], stored: Stored, model: dict[str, Any] | 
         ) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
             made.writestr(_HEADER, json.dumps(header))
             made.writestr(_EXECUTABLE, content)
             if model is not None:

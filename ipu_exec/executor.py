@@ -452,10 +452,12 @@ class PoplarExecutor:
         return self._user_model.load_state_dict(state_dict, strict)
 
     def copyWeightsToHost(self) -> None:
-        """Nothing to do: the wrapped model's weights are the ones trained."""
+        """Nothing to do: the wrapped model's weights are the ones trained. Error before compiling."""
+        self._need_executable("copyWeightsToHost")
 
     def copyWeightsToDevice(self) -> None:
-        """Weights need no copying; buffers of all replicas become the model's."""
+        """Weights need no copying; buffers of all replicas become the model's. Error before compiling."""
+        self._need_executable("copyWeightsToDevice")
         self._buffers.forget()
 
     copyNamedBuffersToDevice = copyWeightsToDevice

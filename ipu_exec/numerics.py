@@ -130,6 +130,10 @@ def refuse_backward(*args: Any, **kwargs: Any) -> None:
     )
 
 
+def _nothing() -> None:
+    return None
+
+
 def find_loss(returned: Any) -> torch.Tensor:
     """The loss among what a model returned: what `identity_loss` marked (the last such), else the last scalar.
 
@@ -195,6 +199,7 @@ class Outputs:
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 leaf.backward = refuse_backward  # type: ignore[method-assign]
+                leaf.__getstate__ = _nothing  # type: ignore[method-assign]  # saved, it is a plain tensor
         return tree_unflatten(leaves, self._structure)
 
 

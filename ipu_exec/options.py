@@ -50,7 +50,6 @@ _NOT_HONOURED = {
         "running statistics have the dtype that the model gives them",
     ),
     "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
-    "synthetic_data": ("enableSyntheticData", "the data that is given is used, and its transfer is modelled"),
     "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
     "num_io_tiles": ("TensorLocations.numIOTiles", "all tiles compute, and host I/O takes turns with that"),
     "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
@@ -588,7 +587,10 @@ class Options(_Group):
         return self._count("randomSeed", 0, random_seed=random_seed)
 
     def enableSyntheticData(self, enabled: bool) -> Self:
-        """Recorded."""
+        """Model no transfer of inputs and outputs: what the machine could do if the host cost nothing.
+
+        The numbers are still those of the data that is given.
+        """
         return self._flag("enableSyntheticData", synthetic_data=enabled)
 
     def enableExecutableCaching(self, path: str | None) -> Self:

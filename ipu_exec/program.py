@@ -129,6 +129,7 @@ class ProgramOptions:
     recompute: bool = True  # pipelined training: stages but the last run their forward again before the backward
     estimate: bool = False  # guess an operator that nobody lowered
     phases: PhaseOptions = field(default_factory=PhaseOptions)
+    host_io: bool = True  # inputs come from the host and outputs go there
 
 
 def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
@@ -495,6 +496,8 @@ class _Builder:
     # -- between IPUs and to the host ------------------------------------------------------------------------
 
     def _streams(self) -> tuple[list[Body], list[Body]]:
+        if not self.options.host_io:
+            return [], []
         inputs: dict[int, list[int]] = {}
         for value in self.graph.inputs:
             storage = self._storage(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 import logging
 import pickle
 import re
@@ -138,6 +139,11 @@ def test_backward_on_an_output_is_an_error_that_names_the_way() -> None:
         with pytest.raises(Error, match=r"backward\(\) cannot be called explicitly on outputs of a PopTorch model"):
             tensor.backward()
     assert torch.equal(copy.deepcopy(output), output)
+    saved = io.BytesIO()
+    torch.save({"output": output}, saved)
+    loaded = torch.load(io.BytesIO(saved.getvalue()), weights_only=True)["output"]
+    assert torch.equal(loaded, output), "anyone can load it"
+    assert "backward" not in vars(loaded)
 
 
 @pytest.mark.parametrize("kind", [AssertionError, TypeError, ValueError, RuntimeError, Error])
@@ -252,7 +258,13 @@ def test_wrong_names_are_errors_with_the_nearest() -> None:
     with pytest.raises(Error, match=r"no tensor 'Gradient___fc.weigth'; it has 'Gradient___fc.weight'"):
         poptorch.trainingModel(small(), options)(torch.ones(2, 4), torch.ones(2, 3))
     wrapped = poptorch.inferenceModel(small(), quiet())
-    for ask in (wrapped.getTensorNames, lambda: wrapped.getAnchoredTensor("x"), lambda: wrapped.rng_state):
+    for ask in (
+        wrapped.getTensorNames,
+        wrapped.copyWeightsToHost,
+        wrapped.copyWeightsToDevice,
+        lambda: wrapped.getAnchoredTensor("x"),
+        lambda: wrapped.rng_state,
+    ):
         with pytest.raises(AssertionError):
             ask()
 
@@ -278,6 +290,23 @@ def test_counters_have_an_entry_a_transfer(mode: OutputMode, period: int, output
     assert sizes(counters) == [(2, 4 * replicas), (2, 4 * replicas), (2, outputs * replicas), (2, outputs * replicas)]
     assert counters["input"][0] == sorted(counters["input"][0])
     assert min(counters["input"][0]) == 0.0
+
+
+def test_synthetic_data_costs_no_transfer() -> None:
+    x = torch.randn(4, 64)
+
+    def run(synthetic: bool) -> tuple[torch.Tensor, poptorch.PoplarExecutor]:
+        torch.manual_seed(0)
+        wrapped = poptorch.inferenceModel(Mlp([64, 64, 64]), quiet(iterations=2).enableSyntheticData(synthetic))
+        return wrapped(x), wrapped
+
+    made, plain = run(False)
+    same, synthetic = run(True)
+    assert torch.equal(made, same)
+    assert synthetic.cycleCount() < plain.cycleCount()
+    assert sizes(synthetic.getPerfCounters()) == [(1, 0)] * 4
+    assert synthetic.getLatency() == (0.0, 0.0, 0.0)
+    assert not [b for b in synthetic.executable.timeline.bodies if b.kind == "host I/O"]
 
 
 def test_latencies_add_up_and_are_the_schedules() -> None:

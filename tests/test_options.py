@@ -222,7 +222,15 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     ("change", "option"),
     [
         (lambda o: o.Precision.enableFloatingPointExceptions(True), "Precision.enableFloatingPointExceptions"),
-        (lambda o: o.enableSyntheticData(True), "enableSyntheticData"),
+        (lambda o: o.enableStableNorm(True), "enableStableNorm"),
+        (lambda o: o.TensorLocations.numIOTiles(32), "TensorLocations.numIOTiles"),
+        (lambda o: poptorch.TensorLocationSettings().useReplicatedTensorSharding(), "useReplicatedTensorSharding"),
+        (
+            lambda o: o.TensorLocations.setActivationLocation(
+                poptorch.TensorLocationSettings().useOnChipStorage(False)
+            ),
+            r"TensorLocations.setActivationLocation: useOnChipStorage\(False\)",
+        ),
         (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
         (lambda o: o.broadcastBuffers(False), "broadcastBuffers"),
     ],
@@ -233,6 +241,7 @@ def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> Non
 
 
 def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
-    options = Options().enableSyntheticData(False).broadcastBuffers(True)
+    options = Options().enableStableNorm(False).broadcastBuffers(True)
+    poptorch.TensorLocationSettings().useReplicatedTensorSharding(False)
     options.Precision.enableFloatingPointExceptions(False)
     assert not recwarn.list

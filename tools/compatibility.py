@@ -121,7 +121,7 @@ GROUPS = (
         "loadFromFile": SAME,
         "toDict": (SAME, "by dotted names"),
         "clone": SAME,
-        "enableSyntheticData": ACCEPTED,
+        "enableSyntheticData": (PROFILE, "no host I/O is modelled; numbers are those of the data that is given"),
         "enableStableNorm": ACCEPTED,
         "broadcastBuffers": ACCEPTED,
         "syncPattern": ACCEPTED,
