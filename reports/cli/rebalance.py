@@ -1,8 +1,9 @@
 """The best split of the model's Blocks into stages, why it cannot be better, and a file that makes it so.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the unchanged script with
-the file, and --verify then says what was predicted and what came of it. The best split is exact: no other has a shorter
-slowest stage under the tiles' memory, and of those none copies less between IPUs.
+the file, and --verify then says what was predicted and what came of it. The least sum of the
+slowest stage and the copies between IPUs is found exactly, under the tiles' memory; from there cuts are moved as long
+as a weight update gets shorter.
 """
 
 from __future__ import annotations
