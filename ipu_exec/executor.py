@@ -540,8 +540,11 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
             and isinstance(value, (bool, int, float, str, type(None)))
         }
         groups.append((tuple(tuple(p.shape) for p in group["params"]), tuple(settings.items())))
-    extras = {name: getattr(optimizer, name, None) for name in ("bias_correction", "max_grad_norm", "max_weight_norm")}
+    extras = {name: getattr(optimizer, name, None) for name in _STRUCTURAL}
     return (type(optimizer).__name__, tuple(groups), tuple(extras.items()))
+
+
+_STRUCTURAL = ("bias_correction", "max_grad_norm", "max_weight_norm", "use_tf_variant")  # they choose the operators
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ipu_exec.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
-from ipu_exec.errors import Error
+from ipu_exec.errors import Error, UsageError
 from ipu_exec.ops import is_marked_loss
 from ipu_exec.optim import loss_scaling
 from ipu_exec.options import Options
@@ -84,7 +84,7 @@ def plan_call(options: Options, training: bool) -> CallPlan:
     )
     count = plan.device_iterations * plan.accumulation
     if mode is OutputMode.EveryN and count % plan.output_period:
-        raise Error(
+        raise UsageError(
             f"outputMode(OutputMode.EveryN, {plan.output_period}): a call has {count} micro-batches a replica "
             f"(deviceIterations {plan.device_iterations} x gradientAccumulation {plan.accumulation}), which is no "
             f"multiple of {plan.output_period}"
@@ -96,13 +96,13 @@ def check_batch(inputs: Any, plan: CallPlan) -> None:
     """Error where a tensor among ``inputs`` requires grad or cannot be cut into the call's micro-batches."""
     for index, tensor in enumerate(_tensors(inputs)):
         if tensor.requires_grad:
-            raise Error(
+            raise UsageError(
                 f"input {index} requires grad; inputs are streamed from the host and get no gradient. Pass "
                 "input.detach(), or make it a parameter of the model"
             )
         size = tensor.shape[0] if tensor.dim() else 1
         if size % plan.factor or size == 0:
-            raise Error(
+            raise UsageError(
                 f"input {index} has {size} samples along dimension 0 (shape {tuple(tensor.shape)}), which is no "
                 f"multiple of the {plan.factor} micro-batches of a call: deviceIterations {plan.device_iterations} x "
                 f"gradientAccumulation {plan.accumulation} x replicas {plan.input_replicas}. Pass micro-batch x "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, Stage
 from ipu_exec.enums import AutoStage
-from ipu_exec.errors import Error
+from ipu_exec.errors import UsageError
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.reads import read_values
@@ -83,7 +83,7 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
     for block in graph.blocks:
         if block.name not in by_name:
             known = ", ".join(repr(name) for name in by_name) or "none"
-            raise Error(
+            raise UsageError(
                 f"Block {block.name!r} is in no Stage of the execution strategy; the stages name {known}. "
                 f"Add it to a Stage"
             )
@@ -91,7 +91,7 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
     used = {block.name for block in graph.blocks}
     for name in by_name:
         if name not in used:
-            raise Error(
+            raise UsageError(
                 f"a Stage names Block {name!r}, but the model opens no such Block; it opens "
                 f"{', '.join(repr(n) for n in sorted(used)) or 'none'}. Correct the name or remove it from the Stage"
             )
@@ -109,7 +109,7 @@ def _check_order(graph: Graph, block_stage: list[int], word: str = "stage") -> N
             continue
         stage = block_stage[op.block]
         if stage < furthest:
-            raise Error(
+            raise UsageError(
                 f"Block {graph.blocks[op.block].name!r} ({word} {stage}) runs after Block {at!r} ({word} {furthest}): "
                 f"{'stages of a pipeline' if word == 'stage' else 'phases'} must not go back along the model. Put it "
                 f"in {word} {furthest} or later",
@@ -185,7 +185,7 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
     least = schedules.pipeline_stages(stages, training)
     if micro_batches < least:
         kind = "pipelined training" if training else "pipelined inference"
-        raise Error(
+        raise UsageError(
             f"{kind} over {stages} stages has {least} pipeline stages and needs {name} of at least {least}; "
             f"it is {micro_batches}. Set {name}({least}) or more, or use fewer stages"
         )
@@ -219,7 +219,7 @@ def _named_stage(index: int, stage: Stage, blocks: Sequence[BlockInfo]) -> Stage
     wanted = {block.ipu_id: block.name for block in blocks if block.name in stage.blocks and block.ipu_id is not None}
     if len(wanted) > 1:
         (one, first), (two, second) = list(wanted.items())[:2]
-        raise Error(
+        raise UsageError(
             f"{stage} is on two IPUs: Block {first!r} asks for IPU {one}, Block {second!r} for IPU {two}. Give the "
             f"stage its IPU with .ipu(n), or put the Blocks into two stages"
         )
@@ -252,9 +252,9 @@ def round_ipus(num_ipus: int, auto_round: bool) -> int:
     while power < num_ipus:
         power *= 2
     if power > MAX_IPUS:
-        raise Error(f"the model runs on {num_ipus} IPUs of a replica, and the largest system has {MAX_IPUS}")
+        raise UsageError(f"the model runs on {num_ipus} IPUs of a replica, and the largest system has {MAX_IPUS}")
     if power != num_ipus and not auto_round:
-        raise Error(
+        raise UsageError(
             f"the model runs on {num_ipus} IPUs, and IPUs are attached in powers of two: use {power} of them, or call "
             f"Options.autoRoundNumIPUs(True) and leave {power - num_ipus} idle"
         )

@@ -49,9 +49,10 @@ def test_what_is_learned_is_learned(tmp_path: Path) -> None:
     torch.manual_seed(0)
     saved = tmp_path / "bert.pt"
     words = ["--tiny", "--stages", "2", "--accumulation", "4"]
-    losses = bert_pretraining.main([*words, "--steps", "5", "--save", str(saved)])
+    losses = bert_pretraining.main([*words, "--micro-batch", "4", "--steps", "10", "--save", str(saved)])
     assert losses[-1] < losses[0]
-    assert bert_finetuning.main([*words, "--steps", "30", "--weights", str(saved)]) > 0.7, "0.5 is chance"
+    accuracy = bert_finetuning.main([*words, "--micro-batch", "8", "--steps", "40", "--weights", str(saved)])
+    assert accuracy > 0.7, "0.5 is chance"
     losses = lstm.main(["--tiny", "--steps", "20"])
     assert losses[-1] < losses[0]
 

@@ -195,6 +195,21 @@ def test_unknown_attributes_are_said_once(relaxed: bool, level: int, caplog: pyt
     assert "['initial_lr']" in said[0].message
 
 
+@pytest.mark.parametrize(("momentum", "centered"), [(0.0, False), (0.9, True)])
+def test_tensorflows_rmsprop_compiles_and_trains(momentum: float, centered: bool) -> None:
+    model = small()
+    before = model.fc.weight.detach().clone()
+    optimizer = poptorch.optim.RMSprop(
+        model.parameters(), lr=0.1, momentum=momentum, centered=centered, use_tf_variant=True
+    )
+    wrapped = poptorch.trainingModel(model, quiet(), optimizer)
+    wrapped(torch.ones(2, 4), torch.ones(2, 3))
+    assert not torch.equal(before, model.fc.weight)
+    states = {v.name for v in wrapped.executable.variables if v.role == "optimiser state"}
+    assert ("fc.weight/momentum_buffer" in states) == (momentum > 0)
+    assert ("fc.weight/grad_avg" in states) == centered
+
+
 def test_nesterov_is_refused_as_poptorch_does() -> None:
     model = small()
     with pytest.raises(ValueError, match="Nesterov momentum is currently not supported"):
