@@ -26,12 +26,20 @@ _CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCod
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
 
 STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
-# Estimates of code: an instruction is 4 bytes; a received fragment takes about 3 and a send 2 (facts/memory.md).
+# Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its sender, where it goes,
+# how much) and 1-2 a send, here one that says where and one for each 64 words.
 INSTRUCTION_BYTES = 4
 RECEIVE_INSTRUCTIONS = 3
-SEND_INSTRUCTIONS = 2
-CONTROL_INSTRUCTIONS_PER_STEP = 8  # estimate: set up, sync, branch
+SEND_BYTES = 256
+# Control: estimates. A tile has code for the steps that it takes part in and a sync for the others' exchanges.
+RUN_INSTRUCTIONS = 2  # a vertex: where its state is, and run
+COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
+EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
+SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
+CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
 EXTERNAL_EXCHANGE_INSTRUCTIONS = 24  # estimate: packet set-up of one copy to or from another IPU or the host
+PACKET_BYTES = 1024  # to the host, at most (estimate)
+HEADER_BYTES = 8  # of each: TUT4's 12.1 KiB are 8 bytes a tile that sends a part of its result
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,20 +235,30 @@ class _Maker:
     # -- code ----------------------------------------------------------------------------------------------
 
     def program(self, target: Target) -> None:
-        """Code, vertex state and stacks. Equal ops share their code: the compiler outlines what repeats."""
-        tiles = np.zeros(target.tiles, np.int64)
+        """Code, vertex state and stacks.
+
+        Equal operators share their code and the state of their vertices, and so do the turns of a loop within one (time
+        steps, serial splits): the compiler outlines what repeats, and a tile has one call for it.
+        """
+        control = np.zeros(target.tiles, np.int64)
         on_tile: dict[str, np.ndarray] = {}
-        seen: set[tuple[int, int]] = set()
+        seen: set[tuple[int, ...]] = set()
         for body, _ in self.bodies:
+            called: tuple[int, int] | None = None
             for step in body.steps:
-                tiles = tiles + CONTROL_INSTRUCTIONS_PER_STEP * INSTRUCTION_BYTES
+                if step.plan is not None and (step.op, id(step.plan)) != called:
+                    called = (step.op, id(step.plan))
+                    control += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
+                key = _same_code(step)
+                if key in seen:
+                    continue
+                seen.add(key)
                 for vertices in step.vertices:
-                    on_tile[vertices.type] = on_tile.get(vertices.type, np.zeros_like(tiles, bool)) | (
+                    on_tile[vertices.type] = on_tile.get(vertices.type, np.zeros_like(control, bool)) | (
                         vertices.count > 0
                     )
-                key = (id(step.plan), step.part) if step.plan is not None else (id(step), -1)
-                if step.type != records.SYNC and key not in seen:
-                    seen.add(key)
+                control += INSTRUCTION_BYTES * _control_instructions(step)
+                if step.type != records.SYNC:
                     self._step_code(body, step)
             for plan, op in _plans(body):
                 if plan.constants is not None and (id(plan), -1) not in seen:
@@ -255,7 +273,7 @@ class _Maker:
                     )
         for name, mask in sorted(on_tile.items()):
             self.add(name, "vertexCode", "program", mask * np.int64(vertex_info(name)[0]))
-        self.add("control code", "controlCode", "program", tiles)
+        self.add("control code", "controlCode", "program", control)
         self.add("stack", "stack", "program", np.full(target.tiles, STACK_BYTES, np.int64))
 
     def _step_code(self, body: Body, step: StepDraft) -> None:
@@ -268,15 +286,38 @@ class _Maker:
             return
         if step.type == records.DO_EXCHANGE:
             received = step.fragments if step.fragments is not None else (step.bytes_in > 0).astype(np.int64)
-            sent = (step.bytes_out > 0).astype(np.int64)
-            code = INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * received + SEND_INSTRUCTIONS * sent)
+            sends = np.where(step.bytes_out > 0, 1 + -(-step.bytes_out // SEND_BYTES), 0)
+            code = INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * received + sends)
             self.add(f"{step.name}/exchange code", "internalExchangeCode", "program", code, **about)
-        else:
-            takes_part = ((step.bytes_in > 0) | (step.bytes_out > 0)).astype(np.int64)
-            between = step.type == records.GLOBAL_EXCHANGE
-            category = "globalExchangeCode" if between else "hostExchangeCode"
-            code = takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS
-            self.add(f"{step.name}/exchange code", category, "program", code, **about)
+            return
+        takes_part = ((step.bytes_in > 0) | (step.bytes_out > 0)).astype(np.int64)
+        between = step.type == records.GLOBAL_EXCHANGE
+        category = "globalExchangeCode" if between else "hostExchangeCode"
+        code = takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS
+        self.add(f"{step.name}/exchange code", category, "program", code, **about)
+        if not between:
+            headers = -(-step.bytes_out // PACKET_BYTES) * HEADER_BYTES
+            self.add(f"{step.name}/packet headers", "hostExchangePacketHeader", "program", headers, **about)
+
+
+def _same_code(step: StepDraft) -> tuple[int, ...]:
+    """Equal for steps that are the same code: of one plan, and over tiles the same."""
+    if step.plan is None:
+        return (id(step),)
+    vectors = (step.tile_cycles, step.bytes_in, step.bytes_out, step.fragments, *(v.count for v in step.vertices))
+    kinds = (step.type, *(v.type for v in step.vertices))
+    return (id(step.plan), hash(kinds), *(0 if v is None else hash(v.tobytes()) for v in vectors))
+
+
+def _control_instructions(step: StepDraft) -> np.ndarray | int:
+    """Of one step, over tiles."""
+    if step.vertices:
+        count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
+        return np.where(count > 0, COMPUTE_INSTRUCTIONS + RUN_INSTRUCTIONS * count, 0)
+    if step.bytes_in is None or step.bytes_out is None:
+        return 0  # a sync belongs to the exchange after it
+    takes_part = (step.bytes_in > 0) | (step.bytes_out > 0)
+    return np.where(takes_part, EXCHANGE_INSTRUCTIONS, SYNC_INSTRUCTIONS)
 
 
 def _plans(body: Body) -> list[tuple[Plan, int]]:

@@ -10,11 +10,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipu_exec.lowering import costs
-from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, linear, linear_layout, spread_of
+from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, linear, linear_layout, run_of, spread_of
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operand, OpSpec, Plan, Temporary, Vertices
 from ipu_exec.machine import Machine
 
-FRAGMENT_BYTES = 256  # a received piece, where nothing says how the data is cut
+
+def messages(bytes_in: np.ndarray, bytes_out: np.ndarray, dims: int = 1) -> np.ndarray:
+    """How many tiles each receiver takes data from, where the parts of both are blocks of ``dims`` dimensions.
+
+    A part of w bytes that lies anywhere over parts of S bytes meets (ceil((w / S)^(1 / dims)) + 1)^dims of them: a
+    stretch of a line one more than it covers, a rectangle a row and a column more. What one tile sends arrives in one
+    piece at sequential addresses (popops regroups on the tile before and after, facts/cycles.md 8): one fragment.
+    """
+    senders = int(np.count_nonzero(bytes_out))
+    share = bytes_out.sum() / max(senders, 1)
+    covered = (bytes_in / max(share, 1.0)) ** (1 / dims)
+    met = (np.ceil(covered).astype(np.int64) + 1) ** dims
+    return np.where(bytes_in > 0, np.minimum(met, np.minimum(senders, ceil_div(bytes_in, 4))), 0)
 
 
 @dataclass
@@ -56,7 +68,8 @@ class Builder:
     ) -> int:
         """Append an exchange, unless nothing moves. Returns the index of the step (or of the next one).
 
-        What nobody receives is not sent: ``bytes_out`` is scaled down to sum to ``bytes_in`` at most.
+        What nobody receives is not sent: ``bytes_out`` is scaled down to sum to ``bytes_in`` at most. ``fragments``
+        are `messages` of a line unless given.
         """
         bytes_in, bytes_out = np.asarray(bytes_in, np.int64), np.asarray(bytes_out, np.int64)
         if not bytes_in.any():
@@ -64,7 +77,7 @@ class Builder:
         if int(bytes_out.sum()) > int(bytes_in.sum()):
             bytes_out = apportion(int(bytes_in.sum()), bytes_out)
         if fragments is None:
-            fragments = ceil_div(bytes_in, FRAGMENT_BYTES)
+            fragments = messages(bytes_in, bytes_out)
         self.steps.append(Exchange(name, bytes_in, bytes_out, np.asarray(fragments, np.int64), shared_bus))
         return len(self.steps) - 1
 
@@ -97,12 +110,20 @@ class Builder:
         """How operand ``index`` lies, placed if need be."""
         return spread_of(self.place(index), self.tiles)
 
-    def fetch(self, name: str, source: Operand, need: np.ndarray, broadcast: bool = False) -> int:
-        """Exchange ``need[tile]`` elements of ``source`` to the tiles. Returns the step that brings them."""
+    def fetch(
+        self, name: str, source: Operand, need: np.ndarray, broadcast: bool = False, scattered: bool = False
+    ) -> int:
+        """Exchange ``need[tile]`` elements of ``source`` to the tiles. Returns the step that brings them.
+
+        ``scattered``: no two elements that a tile needs lie together, so that each is a fragment of its own.
+        """
         item = source.item_bytes
-        held = spread_of(source, self.tiles).elements
+        lies = spread_of(source, self.tiles)
+        held, key = lies.elements, lies.key
         sent = held if broadcast else apportion(int(need.sum()), held)
-        return self.exchange(name, need * item, sent * item)
+        # a layout with runs is cut in blocks
+        met = messages(need * item, sent * item, 1 + (run_of(key) > 0))
+        return self.exchange(name, need * item, sent * item, np.asarray(need, np.int64) if scattered else met)
 
     def linear(self, elements: int, dtype: str) -> Spread:
         return linear(elements, ITEM_BYTES[dtype], self.tiles)

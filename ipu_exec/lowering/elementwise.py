@@ -206,6 +206,12 @@ def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
     return best
 
 
+def _innermost(operand: Operand) -> int:
+    """The dimension along which neighbours lie together, of those with more than one element; -1 if none has."""
+    wide = [d for d, extent in enumerate(operand.shape) if extent > 1]
+    return min(wide, key=lambda d: operand.strides[d], default=-1)
+
+
 def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str, int]:
     """Exchange operand ``index`` to where ``lead`` lies, if it is not there.
 
@@ -216,7 +222,8 @@ def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str,
     if operand.shape == lead.shape and not any(expanded(operand)):
         source = build.place(index, lies if is_dense(operand) and is_dense(lead) else None)
         if source.layout is None or not source.lies_with(lead):
-            step = build.fetch(f"operand {index}", source, lies.elements)
+            turned = not lies.run and _innermost(source) != _innermost(lead)
+            step = build.fetch(f"operand {index}", source, lies.elements, scattered=turned)
             build.hold(f"operand {index}", lies.elements * operand.item_bytes, step, _END)
         return "same", int(lies.elements.max(initial=0))
     shape = tuple(1 if wide else n for n, wide in zip(operand.shape, expanded(operand), strict=True))

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering import amp
-from ipu_exec.lowering.build import Builder, placed
+from ipu_exec.lowering.build import Builder, messages, placed
 from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles
-from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
+from ipu_exec.lowering.layouts import MIN_BYTES_PER_TILE, Spread, apportion, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
 
@@ -386,11 +386,12 @@ def add_product(
     first = build.next
     if in_place:
         home = np.minimum(lying, arriving)
-        peers = np.minimum(splits.outs, ceil_div(arriving, 4))
+        peers = np.minimum(splits.outs, ceil_div(arriving, MIN_BYTES_PER_TILE))
         build.exchange(f"{name}/inputs", arriving - home, home, peers, splits.outs % 2 == 0)
     else:
-        pieces = np.minimum(ceil_div(arriving, 32), np.where(share.field > 0, share.field, 0) + 1)
-        build.exchange(f"{name}/inputs", arriving, lying, pieces, splits.outs % 2 == 0)
+        # split outputs take the same inputs, which are sent once
+        unique = apportion(int(arriving.sum()) // splits.outs, lying)
+        build.exchange(f"{name}/inputs", arriving, lying, messages(arriving, unique, 2), splits.outs % 2 == 0)
     if problem.input_transform:
         build.compute(f"{name}/expand inputs", f"popops::Transpose2D<{half}>", rearrange_cycles(slices))
         build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
@@ -417,15 +418,15 @@ def add_product(
     lying = lying if splits.serial == 1 else apportion(int(lying.sum()) // splits.serial, lying)
     if turned[1] and not weights_in_place:
         _turn(build, f"{name}/transpose weights", source, half)
+    if weights_in_place:
+        home = np.minimum(lying, wanted)
+        fetched, sent, peers = wanted - home, home, np.minimum(f - 1, ceil_div(wanted, MIN_BYTES_PER_TILE))
+    else:
+        fetched, sent = wanted, lying
+        peers = messages(wanted, apportion(int(wanted.sum()) // f, lying), 2)
     for serial in range(splits.serial):
         tail = f"/{serial + 1}" if splits.serial > 1 else ""
-        weights_step = build.next
-        if weights_in_place:
-            home = np.minimum(lying, wanted)
-            peers = np.minimum(f - 1, ceil_div(wanted, 4))
-            build.exchange(f"{name}/weights{tail}", wanted - home, home, peers)
-        else:
-            build.exchange(f"{name}/weights{tail}", wanted, lying, ceil_div(wanted, 32))
+        weights_step = build.exchange(f"{name}/weights{tail}", fetched, sent, peers)
         if not (unit.half and weights_in_place):
             # TUT4 shows this copy before an fp32 product; PSP's fp32 rows agree with it, its fp16 rows have none
             build.compute(f"{name}/pre-arrange{tail}", f"poplin::PreArrange<{half}>", copy_cycles(weight_bytes))

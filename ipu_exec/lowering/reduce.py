@@ -91,8 +91,9 @@ def reduce_over(
 def _stage(build: Builder, name: str, op: str, held: np.ndarray, outputs: np.ndarray, final: int) -> np.ndarray:
     """Exchange the partials that tiles hold to where ``outputs`` lie, and reduce them there."""
     arriving = apportion(int(held.sum()), outputs)
+    contributors = ceil_div(arriving, np.maximum(outputs, 1))  # a tile sends all it has of a tile's outputs at once
     step = build.exchange(
-        f"{name}/exchange", arriving * PARTIAL_BYTES, held * PARTIAL_BYTES, np.minimum(arriving, len(held))
+        f"{name}/exchange", arriving * PARTIAL_BYTES, held * PARTIAL_BYTES, np.minimum(contributors, len(held))
     )
     build.compute(
         name,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.build import Builder, messages
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import apportion, ceil_div, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
-PIECE_BYTES = 64  # neighbours arrive in short pieces, as any rearrangement's (lowering.shape)
 _END = 1 << 30
 
 # name -> (resized dimensions, taps a dimension)
@@ -37,11 +36,11 @@ def taps_of(name: str, source: tuple[int, ...], result: tuple[int, ...]) -> list
 
 
 def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neighbours") -> None:
-    """Exchange ``arriving`` elements a tile of an operand, in short pieces, and keep them to the end."""
+    """Exchange ``arriving`` elements a tile of an operand, and keep them to the end."""
     source = build.place(index)
     nbytes = arriving * source.item_bytes
     sent = spread_of(source, build.tiles).elements * source.item_bytes
-    step = build.exchange(name, nbytes, sent, ceil_div(nbytes, PIECE_BYTES))
+    step = build.exchange(name, nbytes, sent, messages(nbytes, sent, 2))
     build.hold(name, nbytes, step, _END)
 
 
@@ -124,7 +123,7 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
     build.compute("pick", "popops::MultiSlice<float>", slice_cycles(found, np.maximum(asked, found), held * 0 + 4))
     build.hold("corners", found * source.item_bytes, build.next - 1, build.next)
     arriving = lies.elements * corners * source.item_bytes
-    step = build.exchange("corners", arriving, found * source.item_bytes, ceil_div(arriving, PIECE_BYTES))
+    step = build.exchange("corners", arriving, found * source.item_bytes)
     build.hold("arrived corners", arriving, step, _END)
     build.map("weigh", "scaled_add", lies.elements * corners, out.dtype)
     return build.plan((lies.layout(out.dtype),))
@@ -151,7 +150,7 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     if into is not None:
         build.map("weigh", "mul", lies.elements * corners, grad.dtype)
         sent = lies.elements * corners * grad.item_bytes
-        step = build.exchange("weighed", moved * grad.item_bytes, sent, ceil_div(moved * grad.item_bytes, PIECE_BYTES))
+        step = build.exchange("weighed", moved * grad.item_bytes, sent)
         build.hold("weighed", moved * grad.item_bytes, step, step + 1)
         cycles = update_cycles(moved, np.maximum(asked, moved), np.minimum(held, 1), into.item_bytes)
         build.compute("add", "popops::MultiUpdateAdd<float,int>", cycles, grad.elements * corners)
@@ -159,7 +158,7 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     if over is not None:
         build.compute("pick", "popops::MultiSlice<float>", slice_cycles(moved, np.maximum(asked, moved), held * 0 + 4))
         arriving = lies.elements * corners * source.item_bytes
-        step = build.exchange("corners", arriving, moved * source.item_bytes, ceil_div(arriving, PIECE_BYTES))
+        step = build.exchange("corners", arriving, moved * source.item_bytes)
         build.hold("arrived corners", arriving, step, _END)
         build.map("differences", "mul", lies.elements * corners, grad.dtype)
         to = build.linear(over.elements, over.dtype)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.build import Builder, messages
 from ipu_exec.lowering.elementwise import base_name
-from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, is_contiguous, spread_of
+from ipu_exec.lowering.layouts import Spread, apportion, digest, is_contiguous, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
 _MIRRORS = tuple(f"{kind}_pad{d}d" for kind in ("reflection", "replication") for d in (1, 2, 3))
-PIECE_BYTES = 64  # a strided copy arrives in short pieces: a row of 16-32 channels
 
 
 def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
@@ -34,7 +33,7 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
     total = apportion(moved, lies.elements) * out.item_bytes
     if repeats == 1:  # what is dropped (a narrower result) is not sent
         sent = apportion(int(total.sum()), sent)
-    step = build.exchange(base_name(build.spec), total, sent, ceil_div(total, PIECE_BYTES))
+    step = build.exchange(base_name(build.spec), total, sent, messages(total, sent, 2))
     build.hold("arriving", total, step, build.next)
     return lies
 
@@ -88,7 +87,7 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     border = apportion(grad.elements - out.elements, lies.elements)
     arriving = (lies.elements + border) * grad.item_bytes
     sent = spread_of(grad, machine.tiles).elements * grad.item_bytes
-    step = build.exchange("gradient", arriving, sent, ceil_div(arriving, PIECE_BYTES))
+    step = build.exchange("gradient", arriving, sent, messages(arriving, sent, 2))
     build.hold("gradient", arriving, step, step + 2)
     build.map("place", "copy", lies.elements, out.dtype, flops=0)
     if border.any():
