@@ -134,6 +134,25 @@ def test_a_bag_is_a_lookup_and_a_sum_where_the_bag_lies() -> None:
     assert int(exchanges(plan)["values"].bytes_out.sum()) == 10 * 32 * 4
 
 
+@pytest.mark.parametrize("name", ["gather", "scatter_add"])
+def test_an_index_that_repeats_itself_picks_rows_and_is_sent_once(name: str) -> None:
+    table, values = tensor(4, 50, 64), tensor(4, 10, 64)
+    whole = tensor(4, 10, 64, dtype="int64")
+    expanded = tensor(4, 10, 64, dtype="int64", strides=(10, 1, 0))
+    moved, slowest = [], []
+    for index in (whole, expanded):
+        args = (table, 1, index) if name == "gather" else (table, 1, index, values)
+        spec = op(f"aten.{name}.default", args, values if name == "gather" else table)
+        plan = lower(spec, MK2)
+        check(plan, spec)
+        tiles = np.count_nonzero(linear_layout(table, 1472).bytes)
+        moved.append(int(exchanges(plan)["indices"].bytes_in.sum()) // tiles)
+        step = "slice" if name == "gather" else "update"
+        slowest.append(int(computes(plan)[f"{name}/{step}"].cycles.max()))
+    assert moved == [4 * 10 * 64 * 4, 4 * 10 * 4]
+    assert slowest[1] < slowest[0] / 10
+
+
 def test_a_search_halves_the_edges() -> None:
     for edges, halves in ((1, 1), (3, 2), (7, 3), (8, 4)):
         spec = op("aten.bucketize.Tensor", (tensor(FULL), tensor(edges)), tensor(FULL, dtype="int64"))

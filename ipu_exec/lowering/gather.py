@@ -41,11 +41,26 @@ def _row(table: Operand, dim: int) -> int:
     return max(1, table.elements // max(1, table.shape[dim] if table.shape else 1))
 
 
+def distinct(operand: Operand) -> int:
+    """Elements that are there, not those that an expanded view repeats."""
+    return prod(extent for extent, stride in zip(operand.shape, operand.strides, strict=True) if stride)
+
+
+def repeated_row(index: Operand) -> int:
+    """How often an expanded index repeats itself along the innermost dimensions: it picks rows of so many elements."""
+    row = 1
+    for extent, stride in zip(reversed(index.shape), reversed(index.strides), strict=True):
+        if stride and extent > 1:
+            break
+        row *= extent
+    return row
+
+
 def _send_indices(build: Builder, indices: list[int], held: np.ndarray) -> None:
     """Exchange the whole index vector to every tile that holds a part of the table."""
     for index in indices:
         source = build.place(index)
-        need = np.where(held > 0, source.elements, 0)
+        need = np.where(held > 0, distinct(source), 0)
         step = build.fetch("indices", source, need, broadcast=True)
         build.hold("indices", need * source.item_bytes, step, _END)
 
@@ -201,12 +216,16 @@ def embedding_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.index_select", "aten.gather", "aten.take_along_dim")
 def select_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index): whole rows for index_select, single elements for gather."""
+    """(input, dim, index): whole rows for index_select, and for gather where the index is expanded over them.
+
+    Else gather picks single elements.
+    """
     table, index = spec.operands[0], spec.operands[1]
     dim = int(spec.args[1]) if isinstance(spec.args[1], int) else 0
     contiguous = prod(table.shape[dim % max(1, len(table.shape)) + 1 :])
-    row = contiguous if base_name(spec) == "index_select" else 1
-    return look_up(spec, machine, 0, [1], max(1, row), index.elements)
+    row = contiguous if base_name(spec) == "index_select" else min(contiguous, repeated_row(index))
+    lookups = index.elements if base_name(spec) == "index_select" else index.elements // max(1, row)
+    return look_up(spec, machine, 0, [1], max(1, row), lookups)
 
 
 @lowering("aten.index", "aten._unsafe_index", "aten.masked_select", "aten.take")
@@ -233,12 +252,17 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
           "aten.scatter_reduce_", "aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_",
           "aten.index_fill", "aten.index_fill_", "aten.masked_scatter", "aten.masked_scatter_")  # fmt: skip
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index, values): single elements, or rows for index_add and index_copy."""
+    """(input, dim, index, values): single elements, or rows for index_add, index_copy and an expanded index."""
     table, place = spec.operands[0], spec.operands[1]
-    whole_rows = base_name(spec).startswith("index_")
-    row = _row(table, int(spec.args[1])) if whole_rows and isinstance(spec.args[1], int) else 1
+    dim = spec.args[1] if isinstance(spec.args[1], int) else 0
+    if base_name(spec).startswith("index_"):
+        row, lookups = _row(table, dim), place.elements
+    else:
+        inner = prod(table.shape[dim % max(1, len(table.shape)) + 1 :])
+        row = max(1, min(inner, repeated_row(place)))
+        lookups = place.elements // row
     values = 2 if len(spec.operands) > 2 and spec.operands[2].elements > 1 else None
-    return update(spec, machine, values, [1], row, place.elements, 0)
+    return update(spec, machine, values, [1], row, lookups, 0)
 
 
 @lowering("aten.put", "aten.put_")
