@@ -104,7 +104,7 @@ def capture(
 
         context = torch.enable_grad() if optimizer is not None else torch.no_grad()
         reset_blocks()
-        with context, _without_fused_attention(), recorder.modules(model), recorder:
+        with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), recorder:
             returned = torch.func.functional_call(model, fake_state, fake_args, fake_kwargs)
             if fake_optimizer is not None:
                 if find_loss is None:
@@ -434,6 +434,27 @@ def _ctc_loss_of_most(
     batch = scores.shape[1] if scores.dim() == 3 else 1
     table = scores.new_empty(batch, scores.shape[0], 2 * targets.shape[-1] + 1)
     return scores.new_empty(batch), table
+
+
+@contextlib.contextmanager
+def _fused_dropout() -> Iterator[None]:
+    """Dropout as one operator, as poprand has it; on a CPU PyTorch makes a mask of the input's type and multiplies.
+
+    Replaced where functions find it, not by a TorchFunctionMode: none is open in a backward that runs a checkpointed
+    layer again.
+    """
+    apart = torch.dropout
+
+    def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        whole = train and 0 < p < 1
+        kept: torch.Tensor = torch.native_dropout(input, p, True)[0] if whole else apart(input, p, train)
+        return kept
+
+    vars(torch)["dropout"] = vars(torch._VF)["dropout"] = dropout
+    try:
+        yield
+    finally:
+        vars(torch)["dropout"] = vars(torch._VF)["dropout"] = apart
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ipu_exec.graph import OpNode, ValueRef
 
-# Positions of arguments that only tell a shape.
+# Positions of arguments that only tell a shape, or where something lies.
 _SHAPE_ONLY = {
     "aten.max_pool2d_with_indices_backward": (1,),
     "aten.avg_pool2d_backward": (1,),
@@ -15,6 +15,7 @@ _SHAPE_ONLY = {
     "aten.adaptive_max_pool2d_backward": (1,),
     "aten.nll_loss_backward": (1,),
     "aten.nll_loss2d_backward": (1,),
+    "aten.native_dropout_backward": (1,),  # drawn again from the seed
     "aten.ones_like": (0,),
     "aten.zeros_like": (0,),
     "aten.full_like": (0,),

@@ -9,6 +9,7 @@ from torch import nn
 import ipu_exec
 from ipu_exec.capture import capture
 from ipu_exec.numerics import find_loss
+from ipu_exec.reads import read_values
 from tests.models import Mnist, mnist_batch
 
 
@@ -149,3 +150,60 @@ def test_big_models_need_no_memory_for_their_weights():
         model = nn.Sequential(*(nn.Linear(16_384, 16_384) for _ in range(4)))
     graph = capture(model, (torch.randn(1, 16_384),), {})
     assert sum(storage.elements for storage in graph.storages.values() if storage.role == "weight") > 1e9
+
+
+@pytest.mark.parametrize("call", [nn.Dropout(0.1), lambda x: torch.dropout(x, 0.1, True)], ids=["module", "function"])
+def test_dropout_is_one_operator_each_way(call):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return call(self.layer(x)).sum()
+
+    graph = training_graph(Model(), torch.randn(4, 8))
+    named = {op.direction: op for op in graph.ops if "dropout" in op.aten}
+    assert [named[d].aten for d in ("forward", "backward")] == [
+        "aten.native_dropout.default",
+        "aten.native_dropout_backward.default",
+    ]
+    assert named["backward"].forward_op == named["forward"].id
+    assert not any("bernoulli" in op.aten for op in graph.ops)
+    # the mask is drawn again from the seed: what the backward reads is the gradient alone
+    assert read_values(named["backward"]) == named["backward"].inputs[:1]
+
+
+def test_dropout_in_a_checkpointed_layer_is_drawn_again_in_the_backward():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.ReLU())
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).sum()
+
+    graph = training_graph(Model(), torch.randn(4, 8))
+    found = [(op.direction, op.aten) for op in graph.ops if "dropout" in op.aten]
+    again = ("backward", "aten.native_dropout.default")
+    assert found == [
+        ("forward", "aten.native_dropout.default"),
+        again,
+        ("backward", "aten.native_dropout_backward.default"),
+    ]
+
+
+def test_dropout_is_pytorchs_again_after_capture():
+    before = torch.dropout
+
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ipu_exec.Error("on purpose")
+
+    with pytest.raises(ipu_exec.Error, match="on purpose"):
+        capture(Broken(), (torch.randn(4),), {})
+    assert torch.dropout is before is torch._VF.dropout
+
+
+def test_dropout_in_evaluation_is_nothing():
+    assert not any("dropout" in op.aten for op in capture(nn.Dropout(0.1).eval(), (torch.randn(4),), {}).ops)

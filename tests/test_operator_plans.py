@@ -153,6 +153,21 @@ def test_an_index_that_repeats_itself_picks_rows_and_is_sent_once(name: str) -> 
     assert slowest[1] < slowest[0] / 10
 
 
+def test_the_gradient_of_dropout_draws_again_where_the_mask_was_made() -> None:
+    mask = tensor(FULL, dtype="bool", layout=linear_layout(tensor(FULL, dtype="bool"), 1472))
+    there = linear_layout(tensor(FULL, dtype="bool"), 1472)
+    near = tensor(FULL, layout=type(there)(there.key, there.bytes * 4))
+    far = tensor(FULL, layout=linear_layout(tensor(FULL), 1472))
+    for grad, moved in ((near, 0), (far, FULL * 4)):
+        spec = op("aten.native_dropout_backward.default", (grad, mask, 1.1), tensor(FULL))
+        plan = lower(spec, MK2)
+        check(plan, spec)
+        assert sum(int(step.bytes_in.sum()) for step in exchanges(plan).values()) == moved
+        # 6 + 6 (24 + 2 a vector of two)
+        worker = math.ceil(int(there.bytes.max()) / 6)
+        assert int(computes(plan)["dropout"].cycles.max()) == 6 + 6 * (24 + 2 * math.ceil(worker / 2))
+
+
 def test_a_search_halves_the_edges() -> None:
     for edges, halves in ((1, 1), (3, 2), (7, 3), (8, 4)):
         spec = op("aten.bucketize.Tensor", (tensor(FULL), tensor(edges)), tensor(FULL, dtype="int64"))

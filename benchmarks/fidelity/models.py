@@ -98,6 +98,10 @@ def bert(row: Row) -> Compiled:
         stages.append(ipu_exec.Stage(*blocks).ipu(ipu))
     stages.append(ipu_exec.Stage("head").ipu(0))
     options.setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
+    # each layer keeps what enters it and runs again in the backward, as the published configurations have it; what
+    # enters is stashed and not made again from the stage's input
+    model.layer = nn.ModuleList(Recomputed(layer) for layer in model.layer)
+    options._Popart.set("autoRecomputation", 0)
     inputs = source.inputs(config, batch)
     if row.dtype == "fp16":
         inputs = tuple(t.half() if t.is_floating_point() else t for t in inputs)
@@ -111,8 +115,8 @@ class Recomputed(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: torch.Tensor) -> Any:
-        return checkpoint(self.layer, x, use_reentrant=False)
+    def forward(self, *x: torch.Tensor) -> Any:
+        return checkpoint(self.layer, *x, use_reentrant=False)
 
 
 def resnet(row: Row) -> Compiled:

@@ -99,7 +99,7 @@ cycles).
 **Whole models** (MLPerf's log and Graphcore's results page), in their real configuration: replicas, accumulation,
 micro-batch, stages, proportion, recomputation and optimiser are read from the row. What is not the same: the
 publishers' programs overlap host I/O with computing, and ours does not; ResNet-50 recomputes from the input of every
-bottleneck, BERT of every stage, where theirs choose other checkpoints; GELU is the exact one. The tied embedding and
+bottleneck, BERT of every encoder layer; GELU is the exact one. The tied embedding and
 head are stages 0 and 4, both on IPU 0. A row under 'Run, but' does not fit the modelled tiles in that configuration
 though it fits the real ones: its throughput is what it would be if it did.
 

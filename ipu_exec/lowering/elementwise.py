@@ -138,7 +138,6 @@ BINARY: dict[str, tuple[str, ...]] = {
     "_prelu_kernel_backward": ("mul", "select", "mul", "select"),
     "_prelu_kernel": ("mul", "select"),
     "xlogy": ("log", "mul_"),
-    "native_dropout_backward": ("mul", "mul_scalar"),
     "masked_fill": ("select",),
     "isclose": ("sub", "absolute", "compare"),
     "bitwise_left_shift": ("logical",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipu_exec.lowering.build import Builder
-from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.elementwise import base_name, bring
 from ipu_exec.lowering.layouts import Spread, result_key, spread_of
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering, words
@@ -21,6 +21,21 @@ def dropout(spec: OpSpec, machine: Machine) -> Plan:
         key = None if out is None else result_key(lies, operand, out)
         layouts.append(None if out is None else Spread(key, lies.elements).layout(out.dtype))
     return build.plan(tuple(layouts))
+
+
+@lowering("aten.native_dropout_backward")
+def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
+    """(gradient, mask, scale): the same numbers are drawn again from the seed, so no mask is kept.
+
+    They are the same only on the same tiles (poprand's reference tensor): the gradient comes to where it was dropped.
+    """
+    build = Builder(spec, machine)
+    mask, lies = build.place(1), build.spread(1)
+    out = spec.outputs[0]
+    assert out is not None
+    bring(build, 0, mask, lies)
+    build.map("dropout", "dropout", lies.elements, out.dtype)
+    return build.plan((Spread(result_key(lies, mask, out), lies.elements).layout(out.dtype),))
 
 
 _RANDOM = words("""bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal
