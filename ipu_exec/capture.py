@@ -104,14 +104,24 @@ def capture(
 
         context = torch.enable_grad() if optimizer is not None else torch.no_grad()
         reset_blocks()
-        with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), recorder:
-            returned = torch.func.functional_call(model, fake_state, fake_args, fake_kwargs)
-            if fake_optimizer is not None:
-                if find_loss is None:
-                    raise Error("a training step needs to know which output is the loss: pass find_loss")
-                loss = find_loss(returned)
-                recorder.direction = "backward"
-                loss.backward()
+
+        def forward_and_backward(*args: Any, **kwargs: Any) -> Any:
+            with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), recorder:
+                returned = model(*args, **kwargs)
+                if fake_optimizer is not None:
+                    if find_loss is None:
+                        raise Error("a training step needs to know which output is the loss: pass find_loss")
+                    loss = find_loss(returned)
+                    recorder.direction = "backward"
+                    loss.backward()
+            return returned
+
+        # a checkpointed layer runs again in the backward, which has to find the fake weights too
+        step = _Step(model, forward_and_backward)
+        fakes = {f"model.{name}": tensor for name, tensor in fake_state.items()}
+        returned = torch.func.functional_call(step, fakes, fake_args, fake_kwargs)
+        if fake_optimizer is not None:
+            with context, recorder:
                 recorder.direction = "update"
                 fake_optimizer.step()
                 if accumulate:
@@ -124,6 +134,17 @@ def capture(
         )
     recorder.name_gradients(trained)
     return recorder.graph
+
+
+class _Step(torch.nn.Module):
+    """A model around which something is done while its weights are replaced."""
+
+    def __init__(self, model: torch.nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.run = model, run
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
 
 
 class Recorder(TorchDispatchMode):

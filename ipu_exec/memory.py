@@ -14,7 +14,7 @@ import numpy as np
 
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import vertex_info
-from ipu_exec.lowering.plan import Plan
+from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Target
 from ipu_exec.placement import Placement, Transfer
@@ -243,13 +243,14 @@ class _Maker:
         control = np.zeros(target.tiles, np.int64)
         on_tile: dict[str, np.ndarray] = {}
         seen: set[tuple[int, ...]] = set()
+        digests = _Digests()
         for body, _ in self.bodies:
             called: tuple[int, int] | None = None
             for step in body.steps:
                 if step.plan is not None and (step.op, id(step.plan)) != called:
                     called = (step.op, id(step.plan))
                     control += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
-                key = _same_code(step)
+                key = digests.of(step, self.graph.ops[step.op].aten if step.op >= 0 else "")
                 if key in seen:
                     continue
                 seen.add(key)
@@ -300,13 +301,26 @@ class _Maker:
             self.add(f"{step.name}/packet headers", "hostExchangePacketHeader", "program", headers, **about)
 
 
-def _same_code(step: StepDraft) -> tuple[int, ...]:
-    """Equal for steps that are the same code: of one plan, and over tiles the same."""
-    if step.plan is None:
-        return (id(step),)
-    vectors = (step.tile_cycles, step.bytes_in, step.bytes_out, step.fragments, *(v.count for v in step.vertices))
-    kinds = (step.type, *(v.type for v in step.vertices))
-    return (id(step.plan), hash(kinds), *(0 if v is None else hash(v.tobytes()) for v in vectors))
+class _Digests:
+    """What tells steps apart that are different code. Plans are cached and live on, so their ids tell them apart."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, int] = {}
+
+    def of(self, step: StepDraft, aten: str) -> tuple[int, ...]:
+        """Equal for steps that are the same code: over tiles the same, in operators that are the same in all steps."""
+        if step.plan is None:
+            return (id(step),)
+        if id(step.plan) not in self._plans:
+            parts = tuple(_digest(part) for part in step.plan.steps)
+            self._plans[id(step.plan)] = hash((aten, parts))
+        return (self._plans[id(step.plan)], hash(step.type), _digest(step.plan.steps[step.part]))
+
+
+def _digest(step: Compute | Exchange) -> int:
+    if isinstance(step, Compute):
+        return hash((step.cycles.tobytes(), *((v.type, v.count.tobytes()) for v in step.vertices)))
+    return hash((step.bytes_in.tobytes(), step.bytes_out.tobytes(), step.fragments.tobytes(), step.shared_bus))
 
 
 def _control_instructions(step: StepDraft) -> np.ndarray | int:

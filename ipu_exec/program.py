@@ -298,7 +298,9 @@ class _Builder:
         value = self.graph.values[value_id]
         storage = self.graph.storages[value.storage]
         layout = self._layout(value.storage, stage, machine) if placed else None
-        return Operand(value.shape, value.dtype, value.strides, value.offset, storage.elements, layout, storage.role)
+        # a plan asks only whether something stays: a layer that is run again in the backward is the same operators
+        role = storage.role if storage.role in _PERSISTENT else "activation"
+        return Operand(value.shape, value.dtype, value.strides, value.offset, storage.elements, layout, role)
 
     def _layout(self, storage_id: int, stage: int, machine: Machine) -> Layout | None:
         """Where a storage lies on a stage; None for a weight that waits for its first use."""

@@ -207,3 +207,18 @@ def test_dropout_is_pytorchs_again_after_capture():
 
 def test_dropout_in_evaluation_is_nothing():
     assert not any("dropout" in op.aten for op in capture(nn.Dropout(0.1).eval(), (torch.randn(4),), {}).ops)
+
+
+def test_a_checkpointed_layer_finds_its_weights_again_in_the_backward():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).square().sum()
+
+    graph = training_graph(Model(), torch.randn(4, 8))
+    for direction in ("forward", "backward"):
+        op = next(op for op in graph.ops if op.direction == direction and op.aten == "aten.addmm.default")
+        assert "weight" in {graph.storages[graph.values[v].storage].role for v in op.inputs}
