@@ -18,7 +18,7 @@ import numpy as np
 from ipu_exec.lowering import amp
 from ipu_exec.lowering.build import Builder, messages, placed
 from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles
-from ipu_exec.lowering.layouts import MIN_BYTES_PER_TILE, Spread, apportion, blocks, ceil_div, digest, spread_of
+from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
 
@@ -386,7 +386,7 @@ def add_product(
     first = build.next
     if in_place:
         home = np.minimum(lying, arriving)
-        peers = np.minimum(splits.outs, ceil_div(arriving, MIN_BYTES_PER_TILE))
+        peers = np.minimum(splits.outs, ceil_div(arriving, 4))
         build.exchange(f"{name}/inputs", arriving - home, home, peers, splits.outs % 2 == 0)
     else:
         # split outputs take the same inputs, which are sent once
@@ -420,7 +420,7 @@ def add_product(
         _turn(build, f"{name}/transpose weights", source, half)
     if weights_in_place:
         home = np.minimum(lying, wanted)
-        fetched, sent, peers = wanted - home, home, np.minimum(f - 1, ceil_div(wanted, MIN_BYTES_PER_TILE))
+        fetched, sent, peers = wanted - home, home, np.minimum(f - 1, ceil_div(wanted, 4))
     else:
         fetched, sent = wanted, lying
         peers = messages(wanted, apportion(int(wanted.sum()) // f, lying), 2)
