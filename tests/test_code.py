@@ -114,3 +114,10 @@ def test_stacks_are_on_every_tile() -> None:
     executable = compiled(nn.ReLU(), torch.zeros(4))
     assert (code(executable, "stack") == STACK_BYTES).all()
     assert linear_layout(tensor(4), 1472).bytes.sum() == 16
+
+
+def test_a_packet_to_the_host_has_a_header_of_eight_bytes() -> None:
+    executable = compiled(nn.ReLU(), torch.zeros(1472, 600))
+    (out,) = (s for b in executable.tree.bodies for s in b.steps if s.bytes_out is not None and s.bytes_out.any())
+    assert out.bytes_out is not None and out.bytes_out.max() > 2 * 1024  # 2,400 bytes: three packets
+    assert (code(executable, "hostExchangePacketHeader") == 8 * np.ceil(out.bytes_out / 1024)).all()
