@@ -26,14 +26,15 @@ from tests.models import Mnist, mnist_batch
 PAGE = Path(__file__).parents[2] / "docs" / "overhead.md"
 Loop = Callable[[], float]
 # (name, micro-batch, accumulation, rounds)
-CASES = (("mnist", 40, 16, 60), ("resnet-18", 2, 8, 9), ("bert-base", 1, 4, 5))
+CASES = (("mnist", 40, 16, 60), ("resnet-18", 2, 8, 9), ("bert-base, tiny", 4, 16, 60))
 
 
 def made(name: str, samples: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
     if name == "mnist":
         return Mnist(), mnist_batch(samples)
-    example = build(name)
+    name, _, tiny = name.partition(", ")
+    example = build(name, bool(tiny))
     return example.module, example.inputs(samples)
 
 
