@@ -212,6 +212,7 @@ def _numbers(report: Report, costs: Costs, now: Prediction, wanted: Prediction, 
         )
     said: list[Any] = [html.Div(boxes, className="big")]
     said += [common.message(words, "error") for words in wanted.problems]
+    said += [common.message(words) for words in wanted.notes]
     if measured.cycles and wanted.assignment == now.assignment:
         off = now.total / measured.cycles - 1
         said.append(
