@@ -23,6 +23,7 @@ from ipu_exec.annotations import (
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
+    module_repr,
     removeBlocks,
 )
 from ipu_exec.context import isRunningOnIpu
@@ -125,6 +126,7 @@ __all__ = [
     "ipu_print_tensor",
     "isRunningOnIpu",
     "load",
+    "module_repr",
     "nearest",
     "nop",
     "optim",

@@ -117,6 +117,11 @@ class Block:
             _open.block = outer
 
     @staticmethod
+    def start(user_id: str | int | None = None, ipu_id: int | None = None) -> None:
+        """Begin a Block here; it lasts until the next one begins."""
+        _open.begin(*_checked("Block.start", user_id, ipu_id))
+
+    @staticmethod
     def useAutoId() -> None:
         """Number Blocks without a ``user_id`` from "0" again; `reset_blocks` does the same at every capture."""
         _open.next_id = 0
@@ -158,6 +163,17 @@ def BeginBlock(layer_to_call: Callee, user_id: str | int | None = None, ipu_id: 
         return layer_to_call(*args, **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+def module_repr(module: torch.nn.Module) -> str:
+    """What PyTorch prints of a module, with ``BeginBlock(user_id=..., ipu_id=...)`` where a layer begins a Block."""
+    begun = next((hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _Begin)), None)
+    about = [line for line in module.extra_repr().split("\n") if line]
+    children = [f"({name}): " + module_repr(child).replace("\n", "\n  ") for name, child in module.named_children()]
+    body = "\n  ".join([*about, *children])
+    inside = f"\n  {body}\n" if children else body
+    words = f"{module._get_name()}({inside})"
+    return f"BeginBlock(user_id={begun.user_id}, ipu_id={begun.ipu_id}) {words}" if begun is not None else words
 
 
 def BlockFunction(user_id: str | int | None = None, ipu_id: int | None = None) -> Callable[[Callee], Callee]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ipu_exec.annotations import current_block, name_scopes, reset_blocks
+from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
-from ipu_exec.errors import Error
+from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering.plan import ITEM_BYTES
 
@@ -37,7 +38,6 @@ _SKIPPED = {
     "aten.promote_types.default",
 }
 _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-_ARGUMENT_CHECKS = {"gaussian_nll_loss"}  # in torch.nn.functional: that no variance is negative
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
@@ -49,12 +49,14 @@ def capture(
     optimizer: torch.optim.Optimizer | None = None,
     accumulate: bool = False,
     find_loss: Callable[[Any], torch.Tensor] | None = None,
+    contents: Sequence[bool | int | float] = (),
 ) -> Graph:
     """Record what one micro-batch computes; with an optimiser, its backward and the weight update too.
 
     ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are added to
     accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss from what the model
-    returns. Raises Error where the model asks for a tensor's content, which fake tensors do not have.
+    returns. ``contents``: what the forward reads off tensors, in order, for fake tensors hold nothing; ContentError
+    where it asks for more.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state: dict[int, torch.Tensor] = {}
@@ -78,7 +80,7 @@ def capture(
     fake_state = {name: fake(tensor) for name, tensor in {**parameters, **buffers}.items()}
 
     with mode:
-        recorder = Recorder(training=optimizer is not None)
+        recorder = Recorder(training=optimizer is not None, contents=contents)
         for name, tensor in fake_state.items():
             recorder.know(tensor, "weight" if name in parameters else "buffer", name)
         fake_args, fake_kwargs = tree_map(
@@ -150,9 +152,10 @@ class _Step(torch.nn.Module):
 class Recorder(TorchDispatchMode):
     """Writes each ATen call into ``graph``. ``direction`` says what the step is doing now."""
 
-    def __init__(self, training: bool) -> None:
+    def __init__(self, training: bool, contents: Sequence[bool | int | float] = ()) -> None:
         super().__init__()
         self.graph = Graph(training=training)
+        self._contents = iter(contents)
         self.direction = "forward"
         self._alive: list[Any] = []  # keeps ids of tensors and storages unique
         self._values: dict[int, int] = {}
@@ -262,10 +265,13 @@ class Recorder(TorchDispatchMode):
         # Optimisers read their step counter on the host; every step costs the same, so any number will do.
         if self.direction == "update":
             return 2.0
-        if _in_argument_check():
+        if in_argument_check():
             return 0.0
+        if self.direction == "forward":
+            for value in self._contents:
+                return value
         file, line = self._location()
-        raise Error(
+        raise ContentError(
             "the model reads the content of a tensor (.item(), float(), bool(), a branch on data), which decides "
             "what runs; on an IPU the program is fixed at compile time. Keep the value a tensor (torch.where), or "
             "compute it outside the model",
@@ -435,17 +441,6 @@ class Recorder(TorchDispatchMode):
             self._module_stack[:] = outside
             for handle in handles:
                 handle.remove()
-
-
-def _in_argument_check() -> bool:
-    """True while a function of torch looks for wrong arguments in a tensor; the captured ones are right."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name in _ARGUMENT_CHECKS and code.co_filename == torch.nn.functional.__file__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _ctc_loss_of_most(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -43,8 +43,10 @@ def compile_step(
     optimizer: torch.optim.Optimizer | None,
     training: bool,
     progress: Progress = lambda done, what: None,
+    contents: Sequence[bool | int | float] = (),
 ) -> Executable:
-    """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's.
+    """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's, ``contents`` what its forward
+    reads off tensors (`ipu_exec.control_flow`).
 
     Raises Error for a placement that cannot be, LoweringError for an operator without lowering. Running out of
     memory is not raised here: `Executable.check_memory` does, once the profile was saved.
@@ -58,6 +60,7 @@ def compile_step(
         optimizer=optimizer if training else None,
         accumulate=training and micro_batches > 1,
         find_loss=numerics.find_loss,
+        contents=contents,
     )
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1

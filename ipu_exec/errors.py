@@ -44,6 +44,10 @@ class OutOfMemoryError(Error):
         self.profile_path = profile_path
 
 
+class ContentError(Error):
+    """The model asks what a tensor holds where nothing is known of it."""
+
+
 class LoweringError(Error):
     """No lowering is registered for an operator of the model."""
 

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from ipu_exec import arguments, executables, numerics
+from ipu_exec.annotations import module_repr
 from ipu_exec.context import on_ipu
+from ipu_exec.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy
-from ipu_exec.errors import Error, OutOfMemoryError, UsageError
+from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.optim import SGD, AttributeTracker, check_constants, check_supported, constants, loss_scaling
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.precision import LossScaler, Precision
@@ -113,6 +115,7 @@ class PoplarExecutor:
         self._constants: dict[str, Any] = {}
         self._precision: Precision | None = None
         self._attached = self._seeded = self._ran = False
+        self._contents: Contents = ()
         self._compilation_seconds = 0.0
         if training:
             self.setOptimizer(optimizer if optimizer is not None else _default_optimiser(model))
@@ -123,13 +126,16 @@ class PoplarExecutor:
         self._plan = numerics.plan_call(self._options, training)
         self._options._freeze()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({module_repr(self._model)})"
+
     # -- running -----------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call's micro-batches; takes what the model takes, with all of them along dimension 0."""
         if self._options.connection_type is ConnectionType.Never:
             raise UsageError(
-                "Trying to run a model on an offline device: these options compile but do not run "
+                "Trying to load an engine on an offline device: these options compile but do not run "
                 "(ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set "
                 "connectionType(ConnectionType.Always)"
             )
@@ -145,7 +151,7 @@ class PoplarExecutor:
 
             watch = Watch(self._model, self._anchors, self._plan, self._training)
         start = time.time_ns() // 1_000
-        with on_ipu():
+        with on_ipu(), PathWatch(self._model, self._contents) as followed:
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -160,7 +166,9 @@ class PoplarExecutor:
                 )
             else:
                 result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers, watch)
-        self._ran = True
+        if followed.left is not None:
+            self._follow(args, kwargs, followed.left)
+        self._ran = self._attached = True
         if watch is not None:
             self._anchored = watch.result()
         if self._session is not None:
@@ -168,6 +176,16 @@ class PoplarExecutor:
         if self._options.log_cycle_count:
             logger.info("cycles of this call: %d", self._executable.cycles_per_call)
         return result
+
+    def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
+        """Compile anew, for the path that the data of this call took."""
+        logger.warning(
+            "recompiling because the model branches on data, and this call took another path than was compiled"
+        )
+        inputs, state = self._inputs, self._state
+        self._release()
+        self._compile(args, kwargs, contents)
+        self._inputs, self._state = inputs, state
 
     def _float16(self) -> Precision:
         """What the options ask for float16, with its state from call to call."""
@@ -215,16 +233,21 @@ class PoplarExecutor:
             self._inputs, self._state = inputs, state
         return bound.args, bound.kwargs
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()) -> None:
+        """``contents``: what the forward reads off tensors; found by running it, where it does read some."""
         from ipu_exec.compile import compile_step
 
         start = time.perf_counter()
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
         with _progress(self._options.compilation_progress_bar) as progress, torch.random.fork_rng(devices=[]), on_ipu():
-            executable = compile_step(
-                self._model, taken, named, self._options, self._optimizer, self._training, progress
-            )
+            for_whom = (self._model, taken, named, self._options, self._optimizer, self._training, progress)
+            try:
+                executable = compile_step(*for_whom, contents)
+            except ContentError:
+                contents = read_contents(self._model, taken, named, self._training)
+                executable = compile_step(*for_whom, contents)
             progress(1.0, "done")
+        self._contents = contents
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
 

@@ -175,3 +175,28 @@ def test_wrong_annotations_are_errors(make: object, says: str) -> None:
     with pytest.raises(Error) as raised:
         make()  # type: ignore[operator]
     assert says in str(raised.value)
+
+
+def test_blocks_begin_with_start_and_last_until_the_next() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ipu_exec.Block.start("first", ipu_id=0)
+            x = x * 4
+            ipu_exec.Block.start("second", ipu_id=1)
+            return x * 2
+
+    options = ipu_exec.Options().deviceIterations(2).showCompilationProgressBar(False)
+    x = torch.randn(2, 5)
+    executor = ipu_exec.inferenceModel(Model(), options)
+    assert torch.equal(executor(x), x * 8)
+    assert [block.name for block in executor._executable.graph.blocks] == ["first", "second"]
+
+
+def test_a_model_is_printed_with_its_blocks() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.ReLU()))
+    assert ipu_exec.module_repr(model) == repr(model)
+    ipu_exec.BeginBlock(model[1], ipu_id=1)
+    words = ipu_exec.module_repr(model)
+    assert "(1): BeginBlock(user_id=None, ipu_id=1) Sequential(" in words
+    assert words.replace("BeginBlock(user_id=None, ipu_id=1) ", "") == repr(model)
+    assert words in repr(ipu_exec.inferenceModel(model))

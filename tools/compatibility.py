@@ -68,6 +68,7 @@ GROUPS = (
         "Block": PROFILE,
         "BlockFunction": PROFILE,
         "removeBlocks": SAME,
+        "module_repr": SAME,
         "Stage": PROFILE,
         "Phase": PROFILE,
         "AutoStage": PROFILE,

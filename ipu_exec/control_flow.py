@@ -1,0 +1,92 @@
+"""Models that branch on what a tensor holds.
+
+A compiled program is one path through the model. PopTorch makes the first call's path a constant; here the numbers
+follow the data, by plain PyTorch, the program is that of the path it was compiled for, and a call that takes another
+one is compiled anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Contents = tuple[bool | int | float, ...]
+_ARGUMENT_CHECKS = {"gaussian_nll_loss"}  # in torch.nn.functional: that no variance is negative
+
+
+class Reads(TorchDispatchMode):
+    """Notes what is read off tensors (``bool(x)``, ``x.item()``), in order, in ``values``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[bool | int | float] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._local_scalar_dense.default and not in_argument_check():
+            self.values.append(found)
+        return found
+
+
+def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
+    """What the forward of a micro-batch reads, found by running a copy of the model."""
+    own = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training), Reads() as reads:
+        own(*args, **kwargs)
+    return tuple(reads.values)
+
+
+def path(contents: Contents) -> tuple[bool | int | str, ...]:
+    """What of it decides what runs: truths and whole numbers; of other numbers only that there was one."""
+    return tuple("a number" if isinstance(value, float) else value for value in contents)
+
+
+class PathWatch:
+    """While entered: compares each forward's path with the compiled one; ``left`` is what the first that differs read.
+
+    Does nothing where the compiled program read nothing: such a model reads nothing ever, up to its mode and inputs'
+    shapes, which are compiled for.
+    """
+
+    def __init__(self, model: torch.nn.Module, contents: Contents) -> None:
+        self.left: Contents | None = None
+        self._model, self._compiled, self._reads = model, path(contents), Reads()
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Self:
+        if self._compiled:
+            self._handles = [
+                self._model.register_forward_pre_hook(self._begin),
+                self._model.register_forward_hook(self._end, always_call=True),
+            ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, *about: Any) -> None:
+        self._reads = Reads()
+        self._reads.__enter__()
+
+    def _end(self, *about: Any) -> None:
+        self._reads.__exit__(None, None, None)
+        found = tuple(self._reads.values)
+        if self.left is None and path(found) != self._compiled:
+            self.left = found
+
+
+def in_argument_check() -> bool:
+    """True while a function of torch looks for wrong arguments in a tensor; the captured ones are right."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _ARGUMENT_CHECKS and code.co_filename == torch.nn.functional.__file__:
+            return True
+        frame = frame.f_back
+    return False

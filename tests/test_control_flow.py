@@ -1,0 +1,130 @@
+"""Models that branch on data: the numbers follow the data, the program the path that it was compiled for."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec.errors import ContentError
+from profiler import open_report
+
+
+class Branching(torch.nn.Module):
+    """One of two layers, by the sign of the input's sum; and a number read off a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None):
+        y = torch.relu(self.up(x)) if x.sum() > 0 else torch.sigmoid(self.down(x))
+        y = y * float(x.abs().mean())
+        return y if target is None else (y, torch.nn.functional.mse_loss(y, target))
+
+
+def options(tmp_path: Path) -> ipu_exec.Options:
+    return ipu_exec.Options(autoreport=True, autoreport_dir=str(tmp_path)).showCompilationProgressBar(False)
+
+
+def test_inference_follows_the_data_and_the_profile_the_last_path(tmp_path, caplog) -> None:
+    model = Branching()
+    executor = ipu_exec.inferenceModel(model, options(tmp_path))
+    up, down = torch.rand(2, 4), -torch.rand(2, 4)
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(executor(up), model(up))
+        assert torch.equal(executor(2 * up), model(2 * up)), "another number, and the same path"
+        assert not caplog.records
+        names = set(open_report(tmp_path / "inference").ops["name"])
+        assert "relu" in names and "sigmoid" not in names
+        assert torch.equal(executor(down), model(down))
+    assert "this call took another path" in caplog.text
+    report = open_report(tmp_path / "inference")
+    assert "sigmoid" in set(report.ops["name"]) and "relu" not in set(report.ops["name"])
+    assert len(report.runs) == 1, "the run that took this path"
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_training_is_that_of_a_plain_loop_whatever_path_it_takes(tmp_path, accumulation) -> None:
+    model = Branching()
+    plain = copy.deepcopy(model)
+    made = options(tmp_path)
+    made.Training.gradientAccumulation(accumulation)
+    executor = ipu_exec.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        x, target = (torch.randn(2 * accumulation, 4, generator=generator) for _ in range(2))
+        executor(x, target)
+        optimizer.zero_grad()
+        for part, wanted in zip(x.chunk(accumulation), target.chunk(accumulation), strict=True):
+            (plain(part, wanted)[1] / accumulation).backward()
+        optimizer.step()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(dict(model.named_parameters())[name], parameter)
+
+
+def test_a_loop_runs_as_often_as_the_data_says(tmp_path) -> None:
+    class Doubling(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            while x.max() < 100:
+                x = x * 2
+            return x
+
+    executor = ipu_exec.inferenceModel(Doubling(), options(tmp_path))
+    assert executor(torch.tensor([30.0])) == 120
+    assert len(open_report(tmp_path / "inference").ops.query("aten == 'aten.mul.Tensor'")) == 2
+    assert executor(torch.tensor([7.0])) == 112
+    assert len(open_report(tmp_path / "inference").ops.query("aten == 'aten.mul.Tensor'")) == 4
+
+
+def test_buffers_and_random_numbers_are_untouched_by_looking_for_the_path(tmp_path) -> None:
+    class Normed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor, target: torch.Tensor):
+            y = torch.nn.functional.dropout(self.norm(x), 0.5)
+            return y, torch.nn.functional.mse_loss(y if x.sum() > 0 else -y, target)
+
+    model = Normed()
+    plain = copy.deepcopy(model)
+    executor = ipu_exec.trainingModel(model, options(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.rand(8, 4)
+    torch.manual_seed(5)
+    output, _ = executor(x, x)
+    torch.manual_seed(5)
+    wanted, _ = plain(x, x)
+    assert torch.equal(output, wanted)
+    assert model.norm.num_batches_tracked == 1
+    assert torch.equal(model.norm.running_mean, plain.norm.running_mean)
+
+
+def test_what_the_backward_reads_is_refused_by_name(tmp_path) -> None:
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x * 2
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * float(gradient.sum())
+
+    class Reading(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor):
+            y = Backward.apply(self.layer(x))
+            return y, y.sum()
+
+    model = Reading()
+    executor = ipu_exec.trainingModel(model, options(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ContentError, match=r"content of a tensor.*test_control_flow\.py"):
+        executor(torch.ones(1, 2))
