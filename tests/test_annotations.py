@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import ipu_exec
 import ipu_exec as poptorch
 from ipu_exec import Error, Stage
 from ipu_exec.annotations import BlockState, current_block, reset_blocks
