@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from ipu_exec.compile import Executable
-from ipu_exec.machine import LINK_LATENCY_SECONDS
 from ipu_exec.options import Options
 from profiler import ProfileError, ProfileWriter, records
 
@@ -38,14 +37,8 @@ class ProfileSession:
         try:
             self._writer = ProfileWriter(self.path)
             self._writer.meta(
-                kind=kind,
+                **executable.header(),
                 model=options.model_name or "",
-                micro_batch=executable.micro_batch,
-                strategy=_strategy(executable),
-                link_latency=round(LINK_LATENCY_SECONDS * executable.target.clock_hz),  # cycles
-                link_bytes_per_cycle=executable.target.link_bytes_per_cycle,
-                link_bytes_per_cycle_between_boards=executable.target.board_link_bytes_per_cycle,
-                ipus_per_board=executable.target.ipus_per_board,
                 torch=torch.__version__,
                 python=platform.python_version(),
                 state="compiled" if over is None else "out of memory",
@@ -98,9 +91,3 @@ class ProfileSession:
         self._writer = None
         self.path = None
         warnings.warn(f"no profile is written: {error}", stacklevel=3)
-
-
-def _strategy(executable: Executable) -> str:
-    if executable.placement.phases:
-        return "phased"
-    return "pipelined" if executable.placement.pipelined else "sharded"

@@ -20,7 +20,7 @@ from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
-from ipu_exec.machine import Machine, Target, target
+from ipu_exec.machine import LINK_LATENCY_SECONDS, Machine, Target, target
 from ipu_exec.options import Options
 from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
@@ -220,6 +220,19 @@ class Executable:
             f"setAvailableMemoryProportion, or keep optimiser state off the chip",
             profile_path=profile_path,
         )
+
+    def header(self) -> dict[str, Any]:
+        """What the profile's header says of it: entries of its table ``meta``."""
+        phased = "phased" if self.placement.phases else ""
+        return {
+            "kind": "training" if self.training else "inference",
+            "micro_batch": self.micro_batch,
+            "strategy": phased or ("pipelined" if self.placement.pipelined else "sharded"),
+            "link_latency": round(LINK_LATENCY_SECONDS * self.target.clock_hz),  # cycles
+            "link_bytes_per_cycle": self.target.link_bytes_per_cycle,
+            "link_bytes_per_cycle_between_boards": self.target.board_link_bytes_per_cycle,
+            "ipus_per_board": self.target.ipus_per_board,
+        }
 
     # -- rows of the profile -------------------------------------------------------------------------------
 

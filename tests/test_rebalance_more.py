@@ -12,7 +12,7 @@ import torch
 import ipu_exec
 from benchmarks.rebalance.random_costs import random_costs
 from ipu_exec import PipelinedExecution, Stage
-from profiler import Report, open_report
+from profiler import Report, open_report, schedules
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.accumulation import least_accumulation
 from profiler.rebalance.bands import depth_of
@@ -120,6 +120,30 @@ def test_accumulation_of_a_balanced_pipeline_is_the_closed_form() -> None:
     assert (found.micro_batch, found.of_batch) == (2, 60)
     with pytest.raises(ValueError, match="between 0 and 1"):
         least_accumulation(even, Assignment((0,), (0,)), 0.0)
+
+
+def test_copies_between_boards_are_as_slow_as_their_links() -> None:
+    """Six stages, two IPUs a board: by hand, and as the engine's own copies (ipu_exec.machine)."""
+    costs = replace(
+        random_costs(np.random.default_rng(4), 6, 4, stages=6),
+        copy=np.full(6, 4_100), copy_back=np.full(6, 8_200), link_latency=931, link_bytes_per_cycle=41.0,
+        board_link_bytes_per_cycle=20.5, ipus_per_board=2,
+    )  # fmt: skip
+    target = replace(
+        ipu_exec.machine.target("mk2"), ipus_per_board=2, link_bytes_per_second=41.0 * 1.33e9,
+        board_link_bytes_per_second=20.5 * 1.33e9,
+    )  # fmt: skip
+    for a, b in ((0, 1), (1, 2), (3, 9), (0, 15)):
+        assert costs.link_rate(a, b) == pytest.approx(ipu_exec.machine.link_rate(target, a, b))
+        hops = ipu_exec.machine.link_hops(a, b)
+        assert costs.hop_latency(a, b) == round(ipu_exec.machine.link_latency_cycles(target, hops))
+    made = what_if(costs, Assignment(tuple(range(6)), tuple(range(6)))).schedule
+    copies = {ipu: set() for ipu in range(6)}
+    for ipu, kind, start, end in zip(made.ipu, made.kind, made.start, made.end, strict=True):
+        if kind == schedules.COPY:
+            copies[int(ipu)].add(int(end - start))
+    # At the ends 8,200 bytes come over a board's link; between, 400 cycles of a slow link and 100 of a fast one.
+    assert [copies[k] for k in range(6)] == [{1131}, {1431}, {1431}, {1431}, {1431}, {1131}]
 
 
 def test_the_least_regret_is_brute_forces() -> None:

@@ -78,7 +78,7 @@ def write(executable: Any, path: Path) -> float:
 
     start = time.perf_counter()
     with ProfileWriter(path) as writer:
-        writer.meta(kind="training", micro_batch=1)
+        writer.meta(**executable.header())
         for rows in executable.rows():
             writer.add(rows)
         writer.meta(state="executed")

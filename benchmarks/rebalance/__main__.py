@@ -47,10 +47,7 @@ def profile(executable: Executable, folder: Path) -> Report:
     """The compile's profile, without runs."""
     folder.mkdir()
     with ProfileWriter(folder / "profile.pop") as writer:
-        target = executable.target
-        latency = round(ipu_exec.machine.LINK_LATENCY_SECONDS * target.clock_hz)
-        writer.meta(kind="training", micro_batch=executable.micro_batch, strategy="pipelined", link_latency=latency)
-        writer.meta(link_bytes_per_cycle=target.link_bytes_per_cycle)
+        writer.meta(**executable.header())
         for rows in executable.rows():
             writer.add(rows)
         writer.publish()

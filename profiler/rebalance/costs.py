@@ -20,6 +20,7 @@ _WRITTEN = ("forward", "recompute")
 EXTERNAL_SYNC_CYCLES = 600
 STASH_CYCLES, STASH_BYTES_PER_CYCLE = 403.0, 4
 HOST_LATENCY_SECONDS = 9e-6  # of a transfer from or to the host, whatever its size (JIA: 8.8 us to a tile, 9.9 to all)
+LINK_HOP_SECONDS = 0.16e-6  # each further hop (JIA)
 STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy (TUT4)
 STREAMING_BYTES_PER_SECOND = 5e9  # an IPU's part of about 20 GB/s a machine (facts: pipeline.md, 'Phased')
 
@@ -77,6 +78,8 @@ class Costs:
     stream_latency: int = 0  # cycles, of each stage that has host input, and of each that has output
     offload: bool = False  # optimiser state was profiled off the chip
     streaming_bytes_per_cycle: float = STREAMING_BYTES_PER_SECOND / 1.33e9
+    ipus_per_board: int = 1 << 30
+    board_link_bytes_per_cycle: float = 1.0  # between boards
 
     def __len__(self) -> int:
         return len(self.names)
@@ -114,6 +117,7 @@ class Costs:
         reduces = bodies.loc[bodies["name"].str.contains("reduce", case=False, regex=False), "cycles"]
         memory = _memory(report, stage)
         options = report.options
+        rate_on_board = float(report.meta.get("link_bytes_per_cycle", 0) or 1.0)
         accumulation = int(options.get("Training.gradientAccumulation", 1) or 1)
         pipelined = report.meta.get("strategy", "pipelined") == "pipelined"
         if len(stage_ipu) == 1:  # one stage is no pipeline, but more of them would be
@@ -149,7 +153,11 @@ class Costs:
             sync=int(syncs.max()) if len(syncs) else EXTERNAL_SYNC_CYCLES,
             reduce=int(reduces.max()) if len(reduces) else 0,
             link_latency=int(report.meta.get("link_latency", 0) or 0),
-            link_bytes_per_cycle=float(report.meta.get("link_bytes_per_cycle", 0) or 1.0),
+            link_bytes_per_cycle=rate_on_board,
+            ipus_per_board=int(report.meta.get("ipus_per_board", 0) or 1 << 30),
+            board_link_bytes_per_cycle=float(
+                report.meta.get("link_bytes_per_cycle_between_boards", 0) or rate_on_board
+            ),
             micro_batches=accumulation if training else int(options.get("deviceIterations", 1) or 1),
             samples=int(report.meta["micro_batch"]) * target.num_replicas,
             training=training,
@@ -162,6 +170,16 @@ class Costs:
             offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
             streaming_bytes_per_cycle=STREAMING_BYTES_PER_SECOND / target.clock_hz,
         )
+
+    def link_rate(self, a: int, b: int) -> float:
+        """Bytes a cycle, one way, between two IPUs of a replica: less where they are on different boards."""
+        same = a // self.ipus_per_board == b // self.ipus_per_board
+        return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
+
+    def hop_latency(self, a: int, b: int) -> int:
+        """Cycles before the first byte arrives: a ladder with two IPUs to a rung, 0.16 us a rung (facts: JIA)."""
+        rungs = max(1, abs(a // 2 - b // 2))
+        return round(self.link_latency + (rungs - 1) * LINK_HOP_SECONDS * self.clock_hz)
 
     def stash_cycles(self, first: int, last: int | None = None) -> int:
         """Of a stage that begins with Block ``first``, for keeping what enters it; and, where ``last`` is given, what

@@ -171,18 +171,22 @@ def _streams(cycles: np.ndarray, spans: list[tuple[int, int]], latency: int) -> 
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles that each IPU's exchange with the others takes: latency, then the busier way of its link (facts: JIA)."""
+    """Cycles that each IPU's exchange with the others takes: the latency of the farthest, then the busier way, each
+    neighbour's bytes at the rate of the link to it (facts: JIA)."""
     count = max(ipus) + 1
-    sent, received = np.zeros(count), np.zeros(count)
+    ways = np.zeros((2, count))  # cycles on the links, sent and received
+    latency = np.zeros(count)
     for k in range(len(spans) - 1):
         here, there, cut = ipus[k], ipus[k + 1], spans[k][1]
-        if here != there:
-            sent[here] += costs.copy[cut]
-            received[there] += costs.copy[cut]
-            sent[there] += costs.copy_back[cut]
-            received[here] += costs.copy_back[cut]
-    busiest = np.maximum(sent, received)
-    cycles = np.where(busiest > 0, np.ceil(costs.link_latency + busiest / costs.link_bytes_per_cycle), 0)
+        ahead, back = int(costs.copy[cut]), int(costs.copy_back[cut])
+        if here == there or not ahead + back:
+            continue
+        rate = costs.link_rate(here, there)
+        ways[:, here] += ahead / rate, back / rate
+        ways[:, there] += back / rate, ahead / rate
+        for ipu in (here, there):
+            latency[ipu] = max(latency[ipu], costs.hop_latency(here, there))
+    cycles = np.where(latency > 0, np.ceil(latency + ways.max(axis=0)), 0)
     return tuple(int(c) for c in cycles) if cycles.any() else ()
 
 
