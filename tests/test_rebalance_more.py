@@ -26,6 +26,7 @@ from profiler.rebalance.robust import least_regret, scenario
 from profiler.rebalance.room import Choice, Part, ipu_bytes
 from profiler.rebalance.split import ALL_CHOICES, least_bottleneck
 from profiler.rebalance.what_if import stage_cycles
+from reports.cli import main as ipu_report
 from tests.synthetic import synthetic_profile
 from tests.test_rebalance import profiled as trained
 from tests.test_rebalance_exact import brute_force, splits
@@ -321,3 +322,45 @@ def test_the_longest_block_is_cut_where_a_second_compile_gains(tmp_path: Path) -
     after = deep(tmp_path / "after", sizes, [("big.1",), ("big.2", "small")])
     obtained = int(after.runs["cycles"].iloc[0] // after.runs["iterations"].iloc[0])
     assert found.split.prediction.total == pytest.approx(obtained, rel=0.05)
+
+
+def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.word = torch.nn.Embedding(64, 32)
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2))
+
+        def forward(self, x: torch.Tensor, target: torch.Tensor):
+            with ipu_exec.Block("embedding", ipu_id=0):
+                y = self.word(x)
+            for index, layer in enumerate(self.layers):
+                with ipu_exec.Block(f"layer{index}", ipu_id=1):
+                    y = torch.relu(layer(y))
+            with ipu_exec.Block("head", ipu_id=1):
+                scores = torch.nn.functional.linear(y, self.word.weight)
+                return scores, torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
+
+    model = Tied()
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=str(tmp_path)).showCompilationProgressBar(False)
+    options.Training.gradientAccumulation(8)
+    executor = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    executor.compile(*(torch.randint(0, 64, (8 * 4, 8)) for _ in range(2)))
+    costs = Costs.from_report(open_report(tmp_path / "training"))
+    assert costs.names == ("embedding", "layer0", "layer1", "head")
+    assert costs.tied == (("word.weight", (0, 3)),)
+    assert ipu_report(["rebalance", "--stages", "2", str(tmp_path / "training")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "word.weight is read by embedding, head, which would be on different IPUs" in words
+    assert ipu_report(["rebalance", "--ipus", "0,1,0", "--together", "tied", str(tmp_path / "training")]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "different IPUs" not in words
+    split = best_split(costs, ipus=(0, 1, 0), together=[[0, 3]])
+    ipus = [split.prediction.assignment.ipus[k] for k in split.prediction.assignment.stage_of(4)]
+    assert ipus[0] == ipus[3] == 0
+
+
+def test_together_tied_needs_a_shared_weight(tmp_path: Path, capsys) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    assert ipu_report(["rebalance", "--together", "tied", str(path)]) != 0
+    assert "no weight is read by more than one Block" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profiler import records
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Costs:
     streaming_bytes_per_cycle: float = STREAMING_BYTES_PER_SECOND / 1.33e9
     ipus_per_board: int = 1 << 30
     board_link_bytes_per_cycle: float = 1.0  # between boards
+    tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # weights that several Blocks read, and which Blocks
 
     def __len__(self) -> int:
         return len(self.names)
@@ -167,6 +169,7 @@ class Costs:
             region0_bytes=target.region0_bytes,
             clock_hz=target.clock_hz,
             rounds=bool(options.get("autoRoundNumIpus", False)),
+            tied=_tied(report),
             offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
             streaming_bytes_per_cycle=STREAMING_BYTES_PER_SECOND / target.clock_hz,
         )
@@ -209,6 +212,21 @@ class Costs:
         """Cycles of a weight update for each Block's optimiser state to come and go, off the chip: int64[Block]."""
         one_way = STREAM_STEPS * self.state_weights + self.state.sum(axis=1) / self.streaming_bytes_per_cycle
         return np.ceil(2 * one_way).astype(np.int64)
+
+
+def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Weights that forward operators of more than one Block read. Profiles of format 1 do not know."""
+    if report.format < 2:
+        return ()
+    uses, ops, variables = report.columns_of(records.Use), report.ops, report.variables
+    known = np.isin(uses["variable"], variables.index) & np.isin(uses["op"], ops.index)
+    used, by = variables.loc[uses["variable"][known]], ops.loc[uses["op"][known]]
+    here = (used["role"] == "weight").to_numpy() & (by["direction"] == "forward").to_numpy()
+    here &= (by["block"] >= 0).to_numpy()
+    found: dict[str, set[int]] = {}
+    for name, block in zip(used["name"][here].tolist(), by["block"][here].tolist(), strict=True):
+        found.setdefault(name, set()).add(block)
+    return tuple((name, tuple(sorted(blocks))) for name, blocks in sorted(found.items()) if len(blocks) > 1)
 
 
 def _stash_fit(report: Report) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from reports.cli import common, rebalance_answers
 
 if TYPE_CHECKING:
     from profiler import Report
-    from profiler.rebalance import Costs, Split
+    from profiler.rebalance import Assignment, Costs, Split
     from profiler.rebalance.room import Choice
     from reports.tables import Page
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="BLOCK,BLOCK",
-        help="Blocks that must be on one IPU, as those that share a weight (may be repeated)",
+        help="Blocks that must be on one IPU (may be repeated); 'tied': all that share a weight",
     )
     for name, what in (("recompute", "stages run their forward again"), ("offload", "optimiser state off the chip")):
         parser.add_argument(
@@ -121,12 +121,32 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
     from profiler.rebalance import best_split
     from profiler.rebalance.fewest import fewest_ipus
 
-    together = [_blocks(costs, words) for words in args.together]
+    together = [group for words in args.together for group in _groups(costs, words)]
     if args.fewest:
         return fewest_ipus(costs, choices, together)
     if args.ipus is not None:
         return best_split(costs, ipus=common.whole_numbers("--ipus", args.ipus), together=together, choices=choices)
     return best(costs, args.stages, choices=choices, together=together)
+
+
+def _groups(costs: Costs, words: str) -> list[list[int]]:
+    """Blocks to be kept together, as the option says them."""
+    if words.strip() == "tied" and "tied" not in costs.names:
+        if not costs.tied:
+            raise ValueError("no weight is read by more than one Block: there is nothing to keep together")
+        return [list(blocks) for _, blocks in costs.tied]
+    return [_blocks(costs, words)]
+
+
+def _parted(costs: Costs, assignment: Assignment) -> list[str]:
+    """Sentences about weights that are read on more than one IPU."""
+    ipus = [assignment.ipus[k] for k in assignment.stage_of(len(costs))]
+    return [
+        f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on different IPUs: it "
+        "moves between them for every micro-batch (--together tied keeps them on one)"
+        for name, blocks in costs.tied
+        if len({ipus[block] for block in blocks}) > 1
+    ]
 
 
 def _blocks(costs: Costs, words: str) -> list[int]:
@@ -189,6 +209,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     change = wanted.total / now.total - 1 if now.total else 0.0
     lines = [say(f"Predicted: {wanted.total:,} cycles a weight update instead of {now.total:,} ({change:+.1%}).")]
     lines += [say(words[0].upper() + words[1:] + ".") for words in (*split.why, *wanted.problems, *wanted.notes)]
+    lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
     if args.output is not None:
         try:
             args.output.write_text(json.dumps(placement_file(costs, wanted.assignment), indent=2) + "\n")
