@@ -65,7 +65,14 @@ def compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
         return calls
 
     def compile_step(
-        model: Any, args: Any, kwargs: Any, options: Any, optimizer: Any, training: bool, progress: Any
+        model: Any,
+        args: Any,
+        kwargs: Any,
+        options: Any,
+        optimizer: Any,
+        training: bool,
+        progress: Any,
+        contents: Any = (),
     ) -> Executable:
         torch.rand(3)  # a compiler that draws random numbers must not change the training
         calls.append({"args": args, "kwargs": kwargs, "training": training})
