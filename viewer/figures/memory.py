@@ -34,9 +34,9 @@ KINDS = (
     ("temporaries", ("temporary",), "#cc4f8f", "#e07bb0"),
     ("constants", ("constant",), "#8c6bb1", "#b49ad3"),
     ("vertex code and state", ("vertexCode", "vertexInstanceState", "vertexFieldData"), "#5b6776", "#8d9aab"),
-    ("control code and stack", ("controlCode", "stack"), "#a3adba", "#5b6673"),
+    ("control code and stack", ("controlCode", "controlId", "controlTable", "stack"), "#a3adba", "#5b6673"),
     ("exchange code", ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode"), "#d55e00", "#f07c32"),
-    ("stream buffers", ("stream buffer",), "#f0e442", "#f4ec7a"),
+    ("streams", ("stream buffer", "hostExchangePacketHeader", "globalExchangePacketHeader"), "#f0e442", "#f4ec7a"),
     ("other", (), "#c9cfd8", "#3d4753"),
 )
 _KIND_OF = {word: at for at, (_, words, _, _) in enumerate(KINDS) for word in words}
