@@ -64,9 +64,8 @@ def compile_step(
     )
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
-    if not options.executable_cache:
-        return _compile_graph(graph, options, training, micro_batch, progress)
-    return _cached(graph, options, training, micro_batch, progress)
+    made = (_cached if options.executable_cache else _compile_graph)(graph, options, training, micro_batch, progress)
+    return replace(made, contents=tuple(contents))
 
 
 def _cached(graph: Graph, options: Options, training: bool, micro_batch: int, progress: Progress) -> Executable:
@@ -191,6 +190,7 @@ class Executable:
     micro_batch: int
     attached_ipus: int  # of one replica, a power of two
     step_ids: list[list[int]]
+    contents: tuple[bool | int | float, ...] = ()  # what the forward read off tensors (`ipu_exec.control_flow`)
 
     @property
     def cycles_per_call(self) -> int:

@@ -115,7 +115,6 @@ class PoplarExecutor:
         self._constants: dict[str, Any] = {}
         self._precision: Precision | None = None
         self._attached = self._seeded = self._ran = False
-        self._contents: Contents = ()
         self._compilation_seconds = 0.0
         if training:
             self.setOptimizer(optimizer if optimizer is not None else _default_optimiser(model))
@@ -151,7 +150,7 @@ class PoplarExecutor:
 
             watch = Watch(self._model, self._anchors, self._plan, self._training)
         start = time.time_ns() // 1_000
-        with on_ipu(), PathWatch(self._model, self._contents) as followed:
+        with on_ipu(), PathWatch(self._model, self._executable.contents) as followed:
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -247,7 +246,6 @@ class PoplarExecutor:
                 contents = read_contents(self._model, taken, named, self._training)
                 executable = compile_step(*for_whom, contents)
             progress(1.0, "done")
-        self._contents = contents
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
 

@@ -82,6 +82,21 @@ def test_a_loop_runs_as_often_as_the_data_says(tmp_path) -> None:
     assert len(open_report(tmp_path / "inference").ops.query("aten == 'aten.mul.Tensor'")) == 4
 
 
+def test_a_saved_executable_knows_its_path(tmp_path, caplog) -> None:
+    model = Branching()
+    up, down = torch.rand(2, 4), -torch.rand(2, 4)
+    first = ipu_exec.inferenceModel(model, options(tmp_path / "first"))
+    first.compile(up)
+    first.save(str(tmp_path / "model.poptorch"), export_model=False)
+    second = ipu_exec.inferenceModel(model, options(tmp_path / "second"))
+    second.loadExecutable(str(tmp_path / "model.poptorch"))
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(second(up), model(up))
+        assert "another path" not in caplog.text
+        assert torch.equal(second(down), model(down))
+    assert "another path" in caplog.text
+
+
 def test_buffers_and_random_numbers_are_untouched_by_looking_for_the_path(tmp_path) -> None:
     class Normed(torch.nn.Module):
         def __init__(self) -> None:

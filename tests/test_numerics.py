@@ -27,6 +27,7 @@ MICRO = 4
 
 class Executable:
     cycles_per_call = 1234
+    contents = ()
 
     def __init__(self, fits: bool = True) -> None:
         self.fits = fits
