@@ -320,7 +320,27 @@ class RMSprop(_Extras, torch.optim.RMSprop):
         return loss
 
 
-class LAMB(_Extras, torch.optim.Optimizer):
+class _OneByOne(_Extras, torch.optim.Optimizer):
+    """An optimiser that PyTorch does not have: `_update` says what becomes of one parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One weight update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where ``max_weight_norm``
@@ -357,19 +377,6 @@ class LAMB(_Extras, torch.optim.Optimizer):
         )
 
     max_weight_norm: float | None
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One weight update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-        return loss
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
@@ -459,7 +466,7 @@ def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
     return float(getattr(optimizer, "loss_scaling", 1.0))
 
 
-class LARS(_Extras, torch.optim.Optimizer):
+class LARS(_OneByOne):
     """Layer-wise adaptive rates on SGD with momentum (You et al., arXiv:1708.03888, algorithm 1).
 
     A parameter of two dimensions or more moves at ``lr`` times its own rate, ``trust_coefficient`` ||w|| / (||g|| +
@@ -483,19 +490,6 @@ class LARS(_Extras, torch.optim.Optimizer):
             raise Error(f"LARS: momentum is in 0 ... 1 (exclusive) and the rest 0 or more, not {momentum=}, {settings}")
         super().__init__(params, {**settings, "momentum": momentum})
         self._keep(loss_scaling=loss_scaling, accum_type=accum_type)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One weight update."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-        return loss
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

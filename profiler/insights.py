@@ -12,11 +12,12 @@ import numpy as np
 
 from profiler import analysis
 from profiler.rebalance import Assignment, Costs, Split, best_split, what_if
+from profiler.rebalance.costs import STREAMING_BYTES_PER_SECOND
 from profiler.report import Report
 
 _LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
 _MORE_MICRO_BATCHES = 4
-STREAMING_BYTES_PER_SECOND = 20e9  # of a board's four IPUs together; general knowledge (facts/machine.md)
+_IPUS_OF_A_BOARD = 4  # whose streaming memory is one
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def _memory(report: Report) -> list[Insight]:
         pace = analysis.pace(report)
         every = report.memory()
         moved = 2 * int(every.loc[every["role"] == "optimiser state", "bytes"].sum())
-        cost = moved / STREAMING_BYTES_PER_SECOND * report.target.clock_hz
+        cost = moved / (_IPUS_OF_A_BOARD * STREAMING_BYTES_PER_SECOND) * report.target.clock_hz
         share = f", about {cost / pace.cycles:.1%} of one" if pace.cycles else ""
         found.append(
             Insight(

@@ -40,7 +40,7 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
         sent = 0 if step.bytes_out is None else int(np.sum(step.bytes_out))
         if cycles is not None:
             if id(cycles) not in known:  # the rows keep their arrays: one object is one content
-                known[id(cycles)] = _work(np.asarray(cycles))
+                known[id(cycles)] = work(np.asarray(cycles))
             active, first, last, balance, of_active = known[id(cycles)]
         else:
             moves = [np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None]
@@ -51,7 +51,9 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
         yield records.StepActivity(step.id, active, first, last, balance, of_active, received, sent)
 
 
-def _work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
+def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
+    """Of cycles over tiles: how many tiles work, cycles until the first and the last of them has finished, and mean
+    over most work, of all tiles and of those."""
     busy = cycles[cycles > 0]
     most = int(cycles.max(initial=0))
     if not most:

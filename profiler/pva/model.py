@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from profiler import liveness, records
+from profiler import liveness, plain, records
 from profiler.errors import ProfileError
 from profiler.memory import IpuVariables
 from profiler.report import Report
@@ -164,12 +164,11 @@ class Model:
         for at, id in enumerate(unique.tolist()):
             if id < 0:
                 continue
-            vector = self.report.vector(id)
-            busy, rows = vector[vector > 0], which == at
-            if len(busy):
-                first[rows] = np.minimum(first[rows], busy.min())
-                balance[rows] = vector.mean() / vector.max()
-                active[rows] = busy.mean() / vector.max()
+            working, earliest, _, of_all, of_working = plain.work(self.report.vector(id))
+            if working:
+                rows = which == at
+                first[rows] = np.minimum(first[rows], earliest)
+                balance[rows], active[rows] = of_all, of_working
         return {"first": first, "balance": balance, "active_balance": active}
 
     # -- variables -----------------------------------------------------------------------------------------
