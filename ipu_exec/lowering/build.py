@@ -15,18 +15,19 @@ from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operan
 from ipu_exec.machine import Machine
 
 
-def messages(bytes_in: np.ndarray, bytes_out: np.ndarray, dims: int = 1) -> np.ndarray:
+def messages(bytes_in: np.ndarray, bytes_out: np.ndarray, dims: int = 1, least: int = 4) -> np.ndarray:
     """How many tiles each receiver takes data from, where the parts of both are blocks of ``dims`` dimensions.
 
     A part of w bytes that lies anywhere over parts of S bytes meets (ceil((w / S)^(1 / dims)) + 1)^dims of them: a
     stretch of a line one more than it covers, a rectangle a row and a column more. What one tile sends arrives in one
     piece at sequential addresses (popops regroups on the tile before and after, facts/cycles.md 8): one fragment.
+    ``least``: bytes that always lie on one tile and are wanted as a whole.
     """
     senders = int(np.count_nonzero(bytes_out))
     share = bytes_out.sum() / max(senders, 1)
     covered = (bytes_in / max(share, 1.0)) ** (1 / dims)
     met = (np.ceil(covered).astype(np.int64) + 1) ** dims
-    return np.where(bytes_in > 0, np.minimum(met, np.minimum(senders, ceil_div(bytes_in, 4))), 0)
+    return np.where(bytes_in > 0, np.minimum(met, np.minimum(senders, ceil_div(bytes_in, max(4, least)))), 0)
 
 
 @dataclass

@@ -280,6 +280,7 @@ class Share:
     outs: Array
     groups: Array
     in_index: Array  # position along the split of input channels, which shares the outputs
+    field_index: Array  # position among the tiles that take the same weights, and share in storing them
 
     @property
     def field(self) -> Array:
@@ -312,7 +313,18 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
     )
     busy = used & (np.minimum.reduce(vectors) > 0)
     seg, wid, ins, outs, groups = (np.where(busy, v, 0) for v in vectors)
-    return Share(seg, wid, ins, outs, groups, i)
+    return Share(seg, wid, ins, outs, groups, i, f * splits.cols + c)
+
+
+def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array:
+    """Weights that each tile stores of those it takes, in elements: whole blocks, from the first tile that takes them.
+
+    As the vendor's, which never cuts what a vertex loads at once (``block``) so that exchange has less code (poplibs
+    Convolution.cpp, mapWeights; splitRegions gives each tile the same number, and the last ones what is left).
+    """
+    taken = share.ins * share.outs * taps * share.groups
+    each = ceil_div(ceil_div(taken, block), splits.rows * splits.cols) * block
+    return np.clip(taken - share.field_index * each, 0, each)
 
 
 def piece(total: Array, index: Array, parts: int) -> Array:
@@ -335,11 +347,23 @@ class Product:
         return np.where(self.share.field > 0, WORKLIST_BYTES, 0)
 
 
+def block_of(operand: Operand) -> int:
+    """Elements of an operand that lie together at the least, whatever is wanted of it."""
+    key = operand.layout.key if operand.layout is not None else None
+    return key[3] if isinstance(key, tuple) and key[0] == "planned" else 1
+
+
 def planned_key(problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand) -> Any:
     """The layout key of an operand stored as a plan wants it; the same for every operator with the same plan."""
     shape = (problem.groups, problem.segments, problem.width, problem.in_channels, problem.out_channels, problem.kernel)
     view = (operand.shape, operand.strides, operand.offset)
-    return ("planned", CHANNEL_RUN, what, digest(shape, machine.tiles, dtype, str(splits), view))
+    block = weight_block(problem, machine, dtype, splits) if what == "weight" else CHANNEL_RUN
+    return ("planned", CHANNEL_RUN, what, block, digest(shape, machine.tiles, dtype, str(splits), view))
+
+
+def weight_block(problem: Problem, machine: Machine, dtype: str, splits: Splits) -> int:
+    """Weights that a vertex loads at once, in elements: input times output channels of one kernel element."""
+    return prod(grains(problem, amp.unit_for(machine, dtype), splits.method, splits.filter_height))
 
 
 def add_product(
@@ -373,8 +397,9 @@ def add_product(
     grain_in = grains(problem, unit, splits.method, splits.filter_height)[0]
     padded_in = ceil_div(share.ins, grain_in) * grain_in
     step_weights = padded_in * padded_outs(problem, unit, splits.method, step_outs) * problem.taps * share.groups
-    real_weights = share.ins * share.outs * problem.taps * share.groups
     f = splits.rows * splits.cols
+    block = weight_block(problem, machine, dtype, splits)
+    stored = stored_weights(share, splits, problem.taps, block)
 
     # inputs
     source, in_place = _operand(build, inputs, (problem, dtype, splits, "input"), slices / splits.outs)
@@ -397,7 +422,7 @@ def add_product(
         build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
 
     # weights, a serial step at a time
-    source, weights_in_place = _operand(build, weights, (problem, dtype, splits, "weight"), real_weights / f)
+    source, weights_in_place = _operand(build, weights, (problem, dtype, splits, "weight"), stored)
     vertex = VERTICES[splits.method].format(t=half, p=partial_type, u=unit.out_group)
     compute = vertex_cycles(
         problem,
@@ -413,6 +438,7 @@ def add_product(
     compute = np.where(share.field > 0, compute, 0)
     per_step = share.field * padded_outs(problem, unit, splits.method, step_outs) * share.groups
     weight_bytes = step_weights * item
+    real_weights = share.ins * share.outs * problem.taps * share.groups
     wanted = ceil_div(real_weights, splits.serial) * item
     lying = spread_of(source, machine.tiles).elements * item
     lying = lying if splits.serial == 1 else apportion(int(lying.sum()) // splits.serial, lying)
@@ -420,10 +446,10 @@ def add_product(
         _turn(build, f"{name}/transpose weights", source, half)
     if weights_in_place:
         home = np.minimum(lying, wanted)
-        fetched, sent, peers = wanted - home, home, np.minimum(f - 1, ceil_div(wanted, 4))
+        fetched, sent, peers = wanted - home, home, np.minimum(f - 1, ceil_div(wanted - home, block * item))
     else:
         fetched, sent = wanted, lying
-        peers = messages(wanted, apportion(int(wanted.sum()) // f, lying), 2)
+        peers = messages(wanted, apportion(int(wanted.sum()) // f, lying), 2, block_of(source) * item)
     for serial in range(splits.serial):
         tail = f"/{serial + 1}" if splits.serial > 1 else ""
         weights_step = build.exchange(f"{name}/weights{tail}", fetched, sent, peers)
