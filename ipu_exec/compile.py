@@ -60,7 +60,7 @@ def compile_step(
         kwargs,
         optimizer=optimizer if training else None,
         accumulate=training and micro_batches > 1,
-        find_loss=numerics.find_loss,
+        find_loss=numerics.find_only_loss,
         contents=contents,
     )
     patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})

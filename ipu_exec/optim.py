@@ -344,7 +344,8 @@ class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where ``max_weight_norm``
-    bounds ||w||; the ratio is 1 where either norm is 0. ``bias_correction`` as in Adam.
+    bounds ||w||; the ratio is 1 where either norm is 0, and 0, which stops the training, where the bound is 0.
+    ``bias_correction`` as in Adam.
     """
 
     def __init__(
@@ -393,12 +394,11 @@ class LAMB(_OneByOne):
         unbias2 = 1 - beta2 ** state["step"] if self.bias_correction else 1.0
         direction = (first / unbias1) / ((second / unbias2).sqrt() + group["eps"])
         direction = direction.add(parameter, alpha=group["weight_decay"])
-        weight_norm = parameter.norm()
-        if self.max_weight_norm is not None and math.isfinite(self.max_weight_norm):
-            weight_norm = weight_norm.clamp(max=self.max_weight_norm)
-        direction_norm = direction.norm()
+        weight_norm, direction_norm = parameter.norm(), direction.norm()
         # torch.where, not a branch on data: the update must be the same program whatever the numbers are.
         usable = (weight_norm > 0) & (direction_norm > 0)
+        if self.max_weight_norm is not None and math.isfinite(self.max_weight_norm):
+            weight_norm = weight_norm.clamp(max=self.max_weight_norm)
         trust = torch.where(usable, weight_norm / direction_norm, torch.ones_like(weight_norm))
         parameter.sub_(direction * (trust * group["lr"]))
 

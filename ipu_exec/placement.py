@@ -184,10 +184,14 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
     """A pipeline must be deep enough to fill: Error names the smallest number that works."""
     least = schedules.pipeline_stages(stages, training)
     if micro_batches < least:
-        kind = "pipelined training" if training else "pipelined inference"
+        doubled = (
+            f" Please note that a model with {stages} pipeline stages in PopTorch will have an additional "
+            f"{least - stages} stages when training."
+        )
         raise UsageError(
-            f"{kind} over {stages} stages has {least} pipeline stages and needs {name} of at least {least}; "
-            f"it is {micro_batches}. Set {name}({least}) or more, or use fewer stages"
+            f"poptorch.Options().{name} must be greater than or equal to the number of pipeline stages ({least}) when "
+            f"using poptorch.PipelinedExecution.{doubled if training else ''} It is {micro_batches}: set "
+            f"{name}({least}) or more, or use fewer stages"
         )
 
 
