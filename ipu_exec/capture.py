@@ -275,9 +275,10 @@ class Recorder(TorchDispatchMode):
             file, line = self._location()
             name = str(func).split(".")[1]
             raise Error(
-                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported because the output shape is "
-                "determined by the tensor values. The IPU cannot support dynamic output shapes. Use an operator of a "
-                "fixed shape (torch.where, topk, a mask), or compute it on the host before the model is called",
+                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported because the output "
+                "shape is determined by the tensor values. The IPU cannot support dynamic output shapes. Use an "
+                "operator of a fixed shape (torch.where, topk, a mask), or compute it on the host before the model is "
+                "called",
                 location=f"{file}:{line}" if file else "",
             ) from None
 

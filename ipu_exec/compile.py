@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +34,7 @@ _ONCE = (OutputMode.Final, OutputMode.Sum)
 # Options that say nothing of what is compiled.
 _NOT_COMPILED = ("executableCache", "compilationProgressBar", "logDir", "logCycleCount", "modelName", "maxRepeatLogs",
                  "profilingEnabled", "profilingDirectory", "anchoredTensors", "randomSeed")  # fmt: skip
+_POPART_NAMES = {"mm": "MatMul", "bmm": "MatMul", "mv": "MatMul", "matmul": "MatMul", "addmm": "Gemm"}
 _DIRECTION = {schedules.FORWARD: "forward", schedules.RECOMPUTE: "backward", schedules.BACKWARD: "backward"}
 
 
@@ -103,7 +105,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         mode = OutputMode.Final if training else OutputMode.All
 
     progress(0.3, "placement")
-    stages = placement.resolve_stages(strategy, graph.blocks)
+    stages = placement.resolve_stages(strategy, graph.blocks, placement.begins_outside(graph))
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
     locations = options.TensorLocations
     offload = locations.location_optimizer.off_chip
@@ -121,6 +123,8 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     if placed.pipelined:
         name = "Training.gradientAccumulation" if training else "deviceIterations"
         placement.check_depth(len(stages), micro_batches, training, name)
+
+    _log_placement(graph, placed)
 
     progress(0.4, "lowering")
     device = target(options.target_name)
@@ -155,6 +159,29 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     return Executable(
         graph, placed, tree, variables, uses, timeline, device, options, training, micro_batch, attached, step_ids
     )
+
+
+def _log_placement(graph: Graph, placed: placement.Placement) -> None:
+    """Say in the debug log where each operator runs, as PopTorch does: PopART's names, a number after the first."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    logger.debug("enablePipelining set to value %d", placed.pipelined)
+    met: Counter[str] = Counter()
+    for op, stage in zip(graph.ops, placed.op_stage, strict=True):
+        if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
+            short = op.aten.split(".")[1].strip("_")
+            kind = _POPART_NAMES.get(short) or "".join(part.capitalize() for part in short.split("_"))
+            name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
+            again = f"/{met[name]}" if met[name] else ""
+            met[name] += 1
+            value = graph.values[op.outputs[0]]
+            shape = ", ".join(map(str, value.shape))
+            where = f"phase({placed.phases[stage]})" if placed.phases else f"stage({stage})"
+            mode = "Phased" if placed.phases else "Pipelined"
+            logger.debug(
+                "%s%s [%s(%s), mode(%s), ipu(%d), %s]",
+                f" {name}", again, value.dtype, shape, mode, placed.stages[stage].ipu, where,
+            )  # fmt: skip
 
 
 def _machine(device: Target, options: Options, ipu: int) -> Machine:

@@ -138,7 +138,7 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 class _Extras:
     """PopTorch's arguments of an optimiser, kept apart from torch's."""
 
-    loss_scaling: float
+    loss_scaling: float | None
     variable_attrs: VariableAttributes | None = None
     bias_correction = True
     max_grad_norm: float | None = None
@@ -193,7 +193,7 @@ class SGD(_Extras, torch.optim.SGD):
         maximize: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         velocity_scaling: float = 1.0,
         use_combined_accum: bool = False,
         accum_type: torch.dtype = torch.float32,
@@ -225,7 +225,7 @@ class Adam(_Extras, torch.optim.Adam):
         amsgrad: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -257,7 +257,7 @@ class AdamW(_Extras, torch.optim.AdamW):
         amsgrad: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -294,7 +294,7 @@ class RMSprop(_Extras, torch.optim.RMSprop):
         centered: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -356,7 +356,7 @@ class LAMB(_OneByOne):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         bias_correction: bool = True,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         max_weight_norm: float | None = None,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -462,8 +462,9 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
 
 
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
-    """What the optimiser multiplies losses by; 1 for PyTorch's own."""
-    return float(getattr(optimizer, "loss_scaling", 1.0))
+    """What the optimiser multiplies losses by; 1 for PyTorch's own, and where it is None."""
+    given = getattr(optimizer, "loss_scaling", None)
+    return 1.0 if given is None else float(given)
 
 
 class LARS(_OneByOne):
@@ -482,7 +483,7 @@ class LARS(_OneByOne):
         weight_decay: float = 1e-4,
         trust_coefficient: float = 1e-3,
         eps: float = 0.0,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
     ) -> None:
         settings = {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient, "eps": eps}

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-from ipu_exec import Error, MatMulSerializationMode, OverlapMode, UsageError
+from ipu_exec import Error, MatMulSerializationMode, OverlapMode, UsageError, popart
 from ipu_exec.errors import warn_once
 from ipu_exec.lowering import Builder
 from ipu_exec.lowering.plan import OpSpec, Plan
@@ -467,6 +467,12 @@ def test_log_levels_by_name_and_number() -> None:
 
 def test_what_poptorchs_tests_and_libraries_ask_of_its_parts() -> None:
     assert poptorch.hasMLIRSupportOnPlatform()
+    assert isinstance(poptorch.Options()._execution_strategy, poptorch.PipelinedExecution)
+    assert int(popart.AccumulateOuterFragmentSchedule.OverlapMemoryOptimized) == 3
+    for mode in popart.SyntheticDataMode:
+        assert poptorch.Options().enableSyntheticData(int(mode)).synthetic_data is (mode.name != "Off")
+    with pytest.raises(AttributeError, match="part of PopART"):
+        _ = popart.Builder
     assert poptorch.poptorch_core.Error is Error
     assert not poptorch.poptorch_core.isCompilingWithDispatcher()
     assert not poptorch._impl.isDispatchTracing()
