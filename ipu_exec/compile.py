@@ -18,10 +18,11 @@ from ipu_exec.capture import capture
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
+from ipu_exec.locations import Location, Locations
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import LINK_LATENCY_SECONDS, Machine, Target, target
-from ipu_exec.options import Options
+from ipu_exec.options import Options, TensorLocationOptions, TensorLocationSettings
 from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
 from profiler import records, schedules
@@ -104,17 +105,15 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     stages = placement.resolve_stages(strategy, graph.blocks)
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
     locations = options.TensorLocations
-    offload = locations.location_optimizer.off_chip
-    if locations.location_weight.off_chip and not isinstance(strategy, PhasedExecution):
-        warn_once("TensorLocations.setWeightLocation: useOnChipStorage(False) is not honoured: weights leave the chip "
-                  "in phased execution only")  # fmt: skip
+    places = _locations(locations, replicas, isinstance(strategy, PhasedExecution))
     phases = PhaseOptions()
     if isinstance(strategy, PhasedExecution):
         placed.phases = strategy.phase_of_stages()
         placement.check_phases(graph, placed)
-        offload = locations.location_optimizer.on_chip_storage is not True
-        weights_move = locations.location_weight.on_chip_storage is not True
-        phases = PhaseOptions(strategy.liveness, strategy.separate_backward_phase, weights_move)
+        phases = PhaseOptions(strategy.liveness, strategy.separate_backward_phase, places)
+    elif placed.pipelined and training and locations.location_activation.off_chip:
+        warn_once("TensorLocations.setActivationLocation: useOnChipStorage(False) is not honoured in a pipeline: its "
+                  "stash stays on the chip. ShardedExecution and phased execution honour it")  # fmt: skip
     attached = placement.round_ipus(placed.num_ipus, bool(options.auto_round_num_ipus))
     if placed.pipelined:
         name = "Training.gradientAccumulation" if training else "deviceIterations"
@@ -126,7 +125,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     wanted = program.ProgramOptions(
         replicas,
         mode in _ONCE,
-        offload,
+        places,
         recompute=_recompute(options),
         estimate=bool(options.estimate_unknown_operators),
         phases=phases,
@@ -135,7 +134,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     tree = program.build(graph, placed, machines, wanted)
 
     progress(0.8, "memory")
-    variables, uses = memory.variables(graph, placed, tree, device, offload)
+    variables, uses = memory.variables(graph, placed, tree, device)
 
     progress(0.9, "schedule")
     step_ids = _number_steps(tree)
@@ -158,6 +157,28 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
 def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
     return Machine(device, device.tiles, proportion, options.Precision.partials_type)
+
+
+def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> Locations:
+    """In phased execution tensors wait off the chip unless their location says otherwise."""
+
+    def location(settings: TensorLocationSettings) -> Location:
+        off_chip, usual = settings.on_chip_storage, Location()
+        least = settings.min_elements_for_off_chip, settings.min_elements_for_replicated_tensor_sharding
+        return Location(
+            phased if off_chip is None else not off_chip,
+            settings.replicated_tensor_sharding is True,
+            usual.least_off_chip if least[0] is None else least[0],
+            usual.least_sharded if least[1] is None else least[1],
+        )
+
+    return Locations(
+        location(options.location_weight),
+        location(options.location_optimizer),
+        location(options.location_accumulator),
+        location(options.location_activation),
+        replicas,
+    )
 
 
 def _recompute(options: Options) -> bool:
