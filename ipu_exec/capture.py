@@ -114,6 +114,7 @@ def capture(
                     if find_loss is None:
                         raise Error("a training step needs to know which output is the loss: pass find_loss")
                     loss = find_loss(returned)
+                    recorder.graph.loss = recorder.value(loss)
                     recorder.direction = "backward"
                     loss.backward()
             return returned

@@ -25,6 +25,7 @@ from ipu_exec.machine import LINK_LATENCY_SECONDS, Machine, Target, target
 from ipu_exec.options import Options, TensorLocationOptions, TensorLocationSettings
 from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
+from ipu_exec.recompute import asked_for
 from profiler import records, schedules
 
 Progress = Callable[[float, str], None]
@@ -126,7 +127,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         replicas,
         mode in _ONCE,
         places,
-        recompute=_recompute(options),
+        recompute=asked_for(getattr(options._Popart, "autoRecomputation", None), placed.pipelined),
         estimate=bool(options.estimate_unknown_operators),
         phases=phases,
         host_io=not options.synthetic_data,
@@ -179,11 +180,6 @@ def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> L
         location(options.location_activation),
         replicas,
     )
-
-
-def _recompute(options: Options) -> bool:
-    """PopTorch recomputes in pipelined training unless PopART's ``autoRecomputation`` says otherwise (0: never)."""
-    return bool(getattr(options._Popart, "autoRecomputation", True))
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:

@@ -86,5 +86,6 @@ class Graph:
     blocks: list[BlockInfo] = field(default_factory=list)
     inputs: tuple[int, ...] = ()  # values streamed from the host, a micro-batch
     outputs: tuple[int, ...] = ()  # values streamed back
+    loss: int = -1  # the value that the backward begins at
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
     training: bool = False

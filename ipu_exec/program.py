@@ -8,7 +8,7 @@ liveness is a matter of positions (facts/pipeline.md, 'Memory of a stage').
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil, prod
@@ -38,6 +38,7 @@ from ipu_exec.machine import (
 from ipu_exec.phases import PhaseOptions, Traffic, moves
 from ipu_exec.placement import Placement, storage_bytes
 from ipu_exec.reads import read_values
+from ipu_exec.recompute import Recomputation, after_last_checkpoint, kept, last_touch, made_by, run_again, sequence
 from profiler import records, schedules
 
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
@@ -116,12 +117,16 @@ class ProgramTree:
     loads: dict[tuple[int, int], int] = field(default_factory=dict)  # (task, stage) -> cycles at its body's beginning
     stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
 
+    def all_of(self, stage: int, *tasks: int) -> list[Body]:
+        """Bodies of these tasks of a stage, in the order in which they run."""
+        return [body for body in self.bodies if body.stage == stage and body.task in tasks]
+
     def of(self, task: int, stage: int) -> Body | None:
-        return next((b for b in self.bodies if b.task == task and b.stage == stage), None)
+        """The first."""
+        return next(iter(self.all_of(stage, task)), None)
 
     def cycles(self, task: int, stage: int) -> int:
-        body = self.of(task, stage)
-        return body.cycles if body else 0
+        return sum(body.cycles for body in self.all_of(stage, task))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ class ProgramOptions:
     replicas: int = 1
     stream_out_once: bool = True
     locations: Locations = field(default_factory=Locations)
-    recompute: bool = True  # pipelined training: stages but the last run their forward again before the backward
+    recompute: Recomputation = Recomputation.NONE
     estimate: bool = False  # guess an operator that nobody lowered
     phases: PhaseOptions = field(default_factory=PhaseOptions)
     host_io: bool = True  # inputs come from the host and outputs go there
@@ -163,6 +168,8 @@ class _Builder:
         self.there: dict[tuple[str, int], set[int]] = {}  # direction and stage -> what was brought to the chip for it
         self.loads: dict[tuple[int, int], int] = {}
         self.stores: dict[tuple[int, int], int] = {}
+        self.kept: set[int] = set()  # storages that are not made again
+        self.near_loss: set[int] = set()  # those that the loss reaches without passing one of them
         self.makers: dict[int, int] = {}  # storage -> op that makes it
         for op in graph.ops:
             for output in op.outputs:
@@ -182,34 +189,24 @@ class _Builder:
         if self.placement.phases:
             found = moves(self.graph, self.placement, ops, self.options.phases)
             self.traffic, self.moving = found.traffic, found.moving
-        self._locate(ops)
+        forward = [op for op in self.graph.ops if op.direction == "forward" and not self._is_view(op)]
+        self.kept = kept(self.graph, forward, self.options.recompute)
+        self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
         stashed: dict[int, list[int]] = {}
         again: dict[int, list[OpNode]] = {}
         for stage in self.stages:
             stashed[stage], again[stage] = self._kept_and_recomputed(ops, stage)
+        self._locate(ops, again)
 
         forwards, backwards, updates = [], [], []
         for stage in self.stages:
             body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
-            self._compute(ops.get(("forward", stage), []), "forward", stage, body)
-            for storage in stashed[stage]:
-                self._stash(storage, stage, body, "stash")
+            self._compute(ops.get(("forward", stage), []), "forward", stage, body, stashed[stage])
             forwards.append(body)
         for stage in reversed(self.stages):
             if not self.graph.training:
                 break
-            body = self._body(f"stage {stage} recompute", stage, schedules.RECOMPUTE)
-            for storage in stashed[stage]:
-                self._stash(storage, stage, body, "restore")
-            if again[stage]:
-                for op in again[stage]:
-                    self._run(op, "backward", stage, body, self.op_plans[op.id])
-                backwards.append(body)
-                body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
-            else:
-                body.name, body.task = f"stage {stage} backward", schedules.BACKWARD
-            self._compute(ops.get(("backward", stage), []), "backward", stage, body)
-            backwards.append(body)
+            backwards += self._backward(stage, ops.get(("backward", stage), []), again[stage], stashed[stage])
         for ipu in range(self.placement.num_ipus):
             body = Body(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
             for stage in self.stages:
@@ -229,10 +226,7 @@ class _Builder:
         ]
         order = [*streams_in, *forwards, *backwards, *syncs, *streams_out, *copies, *reduces, *updates]
         bodies = [body for body in order if body is not None and body.steps]
-        recomputed = {
-            stage: {self._storage(v) for op in mine for v in (*op.outputs, *op.writes) if v is not None}
-            for stage, mine in again.items()
-        }
+        recomputed = {stage: {s for op in mine for s in made_by(self.graph, op)} for stage, mine in again.items()}
         return ProgramTree(bodies, self.layouts, stashed, recomputed, self.op_plans, self.op_cycles,
                            self._moving(), self.parts, self._turning(), self.loads, self.stores)  # fmt: skip
 
@@ -244,12 +238,20 @@ class _Builder:
             k for k in self.stages if phases and phases[k] == phases[-1] and not self.options.phases.separate
         )
 
-    def _compute(self, ops: list[OpNode], direction: str, stage: int, body: Body) -> None:
-        """The operators of a stage; in phased execution between what it loads and receives, and what it stores."""
+    def _compute(self, ops: list[OpNode], direction: str, stage: int, body: Body, stashed: Sequence[int] = ()) -> None:
+        """The operators of a stage; in phased execution between what it loads and receives, and what it stores.
+
+        A tensor goes into its stash as soon as it is there, so that nothing holds it twice for longer than it must.
+        """
         traffic = self.traffic.get((direction, stage))
         if traffic is None:
-            for op in ops:
+            ready: dict[int, list[int]] = {}
+            for storage, index in last_touch(self.graph, ops, stashed).items():
+                ready.setdefault(index, []).append(storage)
+            for index, op in enumerate(ops):
                 self._run(op, direction, stage, body)
+                for storage in ready.get(index, ()):
+                    self._stash(storage, stage, body, "stash")
             return
         aside = self._body(body.name, stage, body.task)
         for op in ops:  # first of all, to know where everything lies
@@ -262,6 +264,36 @@ class _Builder:
         before = body.cycles
         self._remote(traffic.store, f"stage {stage} {direction}/store", stage, body, to_host=True)
         self.stores[body.task, stage] = body.cycles - before
+
+    def _backward(self, stage: int, ops: list[OpNode], again: list[OpNode], stashed: list[int]) -> list[Body]:
+        """The backward of a stage, cut where it turns from running forward operators again to its own and back.
+
+        It begins with what runs again, and a stashed tensor comes back right before its first use (PopART gives a
+        restore the least priority there is).
+        """
+        if self.placement.phases:
+            body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
+            self._compute(ops, "backward", stage, body)
+            return [body]
+        away = set(stashed)
+        order = list(sequence(self.graph, again, ops))
+        first = next((i for i, (_, is_again) in enumerate(order) if is_again), 0)
+        turn = next((i for i, (_, is_again) in enumerate(order[first:], first) if not is_again), first)
+        order = [*order[first:turn], *order[:first], *order[turn:]]
+        bodies: list[Body] = []
+        for op, is_again in order:
+            task = schedules.RECOMPUTE if is_again else schedules.BACKWARD
+            if not bodies or bodies[-1].task != task:
+                number = 1 + sum(body.task == task for body in bodies)
+                name = f"stage {stage} {schedules.TASKS[task]}" + (f" {number}" if number > 1 else "")
+                bodies.append(self._body(name, stage, task))
+            body = bodies[-1]
+            back = [s for s in dict.fromkeys(self._storage(v) for v in read_values(op)) if s in away]
+            for storage in back:
+                self._stash(storage, stage, body, "restore")
+            away.difference_update(back)
+            self._run(op, "backward", stage, body, self.op_plans[op.id] if is_again else None)
+        return bodies
 
     def _receive(self, storages: list[int], stage: int, body: Body) -> None:
         """What other IPUs made for this phase comes over the links, after a sync with them (JIA, as `_copies`)."""
@@ -408,7 +440,7 @@ class _Builder:
 
     # -- tensors that are not whole on the chip ------------------------------------------------------------
 
-    def _locate(self, ops: dict[tuple[str, int], list[OpNode]]) -> None:
+    def _locate(self, ops: dict[tuple[str, int], list[OpNode]], again: dict[int, list[OpNode]]) -> None:
         """Which storages wait in streaming memory, and of which a replica keeps its part (`ipu_exec.locations`).
 
         In phased execution phases move weights, accumulators and activations. What stages share stays whole on the
@@ -417,7 +449,7 @@ class _Builder:
         shared = {transfer.storage for transfer in self.placement.transfers}
         phases = bool(self.placement.phases)
         common: set[str] = set()
-        waits = set() if phases or self.placement.pipelined else self._read_backward(ops)
+        waits = set() if phases or self.placement.pipelined else self._read_backward(ops, again)
         for storage in self.graph.storages.values():
             fixed = storage.id in shared or (phases and storage.role != "optimiser state")
             if self.locations.off_chip(storage) and not fixed and (storage.role != "activation" or storage.id in waits):
@@ -452,12 +484,14 @@ class _Builder:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             warn_once(f"{option} is not honoured for {names[0]!r}{more}, which stay whole on the chip: {why}")
 
-    def _read_backward(self, ops: dict[tuple[str, int], list[OpNode]]) -> set[int]:
-        """Storages that a stage's forward makes and its backward reads."""
+    def _read_backward(self, ops: dict[tuple[str, int], list[OpNode]], again: dict[int, list[OpNode]]) -> set[int]:
+        """Storages that a stage's forward makes and its backward reads, but for those that it makes again."""
         found: set[int] = set()
         for stage in self.stages:
-            made = {self._storage(v) for op in ops.get(("forward", stage), []) for v in op.outputs if v is not None}
-            found |= made & {self._storage(v) for op in ops.get(("backward", stage), []) for v in read_values(op)}
+            made = {s for op in ops.get(("forward", stage), []) for s in made_by(self.graph, op)}
+            made -= {s for op in again[stage] for s in made_by(self.graph, op)}
+            late = (*again[stage], *ops.get(("backward", stage), []))
+            found |= made & {self._storage(v) for op in late for v in read_values(op)}
         return found
 
     def _can_part(self, weight: int, ops: list[OpNode]) -> bool:
@@ -529,7 +563,7 @@ class _Builder:
             body.temporaries += [self._part_of(shard, gradient, first, len(body.steps) - 1) for gradient in gradients]
         for storage in {self._storage(v) for v in (*op.outputs, *op.writes) if v is not None} & self.remote:
             there.add(storage)
-            if op.id == self.last_change[direction, stage][storage]:
+            if op.id == self.last_change.get((direction, stage), {}).get(storage):
                 self._remote([storage], f"{self.graph.storages[storage].name}/store", stage, body, to_host=True)
 
     def _bring(self, storage: int, stage: int, body: Body) -> None:
@@ -548,32 +582,27 @@ class _Builder:
     ) -> tuple[list[int], list[OpNode]]:
         """What a stage stashes between forward and backward, and the forward ops it runs again before the backward.
 
-        Without recomputation: whatever the backward reads of the forward. With it: what enters the stage and explicit
-        checkpoints, and the ops that make the rest from those. Nothing for the last stage, whose backward follows at
-        once (facts/pipeline.md, 'Memory of a stage').
+        Without recomputation: whatever the backward reads of the forward. With it: what enters the stage and is kept,
+        and the ops that make the rest from those. Where the backward follows at once (the last stage, no pipeline)
+        nothing is stashed (facts/pipeline.md, 'Memory of a stage').
         """
-        last = len(self.placement.stages) - 1
-        if not (self.graph.training and self.placement.pipelined) or stage == last:
+        if not self.graph.training or self.placement.phases:
             return [], []
-        forward = ops.get(("forward", stage), [])
-        storages = self.graph.storages
+        forward, backward = ops.get(("forward", stage), []), ops.get(("backward", stage), [])
+        waits = self.placement.pipelined and stage != len(self.placement.stages) - 1
+        made_here = {s for op in forward for s in made_by(self.graph, op)}
+        stays = made_here
+        if self.options.recompute is not Recomputation.NONE:
+            stays = self.kept if waits else self.kept | self.near_loss
+        again, needed = run_again(self.graph, forward, backward, stays)
+        if not waits:
+            return [], again
         order: dict[int, None] = {}
         for op in forward:
             for value in (*op.inputs, *op.outputs):
-                if value is not None and storages[self._storage(value)].role in _STASHED:
+                if value is not None and self.graph.storages[self._storage(value)].role in _STASHED:
                     order[self._storage(value)] = None
-        needed = {self._storage(v) for op in ops.get(("backward", stage), []) for v in read_values(op)}
-        made_here = {self._storage(v) for op in forward for v in (*op.outputs, *op.writes) if v is not None}
-        again: list[OpNode] = []
-        if self.options.recompute:
-            for op in reversed(forward):
-                makes = {self._storage(v) for v in (*op.outputs, *op.writes) if v is not None}
-                if (makes & needed) - self.graph.checkpoints:
-                    again.append(op)
-                    needed |= {self._storage(v) for v in read_values(op)}
-            again.reverse()
-        kept = self.graph.checkpoints if self.options.recompute else made_here
-        return [s for s in order if s in needed and (s in kept or s not in made_here)], again
+        return [s for s in order if s in needed and (s in stays or s not in made_here)], again
 
     def _stash(self, storage: int, stage: int, body: Body, what: str) -> None:
         """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on every tile."""
@@ -643,8 +672,8 @@ class _Builder:
         for part in gather.values():
             part.last = len(body.steps) - 1
             body.temporaries.append(part)
-        for kept in states.values():
-            for state in kept:
+        for of_weight in states.values():
+            for state in of_weight:
                 self._layout(state, stage, machine)
 
     def _by_weight(self, ops: list[OpNode]) -> dict[int, list[OpNode]]:

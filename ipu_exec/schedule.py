@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,12 +114,17 @@ def timeline(
         schedule = phased(costs, micro_batches, _phases(placement, tree, parallel_phases))
     else:
         run = schedules.pipelined if placement.pipelined else schedules.sharded
-        schedule = schedules.split_recompute(run(costs, micro_batches), [tree.cycles(RECOMPUTE, k) for k in stages])
+        turns = [[(b.task, b.cycles) for b in tree.all_of(k, RECOMPUTE, BACKWARD)] for k in stages]
+        schedule = schedules.split_backward(run(costs, micro_batches), turns)
     bodies: list[records.Body] = []
-    at: dict[tuple[int, int, int], int] = {}
+    at: dict[tuple[int, int, int, int], int] = {}
+    turn: Counter[tuple[int, int]] = Counter()
     for body, ids in zip(tree.bodies, step_ids, strict=True):
         starts = np.cumsum([0] + [step.cycles for step in body.steps])[:-1]
-        at[body.task, body.ipu, body.stage] = len(bodies)
+        backward = body.task in (RECOMPUTE, BACKWARD) and not placement.phases
+        part = turn[body.ipu, body.stage] if backward else 0
+        turn[body.ipu, body.stage] += backward
+        at[body.task, body.ipu, body.stage, part] = len(bodies)
         bodies.append(
             records.Body(
                 len(bodies),
@@ -133,11 +139,12 @@ def timeline(
             )
         )
     for ipu in range(placement.num_ipus):
-        at[IDLE, ipu, -1] = len(bodies)
+        at[IDLE, ipu, -1, 0] = len(bodies)
         none = np.zeros(0, np.int64)
         bodies.append(records.Body(len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, none, none))
     # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see `sharded`.
-    keys = zip(schedule.kind.tolist(), schedule.ipu.tolist(), schedule.stage.tolist(), strict=True)
+    parts = schedule.part if schedule.part is not None else np.zeros_like(schedule.kind)
+    keys = zip(schedule.kind.tolist(), schedule.ipu.tolist(), schedule.stage.tolist(), parts.tolist(), strict=True)
     task_body = np.array([at[key] for key in keys], np.int64)
     trace = records.Trace(
         0,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 # What a task is. FORWARD and BACKWARD have a stage and a micro-batch, the others may not.
-# A recomputed forward runs right before its backward and is part of it until the trace is laid out.
+# What a backward runs again of the forward is part of it until the trace is laid out.
 TASKS = ("forward", "backward", "update", "stream in", "stream out", "copy", "reduce", "sync", "idle", "recompute")
 FORWARD, BACKWARD, UPDATE, STREAM_IN, STREAM_OUT, COPY, REDUCE, SYNC, IDLE, RECOMPUTE = range(len(TASKS))
 
@@ -63,6 +63,7 @@ class Schedule:
     cycle_start: np.ndarray
     cycle_end: np.ndarray
     slowest_ipu: np.ndarray
+    part: np.ndarray | None = None  # which of a backward's turns (`split_backward`); None: no backward is cut
 
     @property
     def total(self) -> int:
@@ -236,29 +237,38 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
     return _finish(costs, tasks, ["steady"] * micro_batches, start, start + length, slowest)
 
 
-def split_recompute(schedule: Schedule, recompute: Sequence[int]) -> Schedule:
-    """The same schedule with each backward task cut in two: first its recomputed forward, of given cycles."""
-    cycles = np.asarray(recompute, dtype=np.int64)
-    first = np.flatnonzero((schedule.kind == BACKWARD) & (cycles[schedule.stage] > 0))
-    if not len(first):
-        return schedule
-    middle = schedule.start[first] + cycles[schedule.stage[first]]
-    kind, end = schedule.kind.copy(), schedule.end.copy()
-    kind[first], end[first] = RECOMPUTE, middle
-    at = first + 1  # the backward proper follows its recomputation in the sorted columns
+def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]]) -> Schedule:
+    """The same schedule with each backward task cut into its ``turns``.
 
-    def insert(column: np.ndarray, values: np.ndarray | int) -> np.ndarray:
-        return np.insert(column, at, values)
-
+    ``turns``: of each stage (RECOMPUTE or BACKWARD, cycles) in order, the cycles adding up to the backward's.
+    """
+    pieces = [[(kind, cycles, part) for part, (kind, cycles) in enumerate(mine) if cycles] for mine in turns]
+    count = np.ones(len(schedule.kind), dtype=np.int64)
+    where = [np.flatnonzero((schedule.kind == BACKWARD) & (schedule.stage == k)) for k in range(len(pieces))]
+    for tasks, mine in zip(where, pieces, strict=True):
+        count[tasks] = max(1, len(mine))
+    at = np.repeat(np.arange(len(count)), count)
+    first = np.cumsum(count) - count
+    kind, start, end = schedule.kind[at], schedule.start[at], schedule.end[at]
+    part = np.zeros_like(kind)
+    for tasks, mine in zip(where, pieces, strict=True):
+        begin = 0
+        for number, (task, cycles, of) in enumerate(mine):
+            rows = first[tasks] + number
+            kind[rows], part[rows] = task, of
+            start[rows] = schedule.start[tasks] + begin
+            begin += cycles
+            end[rows] = schedule.start[tasks] + begin
     return replace(
         schedule,
-        kind=insert(kind, BACKWARD),
-        ipu=insert(schedule.ipu, schedule.ipu[first]),
-        stage=insert(schedule.stage, schedule.stage[first]),
-        micro_batch=insert(schedule.micro_batch, schedule.micro_batch[first]),
-        cycle=insert(schedule.cycle, schedule.cycle[first]),
-        start=insert(schedule.start, middle),
-        end=insert(end, schedule.end[first]),
+        kind=kind,
+        ipu=schedule.ipu[at],
+        stage=schedule.stage[at],
+        micro_batch=schedule.micro_batch[at],
+        cycle=schedule.cycle[at],
+        start=start,
+        end=end,
+        part=part,
     )
 
 

@@ -85,7 +85,7 @@ def _stages(report: Report) -> str:
     cycles_of: dict[tuple[int, str], int] = {}
     for stage, direction, cycles in zip(bodies["stage"], bodies["direction"], bodies["cycles"], strict=True):
         # A stage's backward has its recomputed forward in it (profiler/records.py).
-        cycles_of[stage, direction] = max(cycles, cycles_of.get((stage, direction), 0))
+        cycles_of[stage, direction] = cycles + cycles_of.get((stage, direction), 0)
     for stage in report.stages["stage"]:
         if (stage, "backward") in cycles_of:
             cycles_of[stage, "backward"] += cycles_of.get((stage, "recompute"), 0)

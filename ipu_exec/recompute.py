@@ -1,0 +1,169 @@
+"""Which activations wait for the backward, which forward operators run again before it, and when.
+
+PopART's rules (willow/src/recompute.cpp, transforms/pipeline.cpp): what is kept depends on the kind of recomputation;
+a segment that the loss reaches without passing a checkpoint is never run twice; everything else is run again as late
+as the backward allows, segment by segment, so that only one segment's activations are there at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from itertools import pairwise
+from math import ceil, sqrt
+
+from ipu_exec.errors import Error
+from ipu_exec.graph import Graph, OpNode
+from ipu_exec.placement import storage_bytes
+from ipu_exec.reads import read_values
+
+_NORMS = (
+    "aten.native_batch_norm",
+    "aten._native_batch_norm_legit",
+    "aten.native_layer_norm",
+    "aten.native_group_norm",
+    "aten._fused_rms_norm",
+)
+
+
+class Recomputation(IntEnum):
+    """PopART's ``RecomputationType``, as ``Options._Popart.set("autoRecomputation", ...)`` takes it."""
+
+    NONE = 0
+    STANDARD = 1  # keep what is least at some places, farther apart at the beginning
+    NORM_ONLY = 2  # run norms again
+    PIPELINE = 3  # keep what enters a stage, and explicit checkpoints
+    RECOMPUTE_ALL = 4  # keep explicit checkpoints
+
+
+def asked_for(setting: object, pipelined: bool) -> Recomputation:
+    """What ``autoRecomputation`` says; PopTorch's default where it is None: only pipelines recompute.
+
+    Raises Error for what is no kind of recomputation.
+    """
+    if setting is None:
+        return Recomputation.PIPELINE if pipelined else Recomputation.NONE
+    try:
+        kind = Recomputation(int(setting))  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        known = ", ".join(f"{kind.value} ({kind.name})" for kind in Recomputation)
+        raise Error(f"Options._Popart.set('autoRecomputation', {setting!r}): it takes one of {known}") from None
+    return Recomputation.RECOMPUTE_ALL if kind is Recomputation.PIPELINE and not pipelined else kind
+
+
+def made_by(graph: Graph, op: OpNode) -> set[int]:
+    """Storages that an operator makes or changes."""
+    return {graph.values[v].storage for v in (*op.outputs, *op.writes) if v is not None}
+
+
+def read_by(graph: Graph, op: OpNode) -> set[int]:
+    """Storages whose content an operator reads."""
+    return {graph.values[v].storage for v in read_values(op)}
+
+
+def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
+    """Storages that no recomputation makes again: ``forward`` is all of the model's, without views."""
+    if kind is Recomputation.NORM_ONLY:
+        return graph.checkpoints | {
+            s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)
+        }
+    if kind is Recomputation.STANDARD:
+        return graph.checkpoints | _least_live(graph, forward)
+    return set(graph.checkpoints)
+
+
+def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
+    """Storages made by what the loss reaches without passing one that is kept: run again it would gain nothing."""
+    if graph.loss < 0:
+        return set()
+    reached, found = {graph.values[graph.loss].storage}, set()
+    for op in reversed(forward):
+        makes = made_by(graph, op)
+        if makes & (reached - kept):
+            found |= makes
+            reached |= read_by(graph, op)
+    return found
+
+
+def run_again(
+    graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
+) -> tuple[list[OpNode], set[int]]:
+    """Forward operators of a stage that run again for its ``backward``, in order, and all storages that these and the
+    backward read."""
+    needed = {s for op in backward for s in read_by(graph, op)}
+    again = []
+    for op in reversed(forward):
+        if (made_by(graph, op) & needed) - kept:
+            again.append(op)
+            needed |= read_by(graph, op)
+    again.reverse()
+    return again, needed
+
+
+def sequence(graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode]) -> Iterator[tuple[OpNode, bool]]:
+    """The backward of a stage, each operator with whether it is one that runs again: right before its first use."""
+    makers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    before: list[set[int]] = []
+    for index, op in enumerate(again):
+        makes, reads = made_by(graph, op), read_by(graph, op)
+        # in place: whoever read the storage before this one wrote to it must have run
+        before.append({i for s in reads for i in makers.get(s, ())} | {i for s in makes for i in readers.get(s, ())})
+        for table, storages in ((makers, makes), (readers, reads)):
+            for storage in storages:
+                table.setdefault(storage, []).append(index)
+    done: set[int] = set()
+    for op in backward:
+        open_ = [i for s in read_by(graph, op) for i in makers.get(s, ())]
+        wanted: set[int] = set()
+        while open_:
+            index = open_.pop()
+            if index not in done and index not in wanted:
+                wanted.add(index)
+                open_ += before[index]
+        for index in sorted(wanted):
+            yield again[index], True
+        done |= wanted
+        yield op, False
+
+
+def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Mapping[int, object] | Sequence[int]) -> dict[int, int]:
+    """Of each storage the index of the operator behind which it can be copied away: its last writer, or, where nobody
+    writes it, its first reader (which says how it lies)."""
+    found: dict[int, int] = {}
+    wanted = set(storages)
+    for index, op in enumerate(ops):
+        for storage in read_by(graph, op) & wanted:
+            found.setdefault(storage, index)
+        for storage in made_by(graph, op) & wanted:
+            found[storage] = index
+    return found
+
+
+def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
+    """What is live where the least is, once in each of a row of ever shorter intervals of the forward."""
+    last_read: dict[int, int] = {}
+    for index, op in enumerate(forward):
+        for storage in read_by(graph, op):
+            last_read[storage] = index
+    live: set[int] = set()
+    least: list[tuple[int, set[int]]] = []
+    for index, op in enumerate(forward):
+        live |= {s for s in made_by(graph, op) if graph.storages[s].role == "activation"}
+        live = {s for s in live if last_read.get(s, index) > index or s in made_by(graph, op)}
+        least.append((sum(storage_bytes(graph, s) for s in live), set(live)))
+    found: set[int] = set()
+    for begin, end in intervals(len(forward)):
+        found |= min(least[begin:end], key=lambda place: place[0])[1]
+    return found
+
+
+def intervals(count: int) -> list[tuple[int, int]]:
+    """0..count cut in about sqrt(2 count) intervals, each a little shorter than the one before it."""
+    pieces = max(1, ceil((sqrt(8 * count + 1) - 1) / 2))
+    whole = pieces * (pieces + 1) // 2
+    edges = [0]
+    for length in range(pieces, 0, -1):
+        edges.append(edges[-1] + length)
+    cuts = sorted({edge * count // whole for edge in edges})
+    return list(pairwise(cuts))
