@@ -536,7 +536,8 @@ class _Builder:
 
     def _reduced_late(self, gradient: int) -> bool:
         """Whether it is reduced weight by weight in the update: an accumulator that only then is on the chip."""
-        return gradient in self.remote and not self.placement.phases
+        waits = gradient in self.remote and not self.placement.phases
+        return waits and self.graph.storages[gradient].role == "accumulator" and gradient not in self.split
 
     def _run(self, op: OpNode, direction: str, stage: int, body: Body, plan: Plan | None = None) -> None:
         """An operator of forward or backward, between what it needs brought to the chip and what has to leave it again.
@@ -551,6 +552,7 @@ class _Builder:
             self.layouts[accumulators[0], stage] = shard.layout(self.graph.storages[accumulators[0]].dtype)
         plan = plan or self._plan(op, stage, body, shard)
         there = self.there.setdefault((direction, stage), set())
+        begin = len(body.steps)
         for storage in dict.fromkeys(s for v in read_values(op) if (s := self._storage(v)) not in there):
             self._bring(storage, stage, body)
             there.add(storage)
@@ -565,6 +567,7 @@ class _Builder:
             there.add(storage)
             if op.id == self.last_change.get((direction, stage), {}).get(storage):
                 self._remote([storage], f"{self.graph.storages[storage].name}/store", stage, body, to_host=True)
+        _belong(body.steps[begin:], op)
 
     def _bring(self, storage: int, stage: int, body: Body) -> None:
         """From streaming memory, from the other replicas, or both."""
@@ -663,6 +666,8 @@ class _Builder:
                     self._append(op, self._plan(op, stage, body), body)
             if moved:
                 self._remote(moved, f"{name}/store", stage, body, to_host=True)
+            if not set(moved) & set(states.get(weight, [])):  # state is priced by itself (`profiler.rebalance`)
+                _belong(body.steps[first:], mine[0])
             if shard is not None and weight in self.split:
                 if weight in body.touched:
                     del body.touched[weight]  # the whole of it is on the chip in forward and backward only
@@ -713,6 +718,7 @@ class _Builder:
         for op in ops:
             self._append(op, self._plan(op, stage, body, shard if op in mine else None), body)
             made = [v for v in op.outputs if v is not None and prod(self.graph.values[v].shape) != elements]
+            _belong(body.steps[first:], op)
             if made and op in mine and any(prod(self.graph.values[v].shape) == elements for v in op.inputs):
                 self._collective("all-reduce", {self._storage(v): stage for v in made}, body, f"{op.name}/")
         for storage in [s for s in gather if s not in changed or self.graph.storages[s].role not in _KEPT]:
@@ -849,7 +855,8 @@ class _Builder:
         by_kind: dict[tuple[str, int], list[int]] = {}
         for storage in self._gradients():
             stage = self.placement.home.get(storage, 0)
-            if self.placement.ipus[stage] == ipu and storage not in self.split and not self._reduced_late(storage):
+            late = storage in self.split or self._reduced_late(storage)
+            if self.placement.ipus[stage] == ipu and not late:
                 parts = self.graph.storages[storage].parameter in self.grouped
                 by_kind.setdefault(("reduce-scatter" if parts else "all-reduce", stage), []).append(storage)
         for what in ("all-reduce", "reduce-scatter"):
@@ -905,6 +912,13 @@ class _Builder:
     @staticmethod
     def _one_step(name: str, ipu: int, task: int, kind: str, step: str, cycles: int) -> Body:
         return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles)])
+
+
+def _belong(steps: list[StepDraft], op: OpNode) -> None:
+    """What moves for an operator is its own: a Block's cycles count it."""
+    for step in steps:
+        if step.op < 0:
+            step.op = op.id
 
 
 def _step_name(op: str, step: str) -> str:

@@ -18,6 +18,8 @@ from ipu_exec.compile import Executable
 from ipu_exec.lowering import costs
 from ipu_exec.machine import TARGETS, link_hops, link_latency_cycles, link_rate
 from profiler import records, schedules
+from profiler.insights import insights
+from profiler.rebalance import Assignment, Costs, what_if
 from reports.cli import main as ipu_report
 from tests.models import Mlp
 
@@ -172,6 +174,8 @@ def test_off_chip_only_the_part_moves() -> None:
     for way in ("load", "store"):
         (mid,) = steps(both, schedules.UPDATE, f"layers.0.weight/optimiser state/{way}/mid")
         assert mid.cycles == ceil(2 * part.bytes / MK2.streaming_bytes_per_second * MK2.clock_hz)
+    collectives = [step.name for step in steps(both, schedules.UPDATE) if step.type == records.GLOBAL_EXCHANGE]
+    assert collectives == ["AllGather"]
     whole = compiled(lambda o: o.TensorLocations.setOptimizerLocation(off_chip()))
     (mid,) = steps(whole, schedules.UPDATE, "layers.0.weight/optimiser state/load/mid")
     assert mid.cycles == ceil(2 * WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz)
@@ -344,6 +348,35 @@ def test_numbers_do_not_depend_on_where_tensors_lie(change: Change, optimizer: A
         _, losses = executor(*batch)
         results.append([losses, *model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("settings", [sharded(), sharded(useOnChipStorage=False)])
+def test_rebalance_and_insights_know_of_it(tmp_path: Path, settings: ipu_exec.TensorLocationSettings) -> None:
+    """Eight blocks of state on a chip's tiles: sharing it out is suggested, and priced as the engine does it."""
+
+    def profiled(name: str, change: Change) -> profiler.Report:
+        model = Mlp([1536] * 4, [0, 0, 0])
+        options = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(4)
+        options.enableProfiling(tmp_path / name)
+        change(options)
+        executor = ipu_exec.trainingModel(model, options, ipu_exec.optim.AdamW(model.parameters(), lr=0.01))
+        executor(torch.randn(4 * MICRO, 1536), torch.randn(4 * MICRO, 1536))
+        return profiler.open_report(next((tmp_path / name).rglob("profile.pop")))
+
+    whole = profiled("whole", lambda o: None)
+    (found,) = (i for i in insights(whole) if i.title.startswith("each of 4 replicas keeps the same optimiser state"))
+    parts = profiled("parts", lambda o: o.TensorLocations.setOptimizerLocation(settings))
+    assert not [i for i in insights(parts) if "keeps the same optimiser state" in i.title]
+    if settings.on_chip_storage is not False:
+        freed = [
+            int(report.memory(0).query("role == 'optimiser state'")["max_tile_bytes"].sum())
+            for report in (whole, parts)
+        ]
+        assert found.gain_bytes == pytest.approx(freed[0] - freed[1], rel=0.05)
+    costs_of = Costs.from_report(parts)
+    prediction = what_if(costs_of, Assignment.of(costs_of.stage.tolist(), costs_of.ipus))
+    cycles = int(parts.runs["cycles"].iloc[0] // parts.runs["iterations"].iloc[0])
+    assert prediction.total == pytest.approx(cycles, rel=0.005)
 
 
 def test_the_profile_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
