@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ipu_exec.capture import capture
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
+from ipu_exec.grouping import Groupings
 from ipu_exec.locations import Location, Locations
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
@@ -46,9 +48,10 @@ def compile_step(
     training: bool,
     progress: Progress = lambda done, what: None,
     contents: Sequence[bool | int | float] = (),
+    groupings: Groupings = MappingProxyType({}),
 ) -> Executable:
     """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's, ``contents`` what its forward
-    reads off tensors (`ipu_exec.control_flow`).
+    reads off tensors (`ipu_exec.control_flow`). ``groupings``: weights that differ between replicas.
 
     Raises Error for a placement that cannot be, LoweringError for an operator without lowering. Running out of
     memory is not raised here: `Executable.check_memory` does, once the profile was saved.
@@ -67,13 +70,17 @@ def compile_step(
     patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
-    made = (_cached if options.executable_cache else _compile_graph)(graph, options, training, micro_batch, progress)
+    compiling = _cached if options.executable_cache else _compile_graph
+    made = compiling(graph, options, training, micro_batch, groupings, progress)
     return replace(made, contents=tuple(contents))
 
 
-def _cached(graph: Graph, options: Options, training: bool, micro_batch: int, progress: Progress) -> Executable:
+def _cached(
+    graph: Graph, options: Options, training: bool, micro_batch: int, groupings: Groupings, progress: Progress
+) -> Executable:
     """The executable from the cache, or compiled and put there. A cache that does not work costs a warning."""
     settings = {name: value for name, value in options.flat().items() if name not in _NOT_COMPILED}
+    settings["groupings"] = repr(sorted(groupings.items()))
     key = executables.key(graph, settings, training, micro_batch, registry.by_users())
     path = Path(options.executable_cache) / f"{key}{executables.SUFFIX}"
     if path.exists():
@@ -85,7 +92,7 @@ def _cached(graph: Graph, options: Options, training: bool, micro_batch: int, pr
         else:
             logger.info("taken from the cache: %s", path)
             return found
-    made = _compile_graph(graph, options, training, micro_batch, progress)
+    made = _compile_graph(graph, options, training, micro_batch, groupings, progress)
     try:
         executables.write(path, executables.Stored({"training": training}, made, {}, {}, None))
     except Error as error:
@@ -93,7 +100,9 @@ def _cached(graph: Graph, options: Options, training: bool, micro_batch: int, pr
     return made
 
 
-def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: int, progress: Progress) -> Executable:
+def _compile_graph(
+    graph: Graph, options: Options, training: bool, micro_batch: int, groupings: Groupings, progress: Progress
+) -> Executable:
     """Every pass after the capture."""
     micro_batches = int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
     iterations = int(options.device_iterations) if training else 1
@@ -132,6 +141,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         estimate=bool(options.estimate_unknown_operators),
         phases=phases,
         host_io=not options.synthetic_data,
+        groupings=groupings,
     )
     tree = program.build(graph, placed, machines, wanted)
 

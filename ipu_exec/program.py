@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.errors import LoweringError, warn_once
-from ipu_exec.graph import Graph, OpNode, ValueRef
+from ipu_exec.graph import Graph, OpNode, Storage, ValueRef
+from ipu_exec.grouping import Grouping, Groupings
 from ipu_exec.locations import Locations, Shard, runs_on_parts
 from ipu_exec.lowering import generic, lower
 from ipu_exec.lowering.layouts import linear
@@ -139,6 +140,7 @@ class ProgramOptions:
     recompute: Recomputation = Recomputation.NONE
     estimate: bool = False  # guess an operator that nobody lowered
     phases: PhaseOptions = field(default_factory=PhaseOptions)
+    groupings: Groupings = field(default_factory=dict)  # weights that differ between replicas, by name
     host_io: bool = True  # inputs come from the host and outputs go there
 
 
@@ -458,6 +460,7 @@ class _Builder:
                 common.add(storage.name)
         in_parts: dict[int, bool] = {}
         refused: list[str] = []
+        apart: list[str] = []
         for stage in self.stages:
             for weight, mine in self._by_weight(ops.get(("update", stage), [])).items():
                 in_parts[weight] = in_parts.get(weight, True) and weight >= 0 and self._can_part(weight, mine)
@@ -465,7 +468,9 @@ class _Builder:
             weight = storage.parameter if storage.parameter >= 0 else storage.id
             if not self.locations.sharded(storage) or storage.elements != self.graph.storages[weight].elements:
                 continue
-            if not in_parts.get(weight, True):
+            if self._grouping(storage) is not None:
+                apart.append(storage.name)
+            elif not in_parts.get(weight, True):
                 refused.append(storage.name)
             elif storage.id not in shared and (storage.role != "accumulator" or not phases):
                 self.split.add(storage.id)
@@ -473,6 +478,7 @@ class _Builder:
         self._say(
             "useReplicatedTensorSharding", refused, "their optimiser does more than elementwise operators and norms"
         )
+        self._say("useReplicatedTensorSharding", apart, "their values differ between replicas (replicaGrouping)")
         self._say("TensorLocations.setWeightLocation", sorted(common), "stages share them")
         for key, mine in ops.items():
             changes = {self._storage(v): op.id for op in mine for v in (*op.outputs, *op.writes) if v is not None}
@@ -880,24 +886,39 @@ class _Builder:
         power of two of IPUs. In a ring of R each sends and receives (R - 1) / R of the bytes; an all-reduce is a
         scatter and a gather.
         """
-        replicas = self.options.replicas
-        target = self.machines[body.ipu].target
-        nbytes = np.zeros(target.tiles, np.int64)
-        for storage, stage in where.items():
-            layout = self._layout(storage, stage, self.machines[body.ipu])
-            nbytes = nbytes + (layout.bytes if layout is not None else 0)
-        if not nbytes.any():
-            return
         rounds = 2 if what == "all-reduce" else 1
+        target = self.machines[body.ipu].target
         apart = 1 << (self.placement.num_ipus - 1).bit_length()
-        cycles = ring_cycles(target, body.ipu, apart, replicas, int(nbytes.sum()), rounds)
-        moved = rounds * nbytes * (replicas - 1) // replicas
-        step = what.title().replace("-", "")
-        body.steps.append(
-            StepDraft(records.GLOBAL_EXCHANGE, name + step, cycles, bytes_in=moved, bytes_out=moved.copy())
-        )
-        for storage in where:
-            body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+        for (members, stride), mine in self._rings(where).items():
+            nbytes = np.zeros(target.tiles, np.int64)
+            for storage in mine:
+                layout = self._layout(storage, where[storage], self.machines[body.ipu])
+                nbytes = nbytes + (layout.bytes if layout is not None else 0)
+            if members == 1 or not nbytes.any():
+                continue
+            cycles = ring_cycles(target, body.ipu, apart * stride, members, int(nbytes.sum()), rounds)
+            moved = rounds * nbytes * (members - 1) // members
+            step = what.title().replace("-", "") + (
+                f" in groups of {members}" if members < self.options.replicas else ""
+            )
+            body.steps.append(
+                StepDraft(records.GLOBAL_EXCHANGE, name + step, cycles, bytes_in=moved, bytes_out=moved.copy())
+            )
+            for storage in mine:
+                body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+
+    def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
+        """Storages by the replicas that exchange them: how many, and how many replicas from one to the next."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for storage_id in where:
+            grouping = self._grouping(self.graph.storages[storage_id])
+            ring = (self.options.replicas, 1) if grouping is None else (grouping.members, grouping.stride)
+            found.setdefault(ring, []).append(storage_id)
+        return found
+
+    def _grouping(self, storage: Storage) -> Grouping | None:
+        weight = self.graph.storages[storage.parameter] if storage.parameter >= 0 else storage
+        return self.options.groupings.get(weight.name) if weight.role == "weight" else None
 
     def _gradients(self) -> list[int]:
         """Storages the optimiser reads gradients from: the accumulators, or the gradients themselves."""

@@ -14,6 +14,7 @@ from typing import Any
 import ipu_exec
 from ipu_exec import optim
 from ipu_exec.executor import PoplarExecutor
+from ipu_exec.grouping import GroupedParameter
 from ipu_exec.optim import VariableAttributes
 from ipu_exec.options import _NOT_HONOURED
 
@@ -204,7 +205,9 @@ GROUPS = (
         "copyNamedBuffersToDevice": (SAME, "every replica takes the model's buffers"),
         "model": SAME,
         "options": SAME,
-        "replicaGrouping": (ABSENT, "weights that differ between replicas"),
+    }),
+    Group("Weights of a wrapped model", "model.weight.", GroupedParameter, {
+        "replicaGrouping": (PROFILE, "not with LAMB or max_grad_norm: an error says so"),
     }),
     Group("Optimisers", "optim.", optim, {
         "SGD": (SAME, "accum types and velocity_scaling are recorded"),
@@ -232,6 +235,7 @@ GROUPS = (
         "OverlapMode": ACCEPTED,
         "MultiConvPlanType": ACCEPTED,
         "CommGroupType": SAME,
+        "VariableRetrievalMode": SAME,
         "HalfFloatCastingBehavior": ACCEPTED,
         "TensorLocationSettings": SAME,
         "Options": SAME,
