@@ -240,12 +240,13 @@ class Executable:
         if over is None:
             return
         largest = "; ".join(f"{name} {size:,} B" for name, size in over.largest)
+        shared = int(self.options.replication_factor) > 1
         where = f"the profile is {profile_path}" if profile_path else "no profile was asked for (autoreport=True)"
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({over.step}): "
             f"{over.bytes_over:,} bytes over the {over.limit:,} of {over.what}. The five largest things there: "
             f"{largest}. {where[0].upper()}{where[1:]}. Give the stage fewer Blocks, lower the micro-batch size or "
-            f"setAvailableMemoryProportion, or keep optimiser state off the chip",
+            f"setAvailableMemoryProportion, or keep optimiser state off the chip{' or in parts on replicas' * shared}",
             profile_path=profile_path,
         )
 

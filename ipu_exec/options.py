@@ -471,8 +471,12 @@ class Options(_Group):
         return self._count("replicationFactor", replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Replicas of a group of that size take the same input."""
-        self._count("inputReplicaGrouping", input_group_size=input_group_size)
+        """Replicas of a group of that size take the same input. Error for ``CommGroupType.All``, as in PopTorch."""
+        if input_group_type is CommGroupType.All:
+            raise UsageError("inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal, not All: where all "
+                             "replicas take the same input, they are one group")  # fmt: skip
+        alone = input_group_type is CommGroupType.NoGrouping  # each replica is a group, whatever the size says
+        self._count("inputReplicaGrouping", input_group_size=1 if alone else input_group_size)
         return self._enum("inputReplicaGrouping", CommGroupType, input_group_type=input_group_type)
 
     @property

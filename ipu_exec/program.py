@@ -260,12 +260,21 @@ class _Builder:
             self._append(op, self._plan(op, stage, aside), aside)
         self._remote(traffic.load, f"stage {stage} {direction}/load", stage, body, to_host=False)
         self.loads[body.task, stage] = body.cycles
+        for storage in self._gathered(ops, direction, stage):
+            self._bring(storage, stage, body)
         self._receive(traffic.receive, stage, body)
         for op in ops:
             self._append(op, self.op_plans[op.id], body)
         before = body.cycles
         self._remote(traffic.store, f"stage {stage} {direction}/store", stage, body, to_host=True)
         self.stores[body.task, stage] = body.cycles - before
+
+    def _gathered(self, ops: list[OpNode], direction: str, stage: int) -> list[int]:
+        """Weights that a phase reads and of which replicas keep parts; where the backward turns they are there."""
+        if direction == "backward" and stage in self._turning():
+            return []
+        read = dict.fromkeys(self._storage(v) for op in ops for v in read_values(op))
+        return [s for s in read if s in self.split and self.graph.storages[s].role == "weight"]
 
     def _backward(self, stage: int, ops: list[OpNode], again: list[OpNode], stashed: list[int]) -> list[Body]:
         """The backward of a stage, cut where it turns from running forward operators again to its own and back.
@@ -581,7 +590,8 @@ class _Builder:
         if storage in self.remote:
             self._remote([storage], f"{name}/load", stage, body, to_host=False)
         if storage in self.split and self.graph.storages[storage].role == "weight":
-            self.parts.update({} if storage in self.remote else {(storage, stage): self._part(storage, stage)})
+            if storage not in self.remote and storage not in self.moving:
+                self.parts[storage, stage] = self._part(storage, stage)
             self._collective("all-gather", {storage: stage}, body, f"{name}/")
 
     # -- stash ---------------------------------------------------------------------------------------------
@@ -682,7 +692,7 @@ class _Builder:
             if shard is not None and weight in self.split:
                 if weight in body.touched:
                     del body.touched[weight]  # the whole of it is on the chip in forward and backward only
-                if weight in self.remote:
+                if weight in self._away():
                     body.temporaries.append(self._part_of(shard, weight, first, len(body.steps) - 1))
         self._collective("all-gather", dict.fromkeys(gather, stage), body)
         for part in gather.values():

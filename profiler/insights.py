@@ -79,7 +79,8 @@ def _overflow(report: Report) -> list[Insight]:
                 Insight(
                     f"IPU {ipu} overflows: {int((tiles['overflow'] > 0).sum()):,} tiles hold more than they have",
                     f"Tile {tile} is {over:,} bytes over. The largest things there: {largest}.",
-                    "Give the stage fewer Blocks, or keep its optimiser state off the chip",
+                    "Give the stage fewer Blocks, or keep its optimiser state off the chip"
+                    + (" or in parts on the replicas" if report.target.num_replicas > 1 else ""),
                     f"/liveness?ipu={ipu}&tile={tile}",
                     gain_bytes=over,
                 )

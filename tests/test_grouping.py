@@ -186,6 +186,13 @@ def test_a_grouping_that_cannot_be_says_why(kind: Any, size: int, mode: Any, wor
         wrapped(torch.randn(MICRO * 8, ROWS))
 
 
+def test_inputs_are_grouped_by_some_replicas() -> None:
+    with pytest.raises(ipu_exec.Error, match="inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal"):
+        options().inputReplicaGrouping(2, CommGroupType.All)
+    assert options().inputReplicaGrouping(2, CommGroupType.NoGrouping).input_replicas == 8
+    assert options().inputReplicaGrouping(2, CommGroupType.Orthogonal).input_replicas == 4
+
+
 def test_norms_over_replicas_are_refused() -> None:
     _, wrapped = grouped(CommGroupType.NoGrouping, 0, 8, optimizer=ipu_exec.optim.LAMB)
     with pytest.raises(ipu_exec.Error, match="replicaGrouping of W: LAMB takes norms of whole tensors"):

@@ -244,6 +244,27 @@ def test_all_kinds_in_parts_need_no_gather_at_the_update() -> None:
     assert not steps(made, schedules.UPDATE, "AllGather")
 
 
+def test_phases_load_their_part_and_gather_the_weight() -> None:
+    phases = ipu_exec.SerialPhasedExecution("L0", "L1")
+
+    def made(change: Change) -> Executable:
+        return compiled(lambda o: change(o.setExecutionStrategy(phases)))
+
+    parted, whole = made(lambda o: o.TensorLocations.setWeightLocation(sharded())), made(lambda o: o)
+    for stage in (0, 1):
+        forward = next(b for b in parted.tree.bodies if b.task == schedules.FORWARD and b.stage == stage)
+        before = next(b for b in whole.tree.bodies if b.task == schedules.FORWARD and b.stage == stage)
+        loads = [next(s for s in body.steps if s.name.endswith("/load/mid")) for body in (forward, before)]
+        held = one(compiled(replicas=1), f"layers.{stage}.weight").tile_bytes
+        assert loads[1].bytes_in.sum() - loads[0].bytes_in.sum() == held.sum() - (-(-held // 4 // 4) * 4).sum()
+        (gather,) = (s for s in forward.steps if s.name == f"layers.{stage}.weight/AllGather")
+        assert gather.cycles == ring(1, 4, WIDTH * WIDTH * 4)
+    # the last phase turns: its backward finds the weight there; the first layer's needs none
+    assert not steps(parted, schedules.BACKWARD, "AllGather")
+    for v in parted.variables:
+        assert not (v.role == "weight" and v.always_live and v.bytes >= WIDTH * WIDTH)
+
+
 def test_off_chip_accumulators_come_to_be_added_to() -> None:
     made = compiled(lambda o: o.TensorLocations.setAccumulatorLocation(off_chip()), replicas=2)
     held = named(made, "layers.0.weight/accumulator")
