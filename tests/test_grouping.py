@@ -187,7 +187,7 @@ def test_a_grouping_that_cannot_be_says_why(kind: Any, size: int, mode: Any, wor
 
 
 def test_inputs_are_grouped_by_some_replicas() -> None:
-    with pytest.raises(ipu_exec.Error, match="inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal"):
+    with pytest.raises(ipu_exec.Error, match=r"inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal"):
         options().inputReplicaGrouping(2, CommGroupType.All)
     assert options().inputReplicaGrouping(2, CommGroupType.NoGrouping).input_replicas == 8
     assert options().inputReplicaGrouping(2, CommGroupType.Orthogonal).input_replicas == 4
