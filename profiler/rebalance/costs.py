@@ -126,7 +126,9 @@ class Costs:
         shortest = min([*inputs.tolist(), *outputs.tolist()], default=0)
         latency = min(round(HOST_LATENCY_SECONDS * target.clock_hz), max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
-        reduces = bodies.loc[bodies["name"].str.contains("reduce", case=False, regex=False), "cycles"]
+        reduces = bodies[bodies["name"].str.contains("reduce", case=False, regex=False)].groupby("ipu")["cycles"].sum()
+        gathers = steps[(steps["name"] == "AllGather") & (steps["block"] < 0)].groupby("ipu")["cycles"].sum()
+        reduces = reduces.add(gathers, fill_value=0)  # of weights, behind an update in parts
         memory = _memory(report, stage)
         options = report.options
         rate_on_board = float(report.meta.get("link_bytes_per_cycle", 0) or 1.0)
@@ -180,7 +182,7 @@ class Costs:
             rounds=bool(options.get("autoRoundNumIpus", False)),
             tied=_tied(report),
             offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
-            streaming_bytes_per_cycle=STREAMING_BYTES_PER_SECOND / target.clock_hz,
+            streaming_bytes_per_cycle=streaming_bytes_per_cycle(report),
         )
 
     def link_rate(self, a: int, b: int) -> float:
@@ -250,8 +252,19 @@ class Costs:
     @cached_property
     def moves(self) -> np.ndarray:
         """Cycles of a weight update for each Block's optimiser state to come and go, off the chip: int64[Block]."""
-        one_way = STREAM_STEPS * self.state_weights + self.state.sum(axis=1) / self.streaming_bytes_per_cycle
-        return np.ceil(2 * one_way).astype(np.int64)
+        state = self.state.sum(axis=1)
+        return np.ceil(offload_cycles(state, self.state_weights, self.streaming_bytes_per_cycle)).astype(np.int64)
+
+
+def streaming_bytes_per_cycle(report: Report) -> float:
+    """What an IPU moves to or from streaming memory, its part of its machine's. Older profiles do not say it."""
+    return float(report.meta.get("streaming_bytes_per_cycle", 0) or STREAMING_BYTES_PER_SECOND / report.target.clock_hz)
+
+
+def offload_cycles(nbytes: np.ndarray | int, weights: np.ndarray | int, bytes_per_cycle: float) -> np.ndarray | float:
+    """Cycles of a weight update for an IPU's optimiser state of so many weights to come from streaming memory and go
+    back, a transfer a weight each way."""
+    return 2 * (STREAM_STEPS * weights + nbytes / bytes_per_cycle)
 
 
 def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...]], ...]:
