@@ -194,7 +194,7 @@ class PoplarExecutor:
             scaled = self._options.Training.automatic_loss_scaling
             rounded = self._options.Precision.stochastic_rounding
             self._precision = Precision(
-                LossScaler(loss_scaling(self._optimizer)) if scaled else None,
+                LossScaler.of(loss_scaling(self._optimizer), self._options._Popart.settings) if scaled else None,
                 torch.Generator().manual_seed(seed) if rounded else None,
             )
         return self._precision

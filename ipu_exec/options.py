@@ -401,6 +401,11 @@ class PopartOptions(_Group):
             raise UsageError(f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}")
         return self._set(**{key: value})
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything that was set, by PopART's names."""
+        return self._values
+
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> Self:
         """Settings that ``POPLAR_ENGINE_OPTIONS`` takes too; the environment wins."""
         return self.set("engineOptions", dict(engine_options))

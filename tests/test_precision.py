@@ -164,6 +164,27 @@ def test_the_scale_doubles_until_gradients_are_large_and_then_halves() -> None:
     assert scaler.scale == 32768.0
 
 
+def test_the_scaler_takes_popart_s_settings() -> None:
+    options = poptorch.Options()
+    for name, value in (("binEdgeLocation", 0.5), ("thresholdUpperCountProportion", 0.2), ("updatePeriod", 2)):
+        options._Popart.set(f"automaticLossScalingSettings.{name}", value)
+    scaler = LossScaler.of(8.0, options._Popart.settings)
+    small, large = torch.full((10,), 0.4 * HALF_MAX).half(), torch.full((10,), 0.6 * HALF_MAX).half()
+    scaler.observe([small])
+    assert scaler.scale == 8.0, "counted, and changed at the second"
+    scaler.observe([small])
+    assert scaler.scale == 16.0
+    scaler.observe([small])
+    scaler.observe([small, large[:8]])  # 8 of 28
+    assert scaler.scale == 8.0
+    scaler.observe([small])
+    scaler.observe([small, large[:4]])  # 4 of 24
+    assert scaler.scale == 16.0
+    options._Popart.set("automaticLossScalingSettings.updatePeriod", 0)
+    with pytest.raises(poptorch.Error, match="updatePeriod is a whole number above 0"):
+        LossScaler.of(8.0, options._Popart.settings)
+
+
 def test_training_finds_a_scale_at_which_small_gradients_survive() -> None:
     class Tiny(nn.Module):
         """Its gradient, 1e-8 an element, is 0 in float16."""
