@@ -31,6 +31,7 @@ class BlockState:
 @dataclass(slots=True)
 class _Open:
     block: BlockState | None = None
+    ended: bool = False  # by the end of a `with Block`
     depth: int = 0  # of `with Block`
     next_id: int = 0
     layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
@@ -44,7 +45,7 @@ class _Open:
             self.next_id += 1
             if layer is not None:
                 self.layer_ids[id(layer)] = user_id
-        self.block = BlockState(user_id, ipu_id)
+        self.block, self.ended = BlockState(user_id, ipu_id), False
 
 
 _open = _Open()
@@ -53,6 +54,11 @@ _open = _Open()
 def current_block() -> BlockState | None:
     """The Block an operator run now belongs to: the last one begun; None before the first."""
     return _open.block
+
+
+def block_ended() -> bool:
+    """True after a ``with Block``, until the next Block begins: PopTorch takes no operator there."""
+    return _open.ended
 
 
 def name_scopes() -> list[str]:
@@ -80,7 +86,7 @@ class NameScope:
 
 def reset_blocks() -> None:
     """Forget which Block is open and number automatic Blocks from "0" again."""
-    _open.block, _open.next_id, _open.layer_ids = None, 0, {}
+    _open.block, _open.ended, _open.next_id, _open.layer_ids = None, False, 0, {}
 
 
 def _checked(what: str, user_id: str | int | None, ipu_id: int | None) -> tuple[str | None, int | None]:
@@ -94,8 +100,8 @@ def _checked(what: str, user_id: str | int | None, ipu_id: int | None) -> tuple[
 class Block:
     """``with Block("B1", ipu_id=0): ...`` puts the operators inside into that Block.
 
-    Operators after it stay in it until the next Block begins; inside another ``with Block`` they return to
-    the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order they are met.
+    Operators after it stay in it until the next Block begins, and the compile says so; with AutoStage.AutoIncrement
+    they are an Error, as in PopTorch. Inside another ``with Block`` they return to the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order they are met.
     """
 
     def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
@@ -113,6 +119,7 @@ class Block:
     ) -> None:
         _open.depth -= 1
         outer = self._outer.pop()
+        _open.ended = outer is None
         if outer is not None:
             _open.block = outer
 

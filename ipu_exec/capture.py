@@ -22,12 +22,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.annotations import current_block, name_scopes, reset_blocks
+from ipu_exec.annotations import block_ended, current_block, name_scopes, reset_blocks
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering.plan import ITEM_BYTES
+from ipu_exec.lowering.registry import is_view
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -334,6 +335,8 @@ class Recorder(TorchDispatchMode):
                 if not storage.name:
                     storage.name = f"{op.name}:{index}"
                     storage.role = "gradient" if self.direction == "backward" else "activation"
+        if block_ended() and self.graph.outside < 0 and self.direction == "forward" and not is_view(aten):
+            self.graph.outside = op.id
         self.graph.ops.append(op)
 
     def _op_name(self, op: OpNode) -> str:

@@ -102,6 +102,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         mode = OutputMode.Final if training else OutputMode.All
 
     progress(0.3, "placement")
+    placement.check_blocks(graph, strategy)
     stages = placement.resolve_stages(strategy, graph.blocks)
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
     locations = options.TensorLocations

@@ -89,3 +89,4 @@ class Graph:
     loss: int = -1  # the value that the backward begins at
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
     training: bool = False
+    outside: int = -1  # the first forward op after a ``with Block``, in none
