@@ -102,6 +102,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         mode = OutputMode.Final if training else OutputMode.All
 
     progress(0.3, "placement")
+    _check_buffers(graph, options)
     placement.check_blocks(graph, strategy)
     stages = placement.resolve_stages(strategy, graph.blocks)
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
@@ -155,6 +156,26 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     return Executable(
         graph, placed, tree, variables, uses, timeline, device, options, training, micro_batch, attached, step_ids
     )
+
+
+def _check_buffers(graph: Graph, options: Options) -> None:
+    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has it.
+
+    Running statistics of a batch norm are each replica's own there too.
+    """
+    if int(options.replication_factor) == 1 or not options.broadcast_buffers:
+        return
+    for op in graph.ops:
+        for value in op.writes if op.direction == "forward" and "batch_norm" not in op.aten else ():
+            storage = graph.storages[graph.values[value].storage]
+            if storage.role == "buffer" and not storage.name.endswith("num_batches_tracked"):
+                raise Error(
+                    "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers "
+                    "becoming out of sync between replicas, you can disable buffer broadcasting using "
+                    f"poptorch.Options.broadcastBuffers(False). The buffer is {storage.name!r}, and {op.name} "
+                    "writes it",
+                    location=f"{op.file}:{op.line}" if op.file else "",
+                )
 
 
 def _machine(device: Target, options: Options, ipu: int) -> Machine:

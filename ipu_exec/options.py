@@ -55,7 +55,6 @@ _NOT_HONOURED = {
     "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
     "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
     "io_tiles_to_store": ("useIOTilesToStore", "all tiles compute and store"),
-    "broadcast_buffers": ("broadcastBuffers", "each replica has buffers of its own, and replica 0's are the model's"),
 }
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
@@ -611,7 +610,11 @@ class Options(_Group):
         return self._flag("enableStableNorm", stable_norm=enabled)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Recorded; each replica has buffers of its own, and replica 0's are the model's."""
+        """Whether buffers are the same in every replica. A model that writes one needs False: as in PopTorch, to
+        keep them equal is not supported and an Error.
+
+        Where they differ (running statistics always do), replica 0's are the model's.
+        """
         return self._flag("broadcastBuffers", broadcast_buffers=broadcast_buffers)
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Self:

@@ -232,7 +232,6 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
             r"TensorLocations.setActivationLocation: useOnChipStorage\(False\)",
         ),
         (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
-        (lambda o: o.broadcastBuffers(False), "broadcastBuffers"),
     ],
 )
 def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> None:
@@ -241,7 +240,7 @@ def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> Non
 
 
 def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
-    options = Options().enableStableNorm(False).broadcastBuffers(True)
+    options = Options().enableStableNorm(False).broadcastBuffers(False)
     poptorch.TensorLocationSettings().useReplicatedTensorSharding(False)
     options.Precision.enableFloatingPointExceptions(False)
     assert not recwarn.list

@@ -124,7 +124,7 @@ GROUPS = (
         "clone": SAME,
         "enableSyntheticData": (PROFILE, "no host I/O is modelled; numbers are those of the data that is given"),
         "enableStableNorm": ACCEPTED,
-        "broadcastBuffers": ACCEPTED,
+        "broadcastBuffers": (SAME, "with True, a model that writes a buffer on several replicas is an Error"),
         "syncPattern": ACCEPTED,
         "updatableNamedBuffers": (ACCEPTED, "buffers are the model's and can always be changed"),
         "useIpuModel": (ACCEPTED, "everything is modelled"),
