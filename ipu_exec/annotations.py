@@ -101,7 +101,8 @@ class Block:
     """``with Block("B1", ipu_id=0): ...`` puts the operators inside into that Block.
 
     Operators after it stay in it until the next Block begins, and the compile says so; with AutoStage.AutoIncrement
-    they are an Error, as in PopTorch. Inside another ``with Block`` they return to the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order they are met.
+    they are an Error, as in PopTorch. Inside another ``with Block`` they return to the outer one. Without ``user_id``
+    Blocks are called "0", "1", ... in the order they are met.
     """
 
     def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:

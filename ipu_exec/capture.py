@@ -13,6 +13,7 @@ import collections
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,7 +29,7 @@ from ipu_exec.decompose import decomposition
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering.plan import ITEM_BYTES
-from ipu_exec.lowering.registry import is_view
+from ipu_exec.lowering.registry import is_view, packet, words
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -38,6 +39,13 @@ _SKIPPED = {
     "aten._local_scalar_dense.default",
     "aten.promote_types.default",
 }
+# What set_available_memory is for, and what it is seen through.
+_PLANNED = {f"aten.{name}" for name in words(
+    """mm addmm bmm baddbmm mv addmv dot linear matmul convolution _convolution embedding embedding_bag index_select
+    gather index index_put scatter scatter_add scatter_reduce mkldnn_rnn_layer"""
+)}  # fmt: skip
+_CASTS = {"aten._to_copy", "aten.clone"}
+_SUMS = {"aten.add", "aten.add_"}
 _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
@@ -133,6 +141,7 @@ def capture(
                         if parameter.grad is not None:
                             parameter.grad.zero_()
         recorder.mark_checkpoints()
+        recorder.mark_proportions()
         recorder.graph.outputs = tuple(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
@@ -222,6 +231,33 @@ class Recorder(TorchDispatchMode):
         for tensor in self._alive:
             if getattr(tensor, "_ipu_checkpoint", False):
                 self.graph.checkpoints.add(self.graph.values[self._values[id(tensor)]].storage)
+
+    def mark_proportions(self) -> None:
+        """Note what ops.set_available_memory asked for, on the operator and those of its gradients."""
+        asked: dict[int, float] = {}
+        for tensor in self._alive:
+            proportion = getattr(tensor, "_ipu_proportion", 0.0)
+            op = self._planned(self._values[id(tensor)]) if proportion else None
+            if op is not None:
+                asked[op.id] = proportion
+        for op in self.graph.ops:
+            proportion = asked.get(op.id, asked.get(op.forward_op, 0.0))
+            if proportion:
+                op.asked = replace(op.asked, proportion=proportion)
+
+    def _planned(self, value: int) -> OpNode | None:
+        """The product or gather that made a value, seen through views, casts and the addition of a bias."""
+        values, storages = self.graph.values, self.graph.storages
+        while (producer := values[value].producer) >= 0:
+            op = self.graph.ops[producer]
+            name = packet(op.aten)
+            bias = len(op.inputs) == 2 and storages[values[op.inputs[1]].storage].role == "weight"
+            if name in _PLANNED:
+                return op
+            if not op.inputs or not (is_view(op.aten) or name in _CASTS or (name in _SUMS and bias)):
+                return None
+            value = op.inputs[0]
+        return None
 
     def name_gradients(self, trained: dict[str, torch.Tensor]) -> None:
         """Say which storages are the gradients of weights, where no accumulator took them."""

@@ -180,7 +180,8 @@ def _check_buffers(graph: Graph, options: Options) -> None:
 
 def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
-    return Machine(device, device.tiles, proportion, options.Precision.partials_type)
+    dithering = bool(options.Training.convolution_dithering)
+    return Machine(device, device.tiles, proportion, options.Precision.partials_type, dithering=dithering)
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:

@@ -66,16 +66,15 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """PopTorch's memory proportion for one operator (0 to 1). Numbers do not depend on it.
+    """Plan the operator that made ``tensor``, and its gradients, within this share of a tile's memory (above 0, to 1).
 
-    The model takes the proportion per IPU, from ``Options.setAvailableMemoryProportion``; one operator's is
-    accepted, and a warning says once that it is not modelled.
+    For matrix products and convolutions, also through views, casts and the addition of a bias. Gathers and scatters
+    take it and cost what they did; for what any other operator made it does nothing. Numbers do not depend on it.
     """
-    check_proportion("set_available_memory", available_memory_proportion)
     check_tensor("set_available_memory", tensor)
-    if isRunningOnIpu():
-        warn_once("set_available_memory: proportions of single operators are not modelled; set them per IPU with "
-                  "Options.setAvailableMemoryProportion")  # fmt: skip
+    proportion = check_proportion("set_available_memory", available_memory_proportion)
+    if isinstance(tensor, FakeTensor):
+        tensor._ipu_proportion = proportion  # type: ignore[attr-defined]  # capture looks for it
     return tensor
 
 

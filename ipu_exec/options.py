@@ -188,7 +188,7 @@ class TrainingOptions(_Group):
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Recorded; the model of a convolution does not depend on it."""
+        """Let different convolutions begin at different tiles, so that small ones do not all lie on the first."""
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
 
     @property

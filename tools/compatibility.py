@@ -90,7 +90,7 @@ GROUPS = (
         "cond": (PROFILE, "one body is run, the profile has both"),
         "dynamic_slice": PROFILE,
         "dynamic_update": PROFILE,
-        "set_available_memory": (ACCEPTED, "proportions are per IPU: Options.setAvailableMemoryProportion (it warns)"),
+        "set_available_memory": (PROFILE, "of products and their gradients; gathers and scatters cost what they did"),
         "set_overlap_for_input": (ACCEPTED, "host I/O is modelled before and after computing (it warns)"),
         "set_overlap_for_output": (ACCEPTED, "host I/O is modelled before and after computing (it warns)"),
         "ipu_print_tensor": (SAME, "printing costs nothing in the profile"),
@@ -140,7 +140,7 @@ GROUPS = (
         "accumulationAndReplicationReductionType": SAME,
         "setMeanAccumulationAndReplicationReductionStrategy": SAME,
         "setAutomaticLossScaling": (SAME, "by the gradients of float16 weights; the counting is not in the profile"),
-        "setConvolutionDithering": (ACCEPTED, "the model of a convolution does not depend on it"),
+        "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
     }),
     Group("Options.Precision", "Options.Precision.", _options.Precision, {
         "setPartialsType": (PROFILE, "cycles and memory; numbers are PyTorch's"),
