@@ -16,6 +16,7 @@ import torch
 
 from ipu_exec.enums import AutoStage, Liveness
 from ipu_exec.errors import UsageError
+from ipu_exec.multi_conv import Group
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
 
@@ -36,6 +37,7 @@ class _Open:
     next_id: int = 0
     layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
     scopes: list[str] = field(default_factory=list)
+    multi_conv: Group | None = None
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
         if user_id is None:
@@ -59,6 +61,18 @@ def current_block() -> BlockState | None:
 def block_ended() -> bool:
     """True after a ``with Block``, until the next Block begins: PopTorch takes no operator there."""
     return _open.ended
+
+
+def multi_conv() -> Group | None:
+    """The multi-convolution that is open."""
+    return _open.multi_conv
+
+
+def open_multi_conv(settings: dict[str, Any] | None) -> None:
+    """Begin one with these settings; None: end it."""
+    if settings is not None and _open.multi_conv is not None:
+        raise UsageError("Nested poptorch.MultiConv is not supported: end one before the next begins")
+    _open.multi_conv = None if settings is None else Group(dict(settings))
 
 
 def name_scopes() -> list[str]:
@@ -85,7 +99,8 @@ class NameScope:
 
 
 def reset_blocks() -> None:
-    """Forget which Block is open and number automatic Blocks from "0" again."""
+    """Forget which Block (and MultiConv) is open and number automatic Blocks from "0" again."""
+    _open.multi_conv = None
     _open.block, _open.ended, _open.next_id, _open.layer_ids = None, False, 0, {}
 
 

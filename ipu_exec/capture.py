@@ -23,13 +23,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.annotations import block_ended, current_block, name_scopes, reset_blocks
+from ipu_exec.annotations import block_ended, current_block, multi_conv, name_scopes, reset_blocks
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.lowering.registry import is_view, packet, words
+from ipu_exec.multi_conv import Group, fuse, is_convolution
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -146,6 +147,7 @@ def capture(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
     recorder.name_gradients(trained)
+    fuse(recorder.graph, list(recorder._groups.values()))
     return recorder.graph
 
 
@@ -176,6 +178,7 @@ class Recorder(TorchDispatchMode):
         self._nodes: dict[int, int] = {}  # autograd sequence number -> forward op
         self._blocks: dict[str, int] = {}
         self._names: dict[str, int] = {}
+        self._groups: dict[int, Group] = {}  # the multi-convolutions, by identity
         self._module_stack = name_scopes()
         self._locations: dict[tuple[str, int], tuple[str, int]] = {}
 
@@ -373,6 +376,11 @@ class Recorder(TorchDispatchMode):
                     storage.role = "gradient" if self.direction == "backward" else "activation"
         if block_ended() and self.graph.outside < 0 and self.direction == "forward" and not is_view(aten):
             self.graph.outside = op.id
+        group = multi_conv()
+        if group is not None and self.direction == "forward":
+            self._groups[id(group)] = group
+            if is_convolution(aten):
+                group.convolutions.append(op.id)
         self.graph.ops.append(op)
 
     def _op_name(self, op: OpNode) -> str:

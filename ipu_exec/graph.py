@@ -49,22 +49,12 @@ class Asked:
     proportion: float = 0.0  # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
     partials: str = ""  # dtype of partial sums (MultiConv); "": as set for all
     dithering: bool | None = None  # MultiConv; None: as set for all
-    group: int = -1  # of ``Graph.multi_convs``
     attributes: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `ipu_exec.Attribute`
 
     @property
     def outline(self) -> tuple[tuple[str, str, str], ...]:
         """Attributes that keep operators apart which would share their code."""
         return tuple(item for item in self.attributes if item[0].endswith("__outline"))
-
-
-@dataclass(frozen=True, slots=True)
-class MultiConvInfo:
-    """Convolutions that the model puts into one multi-convolution."""
-
-    parallel: bool
-    reserved_tiles: int
-    back_off: float
 
 
 @dataclass(slots=True)
@@ -114,6 +104,5 @@ class Graph:
     outputs: tuple[int, ...] = ()  # values streamed back
     loss: int = -1  # the value that the backward begins at
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
-    multi_convs: list[MultiConvInfo] = field(default_factory=list)
     training: bool = False
     outside: int = -1  # the first forward op after a ``with Block``, in none
