@@ -60,13 +60,14 @@ def capture(
     accumulate: bool = False,
     find_loss: Callable[[Any], torch.Tensor] | None = None,
     contents: Sequence[bool | int | float] = (),
+    casting: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Graph:
     """Record what one micro-batch computes; with an optimiser, its backward and the weight update too.
 
     ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are added to
     accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss from what the model
     returns. ``contents``: what the forward reads off tensors, in order, for fake tensors hold nothing; ContentError
-    where it asks for more.
+    where it asks for more. ``casting``: entered around forward and backward (`ipu_exec.casting`).
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state: dict[int, torch.Tensor] = {}
@@ -114,11 +115,12 @@ def capture(
             fake_optimizer = _fake_optimizer(optimizer, state)
             _make_optimizer_state(fake_optimizer, trained, recorder, mode)
 
+        dtypes = casting or contextlib.nullcontext()
         context = torch.enable_grad() if optimizer is not None else torch.no_grad()
         reset_blocks()
 
         def forward_and_backward(*args: Any, **kwargs: Any) -> Any:
-            with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), recorder:
+            with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), dtypes, recorder:
                 returned = model(*args, **kwargs)
                 if fake_optimizer is not None:
                     if find_loss is None:

@@ -15,6 +15,7 @@ import torch
 from ipu_exec import executables, memory, numerics, placement, program, schedule
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import capture
+from ipu_exec.casting import casting
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
@@ -33,6 +34,7 @@ _ONCE = (OutputMode.Final, OutputMode.Sum)
 # Options that say nothing of what is compiled.
 _NOT_COMPILED = ("executableCache", "compilationProgressBar", "logDir", "logCycleCount", "modelName", "maxRepeatLogs",
                  "profilingEnabled", "profilingDirectory", "anchoredTensors", "randomSeed")  # fmt: skip
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _DIRECTION = {schedules.FORWARD: "forward", schedules.RECOMPUTE: "backward", schedules.BACKWARD: "backward"}
 
 
@@ -62,6 +64,7 @@ def compile_step(
         accumulate=training and micro_batches > 1,
         find_loss=numerics.find_loss,
         contents=contents,
+        casting=casting(options),
     )
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
@@ -166,9 +169,9 @@ def _check_buffers(graph: Graph, options: Options) -> None:
     if int(options.replication_factor) == 1 or not options.broadcast_buffers:
         return
     for op in graph.ops:
-        for value in op.writes if op.direction == "forward" and "batch_norm" not in op.aten else ():
+        for value in op.writes if op.direction == "forward" else ():
             storage = graph.storages[graph.values[value].storage]
-            if storage.role == "buffer" and not storage.name.endswith("num_batches_tracked"):
+            if storage.role == "buffer" and not storage.name.endswith(_STATISTICS):
                 raise Error(
                     "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers "
                     "becoming out of sync between replicas, you can disable buffer broadcasting using "

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ipu_exec.casting import Casting
 from ipu_exec.errors import UsageError
 
 HALF_MAX = 65504.0
@@ -94,10 +95,17 @@ class LossScaler:
 
 @dataclass
 class Precision:
-    """How float16 is treated in training. None: as PyTorch does."""
+    """How float16 is treated. None: as PyTorch does."""
 
     scaler: LossScaler | None = None
     rounding: torch.Generator | None = field(default=None)
+    casting: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
+
+    def model(self, replica: int) -> contextlib.AbstractContextManager[Any]:
+        """Enter it around forward and backward of a replica."""
+        if isinstance(self.casting, Casting):
+            self.casting.replica = replica
+        return self.casting
 
     @contextlib.contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:

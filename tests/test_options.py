@@ -221,7 +221,6 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("change", "option"),
     [
-        (lambda o: o.Precision.enableFloatingPointExceptions(True), "Precision.enableFloatingPointExceptions"),
         (lambda o: o.enableStableNorm(True), "enableStableNorm"),
         (lambda o: o.TensorLocations.numIOTiles(32), "TensorLocations.numIOTiles"),
         (lambda o: poptorch.TensorLocationSettings().useReplicatedTensorSharding(), "useReplicatedTensorSharding"),

@@ -145,9 +145,9 @@ GROUPS = (
     Group("Options.Precision", "Options.Precision.", _options.Precision, {
         "setPartialsType": (PROFILE, "cycles and memory; numbers are PyTorch's"),
         "enableStochasticRounding": (SAME, "of float16 weights at their update"),
-        "enableFloatingPointExceptions": ACCEPTED,
-        "runningStatisticsAlwaysFloat": ACCEPTED,
-        "halfFloatCasting": ACCEPTED,
+        "enableFloatingPointExceptions": (SAME, "an Error that names the operator, as it is called in the profile"),
+        "runningStatisticsAlwaysFloat": (PROFILE, "casts; memory counts the buffers as the model has them"),
+        "halfFloatCasting": (PROFILE, "FloatDowncastToHalf only where it is set, as in PopTorch since 3.0"),
     }),
     Group("Options.TensorLocations", "Options.TensorLocations.", _options.TensorLocations, {
         "setOptimizerLocation": (PROFILE, "useOnChipStorage; the other settings are recorded"),
@@ -232,7 +232,7 @@ GROUPS = (
         "OverlapMode": ACCEPTED,
         "MultiConvPlanType": PROFILE,
         "CommGroupType": SAME,
-        "HalfFloatCastingBehavior": ACCEPTED,
+        "HalfFloatCastingBehavior": SAME,
         "TensorLocationSettings": SAME,
         "Options": SAME,
         "enums": SAME,
