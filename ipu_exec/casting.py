@@ -54,15 +54,19 @@ class Casting(TorchFunctionMode):
         if running_mean is None or running_var is None or input.dtype is not torch.float16:
             return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, *rest, **named)
         kept = (running_mean, running_var)
-        as_set = self._float_statistics if self._float_statistics is not None else running_mean.dtype is torch.float32
-        statistics = [self._in_float32(tensor) for tensor in kept] if as_set else [tensor.float() for tensor in kept]
+        in_float32 = (
+            self._float_statistics if self._float_statistics is not None else running_mean.dtype is torch.float32
+        )
+        statistics = (
+            [self._in_float32(tensor) for tensor in kept] if in_float32 else [tensor.float() for tensor in kept]
+        )
         # PyTorch takes float32 statistics with float32 parameters only
         scale, shift = (None if tensor is None else tensor.float() for tensor in (weight, bias))
         made = torch.nn.functional.batch_norm(input, statistics[0], statistics[1], scale, shift, *rest, **named)
         with torch.no_grad():
             for tensor, statistic in zip(kept, statistics, strict=True):
-                if tensor is not statistic:
-                    tensor.copy_(statistic if as_set else statistic.half())
+                if not in_float32 or tensor is not statistic:
+                    tensor.copy_(statistic if in_float32 else statistic.half())
         return made
 
     def _in_float32(self, tensor: torch.Tensor) -> torch.Tensor:
