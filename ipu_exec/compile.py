@@ -184,8 +184,14 @@ def _check_buffers(graph: Graph, options: Options) -> None:
 
 def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
-    dithering = bool(options.Training.convolution_dithering)
-    return Machine(device, device.tiles, proportion, options.Precision.partials_type, dithering=dithering)
+    return Machine(
+        device,
+        device.tiles,
+        proportion,
+        options.Precision.partials_type,
+        dithering=bool(options.Training.convolution_dithering),
+        stable_norm=bool(options.stable_norm),
+    )
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:

@@ -109,6 +109,7 @@ class Machine:
     first: int = 0  # the tile that products begin at
     part: int = 0  # tiles for a product; 0: all
     dithering: bool = False  # of convolutions: different ones begin at different tiles
+    stable_norm: bool = False  # norms take the mean off before they square
 
     @property
     def product_tiles(self) -> int:

@@ -44,7 +44,6 @@ DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.execut
 # Settings that change nothing here though they would on a machine: setting one warns, and says what happens instead.
 _NOT_HONOURED = {
     "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
-    "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
     "num_io_tiles": ("TensorLocations.numIOTiles", "all tiles compute, and host I/O takes turns with that"),
     "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
     "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
@@ -610,7 +609,9 @@ class Options(_Group):
         return self._set(executable_cache=os.fspath(path or ""))
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Recorded."""
+        """Model norms that take the mean off before they square, which takes longer. Numbers are PyTorch's, which are
+        stable either way.
+        """
         return self._flag("enableStableNorm", stable_norm=enabled)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:

@@ -107,6 +107,25 @@ def test_dithered_convolutions_begin_at_different_tiles_and_take_as_long() -> No
         assert vertices[0] == vertices[1]
 
 
+def test_stable_norms_centre_before_they_square() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x).square().mean()
+
+    x = torch.randn(4, 16, 28, 28)
+    plain, stable = compiled(Normed(), x), compiled(Normed(), x, options=poptorch.Options().enableStableNorm(True))
+    (one,), (other,) = (operators(made, "native_batch_norm") for made in (plain, stable))
+    names = [step.name for step in stable.tree.op_plans[other.id].steps]
+    squared = next(index for index, name in enumerate(names) if name.startswith("variance/"))
+    assert names.index("broadcast mean") < names.index("centre") < squared
+    assert "centre" not in [step.name for step in plain.tree.op_plans[one.id].steps]
+    assert stable.tree.op_cycles[other.id] > plain.tree.op_cycles[one.id]
+
+
 # -- multi-convolutions ----------------------------------------------------------------------------------------------
 
 

@@ -123,7 +123,7 @@ GROUPS = (
         "toDict": (SAME, "by dotted names"),
         "clone": SAME,
         "enableSyntheticData": (PROFILE, "no host I/O is modelled; numbers are those of the data that is given"),
-        "enableStableNorm": ACCEPTED,
+        "enableStableNorm": (PROFILE, "cycles and memory; numbers are PyTorch's, stable either way"),
         "broadcastBuffers": (SAME, "with True, a model that writes a buffer on several replicas is an Error"),
         "syncPattern": ACCEPTED,
         "updatableNamedBuffers": (ACCEPTED, "buffers are the model's and can always be changed"),
