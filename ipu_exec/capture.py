@@ -31,6 +31,7 @@ from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.lowering.registry import is_view, packet, words
 from ipu_exec.multi_conv import Group, fuse, is_convolution
+from ipu_exec.optim import kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -149,6 +150,8 @@ def capture(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
     recorder.name_gradients(trained)
+    if optimizer is not None:
+        recorder.keep_states(optimizer)
     fuse(recorder.graph, list(recorder._groups.values()))
     return recorder.graph
 
@@ -263,6 +266,16 @@ class Recorder(TorchDispatchMode):
                 return None
             value = op.inputs[0]
         return None
+
+    def keep_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in."""
+        changed: dict[int, str] = {}
+        for storage in self.graph.storages.values():
+            dtype = kept_as(optimizer, storage.name.rpartition("/")[2]) if storage.parameter >= 0 else None
+            if dtype is not None:
+                storage.dtype = changed[storage.id] = str(dtype).removeprefix("torch.")
+        for value in self.graph.values.values():
+            value.dtype = changed.get(value.storage, value.dtype)
 
     def name_gradients(self, trained: dict[str, torch.Tensor]) -> None:
         """Say which storages are the gradients of weights, where no accumulator took them."""

@@ -300,6 +300,8 @@ def train(
                             if watch is not None:
                                 watch.backward()
                             _backward(loss_of(returned), parameters, plan, step, scale)
+                        if plan.accumulation > 1:
+                            precision.accumulate(optimizer, parameters)
                         outputs.add(returned, iteration, step, replica)
                 total = add_gradients(total, {p: p.grad for p in parameters if p.grad is not None})
             for parameter in parameters:

@@ -11,6 +11,7 @@ import torch
 
 from ipu_exec.casting import Casting
 from ipu_exec.errors import UsageError
+from ipu_exec.optim import kept_as
 
 HALF_MAX = 65504.0
 # PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings (graphcore/popart,
@@ -107,16 +108,27 @@ class Precision:
             self.casting.replica = replica
         return self.casting
 
+    def accumulate(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+        """Round gradients that are being added up, where the optimiser keeps them in float16."""
+        if kept_as(optimizer, "accumulator") is torch.float16:
+            for parameter in parameters:
+                if parameter.grad is not None and parameter.grad.dtype is torch.float32:
+                    parameter.grad.copy_(self._rounded(parameter.grad))
+
     @contextlib.contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Inside, float16 weights and gradients are float32 ones of the same values; after it weights are rounded.
 
-        An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into float16.
+        An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into float16. PopTorch's
+        optimisers then round the states that they keep in float16; PyTorch's are left to PyTorch, where nothing of
+        this is asked for.
         """
-        if self.rounding is None and self.scaler is None:
+        typed = kept_as(optimizer, "accumulator") is not None
+        if self.rounding is None and self.scaler is None and not typed:
             yield
             return
-        halves = [p for group in optimizer.param_groups for p in group["params"] if p.dtype is torch.float16]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        halves = [p for p in parameters if p.dtype is torch.float16]
         kept = [parameter.data for parameter in halves]
         for parameter in halves:
             gradient, parameter.grad = parameter.grad, None
@@ -132,6 +144,18 @@ class Precision:
                 new = parameter.data
                 place.copy_(new if self.rounding is None else round_stochastically(new, self.rounding))
                 parameter.data = place
+        for parameter in parameters:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if kept_as(optimizer, name) is torch.float16 and isinstance(value, torch.Tensor):
+                    # velocities are kept scaled, so that small ones are not lost
+                    scale = getattr(optimizer, "velocity_scaling", 1.0)
+                    value.copy_(self._rounded(value * scale) / scale)
+
+    def _rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """The float32 values that float16 can hold."""
+        if self.rounding is not None:
+            return round_stochastically(values, self.rounding).float()
+        return values.clamp(-HALF_MAX, HALF_MAX).half().float()
 
 
 def _is_half(value: object) -> bool:

@@ -38,6 +38,7 @@ class Group:
 
 
 _options = ipu_exec.Options()
+_STATES = "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them"
 _ON_IPU = "there is no device to attach to; the state is kept"
 
 GROUPS = (
@@ -207,11 +208,11 @@ GROUPS = (
         "replicaGrouping": (ABSENT, "weights that differ between replicas"),
     }),
     Group("Optimisers", "optim.", optim, {
-        "SGD": (SAME, "accum types and velocity_scaling are recorded"),
-        "Adam": (SAME, "accum types are recorded"),
-        "AdamW": (SAME, "accum types are recorded"),
-        "RMSprop": (SAME, "use_tf_variant too"),
-        "LAMB": SAME,
+        "SGD": (PROFILE, f"{_STATES}; use_combined_accum is recorded"),
+        "Adam": (PROFILE, _STATES),
+        "AdamW": (PROFILE, _STATES),
+        "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
+        "LAMB": (PROFILE, _STATES),
         "VariableAttributes": (SAME, "what was marked as constant cannot change once compiled"),
     }),
     Group("VariableAttributes", "VariableAttributes.", VariableAttributes, {
