@@ -7,7 +7,7 @@ model's ``forward``, which has no place to pass it. `current_block` asks, `reset
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -38,6 +38,7 @@ class _Open:
     layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
     scopes: list[str] = field(default_factory=list)
     multi_conv: Group | None = None
+    attributes: list[tuple[str, str, str]] = field(default_factory=list)
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
         if user_id is None:
@@ -98,9 +99,37 @@ class NameScope:
         _open.scopes.pop()
 
 
+def attributes() -> tuple[tuple[str, str, str], ...]:
+    """(attribute, key, value) of every open `Attribute`; of one key the innermost value."""
+    return tuple((*place, value) for place, value in {item[:2]: item[2] for item in _open.attributes}.items())
+
+
+class Attribute:
+    """``with Attribute(__outline={"layer": "embedding"}): ...`` gives the operators inside attributes of PopART.
+
+    They are kept with the operators. Of their effects one is modelled: operators, and their gradients, that differ in
+    ``__outline`` do not share their code.
+    """
+
+    def __init__(self, **attributes: Mapping[str, str]) -> None:
+        for name, values in attributes.items():
+            if not isinstance(values, Mapping):
+                raise UsageError(f"Attribute: {name} takes a dict of names and values, not {values!r}")
+        self._attributes = [(name, str(k), str(v)) for name, values in attributes.items() for k, v in values.items()]
+
+    def __enter__(self) -> Attribute:
+        _open.attributes += self._attributes
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del _open.attributes[len(_open.attributes) - len(self._attributes) :]
+
+
 def reset_blocks() -> None:
-    """Forget which Block (and MultiConv) is open and number automatic Blocks from "0" again."""
-    _open.multi_conv = None
+    """Forget which Block (and MultiConv and Attribute) is open and number automatic Blocks from "0" again."""
+    _open.multi_conv, _open.attributes = None, []
     _open.block, _open.ended, _open.next_id, _open.layer_ids = None, False, 0, {}
 
 

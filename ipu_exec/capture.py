@@ -23,11 +23,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.annotations import block_ended, current_block, multi_conv, name_scopes, reset_blocks
+from ipu_exec.annotations import attributes, block_ended, current_block, multi_conv, name_scopes, reset_blocks
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
 from ipu_exec.errors import ContentError, Error
-from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
+from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.lowering.registry import is_view, packet, words
 from ipu_exec.multi_conv import Group, fuse, is_convolution
@@ -48,6 +48,7 @@ _PLANNED = {f"aten.{name}" for name in words(
 )}  # fmt: skip
 _CASTS = {"aten._to_copy", "aten.clone"}
 _SUMS = {"aten.add", "aten.add_"}
+_NOTHING = Asked()
 _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
@@ -377,6 +378,7 @@ class Recorder(TorchDispatchMode):
             file=file,
             line=line,
             forward_op=forward_op,
+            asked=self._asked(forward_op),
         )
         for value in writes:
             self._writers[self.graph.values[value].storage] = op.id
@@ -397,6 +399,13 @@ class Recorder(TorchDispatchMode):
             if is_convolution(aten):
                 group.convolutions.append(op.id)
         self.graph.ops.append(op)
+
+    def _asked(self, forward_op: int) -> Asked:
+        """The open attributes; a gradient's operators have those of what it is the gradient of."""
+        found = attributes() if self.direction == "forward" else ()
+        if self.direction == "backward" and forward_op >= 0:
+            found = self.graph.ops[forward_op].asked.attributes
+        return Asked(attributes=found) if found else _NOTHING
 
     def _op_name(self, op: OpNode) -> str:
         """Module path and what is done there; the second of a name is ``name_1``, so that names can be matched."""

@@ -70,7 +70,8 @@ def fuse(graph: Graph, groups: Sequence[Group]) -> None:
             raise UsageError("Unexpected end_multi_conv: there is no convolution inside the MultiConv")
         for index, number in enumerate(group.convolutions):
             asked, op = group.asked(index), graph.ops[number]
-            op.asked = replace(asked, proportion=asked.proportion or op.asked.proportion)
+            proportion = asked.proportion or op.asked.proportion
+            op.asked = replace(asked, proportion=proportion, attributes=op.asked.attributes)
     members = {op: k for k, group in enumerate(groups) for op in group.convolutions}
     for op in graph.ops:
         if op.forward_op in members and op.aten.startswith("aten.convolution_backward."):
@@ -117,7 +118,7 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: Group, direction: str
         outputs=tuple(value for op in convolutions for value in op.outputs),
         name=f"{name}_{count}" if count else name,
         module=module,
-        asked=Asked(),
+        asked=Asked(attributes=lead.asked.attributes),
     )
     ids = {op.id for op in convolutions}
     ops = [fused if op is lead else op for op in order if op is lead or op.id not in ids]

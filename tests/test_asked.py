@@ -241,3 +241,54 @@ def test_a_multi_conv_in_a_pipeline_is_recomputed_as_one() -> None:
     (fused,) = [op.id for op in made.graph.ops if op.aten == "poplin.multi_conv"]
     runs = {body.name: sum(step.op == fused for step in body.steps) for body in made.tree.bodies}
     assert runs["stage 0 forward"] == runs["stage 0 recompute"] > 0
+
+
+# -- attributes ------------------------------------------------------------------------------------------------------
+
+
+class Layers(nn.Module):
+    """Equal layers, the last with an outline of its own where one is given."""
+
+    def __init__(self, outline: str = "") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.outline = outline
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        with poptorch.Attribute(__outline={"layer": self.outline} if self.outline else {}, __other={"a": "1"}):
+            x = self.layers[-1](x).relu()
+        return x.square().mean()
+
+
+def code_bytes(made: Executable) -> int:
+    return sum(v.bytes for v in made.variables if v.category in ("internalExchangeCode", "controlCode"))
+
+
+def test_attributes_stay_with_their_operators_and_gradients_and_outlines_keep_code_apart() -> None:
+    x = torch.randn(32, 64)
+    shared, apart = compiled(Layers(), x), compiled(Layers("last"), x)
+    wanted = {("__outline", "layer", "last"), ("__other", "a", "1")}
+    last = [op for op in apart.graph.ops if op.module == "layers.3" and op.direction != "update"]
+    assert {op.direction for op in last} == {"forward", "backward"}
+    assert all(set(op.asked.attributes) == wanted for op in last)
+    assert not any(op.asked.attributes for op in apart.graph.ops if op.module == "layers.2")
+    assert code_bytes(apart) > code_bytes(shared)
+    assert not any(op.asked.outline for op in shared.graph.ops)
+
+
+def test_an_attribute_is_entered_and_left_like_in_hooks() -> None:
+    from ipu_exec.annotations import attributes
+
+    outer, inner = poptorch.Attribute(__outline={"layer": "A"}), poptorch.Attribute(__outline={"layer": "B", "x": "1"})
+    for _ in range(2):
+        outer.__enter__()
+        inner.__enter__()
+        assert set(attributes()) == {("__outline", "layer", "B"), ("__outline", "x", "1")}
+        inner.__exit__(None, None, None)
+        assert attributes() == (("__outline", "layer", "A"),)
+        outer.__exit__(None, None, None)
+    assert attributes() == ()
+    with pytest.raises(poptorch.Error, match="takes a dict of names and values"):
+        poptorch.Attribute(__outline="A")  # type: ignore[arg-type]

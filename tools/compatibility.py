@@ -60,9 +60,9 @@ GROUPS = (
         "UnrecoverableError": (SAME, "never raised: no device fails"),
         "poptorch_core": (ACCEPTED, "the name only: PopTorch's compiled core is not here"),
         "testing": SAME,
-        "profiling": (ABSENT, "channels of PopVision's system analyser; use the profile"),
-        "Attribute": (ABSENT, "attributes of PopART's operators"),
-        "distributed": (ABSENT, "one process computes all replicas"),
+        "profiling": (SAME, "a trace that Perfetto opens rather than one for PopVision's system analyser"),
+        "Attribute": (PROFILE, "__outline keeps code apart; others are kept with the operators"),
+        "distributed": (ACCEPTED, "VirtualIpuManager.isAvailable is False: there are no partitions to make"),
     }),
     Group("Placement", "", ipu_exec, {
         "BeginBlock": PROFILE,
