@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ipu_exec.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 from ipu_exec.errors import Error, UsageError
+from ipu_exec.grouping import Groupings, run, spread
 from ipu_exec.ops import is_marked_loss
 from ipu_exec.optim import loss_scaling
 from ipu_exec.options import Options
@@ -49,6 +50,7 @@ class CallPlan:
     output_period: int
     reduction: ReductionType
     strategy: MeanReductionStrategy
+    groupings: Groupings = field(default_factory=dict)
 
     @property
     def factor(self) -> int:
@@ -230,7 +232,8 @@ class Outputs:
         """Take what the model returned for one micro-batch."""
         learn(returned)
         leaves, self._structure = tree_flatten(returned)
-        leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        # a copy: what the model returned may be a buffer or an input, which the next micro-batch changes in place
+        leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         index, plan = iteration * self.plan.accumulation + step, self.plan
         if plan.output_mode is OutputMode.Sum:
             if (0, replica) in self._kept:
@@ -311,18 +314,20 @@ class ReplicaBuffers:
 
 
 def infer(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: CallPlan,
-          buffers: ReplicaBuffers | None = None, watch: Watch | None = None) -> Any:  # fmt: skip
+          buffers: ReplicaBuffers | None = None, watch: Watch | None = None,
+          precision: Precision | None = None) -> Any:  # fmt: skip
     """One inference call: every micro-batch of every device iteration and replica, outputs by the output mode."""
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
     outputs = Outputs(plan)
+    precision = precision or Precision()
     with torch.no_grad():
         for iteration, replica in _iterations(plan):
             with buffers.of(model, replica):
                 for step in range(plan.accumulation):
                     taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                    with _watched(watch, (taken, named), iteration, step, replica):
-                        returned = model(*taken, **named)
+                    with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
+                        returned = run(model, plan.groupings, replica, taken, named)
                     outputs.add(returned, iteration, step, replica)
     return outputs.result()
 
@@ -353,11 +358,13 @@ def train(
                     _clear(parameters)
                     for step in range(plan.accumulation):
                         taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                        with _watched(watch, (taken, named), iteration, step, replica):
-                            returned = model(*taken, **named)
+                        with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
+                            returned = run(model, plan.groupings, replica, taken, named)
                             if watch is not None:
                                 watch.backward()
                             _backward(loss_of(returned), parameters, plan, step, scale)
+                        if plan.accumulation > 1:
+                            precision.accumulate(optimizer, parameters)
                         outputs.add(returned, iteration, step, replica)
                 total = add_gradients(total, {p: p.grad for p in parameters if p.grad is not None})
             for parameter in parameters:
@@ -367,6 +374,7 @@ def train(
             with precision.update(optimizer):
                 _divide(parameters, plan, scale)
                 optimizer.step()
+            spread(model, plan.groupings)
             if watch is not None:
                 watch.updated(iteration)
             _clear(parameters)
