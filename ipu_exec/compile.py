@@ -68,7 +68,7 @@ def compile_step(
         kwargs,
         optimizer=optimizer if training else None,
         accumulate=training and micro_batches > 1,
-        find_loss=numerics.find_only_loss,
+        find_loss=numerics.find_final_loss,
         contents=contents,
         casting=casting(options),
     )

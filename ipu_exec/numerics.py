@@ -187,10 +187,10 @@ def find_loss(returned: Any) -> torch.Tensor:
     return loss
 
 
-def find_only_loss(returned: Any) -> torch.Tensor:
-    """`find_loss`, and Error where an unmarked loss was put together from several of torch's losses.
+def find_final_loss(returned: Any) -> torch.Tensor:
+    """`find_loss`, and a warning where an unmarked loss was put together from several of torch's losses.
 
-    PopTorch has one final loss: each of torch's losses counts as one, and what is added up of several has to be marked.
+    PopTorch refuses that: each of torch's losses is one to it, and what is made of several has to be marked.
     """
     loss = find_loss(returned)
     if is_marked_loss(loss):
@@ -206,11 +206,8 @@ def find_only_loss(returned: Any) -> torch.Tensor:
         else:
             to_see += [before for before, _ in node.next_functions]
     if len(losses) > 1:
-        raise Error(
-            "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
-            f"poptorch.identity_loss. The loss that the model returns is made of {len(losses)}: return "
-            "identity_loss(loss, 'none') of their sum"
-        )
+        logger.warning("Multiple independent losses found in graph: the loss is made of %d, and PopTorch refuses it. "
+                       "Return poptorch.identity_loss(loss, 'none') of it", len(losses))  # fmt: skip
     return loss
 
 
