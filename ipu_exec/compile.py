@@ -293,7 +293,7 @@ class Executable:
             "link_bytes_per_cycle": self.target.link_bytes_per_cycle,
             "link_bytes_per_cycle_between_boards": self.target.board_link_bytes_per_cycle,
             "ipus_per_board": self.target.ipus_per_board,
-            **({"recomputation": self._recomputation()} if self.training else {}),
+            **({"recomputation": self._recomputation()} if self.training and self.graph.blocks else {}),
             "streaming_bytes_per_cycle": self.target.streaming_bytes_per_second / self.target.clock_hz,
         }
 
