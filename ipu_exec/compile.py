@@ -27,7 +27,7 @@ from ipu_exec.machine import LINK_LATENCY_SECONDS, Machine, Target, target
 from ipu_exec.options import Options, TensorLocationOptions, TensorLocationSettings
 from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
-from ipu_exec.recompute import asked_for
+from ipu_exec.recompute import Recomputation, asked_for, by_block, is_view
 from profiler import records, schedules
 
 Progress = Callable[[float, str], None]
@@ -261,8 +261,17 @@ class Executable:
             "link_bytes_per_cycle": self.target.link_bytes_per_cycle,
             "link_bytes_per_cycle_between_boards": self.target.board_link_bytes_per_cycle,
             "ipus_per_board": self.target.ipus_per_board,
+            **({"recomputation": self._recomputation()} if self.training else {}),
             "streaming_bytes_per_cycle": self.target.streaming_bytes_per_second / self.target.clock_hz,
         }
+
+    def _recomputation(self) -> dict[str, list[Any]]:
+        """What recomputation costs each Block: as it was compiled, or else as a pipeline of them would have it."""
+        setting = getattr(self.options._Popart, "autoRecomputation", None)
+        kind = asked_for(setting, self.placement.pipelined) or Recomputation.PIPELINE
+        ops = [op for op in self.graph.ops if not is_view(self.graph, op)]
+        forward, backward = ([op for op in ops if op.direction == way] for way in ("forward", "backward"))
+        return by_block(self.graph, forward, backward, kind, self.tree.op_cycles)
 
     # -- rows of the profile -------------------------------------------------------------------------------
 

@@ -39,7 +39,16 @@ from ipu_exec.machine import (
 from ipu_exec.phases import PhaseOptions, Traffic, moves
 from ipu_exec.placement import Placement, storage_bytes
 from ipu_exec.reads import read_values
-from ipu_exec.recompute import Recomputation, after_last_checkpoint, kept, last_touch, made_by, run_again, sequence
+from ipu_exec.recompute import (
+    Recomputation,
+    after_last_checkpoint,
+    is_view,
+    kept,
+    last_touch,
+    made_by,
+    run_again,
+    sequence,
+)
 from profiler import records, schedules
 
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
@@ -182,12 +191,12 @@ class _Builder:
     def build(self) -> ProgramTree:
         ops: dict[tuple[str, int], list[OpNode]] = {}
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
-            if not self._is_view(op):
+            if not is_view(self.graph, op):
                 ops.setdefault((op.direction, stage), []).append(op)
         if self.placement.phases:
             found = moves(self.graph, self.placement, ops, self.options.phases)
             self.traffic, self.moving = found.traffic, found.moving
-        forward = [op for op in self.graph.ops if op.direction == "forward" and not self._is_view(op)]
+        forward = [op for op in self.graph.ops if op.direction == "forward" and not is_view(self.graph, op)]
         self.kept = kept(self.graph, forward, self.options.recompute)
         self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
         stashed: dict[int, list[int]] = {}
@@ -320,12 +329,6 @@ class _Builder:
         body.steps.append(StepDraft(records.GLOBAL_EXCHANGE, name, cycles, bytes_in=received, bytes_out=none))
         for storage in storages:
             body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
-
-    def _is_view(self, op: OpNode) -> bool:
-        """A view is free: every output lies in an input's storage and nothing is written."""
-        storage = self._storage
-        read = {storage(v) for v in op.inputs}
-        return not op.writes and bool(read) and all(v is None or storage(v) in read for v in op.outputs)
 
     def _storage(self, value: int) -> int:
         return self.graph.values[value].storage
