@@ -1,9 +1,10 @@
 """Where tensors lie: whole on the chip, in streaming memory, or a part of each on every replica.
 
 Of a tensor sharded over R replicas each keeps 1/R (facts/pipeline.md, 'Sharding state and tensors'). A weight whose
-gradient, state or value is sharded is updated in parts: its gradient is scattered, not all-reduced, each replica updates
-its part, and what is kept whole is gathered. What becomes of a tensor is read off PopART's ``streamingmemoryopinserter.cpp``: a location holds for a kind of tensor,
-tensors under a number of elements are left alone, activations are never sharded, and nothing is without replicas.
+value, state or accumulator is sharded is updated in parts: its gradient is scattered instead of all-reduced, each
+replica updates its part, and what is kept whole is gathered. What becomes of a tensor is read off PopART's
+``streamingmemoryopinserter.cpp``: a location holds for a kind of tensor, tensors under a number of elements are left
+alone, activations are never sharded, and nothing is without replicas.
 """
 
 from __future__ import annotations
