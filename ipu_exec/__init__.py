@@ -10,9 +10,10 @@ Names and semantics are PopTorch's::
     output, loss = model(images, labels)
 """
 
-from ipu_exec import enums, logs, optim, poptorch_core, testing
+from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing
 from ipu_exec.accessor import AsynchronousDataAccessor
 from ipu_exec.annotations import (
+    Attribute,
     BeginBlock,
     Block,
     BlockFunction,
@@ -76,6 +77,7 @@ __all__ = [
     "CPU",
     "AnchorMode",
     "AsynchronousDataAccessor",
+    "Attribute",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -116,6 +118,7 @@ __all__ = [
     "cond",
     "ctc_beam_search_decoder",
     "custom_op",
+    "distributed",
     "dynamic_slice",
     "dynamic_update",
     "enums",
@@ -133,6 +136,7 @@ __all__ = [
     "nop",
     "optim",
     "poptorch_core",
+    "profiling",
     "recomputationCheckpoint",
     "registerCustomArgParser",
     "register_custom_op",

@@ -16,6 +16,7 @@ import torch
 from ipu_exec import executables, memory, numerics, patterns, placement, program, schedule
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import capture
+from ipu_exec.casting import casting
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
@@ -36,6 +37,7 @@ _ONCE = (OutputMode.Final, OutputMode.Sum)
 # Options that say nothing of what is compiled.
 _NOT_COMPILED = ("executableCache", "compilationProgressBar", "logDir", "logCycleCount", "modelName", "maxRepeatLogs",
                  "profilingEnabled", "profilingDirectory", "anchoredTensors", "randomSeed")  # fmt: skip
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _DIRECTION = {schedules.FORWARD: "forward", schedules.RECOMPUTE: "backward", schedules.BACKWARD: "backward"}
 
 
@@ -66,6 +68,7 @@ def compile_step(
         accumulate=training and micro_batches > 1,
         find_loss=numerics.find_loss,
         contents=contents,
+        casting=casting(options),
     )
     patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -113,6 +116,8 @@ def _compile_graph(
         mode = OutputMode.Final if training else OutputMode.All
 
     progress(0.3, "placement")
+    _check_buffers(graph, options)
+    placement.check_blocks(graph, strategy)
     stages = placement.resolve_stages(strategy, graph.blocks)
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
     locations = options.TensorLocations
@@ -166,9 +171,36 @@ def _compile_graph(
     )
 
 
+def _check_buffers(graph: Graph, options: Options) -> None:
+    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has it.
+
+    Running statistics of a batch norm are each replica's own there too.
+    """
+    if int(options.replication_factor) == 1 or not options.broadcast_buffers:
+        return
+    for op in graph.ops:
+        for value in op.writes if op.direction == "forward" else ():
+            storage = graph.storages[graph.values[value].storage]
+            if storage.role == "buffer" and not storage.name.endswith(_STATISTICS):
+                raise Error(
+                    "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers "
+                    "becoming out of sync between replicas, you can disable buffer broadcasting using "
+                    f"poptorch.Options.broadcastBuffers(False). The buffer is {storage.name!r}, and {op.name} "
+                    "writes it",
+                    location=f"{op.file}:{op.line}" if op.file else "",
+                )
+
+
 def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
-    return Machine(device, device.tiles, proportion, options.Precision.partials_type)
+    return Machine(
+        device,
+        device.tiles,
+        proportion,
+        options.Precision.partials_type,
+        dithering=bool(options.Training.convolution_dithering),
+        stable_norm=bool(options.stable_norm),
+    )
 
 
 def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> Locations:

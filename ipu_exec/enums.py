@@ -91,7 +91,8 @@ class HalfFloatCastingBehavior(IntEnum):
     """What an operator on float16 and float32 computes in."""
 
     FloatDowncastToHalf = 0
-    HalfUpcastToFloat = 1
+    HalfUpcastToFloat = 1  # as PyTorch
+    Default = 2  # the same
 
 
 class MatMulSerializationMode(Enum):

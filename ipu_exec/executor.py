@@ -20,6 +20,7 @@ import torch
 
 from ipu_exec import arguments, executables, grouping, numerics
 from ipu_exec.annotations import module_repr
+from ipu_exec.casting import casting
 from ipu_exec.context import on_ipu
 from ipu_exec.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy
@@ -149,10 +150,14 @@ class PoplarExecutor:
             torch.manual_seed(self._options.random_seed)
         self._seeded = self._attached = True
         watch = None
-        if self._anchors:
+        exceptions = bool(
+            self._options.Precision.floating_point_exceptions
+            or self._options._Popart.settings.get("enableFloatingPointChecks")
+        )
+        if self._anchors or exceptions:
             from ipu_exec.anchors import Watch
 
-            watch = Watch(self._model, self._anchors, self._plan, self._training)
+            watch = Watch(self._model, self._anchors, self._plan, self._training, exceptions)
         start = time.time_ns() // 1_000
         with on_ipu(), PathWatch(self._model, self._executable.contents) as followed:
             if self._training:
@@ -168,7 +173,7 @@ class PoplarExecutor:
                     precision=self._float16(),
                 )
             else:
-                result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers, watch)
+                result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers, watch, self._float16())
         if followed.left is not None:
             self._follow(args, kwargs, followed.left)
         self._ran = self._attached = True
@@ -193,13 +198,15 @@ class PoplarExecutor:
     def _float16(self) -> Precision:
         """What the options ask for float16, with its state from call to call."""
         if self._precision is None:
-            assert self._optimizer is not None
-            seed = self._options.random_seed if self._options.random_seed is not None else torch.initial_seed()
-            scaled = self._options.Training.automatic_loss_scaling
-            rounded = self._options.Precision.stochastic_rounding
+            training, options = self._training, self._options
+            seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
+            scale = loss_scaling(self._optimizer) if self._optimizer is not None else 1.0
+            scaled = training and options.Training.automatic_loss_scaling
+            rounded = training and options.Precision.stochastic_rounding
             self._precision = Precision(
-                LossScaler(loss_scaling(self._optimizer)) if scaled else None,
+                LossScaler.of(scale, options._Popart.settings) if scaled else None,
                 torch.Generator().manual_seed(seed) if rounded else None,
+                casting(options),
             )
         return self._precision
 

@@ -42,6 +42,21 @@ class ValueRef:
     id: int
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the model asks for one operator."""
+
+    proportion: float = 0.0  # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
+    partials: str = ""  # dtype of partial sums (MultiConv); "": as set for all
+    dithering: bool | None = None  # MultiConv; None: as set for all
+    attributes: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `ipu_exec.Attribute`
+
+    @property
+    def outline(self) -> tuple[tuple[str, str, str], ...]:
+        """Attributes that keep operators apart which would share their code."""
+        return tuple(item for item in self.attributes if item[0].endswith("__outline"))
+
+
 @dataclass(slots=True)
 class OpNode:
     """One ATen call.
@@ -65,6 +80,7 @@ class OpNode:
     file: str = ""
     line: int = 0
     forward_op: int = -1
+    asked: Asked = Asked()
 
 
 @dataclass(slots=True)
@@ -89,3 +105,4 @@ class Graph:
     loss: int = -1  # the value that the backward begins at
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
     training: bool = False
+    outside: int = -1  # the first forward op after a ``with Block``, in none

@@ -121,6 +121,14 @@ class Machine:
     tiles: int  # available for compute (I/O tiles taken off)
     proportion: float = 0.6  # availableMemoryProportion
     partials: str = ""  # "float32", "float16"; "" = the data type of the operands
+    first: int = 0  # the tile that products begin at
+    part: int = 0  # tiles for a product; 0: all
+    dithering: bool = False  # of convolutions: different ones begin at different tiles
+    stable_norm: bool = False  # norms take the mean off before they square
+
+    @property
+    def product_tiles(self) -> int:
+        return self.part or self.tiles
 
 
 def exchange_latency(target: Target) -> int:

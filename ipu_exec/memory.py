@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.graph import Graph
+from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
@@ -292,7 +292,7 @@ class _Maker:
                 if step.plan is not None and (step.op, id(step.plan)) != called:
                     called = (step.op, id(step.plan))
                     control += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
-                key = digests.of(step, self.graph.ops[step.op].aten if step.op >= 0 else "")
+                key = digests.of(step, self.graph.ops[step.op] if step.op >= 0 else None)
                 if key in seen:
                     continue
                 seen.add(key)
@@ -349,14 +349,18 @@ class _Digests:
     def __init__(self) -> None:
         self._plans: dict[int, int] = {}
 
-    def of(self, step: StepDraft, aten: str) -> tuple[int, ...]:
-        """Equal for steps that are the same code: over tiles the same, in operators that are the same in all steps."""
+    def of(self, step: StepDraft, op: OpNode | None) -> tuple[int, ...]:
+        """Equal for steps that are the same code: over tiles the same, in operators that are the same in all steps.
+
+        Operators whose outline attributes differ are not (PopART's ``__outline``).
+        """
         if step.plan is None:
             return (id(step),)
         if id(step.plan) not in self._plans:
             parts = tuple(_digest(part) for part in step.plan.steps)
-            self._plans[id(step.plan)] = hash((aten, parts))
-        return (self._plans[id(step.plan)], hash(step.type), _digest(step.plan.steps[step.part]))
+            self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
+        outline = hash(op.asked.outline) if op is not None else 0
+        return (self._plans[id(step.plan)], outline, hash(step.type), _digest(step.plan.steps[step.part]))
 
 
 def _digest(step: Compute | Exchange) -> int:

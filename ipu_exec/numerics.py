@@ -253,17 +253,19 @@ class ReplicaBuffers:
 
 
 def infer(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: CallPlan,
-          buffers: ReplicaBuffers | None = None, watch: Watch | None = None) -> Any:  # fmt: skip
+          buffers: ReplicaBuffers | None = None, watch: Watch | None = None,
+          precision: Precision | None = None) -> Any:  # fmt: skip
     """One inference call: every micro-batch of every device iteration and replica, outputs by the output mode."""
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
     outputs = Outputs(plan)
+    precision = precision or Precision()
     with torch.no_grad():
         for iteration, replica in _iterations(plan):
             with buffers.of(model, replica):
                 for step in range(plan.accumulation):
                     taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                    with _watched(watch, (taken, named), iteration, step, replica):
+                    with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
                         returned = run(model, plan.groupings, replica, taken, named)
                     outputs.add(returned, iteration, step, replica)
     return outputs.result()
@@ -295,11 +297,13 @@ def train(
                     _clear(parameters)
                     for step in range(plan.accumulation):
                         taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                        with _watched(watch, (taken, named), iteration, step, replica):
+                        with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
                             returned = run(model, plan.groupings, replica, taken, named)
                             if watch is not None:
                                 watch.backward()
                             _backward(loss_of(returned), parameters, plan, step, scale)
+                        if plan.accumulation > 1:
+                            precision.accumulate(optimizer, parameters)
                         outputs.add(returned, iteration, step, replica)
                 total = add_gradients(total, {p: p.grad for p in parameters if p.grad is not None})
             for parameter in parameters:

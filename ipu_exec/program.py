@@ -333,9 +333,19 @@ class _Builder:
     def _storage(self, value: int) -> int:
         return self.graph.values[value].storage
 
+    def _machine(self, op: OpNode, ipu: int) -> Machine:
+        """The IPU as the operator is planned for it: with what the model asks for that one."""
+        machine, asked = self.machines[ipu], op.asked
+        return replace(
+            machine,
+            proportion=asked.proportion or machine.proportion,
+            partials=asked.partials or machine.partials,
+            dithering="conv" in op.aten and (machine.dithering if asked.dithering is None else asked.dithering),
+        )
+
     def _plan(self, op: OpNode, stage: int, body: Body, shard: Shard | None = None) -> Plan:
         """Lower an operator, and say where its operands lie. ``shard``: on a replica's part of the weight."""
-        machine = self.machines[body.ipu]
+        machine = self._machine(op, body.ipu)
         spec = self._spec(op, stage, machine, shard)
         try:
             plan = lower(spec, machine)

@@ -356,3 +356,22 @@ def test_an_unknown_operator_may_be_guessed_and_is_marked():
     assert marked["aten.hypot.default"][0] == 1
     assert marked["aten.hypot.default"][1] > marked["aten.mul.Tensor"][1] > 0
     assert marked["aten.mul.Tensor"][0] == 0
+
+
+def test_a_buffer_that_is_written_may_not_be_broadcast_to_replicas():
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(2)
+            self.register_buffer("seen", torch.zeros(2))
+
+        def forward(self, x):
+            self.seen += x.sum(0)
+            return self.norm(x)
+
+    options = ipu_exec.Options().replicationFactor(2).showCompilationProgressBar(False)
+    message = r"broadcasting buffers\. .* using poptorch.Options.broadcastBuffers\(False\)\. The buffer is 'seen'"
+    with pytest.raises(ipu_exec.Error, match=message):
+        ipu_exec.inferenceModel(Counting(), options).compile(torch.ones(4, 2))
+    ipu_exec.inferenceModel(Counting(), options.clone().broadcastBuffers(False)).compile(torch.ones(4, 2))
+    ipu_exec.inferenceModel(Counting().norm, options).compile(torch.ones(4, 2))

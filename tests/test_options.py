@@ -225,11 +225,8 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("change", "option"),
     [
-        (lambda o: o.Precision.enableFloatingPointExceptions(True), "Precision.enableFloatingPointExceptions"),
-        (lambda o: o.enableStableNorm(True), "enableStableNorm"),
         (lambda o: o.TensorLocations.numIOTiles(32), "TensorLocations.numIOTiles"),
         (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
-        (lambda o: o.broadcastBuffers(False), "broadcastBuffers"),
     ],
 )
 def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> None:
@@ -238,7 +235,7 @@ def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> Non
 
 
 def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
-    options = Options().enableStableNorm(False).broadcastBuffers(True)
+    options = Options().syncPattern(poptorch.SyncPattern.Full).broadcastBuffers(False)
     poptorch.TensorLocationSettings().useReplicatedTensorSharding(False)
     options.Precision.enableFloatingPointExceptions(False)
     assert not recwarn.list

@@ -39,6 +39,7 @@ class Group:
 
 
 _options = ipu_exec.Options()
+_STATES = "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them"
 _ON_IPU = "there is no device to attach to; the state is kept"
 
 GROUPS = (
@@ -60,9 +61,9 @@ GROUPS = (
         "UnrecoverableError": (SAME, "never raised: no device fails"),
         "poptorch_core": (ACCEPTED, "the name only: PopTorch's compiled core is not here"),
         "testing": SAME,
-        "profiling": (ABSENT, "channels of PopVision's system analyser; use the profile"),
-        "Attribute": (ABSENT, "attributes of PopART's operators"),
-        "distributed": (ABSENT, "one process computes all replicas"),
+        "profiling": (SAME, "a trace that Perfetto opens rather than one for PopVision's system analyser"),
+        "Attribute": (PROFILE, "__outline keeps code apart; others are kept with the operators"),
+        "distributed": (ACCEPTED, "VirtualIpuManager.isAvailable is False: there are no partitions to make"),
     }),
     Group("Placement", "", ipu_exec, {
         "BeginBlock": PROFILE,
@@ -85,13 +86,13 @@ GROUPS = (
         "recomputationCheckpoint": PROFILE,
         "custom_op": (PROFILE, "what it computes and costs is given to register_custom_op, not found in a library"),
         "serializedMatMul": PROFILE,
-        "MultiConv": (ACCEPTED, "numbers are the same; the convolutions are modelled one after the other (it warns)"),
+        "MultiConv": (PROFILE, "how the tiles are shared out follows poplin's options; in detail it is an estimate"),
         "nop": SAME,
         "for_loop": (PROFILE, "the profile has the body once for each time"),
         "cond": (PROFILE, "one body is run, the profile has both"),
         "dynamic_slice": PROFILE,
         "dynamic_update": PROFILE,
-        "set_available_memory": (ACCEPTED, "proportions are per IPU: Options.setAvailableMemoryProportion (it warns)"),
+        "set_available_memory": (PROFILE, "of products and their gradients; gathers and scatters cost what they did"),
         "set_overlap_for_input": (ACCEPTED, "host I/O is modelled before and after computing (it warns)"),
         "set_overlap_for_output": (ACCEPTED, "host I/O is modelled before and after computing (it warns)"),
         "ipu_print_tensor": (SAME, "printing costs nothing in the profile"),
@@ -124,8 +125,8 @@ GROUPS = (
         "toDict": (SAME, "by dotted names"),
         "clone": SAME,
         "enableSyntheticData": (PROFILE, "no host I/O is modelled; numbers are those of the data that is given"),
-        "enableStableNorm": ACCEPTED,
-        "broadcastBuffers": ACCEPTED,
+        "enableStableNorm": (PROFILE, "cycles and memory; numbers are PyTorch's, stable either way"),
+        "broadcastBuffers": (SAME, "with True, a model that writes a buffer on several replicas is an Error"),
         "syncPattern": ACCEPTED,
         "updatableNamedBuffers": (ACCEPTED, "buffers are the model's and can always be changed"),
         "useIpuModel": (ACCEPTED, "everything is modelled"),
@@ -141,14 +142,14 @@ GROUPS = (
         "accumulationAndReplicationReductionType": SAME,
         "setMeanAccumulationAndReplicationReductionStrategy": SAME,
         "setAutomaticLossScaling": (SAME, "by the gradients of float16 weights; the counting is not in the profile"),
-        "setConvolutionDithering": (ACCEPTED, "the model of a convolution does not depend on it"),
+        "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
     }),
     Group("Options.Precision", "Options.Precision.", _options.Precision, {
         "setPartialsType": (PROFILE, "cycles and memory; numbers are PyTorch's"),
         "enableStochasticRounding": (SAME, "of float16 weights at their update"),
-        "enableFloatingPointExceptions": ACCEPTED,
-        "runningStatisticsAlwaysFloat": ACCEPTED,
-        "halfFloatCasting": ACCEPTED,
+        "enableFloatingPointExceptions": (SAME, "an Error that names the operator, as it is called in the profile"),
+        "runningStatisticsAlwaysFloat": (PROFILE, "casts; memory counts the buffers as the model has them"),
+        "halfFloatCasting": (PROFILE, "FloatDowncastToHalf only where it is set, as in PopTorch since 3.0"),
     }),
     Group("Options.TensorLocations", "Options.TensorLocations.", _options.TensorLocations, {
         "setOptimizerLocation": PROFILE,
@@ -210,11 +211,11 @@ GROUPS = (
         "replicaGrouping": (PROFILE, "not with LAMB or max_grad_norm: an error says so"),
     }),
     Group("Optimisers", "optim.", optim, {
-        "SGD": (SAME, "accum types and velocity_scaling are recorded"),
-        "Adam": (SAME, "accum types are recorded"),
-        "AdamW": (SAME, "accum types are recorded"),
-        "RMSprop": (SAME, "use_tf_variant too"),
-        "LAMB": SAME,
+        "SGD": (PROFILE, f"{_STATES}; use_combined_accum is recorded"),
+        "Adam": (PROFILE, _STATES),
+        "AdamW": (PROFILE, _STATES),
+        "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
+        "LAMB": (PROFILE, _STATES),
         "VariableAttributes": (SAME, "what was marked as constant cannot change once compiled"),
     }),
     Group("VariableAttributes", "VariableAttributes.", VariableAttributes, {
@@ -233,10 +234,10 @@ GROUPS = (
         "SyncPattern": ACCEPTED,
         "MatMulSerializationMode": SAME,
         "OverlapMode": ACCEPTED,
-        "MultiConvPlanType": ACCEPTED,
+        "MultiConvPlanType": PROFILE,
         "CommGroupType": SAME,
         "VariableRetrievalMode": SAME,
-        "HalfFloatCastingBehavior": ACCEPTED,
+        "HalfFloatCastingBehavior": SAME,
         "TensorLocationSettings": SAME,
         "Options": SAME,
         "enums": SAME,
