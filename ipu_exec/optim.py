@@ -461,7 +461,7 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
             parameter.sub_(moved)
 
 
-_STATES = {
+STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
     "accumulator": "accum_type",
     "exp_avg": "first_order_momentum_accum_type",
     "grad_avg": "first_order_momentum_accum_type",
@@ -477,7 +477,7 @@ def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
     ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None: as the weight, for
     PyTorch's own optimisers, and for what PopTorch has no argument for.
     """
-    dtype = getattr(optimizer, _STATES.get(state, ""), None) if isinstance(optimizer, _Extras) else None
+    dtype = getattr(optimizer, STATES.get(state, ""), None) if isinstance(optimizer, _Extras) else None
     return cast("torch.dtype | None", dtype)
 
 
