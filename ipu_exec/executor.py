@@ -31,6 +31,7 @@ from ipu_exec.optim import (
     AttributeTracker,
     check_constants,
     check_supported,
+    combined,
     constants,
     kept_as,
     loss_scaling,
@@ -458,9 +459,7 @@ class PoplarExecutor:
         if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
             raise UsageError("the optimiser has none of the model's parameters; make it from model.parameters()")
         check_supported(optimizer)
-        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not getattr(
-            optimizer, "use_combined_accum", False
-        ):
+        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not combined(optimizer):
             self._keep_running_means()
         self._attributes.check(optimizer)
         if self._executable is not None and self._optimizer is not None:
@@ -588,7 +587,7 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         }
         groups.append((tuple(tuple(p.shape) for p in group["params"]), tuple(settings.items())))
     extras = {name: getattr(optimizer, name, None) for name in _STRUCTURAL}
-    extras |= {name: str(kept_as(optimizer, name)) for name in STATES}
+    extras |= {name: str(kept_as(optimizer, name)) for name in STATES} | {"combined": combined(optimizer)}
     return (type(optimizer).__name__, tuple(groups), tuple(extras.items()))
 
 

@@ -471,14 +471,26 @@ STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
 }
 
 
+def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
+    """True for those of this module: what they keep states in is theirs to say, not the weights'."""
+    return isinstance(optimizer, _Extras)
+
+
+def combined(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's SGD1)."""
+    return bool(getattr(optimizer, "use_combined_accum", False))
+
+
 def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
     """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
 
     ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None: as the weight, for
-    PyTorch's own optimisers, and for what PopTorch has no argument for.
+    PyTorch's own optimisers, where one tensor holds gradients and velocities (PopTorch gives PopART no type for it:
+    popart_compiler, CompilerImpl.cpp), and for what PopTorch has no argument for.
     """
-    dtype = getattr(optimizer, STATES.get(state, ""), None) if isinstance(optimizer, _Extras) else None
-    return cast("torch.dtype | None", dtype)
+    if not is_poptorchs(optimizer) or combined(optimizer):
+        return None
+    return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
 
 
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:

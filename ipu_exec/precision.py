@@ -11,7 +11,7 @@ import torch
 
 from ipu_exec.casting import Casting
 from ipu_exec.errors import UsageError
-from ipu_exec.optim import kept_as
+from ipu_exec.optim import is_poptorchs, kept_as, loss_scaling
 
 HALF_MAX = 65504.0
 # PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings (graphcore/popart,
@@ -123,8 +123,7 @@ class Precision:
         optimisers then round the states that they keep in float16; PyTorch's are left to PyTorch, where nothing of
         this is asked for.
         """
-        typed = kept_as(optimizer, "accumulator") is not None
-        if self.rounding is None and self.scaler is None and not typed:
+        if self.rounding is None and self.scaler is None and not is_poptorchs(optimizer):
             yield
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -147,8 +146,8 @@ class Precision:
         for parameter in parameters:
             for name, value in optimizer.state.get(parameter, {}).items():
                 if kept_as(optimizer, name) is torch.float16 and isinstance(value, torch.Tensor):
-                    # velocities are kept scaled, so that small ones are not lost
-                    scale = getattr(optimizer, "velocity_scaling", 1.0)
+                    # PopTorch keeps velocities scaled as the loss is, so that small ones are not lost
+                    scale = loss_scaling(optimizer) if name == "momentum_buffer" else 1.0
                     value.copy_(self._rounded(value * scale) / scale)
 
     def _rounded(self, values: torch.Tensor) -> torch.Tensor:

@@ -274,18 +274,30 @@ def test_states_are_rounded_to_float16_where_that_is_their_type(kind: str, argum
     assert bytes_of[f"weight/{state}"] == 4 * 2
 
 
-def test_velocities_are_kept_scaled() -> None:
+def test_velocities_are_kept_scaled_as_the_loss_is() -> None:
     """The smallest float16 is 6e-8: velocities of 1e-9 are lost as they are, and kept times 2^20."""
     model = Line()
     gradient = torch.full((1, 4), 1e-9)
     for scaling, lost in ((1.0, True), (2.0**20, False)):
         optimizer = poptorch.optim.SGD(
-            model.parameters(), lr=1e-2, momentum=0.9, velocity_accum_type=torch.float16, velocity_scaling=scaling
+            model.parameters(), lr=1e-2, momentum=0.9, velocity_accum_type=torch.float16, loss_scaling=scaling
         )
         options = poptorch.Options().showCompilationProgressBar(False)
         poptorch.trainingModel(model, options, optimizer)(gradient)
         velocity = optimizer.state[model.weight]["momentum_buffer"]
         assert bool((velocity == 0).all()) is lost
+
+
+def test_a_combined_accumulator_is_one_tensor_and_numbers_are_the_same() -> None:
+    _, weight, apart = after("SGD", accumulation=4, steps=2)
+    _, other, combined = after("SGD", accumulation=4, steps=2, use_combined_accum=True, accum_type=torch.float16)
+    assert torch.equal(weight, other)
+    roles = [
+        {s.name for s in executable.graph.storages.values() if s.parameter >= 0} for executable in (apart, combined)
+    ]
+    assert roles == [{"weight/accumulator", "weight/momentum_buffer"}, {"weight/accumulator"}]
+    (accumulator,) = [v for v in combined.variables if v.name == "weight/accumulator"]
+    assert accumulator.bytes == 4 * 4, "of the weight's type: PopTorch's types are for separate tensors"
 
 
 def test_accumulators_are_rounded_to_float16_where_that_is_their_type() -> None:

@@ -38,7 +38,10 @@ class Group:
 
 
 _options = ipu_exec.Options()
-_STATES = "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them"
+_STATES = (
+    "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them; float16 "
+    "weights are updated in float32"
+)
 _ON_IPU = "there is no device to attach to; the state is kept"
 
 GROUPS = (
@@ -208,7 +211,7 @@ GROUPS = (
         "replicaGrouping": (ABSENT, "weights that differ between replicas"),
     }),
     Group("Optimisers", "optim.", optim, {
-        "SGD": (PROFILE, f"{_STATES}; use_combined_accum is recorded"),
+        "SGD": (PROFILE, f"{_STATES}; with use_combined_accum one tensor holds gradients and velocity, in memory"),
         "Adam": (PROFILE, _STATES),
         "AdamW": (PROFILE, _STATES),
         "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
