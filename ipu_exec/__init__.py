@@ -45,6 +45,7 @@ from ipu_exec.enums import (
     ReductionType,
     SharingStrategy,
     SyncPattern,
+    VariableRetrievalMode,
 )
 from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError, UsageError
 from ipu_exec.executor import PoplarExecutor, inferenceModel, load, trainingModel
@@ -113,6 +114,7 @@ __all__ = [
     "TensorLocationSettings",
     "UnrecoverableError",
     "UsageError",
+    "VariableRetrievalMode",
     "cond",
     "ctc_beam_search_decoder",
     "custom_op",

@@ -297,6 +297,7 @@ class Recorder(TorchDispatchMode):
                 storage = self.graph.storages[self.graph.values[self.value(parameter.grad)].storage]
                 if storage.role != "accumulator":
                     storage.role, storage.name = "gradient", f"{name}/gradient"
+                    storage.parameter = self.graph.values[self.value(parameter)].storage
 
     # -- calls -------------------------------------------------------------------------------------------
 

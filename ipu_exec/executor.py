@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from ipu_exec import arguments, executables, numerics
+from ipu_exec import arguments, executables, grouping, numerics
 from ipu_exec.annotations import module_repr
 from ipu_exec.casting import casting
 from ipu_exec.context import on_ipu
 from ipu_exec.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
+from ipu_exec.grouping import GroupedParameter
 from ipu_exec.optim import (
     SGD,
     STATES,
@@ -79,6 +80,7 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
         edit_opts_fn(options)
     training = exported["optimizer"] is not None
     made = PoplarExecutor(exported["model"], options, training, optimizer=exported["optimizer"])
+    made.per_replica_params |= exported.get("groupings", {})
     made.loadExecutable(os.fspath(filename))
     return made
 
@@ -125,6 +127,7 @@ class PoplarExecutor:
         self._anchored: dict[str, torch.Tensor] = {}
         self._constants: dict[str, Any] = {}
         self._precision: Precision | None = None
+        self.per_replica_params: dict[str, tuple[Any, Any, Any]] = {}  # name -> what `replicaGrouping` was told
         self._attached = self._seeded = self._ran = False
         self._compilation_seconds = 0.0
         if training:
@@ -235,6 +238,8 @@ class PoplarExecutor:
         """Compile where that is due. Gives the inputs with the defaults of ``forward``."""
         bound = arguments.bind(self._model, args, kwargs)
         learn((bound.args, bound.kwargs))
+        groupings = grouping.resolve(self._model, self.per_replica_params, self._plan.replicas)
+        self._plan = replace(self._plan, groupings=groupings)
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
             arguments.check(self._inputs, inputs)
@@ -255,13 +260,21 @@ class PoplarExecutor:
 
         start = time.perf_counter()
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
-        with _progress(self._options.compilation_progress_bar) as progress, torch.random.fork_rng(devices=[]), on_ipu():
+        groupings = self._plan.groupings
+        if self._optimizer is not None:
+            grouping.check_optimiser(self._optimizer, groupings)
+        with (
+            _progress(self._options.compilation_progress_bar) as progress,
+            torch.random.fork_rng(devices=[]),
+            on_ipu(),
+            grouping.one_replica(self._model, self._optimizer, groupings),
+        ):
             for_whom = (self._model, taken, named, self._options, self._optimizer, self._training, progress)
             try:
-                executable = compile_step(*for_whom, contents)
+                executable = compile_step(*for_whom, contents, groupings)
             except ContentError:
                 contents = read_contents(self._model, taken, named, self._training)
-                executable = compile_step(*for_whom, contents)
+                executable = compile_step(*for_whom, contents, groupings)
             progress(1.0, "done")
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
@@ -291,6 +304,7 @@ class PoplarExecutor:
     def _state_of_model(self) -> dict[str, Any]:
         """What the compiled program depends on besides its inputs, by what to call it in a log."""
         state: dict[str, Any] = {"the mode of the model": "train" if self._model.training else "eval"}
+        state["the grouping of replicas"] = tuple(sorted(self._plan.groupings.items()))
         state["which parameters require grad"] = tuple(p.requires_grad for p in self._model.parameters())
         if self._optimizer is not None:
             state["the optimiser"] = _structure(self._optimizer)
@@ -315,7 +329,8 @@ class PoplarExecutor:
         stored = executables.Stored(
             {"training": self._training}, self._executable, self._inputs, self._state, rng_state
         )
-        model = {"model": self._model, "optimizer": self._optimizer, "options": self._options.clone()}
+        model = {"model": self._model, "optimizer": self._optimizer, "options": self._options.clone(),
+                 "groupings": self.per_replica_params}  # fmt: skip
         executables.write(filename, stored, model if export_model else None)
 
     def loadExecutable(self, filename: str) -> None:
@@ -334,6 +349,8 @@ class PoplarExecutor:
             n: s.elements for s in stored.executable.graph.storages.values() if s.role == "weight" for n in [s.name]
         }
         own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}
+        for name, grouped in grouping.resolve(self._model, self.per_replica_params, self._plan.replicas).items():
+            own[name] //= grouped.rows
         strange = sorted(name for name, elements in weights.items() if own.get(name) != elements)
         if strange:
             raise UsageError(
@@ -434,7 +451,8 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_model" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._user_model, name)
+        found = getattr(self._user_model, name)
+        return GroupedParameter(self, name, found) if isinstance(found, torch.nn.Parameter) else found
 
     def train(self, mode: bool = True) -> PoplarExecutor:
         """Put the wrapped model into train (or eval) mode."""

@@ -19,7 +19,7 @@ class Storage:
     dtype: str
     role: str
     name: str  # "layer.weight", "layer.weight/exp_avg", "layer/addmm:0"
-    parameter: int = -1  # for accumulators and optimiser state: the storage of their weight
+    parameter: int = -1  # for gradients, accumulators and optimiser state: the storage of their weight
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ Every number is from ``shared/facts/machine.md``; the short names of sources are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -88,6 +89,20 @@ def link_rate(target: Target, a: int, b: int) -> float:
     """Bytes a cycle in one direction between two IPUs of a pod: 55 GB/s on a board, 27.7 GB/s between boards (JIA)."""
     same = a // target.ipus_per_board == b // target.ipus_per_board
     return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
+
+
+def ring_cycles(target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int) -> int:
+    """Cycles for a ring of ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before, to
+    exchange tensors of ``nbytes`` bytes: a scatter or a gather is one round, an all-reduce is both.
+
+    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link sets the pace: one
+    between boards is enough. From three members on half of the data goes round each way (GCL's bidirectional ring; two
+    directions carry twice one, JIA); two members use both ways as it is.
+    """
+    rate = link_rate(target, ipu, ipu + apart * (members - 1))
+    latency = rounds * (members - 1) * link_latency_cycles(target, link_hops(0, apart))
+    moved = rounds * (members - 1) * nbytes / members
+    return ceil(latency + moved / (2 if members > 2 else 1) / rate)
 
 
 def target(name: str) -> Target:

@@ -25,6 +25,8 @@ from profiler.memory import including_gaps
 
 _CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCode", "hostExchangeCode")
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
+_PART = {schedules.STREAM_IN: "forward", schedules.FORWARD: "forward", schedules.REDUCE: "update",
+         schedules.UPDATE: "update"}  # fmt: skip
 
 STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
 # Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its sender, where it goes,
@@ -68,13 +70,13 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
 
 
 def variables(
-    graph: Graph, placement: Placement, tree: ProgramTree, target: Target, offload_optimiser: bool
+    graph: Graph, placement: Placement, tree: ProgramTree, target: Target
 ) -> tuple[list[records.Variable], list[records.Use]]:
     """All that lies in tile memory of one replica, IPU by IPU, ids from 0; and which operators use what."""
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     for ipu in range(placement.num_ipus):
-        maker = _Maker(graph, placement, tree, ipu, found, offload_optimiser)
+        maker = _Maker(graph, placement, tree, ipu, found)
         maker.storages()
         uses.update(maker.uses())
         first = len(found)
@@ -95,10 +97,8 @@ class _Maker:
         tree: ProgramTree,
         ipu: int,
         found: list[records.Variable],
-        offload_optimiser: bool,
     ) -> None:
         self.graph, self.placement, self.tree, self.ipu, self.found = graph, placement, tree, ipu, found
-        self.offload = offload_optimiser
         self.start = positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
@@ -181,9 +181,14 @@ class _Maker:
             "dtype": storage.dtype,
             "shape": self.shapes.get(storage_id),
         }
-        offloaded = storage.role == "optimiser state" and self.offload
-        offloaded = offloaded or storage_id in self.tree.moving
-        if storage.role in _ALWAYS and not offloaded and self.placement.home.get(storage_id, stage) == stage:
+        part = self.tree.parts.get((storage_id, stage))
+        if part is not None:
+            self.add(storage.name, "variable", storage.role, part.bytes, **{**about, "op": self._owner_op(storage_id)})
+            for first, last in self._lifetimes(storage_id, stage):
+                self.add(f"{storage.name}/gathered", "variable", "temporary", layout.bytes, (first, last), **about)
+            return
+        stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
+        if stays and self.placement.home.get(storage_id, stage) == stage:
             about["op"] = self._owner_op(storage_id)
             self.add(storage.name, "variable", storage.role, layout.bytes, **about)
             return
@@ -241,15 +246,16 @@ class _Maker:
         return groups
 
     def _while_on_chip(self, storage: int, stage: int) -> list[tuple[int, int]]:
-        """Phased execution: from being loaded (or made) to being stored (or last read), phase by phase or until the end
-        of the forward or backward."""
+        """From being loaded (or made) to being stored (or last read). In phased execution phase by phase, or until the
+        end of the forward or backward; else in the forward, in recomputation with backward, and in the update."""
         spans: dict[int | str, tuple[int, int]] = {}
         for number, (body, at) in enumerate(self.bodies):
             if storage in body.touched and body.stage in (stage, -1):
                 first, last = body.touched[storage]
-                part = "forward" if body.task in (schedules.STREAM_IN, schedules.FORWARD) else "backward"
+                part = _PART.get(body.task, "backward")
                 turns = body.stage in self.tree.turning and body.task in (schedules.FORWARD, schedules.BACKWARD)
-                key = ("turn" if turns else number) if self.tree.moving[storage] else part
+                phased = self.placement.phases and self.tree.moving[storage]
+                key = ("turn" if turns else number) if phased else part
                 spans[key] = _union(spans.get(key), (at + first, at + last))
         return list(spans.values())
 

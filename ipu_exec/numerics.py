@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ipu_exec.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 from ipu_exec.errors import Error, UsageError
+from ipu_exec.grouping import Groupings, run, spread
 from ipu_exec.ops import is_marked_loss
 from ipu_exec.optim import loss_scaling
 from ipu_exec.options import Options
@@ -46,6 +47,7 @@ class CallPlan:
     output_period: int
     reduction: ReductionType
     strategy: MeanReductionStrategy
+    groupings: Groupings = field(default_factory=dict)
 
     @property
     def factor(self) -> int:
@@ -264,7 +266,7 @@ def infer(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
                 for step in range(plan.accumulation):
                     taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
                     with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
-                        returned = model(*taken, **named)
+                        returned = run(model, plan.groupings, replica, taken, named)
                     outputs.add(returned, iteration, step, replica)
     return outputs.result()
 
@@ -296,7 +298,7 @@ def train(
                     for step in range(plan.accumulation):
                         taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
                         with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
-                            returned = model(*taken, **named)
+                            returned = run(model, plan.groupings, replica, taken, named)
                             if watch is not None:
                                 watch.backward()
                             _backward(loss_of(returned), parameters, plan, step, scale)
@@ -311,6 +313,7 @@ def train(
             with precision.update(optimizer):
                 _divide(parameters, plan, scale)
                 optimizer.step()
+            spread(model, plan.groupings)
             if watch is not None:
                 watch.updated(iteration)
             _clear(parameters)

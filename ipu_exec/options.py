@@ -45,7 +45,6 @@ DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.execut
 _NOT_HONOURED = {
     "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
     "num_io_tiles": ("TensorLocations.numIOTiles", "all tiles compute, and host I/O takes turns with that"),
-    "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
     "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
     "io_tiles_to_store": ("useIOTilesToStore", "all tiles compute and store"),
 }
@@ -315,20 +314,15 @@ class TensorLocationOptions(_Group):
         ((name, settings),) = value.items()
         if not isinstance(settings, TensorLocationSettings):
             raise UsageError(f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}")
-        if settings.off_chip and name in ("location_activation", "location_accumulator"):
-            warnings.warn(
-                f"TensorLocations.{method}: useOnChipStorage(False) is recorded in the profile, but not honoured: they "
-                "leave the chip in phased execution only",
-                stacklevel=3,
-            )
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Where activations wait for the backward pass."""
+        """Where activations wait for the backward pass. A pipeline keeps its stash on the chip: compiling it warns."""
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights lie. Honoured in phased execution, where they come and go with their phase by default."""
+        """Where weights lie: those not on the chip come before they are used, in forward, backward and update. In
+        phased execution they come and go with their phase by default."""
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
@@ -486,8 +480,12 @@ class Options(_Group):
         return self._count("replicationFactor", replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Replicas of a group of that size take the same input."""
-        self._count("inputReplicaGrouping", input_group_size=input_group_size)
+        """Replicas of a group of that size take the same input. Error for ``CommGroupType.All``, as in PopTorch."""
+        if input_group_type is CommGroupType.All:
+            raise UsageError("inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal, not All: where all "
+                             "replicas take the same input, they are one group")  # fmt: skip
+        alone = input_group_type is CommGroupType.NoGrouping  # each replica is a group, whatever the size says
+        self._count("inputReplicaGrouping", input_group_size=1 if alone else input_group_size)
         return self._enum("inputReplicaGrouping", CommGroupType, input_group_type=input_group_type)
 
     @property

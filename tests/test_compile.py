@@ -197,10 +197,11 @@ def test_off_chip_optimiser_state_frees_tiles_and_lengthens_the_update(mnist):
     opts.TensorLocations.setOptimizerLocation(ipu_exec.TensorLocationSettings().useOnChipStorage(False))
     offloaded = compiled(opts)
     states = [v for v in offloaded.variables if v.role == "optimiser state"]
-    assert states and not any(v.always_live for v in states)
+    large = [v for v in states if v.bytes >= 2 * 4]  # PopART's minElementsForOffChip is 2
+    assert large and not any(v.always_live for v in large)
     update = next(b for b in offloaded.tree.bodies if b.task == UPDATE and b.ipu == 2)
     first = sum(len(b.steps) for b in offloaded.tree.bodies if b.ipu == 2) - len(update.steps)
-    assert all(v.start >= first for v in states if v.ipu == 2)
+    assert all(v.start >= first for v in large if v.ipu == 2)
     assert offloaded.timeline.costs.update[2] > mnist.timeline.costs.update[2]
 
 

@@ -74,6 +74,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
         training: bool,
         progress: Any,
         contents: Any = (),
+        groupings: Any = None,
     ) -> Executable:
         torch.rand(3)  # a compiler that draws random numbers must not change the training
         calls.append({"args": args, "kwargs": kwargs, "training": training})

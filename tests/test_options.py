@@ -222,13 +222,6 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     ("change", "option"),
     [
         (lambda o: o.TensorLocations.numIOTiles(32), "TensorLocations.numIOTiles"),
-        (lambda o: poptorch.TensorLocationSettings().useReplicatedTensorSharding(), "useReplicatedTensorSharding"),
-        (
-            lambda o: o.TensorLocations.setActivationLocation(
-                poptorch.TensorLocationSettings().useOnChipStorage(False)
-            ),
-            r"TensorLocations.setActivationLocation: useOnChipStorage\(False\)",
-        ),
         (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Any
 import ipu_exec
 from ipu_exec import optim
 from ipu_exec.executor import PoplarExecutor
+from ipu_exec.grouping import GroupedParameter
 from ipu_exec.optim import VariableAttributes
 from ipu_exec.options import _NOT_HONOURED
 
@@ -154,17 +155,17 @@ GROUPS = (
         "halfFloatCasting": (PROFILE, "FloatDowncastToHalf only where it is set, as in PopTorch since 3.0"),
     }),
     Group("Options.TensorLocations", "Options.TensorLocations.", _options.TensorLocations, {
-        "setOptimizerLocation": (PROFILE, "useOnChipStorage; the other settings are recorded"),
-        "setWeightLocation": (PROFILE, "useOnChipStorage in phased execution (it warns in another)"),
-        "setActivationLocation": (ACCEPTED, "on the chip, or as Liveness says (it warns)"),
-        "setAccumulatorLocation": (ACCEPTED, "on the chip, or with their phase (it warns)"),
+        "setOptimizerLocation": PROFILE,
+        "setWeightLocation": (PROFILE, "weights that stages share stay whole on the chip (it warns)"),
+        "setActivationLocation": (PROFILE, "a pipeline keeps its stash on the chip (it warns)"),
+        "setAccumulatorLocation": PROFILE,
         "numIOTiles": ACCEPTED,
     }),
     Group("TensorLocationSettings", "TensorLocationSettings.", ipu_exec.TensorLocationSettings(), {
         "useOnChipStorage": PROFILE,
-        "useReplicatedTensorSharding": ACCEPTED,
-        "minElementsForOffChip": (ACCEPTED, "recorded"),
-        "minElementsForReplicatedTensorSharding": (ACCEPTED, "recorded"),
+        "useReplicatedTensorSharding": (PROFILE, "where the optimiser is elementwise and norms (else it warns)"),
+        "minElementsForOffChip": (PROFILE, "2 by default, as in PopART"),
+        "minElementsForReplicatedTensorSharding": (PROFILE, "8,192 by default, as in PopART"),
         "useIOTilesToLoad": ACCEPTED,
         "useIOTilesToStore": ACCEPTED,
     }),
@@ -208,7 +209,9 @@ GROUPS = (
         "copyNamedBuffersToDevice": (SAME, "every replica takes the model's buffers"),
         "model": SAME,
         "options": SAME,
-        "replicaGrouping": (ABSENT, "weights that differ between replicas"),
+    }),
+    Group("Weights of a wrapped model", "model.weight.", GroupedParameter, {
+        "replicaGrouping": (PROFILE, "not with LAMB or max_grad_norm: an error says so"),
     }),
     Group("Optimisers", "optim.", optim, {
         "SGD": (PROFILE, f"{_STATES}; with use_combined_accum one tensor holds gradients and velocity, in memory"),
@@ -236,6 +239,7 @@ GROUPS = (
         "OverlapMode": ACCEPTED,
         "MultiConvPlanType": PROFILE,
         "CommGroupType": SAME,
+        "VariableRetrievalMode": SAME,
         "HalfFloatCastingBehavior": SAME,
         "TensorLocationSettings": SAME,
         "Options": SAME,
