@@ -144,7 +144,7 @@ GROUPS = (
         "gradientAccumulation": PROFILE,
         "accumulationAndReplicationReductionType": SAME,
         "setMeanAccumulationAndReplicationReductionStrategy": SAME,
-        "setAutomaticLossScaling": (SAME, "by the gradients of float16 weights; the counting is not in the profile"),
+        "setAutomaticLossScaling": (SAME, "the counting is not in the profile"),
         "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
     }),
     Group("Options.Precision", "Options.Precision.", _options.Precision, {
