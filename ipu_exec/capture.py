@@ -251,7 +251,7 @@ class Recorder(TorchDispatchMode):
                 asked[op.id] = proportion
         for op in self.graph.ops:
             proportion = asked.get(op.id, asked.get(op.forward_op, 0.0))
-            if proportion:
+            if proportion and not is_view(op.aten):
                 op.asked = replace(op.asked, proportion=proportion)
 
     def _planned(self, value: int) -> OpNode | None:

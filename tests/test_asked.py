@@ -11,7 +11,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec.compile import Executable
-from ipu_exec.graph import OpNode
+from ipu_exec.graph import Asked, OpNode
 from ipu_exec.lowering.plan import Compute
 
 
@@ -276,6 +276,16 @@ def test_attributes_stay_with_their_operators_and_gradients_and_outlines_keep_co
     assert not any(op.asked.attributes for op in apart.graph.ops if op.module == "layers.2")
     assert code_bytes(apart) > code_bytes(shared)
     assert not any(op.asked.outline for op in shared.graph.ops)
+
+
+def test_the_profile_says_what_was_asked_for() -> None:
+    made = compiled(Tuned(0.25), torch.randn(64, 1024))
+    first = next(op.id for op in operators(made, "mm") if op.direction == "forward")
+    said = {row.id: row.plan for row in made._op_rows()}
+    assert said[first] == f"{made.tree.op_plans[first].note}; asked for available memory 0.25"
+    assert sum("asked for" in words for words in said.values()) == 2, "it and its gradient"
+    everything = Asked(0.1, "float16", False, (("__outline", "layer", "a"),))
+    assert str(everything) == ("asked for available memory 0.1, float16 partials, dithering off, __outline layer: a")
 
 
 def test_an_attribute_is_entered_and_left_like_in_hooks() -> None:
