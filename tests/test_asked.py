@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,28 @@ def test_reserved_tiles_and_back_off_decide_the_shares() -> None:
     assert last_of_first(poptorch.MultiConv().perConvReservedTiles(1000)) < 1472 // 2
     generous = last_of_first(poptorch.MultiConv().cycleBackOff(20.0))
     assert generous < last_of_first(poptorch.MultiConv().cycleBackOff(0.0))
+
+
+class Equal(Branches):
+    def __init__(self, multi: poptorch.MultiConv) -> None:
+        super().__init__(multi)
+        self.narrow = nn.Conv2d(16, 32, 3, padding=1)
+
+
+def test_equal_convolutions_need_reserved_tiles_to_run_on_as_many() -> None:
+    def made(reserved: int) -> tuple[list[int], int]:
+        executable = compiled(Equal(poptorch.MultiConv().perConvReservedTiles(reserved)), IMAGES)
+        (fused,) = [op for op in executable.graph.ops if op.aten == "poplin.multi_conv"]
+        spans = re.findall(r"tiles (\d+)-(\d+): ", executable.tree.op_plans[fused.id].note)
+        assert [int(first) for first, _ in spans[1:]] == [int(last) + 1 for _, last in spans[:-1]]
+        assert (spans[0][0], spans[-1][1]) == ("0", "1471")
+        return sorted(int(last) - int(first) + 1 for first, last in spans), executable.tree.op_cycles[fused.id]
+
+    (few, many), unequal = made(50)
+    (one, other), equal = made(736)
+    assert 50 <= few < many / 2
+    assert 2 * few < one <= other
+    assert equal < unequal
 
 
 def test_values_for_each_convolution_are_as_many_as_those() -> None:

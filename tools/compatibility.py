@@ -89,7 +89,7 @@ GROUPS = (
         "recomputationCheckpoint": PROFILE,
         "custom_op": (PROFILE, "what it computes and costs is given to register_custom_op, not found in a library"),
         "serializedMatMul": PROFILE,
-        "MultiConv": (PROFILE, "how the tiles are shared out follows poplin's options; in detail it is an estimate"),
+        "MultiConv": (PROFILE, "tiles are shared out as poplin does"),
         "nop": SAME,
         "for_loop": (PROFILE, "the profile has the body once for each time"),
         "cond": (PROFILE, "one body is run, the profile has both"),
