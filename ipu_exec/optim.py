@@ -1,7 +1,8 @@
 """PyTorch's optimisers with the extra arguments that PopTorch gives them, and LAMB.
 
-The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as attributes; with
-their defaults the update is PyTorch's, bit for bit.
+The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as attributes; the update
+of a float32 weight is PyTorch's, bit for bit, before states are rounded to the types they name (`kept_as`), which is
+done by who runs the update (`ipu_exec.precision`). A float16 weight is updated in float32 there.
 """
 
 from __future__ import annotations
