@@ -31,7 +31,7 @@ from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, Valu
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.lowering.registry import is_view, packet, words
 from ipu_exec.multi_conv import Group, fuse, is_convolution
-from ipu_exec.optim import kept_as
+from ipu_exec.optim import combined, kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -251,7 +251,7 @@ class Recorder(TorchDispatchMode):
                 asked[op.id] = proportion
         for op in self.graph.ops:
             proportion = asked.get(op.id, asked.get(op.forward_op, 0.0))
-            if proportion:
+            if proportion and not is_view(op.aten):
                 op.asked = replace(op.asked, proportion=proportion)
 
     def _planned(self, value: int) -> OpNode | None:
@@ -269,7 +269,19 @@ class Recorder(TorchDispatchMode):
         return None
 
     def keep_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in."""
+        """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in.
+
+        Where one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
+        """
+        if combined(optimizer):
+            storages = self.graph.storages
+            accumulators = {s.parameter: s.id for s in storages.values() if s.role == "accumulator"}
+            velocities = [s.id for s in storages.values() if s.name.endswith("/momentum_buffer")]
+            same = {
+                v: accumulators[storages.pop(v).parameter] for v in velocities if storages[v].parameter in accumulators
+            }
+            for value in self.graph.values.values():
+                value.storage = same.get(value.storage, value.storage)
         changed: dict[int, str] = {}
         for storage in self.graph.storages.values():
             dtype = kept_as(optimizer, storage.name.rpartition("/")[2]) if storage.parameter >= 0 else None

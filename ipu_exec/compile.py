@@ -460,7 +460,7 @@ class Executable:
                 plan.flops if plan else 0,
                 self.tree.op_cycles.get(op.id, 0),
                 int(plan.estimated) if plan else 0,
-                plan.note if plan else "",
+                "; ".join(words for words in (plan.note if plan else "", str(op.asked)) if words),
             )
 
     def _program_rows(self) -> list[Any]:

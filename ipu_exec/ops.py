@@ -212,8 +212,9 @@ def serializedMatMul(
 class MultiConv:
     """``with MultiConv(): ...``: the convolutions inside run at the same time, each on a part of the tiles.
 
-    None may need another's result. Their gradients run together too. With ``MultiConvPlanType.Serial`` they follow
-    each other, each on all tiles. Numbers do not depend on it.
+    None may need another's result. Their gradients run together too. Poplin gives the largest most of the tiles, so
+    that convolutions of one size run one on many and the rest on few, unless `perConvReservedTiles` is raised. With
+    ``MultiConvPlanType.Serial`` they follow each other, each on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:

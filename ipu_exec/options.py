@@ -72,6 +72,9 @@ class _Group:
         values = self.__dict__.get("_values", {})
         if name in values:
             return values[name]
+        snake = re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", name)  # some of PopTorch's are in camel case
+        if snake in values:
+            return values[snake]
         raise AttributeError(f"{type(self).__name__.strip('_')} has no option {name!r}; it has {', '.join(values)}")
 
     def _set(self, **values: Any) -> Self:
