@@ -124,6 +124,7 @@ def capture(
         def forward_and_backward(*args: Any, **kwargs: Any) -> Any:
             with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), dtypes, recorder:
                 returned = model(*args, **kwargs)
+                _check_buffers(model, {name: fake_state[name] for name in buffers})
                 if fake_optimizer is not None:
                     if find_loss is None:
                         raise Error("a training step needs to know which output is the loss: pass find_loss")
@@ -155,6 +156,23 @@ def capture(
         recorder.keep_states(optimizer)
     fuse(recorder.graph, list(recorder._groups.values()))
     return recorder.graph
+
+
+def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> None:
+    """Error where the forward took away a buffer or put another tensor in its place: the device holds the first."""
+    after = dict(model.named_buffers(remove_duplicate=False))
+    for name, buffer in before.items():
+        if name not in after:
+            raise Error(
+                f"Buffer {name} is removed from the model when calling the forward method. Remove it before the model "
+                "is compiled"
+            )
+        if after[name] is not buffer:
+            raise Error(
+                f"Buffer {name} is reassigned within the model when calling the forward method. This is not supported. "
+                f"Consider using self.{name}.copy_(src) to copy data from a source tensor, where src is the name of "
+                "the source tensor."
+            )
 
 
 class _Step(torch.nn.Module):
@@ -324,10 +342,12 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             file, line = self._location()
+            name = str(func).split(".")[1]
             raise Error(
-                f"{func} decides a shape or a branch by what its input holds, and a compiled program is the same for "
-                "all inputs: use an operator of a fixed shape (torch.where, topk, a mask), or compute it on the host "
-                "before the model is called",
+                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported because the output "
+                "shape is determined by the tensor values. The IPU cannot support dynamic output shapes. Use an "
+                "operator of a fixed shape (torch.where, topk, a mask), or compute it on the host before the model is "
+                "called",
                 location=f"{file}:{line}" if file else "",
             ) from None
 
@@ -395,6 +415,8 @@ class Recorder(TorchDispatchMode):
         )
         for value in writes:
             self._writers[self.graph.values[value].storage] = op.id
+        if torch.Tag.inplace_view in func.tags:
+            del self._values[id(args[0])]  # squeeze_, t_, ...: the same tensor has another shape from here on
         results = out if isinstance(out, (tuple, list)) else (out,)
         op.outputs = tuple(self.value(r, op.id) if isinstance(r, torch.Tensor) else None for r in results)
         op.name = self._op_name(op)

@@ -23,7 +23,7 @@ from ipu_exec.annotations import module_repr
 from ipu_exec.casting import casting
 from ipu_exec.context import on_ipu
 from ipu_exec.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.enums import ConnectionType, MeanReductionStrategy
+from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.grouping import GroupedParameter
 from ipu_exec.optim import (
@@ -192,7 +192,7 @@ class PoplarExecutor:
         if self._session is not None:
             self._session.record_run(start, time.time_ns() // 1_000)
         if self._options.log_cycle_count:
-            logger.info("cycles of this call: %d", self._executable.cycles_per_call)
+            logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
@@ -244,16 +244,17 @@ class PoplarExecutor:
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
             arguments.check(self._inputs, inputs)
-        numerics.check_batch((bound.args, bound.kwargs), self._plan)
+        streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
+        numerics.check_batch((streamed, named), self._plan)
         state = self._state_of_model()
         if self._executable is not None and state != self._state:
             for reason in _differences(self._state, state):
                 logger.warning("recompiling because %s", reason)
             self._release()
         if self._executable is None:
-            self._compile(bound.args, bound.kwargs)
+            self._compile(streamed, named)
             self._inputs, self._state = inputs, state
-        return bound.args, bound.kwargs
+        return streamed, named
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()) -> None:
         """``contents``: what the forward reads off tensors; found by running it, where it does read some."""
@@ -296,6 +297,10 @@ class PoplarExecutor:
             from ipu_exec.anchors import Anchor, canonical, tensor_names
 
             names = set(tensor_names(executable.graph))
+            for anchor in self._options.anchored_tensors.values():
+                mode, period = anchor["mode"] or self._plan.output_mode, anchor["period"]
+                name = mode.name if mode is OutputMode.Sum else mode.name.upper()  # PopTorch's log has ALL and Sum
+                logger.debug("anchored: %s %s/%d", anchor["name"], name, period if mode is OutputMode.EveryN else 1)
             self._anchors = {
                 short: Anchor(canonical(anchor["name"], names), anchor["mode"], anchor["period"])
                 for short, anchor in self._options.anchored_tensors.items()
@@ -546,7 +551,7 @@ class PoplarExecutor:
     def detachFromDevice(self) -> None:
         """Give the device back; what was compiled stays. Error where it is not attached."""
         if not self._attached:
-            raise UsageError("detachFromDevice: the model is not attached")
+            raise UsageError("detachFromDevice: Device is not attached")
         self._attached = False
 
     def destroy(self) -> None:
@@ -583,14 +588,15 @@ def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
 def _check_inference(options: Options) -> None:
     accumulation = options.Training.gradient_accumulation
     if accumulation != 1:
+        pipelined = options.execution_strategy.kind == "pipelined"
         hint = (
-            "; use deviceIterations to give a pipeline enough micro-batches"
-            if options.execution_strategy.kind == "pipelined"
-            else ""
+            " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for "
+            "pipelined execution instead."
         )
         raise UsageError(
-            f"an inference model accumulates no gradients, but Training.gradientAccumulation is {accumulation}: use "
-            f"options of its own with gradientAccumulation(1){hint}"
+            "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) "
+            f"when running a poptorch.inferenceModel().{hint if pipelined else ''} It is {accumulation}: clone the "
+            "training options and set gradientAccumulation(1)"
         )
 
 

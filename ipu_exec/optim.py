@@ -139,7 +139,7 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 class _Extras:
     """PopTorch's arguments of an optimiser, kept apart from torch's."""
 
-    loss_scaling: float
+    loss_scaling: float | None
     variable_attrs: VariableAttributes | None = None
     bias_correction = True
     max_grad_norm: float | None = None
@@ -194,7 +194,7 @@ class SGD(_Extras, torch.optim.SGD):
         maximize: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         velocity_scaling: float = 1.0,
         use_combined_accum: bool = False,
         accum_type: torch.dtype = torch.float32,
@@ -226,7 +226,7 @@ class Adam(_Extras, torch.optim.Adam):
         amsgrad: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -258,7 +258,7 @@ class AdamW(_Extras, torch.optim.AdamW):
         amsgrad: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -295,7 +295,7 @@ class RMSprop(_Extras, torch.optim.RMSprop):
         centered: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -345,7 +345,8 @@ class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where ``max_weight_norm``
-    bounds ||w||; the ratio is 1 where either norm is 0. ``bias_correction`` as in Adam.
+    bounds ||w||; the ratio is 1 where either norm is 0, and 0, which stops the training, where the bound is 0.
+    ``bias_correction`` as in Adam.
     """
 
     def __init__(
@@ -356,7 +357,7 @@ class LAMB(_OneByOne):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         bias_correction: bool = True,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         max_weight_norm: float | None = None,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -394,12 +395,11 @@ class LAMB(_OneByOne):
         unbias2 = 1 - beta2 ** state["step"] if self.bias_correction else 1.0
         direction = (first / unbias1) / ((second / unbias2).sqrt() + group["eps"])
         direction = direction.add(parameter, alpha=group["weight_decay"])
-        weight_norm = parameter.norm()
-        if self.max_weight_norm is not None and math.isfinite(self.max_weight_norm):
-            weight_norm = weight_norm.clamp(max=self.max_weight_norm)
-        direction_norm = direction.norm()
+        weight_norm, direction_norm = parameter.norm(), direction.norm()
         # torch.where, not a branch on data: the update must be the same program whatever the numbers are.
         usable = (weight_norm > 0) & (direction_norm > 0)
+        if self.max_weight_norm is not None and math.isfinite(self.max_weight_norm):
+            weight_norm = weight_norm.clamp(max=self.max_weight_norm)
         trust = torch.where(usable, weight_norm / direction_norm, torch.ones_like(weight_norm))
         parameter.sub_(direction * (trust * group["lr"]))
 
@@ -495,8 +495,9 @@ def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
 
 
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
-    """What the optimiser multiplies losses by; 1 for PyTorch's own."""
-    return float(getattr(optimizer, "loss_scaling", 1.0))
+    """What the optimiser multiplies losses by; 1 for PyTorch's own, and where it is None."""
+    given = getattr(optimizer, "loss_scaling", None)
+    return 1.0 if given is None else float(given)
 
 
 class LARS(_OneByOne):
@@ -515,7 +516,7 @@ class LARS(_OneByOne):
         weight_decay: float = 1e-4,
         trust_coefficient: float = 1e-3,
         eps: float = 0.0,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
     ) -> None:
         settings = {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient, "eps": eps}

@@ -58,6 +58,7 @@ GROUPS = (
         "isRunningOnIpu": SAME,
         "ipuHardwareIsAvailable": (SAME, "False: IPUs are modelled"),
         "ipuHardwareVersion": (SAME, "an Error, as without hardware"),
+        "hasMLIRSupportOnPlatform": (SAME, "True: models are captured by running them"),
         "setLogLevel": SAME,
         "Error": SAME,
         "RecoverableError": (SAME, "never raised: no device fails"),
