@@ -136,7 +136,7 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     tree = program.build(graph, placed, machines, wanted)
 
     progress(0.8, "memory")
-    variables, uses = memory.variables(graph, placed, tree, device, offload)
+    variables, uses = memory.variables(graph, placed, tree, machines, offload)
 
     progress(0.9, "schedule")
     step_ids = _number_steps(tree)
@@ -158,7 +158,9 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
 
 def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
-    return Machine(device, device.tiles, proportion, options.Precision.partials_type)
+    return Machine(
+        device, device.tiles - options.TensorLocations.num_io_tiles, proportion, options.Precision.partials_type
+    )
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:

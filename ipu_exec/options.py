@@ -51,7 +51,6 @@ _NOT_HONOURED = {
     ),
     "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
     "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
-    "num_io_tiles": ("TensorLocations.numIOTiles", "all tiles compute, and host I/O takes turns with that"),
     "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
     "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
     "io_tiles_to_store": ("useIOTilesToStore", "all tiles compute and store"),
@@ -336,7 +335,8 @@ class TensorLocationOptions(_Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles set aside for I/O: even, 32 to 192."""
+        """Tiles of each IPU set aside for I/O: even, 32 to 192. The others compute; what `set_overlap_for_input` and
+        `set_overlap_for_output` name moves beside that."""
         if isinstance(num_tiles, bool) or not isinstance(num_tiles, int) or not 32 <= num_tiles <= 192 or num_tiles % 2:
             raise UsageError(f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}")
         return self._set(num_io_tiles=num_tiles)

@@ -159,6 +159,7 @@ class _Builder:
         self.stores: dict[tuple[int, int], int] = {}
         self.kept: set[int] = set()  # storages that are not made again
         self.near_loss: set[int] = set()  # those that the loss reaches without passing one of them
+        self.wide: dict[int, Plan] = {}  # plans by id (they live on), with vectors over all tiles
         self.makers: dict[int, int] = {}  # storage -> op that makes it
         for op in graph.ops:
             for output in op.outputs:
@@ -293,8 +294,7 @@ class _Builder:
         target = self.machines[body.ipu].target
         received = np.zeros(target.tiles, np.int64)
         for storage in storages:
-            layout = self._layout(storage, stage, self.machines[body.ipu])
-            received += layout.bytes if layout is not None else 0
+            received += self._bytes(storage, stage, self.machines[body.ipu])
         busiest = int(received.sum()) / target.link_bytes_per_cycle
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
@@ -340,7 +340,20 @@ class _Builder:
             if output is not None and (self._storage(output), stage) not in self.layouts:
                 storage = self._storage(output)
                 self.layouts[storage, stage] = self._default_layout(storage, machine)
-        self._append(op, plan, body, machine)
+        self._append(op, self._widened(plan, machine), body, machine)
+
+    def _widened(self, plan: Plan, machine: Machine) -> Plan:
+        """The plan over all tiles: a lowering knows only those that compute."""
+        if not machine.io_tiles:
+            return plan
+        if id(plan) not in self.wide:
+            self.wide[id(plan)] = _widened(plan, machine)
+        return self.wide[id(plan)]
+
+    def _bytes(self, storage: int, stage: int, machine: Machine) -> np.ndarray:
+        """Of a storage on each tile of the IPU; nothing where nobody placed it."""
+        layout = self._layout(storage, stage, machine)
+        return machine.whole(layout.bytes) if layout is not None else np.zeros(machine.target.tiles, np.int64)
 
     def _append(self, op: OpNode, plan: Plan, body: Body, machine: Machine) -> None:
         at = []
@@ -452,9 +465,8 @@ class _Builder:
 
     def _stash(self, storage: int, stage: int, body: Body, what: str) -> None:
         """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on every tile."""
-        layout = self.layouts[storage, stage]
         item = ITEM_BYTES[self.graph.storages[storage].dtype]
-        count = layout.bytes // item
+        count = self._bytes(storage, stage, self.machines[body.ipu]) // item
         cycles = dynamic_slice_cycles(count, item)
         vertex = "popops::DynamicUpdateSlice1D" if what == "stash" else "popops::DynamicSlice1D"
         name = self.graph.storages[storage].name
@@ -516,8 +528,7 @@ class _Builder:
         if not storages:
             return
         target = self.machines[body.ipu].target
-        layouts = [self._layout(s, stage, self.machines[body.ipu]) for s in storages]
-        nbytes = sum((layout.bytes for layout in layouts if layout is not None), np.zeros(target.tiles, np.int64))
+        nbytes = np.sum([self._bytes(s, stage, self.machines[body.ipu]) for s in storages], axis=0)
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         first = len(body.steps)
         body.steps += _stream_steps(name, cycles, nbytes, to_host=to_host)
@@ -554,8 +565,7 @@ class _Builder:
         target = machine.target
         nbytes = np.zeros(target.tiles, np.int64)
         for storage in storages:
-            layout = self._layout(storage, stage, machine)
-            nbytes = nbytes + (layout.bytes if layout is not None else 0)
+            nbytes = nbytes + self._bytes(storage, stage, machine)
         total = sum(storage_bytes(self.graph, storage) for storage in storages)
         cycles = ceil((HOST_LATENCY_SECONDS + total / target.host_bytes_per_second) * target.clock_hz)
         names = ", ".join(self.graph.storages[s].name for s in storages)
@@ -592,11 +602,12 @@ class _Builder:
                 crossing.append(transfer.storage)
                 hops = max(hops, link_hops(a, b))
                 rate, total = link_rate(target, a, b), int(layout.bytes.sum())
+                nbytes = self.machines[ipu].whole(layout.bytes)
                 if a == ipu:
-                    sent += layout.bytes
+                    sent += nbytes
                     leaving[rate] += total
                 if b == ipu:
-                    received += layout.bytes
+                    received += nbytes
                     arriving[rate] += total
         if not crossing:
             return None
@@ -625,8 +636,7 @@ class _Builder:
         gradients = [s for s in self._gradients() if self.placement.ipus[self.placement.home.get(s, 0)] == ipu]
         nbytes = np.zeros(target.tiles, np.int64)
         for storage in gradients:
-            layout = self._layout(storage, self.placement.home.get(storage, 0), self.machines[ipu])
-            nbytes = nbytes + (layout.bytes if layout is not None else 0)
+            nbytes = nbytes + self._bytes(storage, self.placement.home.get(storage, 0), self.machines[ipu])
         if not nbytes.any():
             return None
         moved = 2 * (replicas - 1) * int(nbytes.sum()) / replicas
@@ -661,6 +671,21 @@ class _Builder:
     @staticmethod
     def _one_step(name: str, ipu: int, task: int, kind: str, step: str, cycles: int) -> Body:
         return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles)])
+
+
+def _widened(plan: Plan, machine: Machine) -> Plan:
+    """With vectors over all tiles; layouts stay as lowerings know them."""
+    steps: list[Compute | Exchange] = []
+    for step in plan.steps:
+        if isinstance(step, Compute):
+            vertices = tuple(Vertices(v.type, machine.whole(v.count)) for v in step.vertices)
+            steps.append(replace(step, cycles=machine.whole(step.cycles), vertices=vertices))
+        else:
+            into, out, fragments = map(machine.whole, (step.bytes_in, step.bytes_out, step.fragments))
+            steps.append(Exchange(step.name, into, out, fragments, step.shared_bus))
+    held = tuple(replace(held, bytes=machine.whole(held.bytes)) for held in plan.temporaries)
+    constants = None if plan.constants is None else machine.whole(plan.constants)
+    return replace(plan, steps=tuple(steps), temporaries=held, constants=constants)
 
 
 def _step_name(op: str, step: str) -> str:

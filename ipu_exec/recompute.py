@@ -64,9 +64,7 @@ def read_by(graph: Graph, op: OpNode) -> set[int]:
 def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
     """Storages that no recomputation makes again: ``forward`` is all of the model's, without views."""
     if kind is Recomputation.NORM_ONLY:
-        return graph.checkpoints | {
-            s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)
-        }
+        return graph.checkpoints | {s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)}
     if kind is Recomputation.STANDARD:
         return graph.checkpoints | _least_live(graph, forward)
     return set(graph.checkpoints)
