@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec import executables, memory, numerics, placement, program, schedule
+from ipu_exec import executables, memory, numerics, overlap, placement, program, schedule
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import capture
 from ipu_exec.enums import OutputMode
@@ -20,7 +20,7 @@ from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
-from ipu_exec.machine import LINK_LATENCY_SECONDS, Machine, Target, target
+from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
 from ipu_exec.options import Options
 from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
@@ -101,6 +101,9 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
 
+    overlap.check(graph, options, strategy, mode)
+    across = overlap.across(graph, iterations)
+
     progress(0.3, "placement")
     stages = placement.resolve_stages(strategy, graph.blocks)
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
@@ -132,6 +135,9 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         estimate=bool(options.estimate_unknown_operators),
         phases=phases,
         host_io=not options.synthetic_data,
+        host_latency=0 if _buffering(options) > 1 else HOST_LATENCY_SECONDS,
+        across=across,
+        rearrange_on_host=bool(getattr(options._Popart, "rearrangeStreamsOnHost", False)),
     )
     tree = program.build(graph, placed, machines, wanted)
 
@@ -149,6 +155,8 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         iterations=iterations,
         stream_out_once=mode in _ONCE,
         parallel_phases=isinstance(strategy, PhasedExecution) and strategy.parallel,
+        across=across,
+        pattern=options.sync_pattern,
     )
     progress(1.0, "done")
     return Executable(
@@ -161,6 +169,16 @@ def _machine(device: Target, options: Options, ipu: int) -> Machine:
     return Machine(
         device, device.tiles - options.TensorLocations.num_io_tiles, proportion, options.Precision.partials_type
     )
+
+
+def _buffering(options: Options) -> int:
+    """How many micro-batches the host has ready for a stream, or room for: from two on nobody waits for the host to
+    turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end of a copy vanish there;
+    that this is all of the latency is an estimate). The buffers are the host's."""
+    names = ("defaultBufferingDepth", "defaultPrefetchBufferingDepth")
+    if not getattr(options._Popart, "enablePrefetchDatastreams", True):
+        return 1
+    return max(int(getattr(options._Popart, name, 1)) for name in names)
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:
@@ -192,8 +210,9 @@ class Executable:
 
     @property
     def cycles_per_call(self) -> int:
-        """Cycles of one call of the executor: all its device iterations."""
-        return self.timeline.trace.iterations * self.timeline.trace.iteration_cycles
+        """Cycles of one call of the executor: all its device iterations, and what is waited for around them."""
+        schedule, trace = self.timeline.schedule, self.timeline.trace
+        return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
 
     @cached_property
     def _tile_bytes(self) -> list[memory.TileBytes]:
@@ -230,6 +249,8 @@ class Executable:
             "link_bytes_per_cycle": self.target.link_bytes_per_cycle,
             "link_bytes_per_cycle_between_boards": self.target.board_link_bytes_per_cycle,
             "ipus_per_board": self.target.ipus_per_board,
+            "host_latency": 0 if _buffering(self.options) > 1 else round(HOST_LATENCY_SECONDS * self.target.clock_hz),
+            "across": self.timeline.costs.across,
         }
 
     # -- rows of the profile -------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ def variables(
         uses.update(maker.uses())
         first = len(found)
         maker.temporaries()
+        maker.buffers()
         maker.program(machines[ipu].target)
         here = {op.id for op, stage in zip(graph.ops, placement.op_stage, strict=True) if placement.ipus[stage] == ipu}
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
@@ -269,6 +270,13 @@ class _Maker:
                     stage=stage,
                     interleaved=use.interleaved,
                 )
+
+    def buffers(self) -> None:
+        """Of host streams: always live (facts/memory.md)."""
+        for use in self.tree.buffers:
+            stage = use.first
+            if self.placement.ipus[stage] == self.ipu:
+                self.add(use.name, "variable", use.role, use.tile_bytes, op=use.op, stage=stage)
 
     # -- code ----------------------------------------------------------------------------------------------
 

@@ -49,7 +49,6 @@ _NOT_HONOURED = {
         "Precision.runningStatisticsAlwaysFloat",
         "running statistics have the dtype that the model gives them",
     ),
-    "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
     "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
     "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
     "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
@@ -577,7 +576,7 @@ class Options(_Group):
         return self._enum("connectionType", ConnectionType, connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Recorded."""
+        """Which IPUs wait for the host together: all (Full), each alone (SinglePipeline), or every other one."""
         return self._enum("syncPattern", SyncPattern, sync_pattern=sync_pattern)
 
     # -- running -----------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ipu_exec.enums import OverlapMode
 from ipu_exec.errors import LoweringError
 from ipu_exec.graph import Graph, OpNode, ValueRef
 from ipu_exec.lowering import generic, lower
+from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.layouts import linear
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operand, OpSpec, Plan, Vertices
 from ipu_exec.machine import (
@@ -41,6 +43,8 @@ from profiler import records, schedules
 
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
 _STASHED = ("activation", "input", "gradient")
+BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
+BUFFERS_ACROSS = 3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
 
 
 @dataclass(slots=True)
@@ -93,6 +97,14 @@ class Body:
     def cycles(self) -> int:
         return sum(step.cycles for step in self.steps)
 
+    def begin_with(self, steps: list[StepDraft]) -> None:
+        """Put steps before all others."""
+        count = len(steps)
+        self.steps[:0] = steps
+        self.touched = {storage: (first + count, last + count) for storage, (first, last) in self.touched.items()}
+        for use in self.temporaries:
+            use.first, use.last = use.first + count, use.last + count
+
     def touch(self, storage: int, first: int, last: int) -> None:
         old = self.touched.get(storage, (first, last))
         self.touched[storage] = (min(old[0], first), max(old[1], last))
@@ -112,6 +124,8 @@ class ProgramTree:
     turning: frozenset[int] = frozenset()  # phased: stages whose backward follows their forward at once
     loads: dict[tuple[int, int], int] = field(default_factory=dict)  # (task, stage) -> cycles at its body's beginning
     stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
+    buffers: list[Use] = field(default_factory=list)  # of streams, always there; ``first`` is the stage
+    beside: frozenset[int] = frozenset()  # storages that come or leave over I/O tiles
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """Bodies of these tasks of a stage, in the order in which they run."""
@@ -136,6 +150,9 @@ class ProgramOptions:
     estimate: bool = False  # guess an operator that nobody lowered
     phases: PhaseOptions = field(default_factory=PhaseOptions)
     host_io: bool = True  # inputs come from the host and outputs go there
+    host_latency: float = HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
+    across: bool = False  # what is overlapped is so from one device iteration into the next
+    rearrange_on_host: bool = False  # inputs arrive as they lie, instead of linearly
 
 
 def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
@@ -159,6 +176,8 @@ class _Builder:
         self.stores: dict[tuple[int, int], int] = {}
         self.kept: set[int] = set()  # storages that are not made again
         self.near_loss: set[int] = set()  # those that the loss reaches without passing one of them
+        self.buffers: list[Use] = []
+        self.beside: set[int] = set()
         self.wide: dict[int, Plan] = {}  # plans by id (they live on), with vectors over all tiles
         self.makers: dict[int, int] = {}  # storage -> op that makes it
         for op in graph.ops:
@@ -203,7 +222,7 @@ class _Builder:
                     self._update(ops.get(("update", stage), []), stage, body)
             if body.steps:
                 updates.append(body)
-        streams_in, streams_out = self._streams()
+        streams_in, streams_out = self._streams(forwards)
         copies = [self._copies(ipu) for ipu in range(self.placement.num_ipus)]
         reduces = [self._reduce(ipu) for ipu in range(self.placement.num_ipus)]
         syncs = [
@@ -217,7 +236,8 @@ class _Builder:
         bodies = [body for body in order if body is not None and body.steps]
         recomputed = {stage: {s for op in mine for s in made_by(self.graph, op)} for stage, mine in again.items()}
         return ProgramTree(bodies, self.layouts, stashed, recomputed, self.op_plans, self.op_cycles,
-                           self.moving, self._turning(), self.loads, self.stores)  # fmt: skip
+                           self.moving, self._turning(), self.loads, self.stores, self.buffers,
+                           frozenset(self.beside))  # fmt: skip
 
     # -- operators -----------------------------------------------------------------------------------------
 
@@ -537,42 +557,101 @@ class _Builder:
 
     # -- between IPUs and to the host ------------------------------------------------------------------------
 
-    def _streams(self) -> tuple[list[Body], list[Body]]:
+    def _streams(self, forwards: list[Body]) -> tuple[list[Body], list[Body]]:
+        """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or to where an
+        exchange brings it in the forward of its stage."""
         if not self.options.host_io:
             return [], []
-        inputs: dict[int, list[int]] = {}
+        no_overlap = OverlapMode.NoOverlap.value
+        inputs: dict[tuple[int, bool], list[int]] = {}
         for value in self.graph.inputs:
             storage = self._storage(value)
             if storage in self.placement.home:  # an input that nothing reads is not sent
-                inputs.setdefault(self.placement.home[storage], []).append(storage)
-        outputs: dict[int, list[int]] = {}
+                beside = self.graph.overlapped_inputs.get(storage, no_overlap) != no_overlap
+                inputs.setdefault((self.placement.home[storage], beside), []).append(storage)
+        outputs: dict[tuple[int, bool], list[int]] = {}
         for value in self.graph.outputs:
-            maker = self.makers.get(self._storage(value))
-            stage = self.placement.home.get(self._storage(value), 0)
+            storage = self._storage(value)
+            maker = self.makers.get(storage)
+            stage, beside = self.placement.home.get(storage, 0), False
             if maker is not None:
                 stage = self.placement.op_stage[maker]
-            outputs.setdefault(stage, []).append(self._storage(value))
+                beside = self.graph.overlapped_outputs.get(storage, no_overlap) != no_overlap
+                # what leaves once is not overlapped, nor what the backward makes
+                beside = beside and not self.options.stream_out_once and self._made_forward(storage)
+            outputs.setdefault((stage, beside), []).append(storage)
+        for found, to_host in ((inputs, False), (outputs, True)):
+            for (stage, beside), storages in found.items():
+                if beside:
+                    self.beside.update(storages)
+                    self._between_tiles(forwards[stage], storages, to_host)
         return (
-            [self._stream(stage, storages, False) for stage, storages in sorted(inputs.items())],
-            [self._stream(stage, storages, True) for stage, storages in sorted(outputs.items())],
+            [self._stream(stage, storages, False, beside) for (stage, beside), storages in sorted(inputs.items())],
+            [self._stream(stage, storages, True, beside) for (stage, beside), storages in sorted(outputs.items())],
         )
 
-    def _stream(self, stage: int, storages: list[int], to_host: bool) -> Body:
+    def _made_forward(self, storage: int) -> bool:
+        return self.graph.ops[self.makers[storage]].direction == "forward"
+
+    def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
         """facts/machine.md: begin, mid and end; latency, then bytes at the host's rate (JIA, EX)."""
         task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
-        body = self._body(f"stage {stage} {'outputs to' if to_host else 'inputs from'} host", stage, task)
+        name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
+        if beside:
+            task, name = schedules.UNLOAD if to_host else schedules.LOAD, f"{name} over I/O tiles"
+        body = self._body(name, stage, task)
         machine = self.machines[body.ipu]
         target = machine.target
-        nbytes = np.zeros(target.tiles, np.int64)
-        for storage in storages:
-            nbytes = nbytes + self._bytes(storage, stage, machine)
         total = sum(storage_bytes(self.graph, storage) for storage in storages)
-        cycles = ceil((HOST_LATENCY_SECONDS + total / target.host_bytes_per_second) * target.clock_hz)
+        cycles = ceil((self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz)
         names = ", ".join(self.graph.storages[s].name for s in storages)
-        body.steps += _stream_steps(names, cycles, nbytes, to_host)
+        lies = np.sum([self._bytes(storage, stage, machine) for storage in storages], axis=0)
+        if beside:
+            lands = machine.on_io_tiles(int(lies.sum()))
+            body.steps += _stream_steps(names, cycles, lands, to_host)
+            copies = BUFFERS_ACROSS if self.options.across else BUFFERS
+            self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage))
+            return body
+        arrives = lies if to_host or self.options.rearrange_on_host else self._linearly(storages, machine)
+        body.steps += _stream_steps(names, cycles, arrives, to_host)
+        if not np.array_equal(arrives, lies):
+            self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", arrives, stage, stage))
+            body.steps += self._exchanged(f"{names}/rearrange", lies, arrives, machine)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
+
+    def _linearly(self, storages: list[int], machine: Machine) -> np.ndarray:
+        """Bytes on each tile of tensors that lie one element after the other."""
+        lies = (self._default_layout(storage, machine).bytes for storage in storages)
+        return machine.whole(np.sum(list(lies), axis=0))
+
+    def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
+        """The exchange between I/O tiles and those that compute. It belongs to the operator that first reads what it
+        brings, or that last makes what it takes away, and goes where that goes."""
+        machine, stage = self.machines[body.ipu], body.stage
+        lies = np.sum([self._bytes(storage, stage, machine) for storage in storages], axis=0)
+        lands = machine.on_io_tiles(int(lies.sum()))
+        names = ", ".join(self.graph.storages[s].name for s in storages)
+        if to_host:
+            steps = self._exchanged(f"{names}/to I/O tiles", lands, lies, machine)
+            op = max(self.makers[storage] for storage in storages)
+            first = len(body.steps)
+            body.steps += steps
+        else:
+            steps = self._exchanged(f"{names}/from I/O tiles", lies, lands, machine)
+            readers = (op.id for op in self.graph.ops if {self._storage(v) for v in op.inputs} & set(storages)
+                       and op.id in self.op_plans)  # fmt: skip
+            op, first = min(readers, default=-1), 0
+            body.begin_with(steps)
+        for step in steps:
+            step.op = op
+        for storage in storages:
+            body.touch(storage, first, first + len(steps) - 1)
+
+    def _exchanged(self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine) -> list[StepDraft]:
+        step = Exchange(name, into, out, messages(into, out))
+        return _drafts(step, machine.target.name)
 
     def _copies(self, ipu: int) -> Body | None:
         """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both directions.

@@ -142,7 +142,7 @@ def _ramps(report: Report, costs: Costs) -> list[Insight]:
 def _host(report: Report, costs: Costs) -> list[Insight]:
     present = Assignment.of(costs.stage.tolist(), costs.ipus)
     none = np.zeros(len(costs), dtype=np.int64)
-    without = what_if(replace(costs, stream_in=none, stream_out=none), present)
+    without = what_if(replace(costs, stream_in=none, stream_out=none, load=none, unload=none), present)
     gain = what_if(costs, present).total - without.total
     return [
         Insight(

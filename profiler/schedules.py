@@ -34,8 +34,9 @@ class Costs:
 
     ``load``/``unload``: (stage, cycles) of host transfers over I/O tiles: a micro-batch's input comes in the pipeline
     cycle before its forward, its output leaves in the one after it. ``across``: the first input of the next device
-    iteration comes beside the weight update, too, and the last output of the one before leaves beside the first
-    pipeline cycle. ``host_sync``: of each IPU the group with which it waits for the host; empty: all are one group.
+    iteration comes beside the last pipeline cycle and the weight update, and the last output of the one before leaves
+    beside the first pipeline cycle. ``host_sync``: of each IPU the group with which it waits for the host; empty: all
+    are one group.
     """
 
     ipus: tuple[int, ...]
@@ -405,7 +406,7 @@ def _finish(
     slowest: np.ndarray,
     host: _Host,
 ) -> Schedule:
-    """Append the weight update (with the next device iteration's first inputs beside it), fill the waits and sort."""
+    """Append the weight update, with the next device iteration's first inputs beside it, fill the waits and sort."""
     once = costs.stream_out if costs.stream_out_once else ()
     if any(costs.update) or once or host.ahead:
         at, cycle = int(end[-1]), len(phases)
@@ -417,13 +418,15 @@ def _finish(
         for i, c in enumerate(costs.update):
             tasks.add(UPDATE, i, cell, np.array([at + reduce]), np.array([c]))
         done = at + reduce + update
-        for what, streams, earliest in ((STREAM_OUT, once, done), (LOAD, host.ahead, at)):
-            free = dict.fromkeys(range(costs.num_ipus), earliest)  # transfers of one IPU take turns
-            for k, c in streams:
+        for what, streams, free in (
+            (STREAM_OUT, once, dict.fromkeys(range(costs.num_ipus), done)),
+            (LOAD, host.ahead, tasks.free_beside(cycle - 1, costs.num_ipus)),
+        ):
+            for k, c in streams:  # those of one IPU take turns
                 i = costs.ipus[k]
                 tasks.add(what, i, cell, np.array([free[i]]), np.array([c]), k, 0 if what == LOAD else -1)
                 free[i] += c
-            done = max(done, *free.values())
+                done = max(done, free[i])
         phases = [*phases, "update"]
         start, end = np.append(start, at), np.append(end, done)
         slowest = np.append(slowest, np.argmax(costs.update) if costs.update else 0)
@@ -489,6 +492,13 @@ class _Tasks:
     ) -> None:
         columns = np.broadcast_arrays(kind, ipu, stage, micro_batch, cycle, start, start + length)
         self._pieces.append(tuple(np.asarray(column)[length > 0].astype(np.int64) for column in columns))
+
+    def free_beside(self, cycle: int, ipus: int) -> dict[int, int]:
+        """When the I/O tiles of each IPU have nothing to do any more, from the begin of a pipeline cycle's work on."""
+        kind, ipu, _, _, of, start, end = self.columns()
+        begin = start[(of == cycle) & np.isin(kind, (FORWARD, BACKWARD))].min(initial=end.max(initial=0))
+        beside = np.isin(kind, BESIDE)
+        return {i: int(end[beside & (ipu == i)].max(initial=begin)) for i in range(ipus)}
 
     def columns(self) -> tuple[np.ndarray, ...]:
         if not self._pieces:

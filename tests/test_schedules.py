@@ -135,14 +135,16 @@ def test_a_pipeline_hides_inputs_that_are_shorter_than_its_cycles(stages, load, 
         assert hidden.total == plain.total + load, "but the first, all are hidden"
 
 
-def test_across_device_iterations_the_first_input_comes_beside_the_weight_update():
+def test_across_device_iterations_the_first_input_comes_beside_the_last_micro_batch_and_the_weight_update():
     some = Costs((0,), (10,), (20,), update=(50,), load=((0, 7),), unload=((0, 3),), across=True)
     schedule = schedules.sharded(some, 4)
     assert (schedule.total, schedule.head, schedule.tail) == (4 * 30 + 50, 7, 3)
     of_next = (schedule.kind == LOAD) & (schedule.micro_batch == 0)
-    assert schedule.start[of_next].tolist() == [120]
+    assert schedule.start[of_next].tolist() == [90 + 3], "the one before leaves first"
     within = schedules.sharded(replace(some, across=False), 4)
     assert (within.total, within.head, within.tail) == (4 * 30 + 50 + 7 + 3, 0, 0)
+    slow = schedules.sharded(replace(some, load=((0, 200),)), 4)
+    assert slow.total == 3 * 203 + 3 + 200, "what outlasts the update is waited for"
 
 
 def test_ipus_that_sync_with_the_host_alone_do_not_wait_for_each_others_transfers():
