@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec import executables, memory, numerics, overlap, placement, program, schedule
+from ipu_exec import executables, memory, numerics, overlap, patterns, placement, program, schedule
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import capture
 from ipu_exec.enums import OutputMode
@@ -63,6 +63,7 @@ def compile_step(
         find_loss=numerics.find_loss,
         contents=contents,
     )
+    patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
     made = (_cached if options.executable_cache else _compile_graph)(graph, options, training, micro_batch, progress)

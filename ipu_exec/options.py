@@ -405,7 +405,8 @@ class PopartOptions(_Group):
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
-        """Recorded."""
+        """PopART's rewritings by name. ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed
+        (`ipu_exec.patterns`), the others recorded."""
         return self._set(patterns=dict(patterns), patterns_level=level)
 
 

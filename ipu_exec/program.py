@@ -285,7 +285,7 @@ class _Builder:
             self._compute(ops, "backward", stage, body)
             return [body]
         away = set(stashed)
-        order = list(sequence(self.graph, again, ops))
+        order = list(sequence(self.graph, again, ops, self._stays(stage)))
         first = next((i for i, (_, is_again) in enumerate(order) if is_again), 0)
         turn = next((i for i, (_, is_again) in enumerate(order[first:], first) if not is_again), first)
         order = [*order[first:turn], *order[:first], *order[turn:]]
@@ -468,13 +468,10 @@ class _Builder:
         if not self.graph.training or self.placement.phases:
             return [], []
         forward, backward = ops.get(("forward", stage), []), ops.get(("backward", stage), [])
-        waits = self.placement.pipelined and stage != len(self.placement.stages) - 1
         made_here = {s for op in forward for s in made_by(self.graph, op)}
-        stays = made_here
-        if self.options.recompute is not Recomputation.NONE:
-            stays = self.kept if waits else self.kept | self.near_loss
+        stays = made_here if self.options.recompute is Recomputation.NONE else self._stays(stage)
         again, needed = run_again(self.graph, forward, backward, stays)
-        if not waits:
+        if not self._waits(stage):
             return [], again
         order: dict[int, None] = {}
         for op in forward:
@@ -482,6 +479,14 @@ class _Builder:
                 if value is not None and self.graph.storages[self._storage(value)].role in _STASHED:
                     order[self._storage(value)] = None
         return [s for s in order if s in needed and (s in stays or s not in made_here)], again
+
+    def _waits(self, stage: int) -> bool:
+        """Whether other micro-batches come between a stage's forward and its backward."""
+        return self.placement.pipelined and stage != len(self.placement.stages) - 1
+
+    def _stays(self, stage: int) -> set[int]:
+        """What recomputation leaves where it is."""
+        return self.kept if self._waits(stage) else self.kept | self.near_loss
 
     def _stash(self, storage: int, stage: int, body: Body, what: str) -> None:
         """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on every tile."""

@@ -62,12 +62,16 @@ def read_by(graph: Graph, op: OpNode) -> set[int]:
 
 
 def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
-    """Storages that no recomputation makes again: ``forward`` is all of the model's, without views."""
+    """Storages that no recomputation makes again: ``forward`` is all of the model's, without views.
+
+    An operator is kept or run again as a whole: the statistics of a norm whose output is kept are kept with it.
+    """
+    chosen = set(graph.checkpoints)
     if kind is Recomputation.NORM_ONLY:
-        return graph.checkpoints | {s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)}
+        chosen |= {s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)}
     if kind is Recomputation.STANDARD:
-        return graph.checkpoints | _least_live(graph, forward)
-    return set(graph.checkpoints)
+        chosen |= _least_live(graph, forward)
+    return chosen.union(*(made for op in forward if (made := made_by(graph, op)) & chosen))
 
 
 def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
@@ -98,13 +102,15 @@ def run_again(
     return again, needed
 
 
-def sequence(graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode]) -> Iterator[tuple[OpNode, bool]]:
+def sequence(
+    graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
+) -> Iterator[tuple[OpNode, bool]]:
     """The backward of a stage, each operator with whether it is one that runs again: right before its first use."""
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     before: list[set[int]] = []
     for index, op in enumerate(again):
-        makes, reads = made_by(graph, op), read_by(graph, op)
+        makes, reads = made_by(graph, op) - kept, read_by(graph, op)
         # in place: whoever read the storage before this one wrote to it must have run
         before.append({i for s in reads for i in makers.get(s, ())} | {i for s in makes for i in readers.get(s, ())})
         for table, storages in ((makers, makes), (readers, reads)):

@@ -37,7 +37,7 @@ def profiled(
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
     options.deviceIterations(1).Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(strategy(*stages)).autoRoundNumIPUs(True)
-    options._Popart.set("autoRecomputation", int(choice.recompute))
+    options._Popart.set("autoRecomputation", 3 if choice.recompute else 0)
     if choice.offload:
         off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
         options.TensorLocations.setOptimizerLocation(off_chip)

@@ -172,7 +172,7 @@ GROUPS = (
         "numProcesses": SAME,
     }),
     Group("Other groups of Options", "Options.", _options, {
-        "_Popart": (ACCEPTED, "recorded; engineOptions and autoRecomputation are obeyed"),
+        "_Popart": (ACCEPTED, "recorded; engineOptions, autoRecomputation and two patterns (setPatterns) are obeyed"),
         "Jit": (ACCEPTED, "models are captured by running them"),
     }),
     Group("Executor", "PoplarExecutor.", PoplarExecutor, {

@@ -97,11 +97,12 @@ Nothing is fitted to it. LBM's fp32 convolution is predicted 16 % too fast as cy
 cycles).
 
 **Whole models** (MLPerf's log and Graphcore's results page), in their real configuration: replicas, accumulation,
-micro-batch, stages, proportion, recomputation and optimiser are read from the row. What is not the same: the
-publishers' programs overlap host I/O with computing, and ours does not; ResNet-50 recomputes from the input of every
-bottleneck, BERT of every encoder layer; GELU is the exact one. The tied embedding and
-head are stages 0 and 4, both on IPU 0. A row under 'Run, but' does not fit the modelled tiles in that configuration
-though it fits the real ones: its throughput is what it would be if it did.
+micro-batch, stages, proportion and optimiser are read from the row. What it does not say is from Graphcore's public
+configurations: ResNet-50 keeps the outputs of ten of its residual blocks and recomputes the rest but for what follows
+the last of them, with a memory proportion of 0.12 and half partials (graphcore/examples,
+applications/pytorch/cnns/train/configs.yml); BERT keeps the output of each encoder layer. What is not the same: the
+publishers' programs overlap host I/O with computing, and ours does not; GELU is the exact one. The tied embedding and
+head are stages 0 and 4, both on IPU 0.
 
 ## What no row here can tell
 

@@ -1,0 +1,96 @@
+"""Rewriting of the captured step before it is placed: PopART's patterns that change what a program costs.
+
+The gradient of an embedding is rows for the tokens that were looked up. With gradient accumulation they are added
+straight into the weight's accumulator (PopART's ``SparseAccumulate``, on unless switched off), and so they are where
+the weight is tied to a product's (``TiedGatherAccumulate``, off unless switched on, as PopART has it): the dense
+gradient, of the table's size, is never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ipu_exec.graph import Graph, OpNode, ValueRef
+
+SPARSE, TIED = "SparseAccumulate", "TiedGatherAccumulate"
+_GRADIENT, _ADD, _ADD_TO = "aten.embedding_dense_backward", "aten.add.Tensor", "aten.add_.Tensor"
+
+
+def rewrite(graph: Graph, patterns: Mapping[str, bool]) -> None:
+    """Apply to ``graph`` what ``Options._Popart.setPatterns`` leaves switched on."""
+    if patterns.get(SPARSE, True):
+        _accumulate_rows(graph, patterns.get(TIED, False))
+
+
+def _accumulate_rows(graph: Graph, tied: bool) -> None:
+    readers: dict[int, list[OpNode]] = {}  # of storages
+    for op in graph.ops:
+        for value in op.inputs:
+            readers.setdefault(graph.values[value].storage, []).append(op)
+    changed: dict[int, OpNode] = {}
+    dropped: set[int] = set()
+    for rows in graph.ops:
+        if not rows.aten.startswith(_GRADIENT) or rows.outputs[0] is None:
+            continue
+        after = _only_reader(graph, readers, rows.outputs[0])
+        if after is None or after.id in changed:
+            continue
+        if _adds_to_accumulator(graph, after) and after.inputs[1] == rows.outputs[0]:
+            changed[after.id] = _into(graph, after, rows)
+            dropped.add(rows.id)
+        elif tied and after.aten == _ADD and _plain(after) and after.outputs[0] is not None:
+            total = _only_reader(graph, readers, after.outputs[0])
+            other = next(v for v in after.inputs if v != rows.outputs[0])
+            if total is None or not _adds_to_accumulator(graph, total):
+                continue
+            accumulator = total.inputs[0]
+            changed[total.id] = replace(
+                total, args=(ValueRef(accumulator), ValueRef(other)), inputs=(accumulator, other)
+            )
+            changed[after.id] = replace(_into(graph, total, rows), id=after.id, name=rows.name)
+            dropped.add(rows.id)
+    if changed:
+        _replace(graph, changed, dropped)
+
+
+def _only_reader(graph: Graph, readers: Mapping[int, list[OpNode]], value: int) -> OpNode | None:
+    found = readers.get(graph.values[value].storage, [])
+    return found[0] if len(found) == 1 and value not in graph.outputs else None
+
+
+def _plain(op: OpNode) -> bool:
+    """Two tensors added as they are."""
+    return len(op.inputs) == 2 and all(name == "alpha" and value == 1 for name, value in op.kwargs)
+
+
+def _adds_to_accumulator(graph: Graph, op: OpNode) -> bool:
+    into = graph.storages[graph.values[op.inputs[0]].storage] if op.inputs else None
+    return op.aten == _ADD_TO and _plain(op) and into is not None and into.role == "accumulator"
+
+
+def _into(graph: Graph, add: OpNode, rows: OpNode) -> OpNode:
+    """The rows of an embedding's gradient added in place where ``add`` added the whole."""
+    accumulator, (gradient, indices) = add.inputs[0], rows.inputs[:2]
+    return replace(
+        rows,
+        id=add.id,
+        aten="aten.index_put_.default",
+        args=(ValueRef(accumulator), (ValueRef(indices),), ValueRef(gradient), True),
+        kwargs=(),
+        inputs=(accumulator, indices, gradient),
+        outputs=add.outputs,
+        writes=add.writes,
+    )
+
+
+def _replace(graph: Graph, changed: Mapping[int, OpNode], dropped: set[int]) -> None:
+    """Put ``changed`` operators in and leave ``dropped`` ones out; operators are numbered anew, in order."""
+    kept = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
+    number = {op.id: index for index, op in enumerate(kept)}
+    graph.ops = [replace(op, id=index, forward_op=number.get(op.forward_op, -1)) for index, op in enumerate(kept)]
+    made = {v for op in graph.ops for v in op.outputs if v is not None}
+    for value in graph.values.values():
+        value.producer = number.get(value.producer, -1) if value.id in made else -1
+    used = {v for op in graph.ops for v in (*op.inputs, *op.writes)} | made | {*graph.inputs, *graph.outputs}
+    graph.values = {id: value for id, value in graph.values.items() if id in used}
