@@ -138,7 +138,6 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
         host_io=not options.synthetic_data,
         host_latency=0 if _buffering(options) > 1 else HOST_LATENCY_SECONDS,
         across=across,
-        rearrange_on_host=bool(getattr(options._Popart, "rearrangeStreamsOnHost", False)),
     )
     tree = program.build(graph, placed, machines, wanted)
 

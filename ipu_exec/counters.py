@@ -32,6 +32,7 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     seconds = 1 / executable.target.clock_hz
     replicas = int(executable.options.replication_factor)
     count = int(schedule.micro_batch.max()) + 1
+    across = executable.timeline.costs.across
 
     def times(kind: int, stage: int | None, micro_batch: int) -> tuple[int, int]:
         """Start and end of a transfer; without a stage, the start of the first task of the micro-batch, twice."""
@@ -46,11 +47,14 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
 
     def column(kind: int, stage: int | None, end: bool, wanted: Sequence[tuple[int, int]]) -> list[float]:
         made = []
+        whole = schedule.head + trace.iterations * trace.iteration_cycles
         for iteration, micro_batch in wanted:
-            at = times(kind, stage, micro_batch)[end] + iteration * trace.iteration_cycles
-            if iteration == 0 and kind == schedules.LOAD and micro_batch == 0 and executable.timeline.costs.across:
-                at = -schedule.head * (not end)  # before the first device iteration
-            made += [(schedule.head + at) * seconds] * replicas
+            at = schedule.head + iteration * trace.iteration_cycles + times(kind, stage, micro_batch)[end]
+            if across and kind == schedules.LOAD and (iteration, micro_batch) == (0, 0):
+                at = schedule.head * end  # before the first device iteration
+            if across and kind == schedules.UNLOAD and (iteration, micro_batch) == (trace.iterations - 1, count - 1):
+                at = whole + schedule.tail * end  # after the last
+            made += [at * seconds] * replicas
         return made
 
     every = [(iteration, micro_batch) for iteration in range(trace.iterations) for micro_batch in range(count)]

@@ -152,7 +152,6 @@ class ProgramOptions:
     host_io: bool = True  # inputs come from the host and outputs go there
     host_latency: float = HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
     across: bool = False  # what is overlapped is so from one device iteration into the next
-    rearrange_on_host: bool = False  # inputs arrive as they lie, instead of linearly
 
 
 def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
@@ -617,19 +616,11 @@ class _Builder:
             copies = BUFFERS_ACROSS if self.options.across else BUFFERS
             self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage))
             return body
-        arrives = lies if to_host or self.options.rearrange_on_host else self._linearly(storages, machine)
-        body.steps += _stream_steps(names, cycles, arrives, to_host)
-        if not np.array_equal(arrives, lies):
-            self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", arrives, stage, stage))
-            body.steps += self._exchanged(f"{names}/rearrange", lies, arrives, machine)
+        # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that reads it rearranges it
+        body.steps += _stream_steps(names, cycles, lies, to_host)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
-
-    def _linearly(self, storages: list[int], machine: Machine) -> np.ndarray:
-        """Bytes on each tile of tensors that lie one element after the other."""
-        lies = (self._default_layout(storage, machine).bytes for storage in storages)
-        return machine.whole(np.sum(list(lies), axis=0))
 
     def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
         """The exchange between I/O tiles and those that compute. It belongs to the operator that first reads what it

@@ -80,7 +80,9 @@ class Schedule:
     slowest_ipu: np.ndarray
     part: np.ndarray | None = None  # which of a backward's turns (`split_backward`); None: no backward is cut
     head: int = 0  # cycles before the first of a call's device iterations: its first inputs come ...
-    tail: int = 0  # ... and after the last: its last outputs leave. Both 0 where each has its own (`Costs.across`)
+    # ... and after the last: its last outputs leave. Both are 0 but for `Costs.across`, where this device iteration is
+    # one amid others: the first and last are at most as long, by a transfer that has none to go with.
+    tail: int = 0
 
     @property
     def total(self) -> int:

@@ -223,7 +223,6 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     [
         (lambda o: o.Precision.enableFloatingPointExceptions(True), "Precision.enableFloatingPointExceptions"),
         (lambda o: o.enableStableNorm(True), "enableStableNorm"),
-        (lambda o: o.TensorLocations.numIOTiles(32), "TensorLocations.numIOTiles"),
         (lambda o: poptorch.TensorLocationSettings().useReplicatedTensorSharding(), "useReplicatedTensorSharding"),
         (
             lambda o: o.TensorLocations.setActivationLocation(
@@ -231,7 +230,6 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
             ),
             r"TensorLocations.setActivationLocation: useOnChipStorage\(False\)",
         ),
-        (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
         (lambda o: o.broadcastBuffers(False), "broadcastBuffers"),
     ],
 )
