@@ -611,10 +611,7 @@ class _Builder:
         names = ", ".join(self.graph.storages[s].name for s in storages)
         lies = np.sum([self._bytes(storage, stage, machine) for storage in storages], axis=0)
         if beside:
-            lands = machine.on_io_tiles(int(lies.sum()))
-            body.steps += _stream_steps(names, cycles, lands, to_host)
-            copies = BUFFERS_ACROSS if self.options.across else BUFFERS
-            self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage))
+            body.steps += _stream_steps(names, cycles, machine.on_io_tiles(int(lies.sum())), to_host)
             return body
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that reads it rearranges it
         body.steps += _stream_steps(names, cycles, lies, to_host)
@@ -623,8 +620,8 @@ class _Builder:
         return body
 
     def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
-        """The exchange between I/O tiles and those that compute. It belongs to the operator that first reads what it
-        brings, or that last makes what it takes away, and goes where that goes."""
+        """The exchange between I/O tiles and those that compute, and the buffers on the former. It belongs to the
+        operator that first reads what it brings, or that last makes what it takes away, and goes where that goes."""
         machine, stage = self.machines[body.ipu], body.stage
         lies = np.sum([self._bytes(storage, stage, machine) for storage in storages], axis=0)
         lands = machine.on_io_tiles(int(lies.sum()))
@@ -642,6 +639,8 @@ class _Builder:
             body.begin_with(steps)
         for step in steps:
             step.op = op
+        copies = BUFFERS_ACROSS if self.options.across else BUFFERS
+        self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op))
         for storage in storages:
             body.touch(storage, first, first + len(steps) - 1)
 

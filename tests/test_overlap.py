@@ -12,11 +12,12 @@ import torch
 import ipu_exec as poptorch
 from ipu_exec import Error, OverlapMode
 from ipu_exec.machine import HOST_LATENCY_SECONDS, STREAM_STEP_CYCLES, TARGETS
-from profiler import analysis, open_report, records, schedules
+from profiler import analysis, open_report, pva, records, schedules
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, what_if
 from profiler.rebalance.blame import blame
 from profiler.report import Report
+from reports.cli import doctor
 from reports.timeline import timeline
 from reports.trace import events
 from viewer.figures import pipeline, trace
@@ -279,6 +280,11 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     assert trace.flame(steps, tasks).names[-1] == "I/O"
     text = ["".join(words for words, _ in line) for line in timeline(tasks, cycles, 90)]
     assert next(line for line in text if line.startswith("  I/O")).count("h") > 5
+    assert doctor._time(report) == ""
+    vendor = pva.openReport(str(report.path)).execution
+    copies = [step for step in vendor.steps if step.program.type.name == "StreamCopyMid"]
+    assert len(copies) == 6 and sum(step.ipus[0].dataIn for step in copies) == 3 * 2 * WIDTH * BATCH * 4
+    assert vendor.runs[0].cyclesByIpu == [report.runs["cycles"][0] - report.cycle_proportions(0)["idle"][0]]
     threads = [e for e in events(report, 0, None, True) if e.get("tid") == 3 and e["ph"] == "X"]
     assert len(threads) == 6
     frame = blame(report)

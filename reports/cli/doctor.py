@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from profiler import records
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def _overflow(report: Report) -> str:
 
 def _time(report: Report) -> str:
     for run in report.runs["run"].tolist():
-        for ipu, tasks in report.tasks(run).groupby("ipu"):
+        every = report.tasks(run)
+        for ipu, tasks in every[every["kind"] != records.BESIDE].groupby("ipu"):
             wrong = tasks["start"].to_numpy()[1:] != tasks["end"].to_numpy()[:-1]
             if wrong.any():
                 return f"run {run}, IPU {ipu}: {int(wrong.sum())} gaps or overlaps"
