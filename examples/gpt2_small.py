@@ -45,7 +45,8 @@ class Next(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         scores, _ = self.model(tokens, tokens)
-        return poptorch.dynamic_slice(scores, 1, count - 1, 1, 1).argmax(-1)
+        with poptorch.Block("head"):
+            return poptorch.dynamic_slice(scores, 1, count - 1, 1, 1).argmax(-1)
 
 
 def go_on(model: gpt2.Gpt2, text: Text, begin: torch.Tensor, length: int, letters: int) -> str:

@@ -10,9 +10,10 @@ Names and semantics are PopTorch's::
     output, loss = model(images, labels)
 """
 
-from ipu_exec import enums, logs, optim, poptorch_core, testing
+from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing
 from ipu_exec.accessor import AsynchronousDataAccessor
 from ipu_exec.annotations import (
+    Attribute,
     BeginBlock,
     Block,
     BlockFunction,
@@ -44,6 +45,7 @@ from ipu_exec.enums import (
     ReductionType,
     SharingStrategy,
     SyncPattern,
+    VariableRetrievalMode,
 )
 from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError, UsageError
 from ipu_exec.executor import PoplarExecutor, inferenceModel, load, trainingModel
@@ -75,6 +77,7 @@ __all__ = [
     "CPU",
     "AnchorMode",
     "AsynchronousDataAccessor",
+    "Attribute",
     "AutoStage",
     "BeginBlock",
     "Block",
@@ -111,9 +114,11 @@ __all__ = [
     "TensorLocationSettings",
     "UnrecoverableError",
     "UsageError",
+    "VariableRetrievalMode",
     "cond",
     "ctc_beam_search_decoder",
     "custom_op",
+    "distributed",
     "dynamic_slice",
     "dynamic_update",
     "enums",
@@ -131,6 +136,7 @@ __all__ = [
     "nop",
     "optim",
     "poptorch_core",
+    "profiling",
     "recomputationCheckpoint",
     "registerCustomArgParser",
     "register_custom_op",

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from ipu_exec.capture import Recorder
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
+from ipu_exec.exceptions import Operands, check, check_weights, look_at
 from ipu_exec.graph import Graph
 from ipu_exec.numerics import CallPlan, Outputs
 
@@ -67,10 +68,17 @@ def canonical(name: str, names: set[str]) -> str:
 
 
 class Watch:
-    """Keeps anchored tensors during a call. ``anchors`` have canonical names."""
+    """Keeps anchored tensors during a call. ``anchors`` have canonical names.
 
-    def __init__(self, model: torch.nn.Module, anchors: Mapping[str, Anchor], plan: CallPlan, training: bool) -> None:
+    ``exceptions``: looks at all others too, and raises an Error for a floating-point exception.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, anchors: Mapping[str, Anchor], plan: CallPlan, training: bool,
+        exceptions: bool = False,
+    ) -> None:  # fmt: skip
         self._model, self._anchors, self._plan, self._training = model, anchors, plan, training
+        self._exceptions = exceptions
         self._kept = {short: Outputs(self._plan_of(anchor)) for short, anchor in anchors.items()}
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._found: dict[str, torch.Tensor] = {}
@@ -94,8 +102,9 @@ class Watch:
             if GRADIENT + name in self._names and parameter.requires_grad
         ]
         try:
-            if self._names - set(self._found) - {n for n in self._names if n.startswith((GRADIENT, UPDATED))}:
-                self._recorder = _Finder(self._training, self._names, self._found)
+            inside = self._names - set(self._found) - {n for n in self._names if n.startswith((GRADIENT, UPDATED))}
+            if inside or self._exceptions:
+                self._recorder = _Finder(self._training, self._names, self._found, self._exceptions)
                 with self._recorder.modules(self._model), self._recorder:
                     yield
             else:
@@ -117,6 +126,8 @@ class Watch:
 
     def updated(self, iteration: int) -> None:
         """The optimiser has run."""
+        if self._exceptions:
+            check_weights(dict(self._model.named_parameters()))
         for short, anchor in self._anchors.items():
             if anchor.name.startswith(UPDATED):
                 weight = self._parameters[anchor.name[len(UPDATED) :]]
@@ -141,15 +152,23 @@ class Watch:
 class _Finder(Recorder):
     """Names operators as the compiler does, while they compute real numbers, and keeps the wanted results."""
 
-    def __init__(self, training: bool, names: set[str], found: dict[str, torch.Tensor]) -> None:
+    def __init__(self, training: bool, names: set[str], found: dict[str, torch.Tensor], exceptions: bool) -> None:
         super().__init__(training)
-        self._wanted, self._found = names, found
+        self._wanted, self._found, self._exceptions = names, found, exceptions
+        self._operands = Operands(False, False, False)
 
     def _content(self, tensor: torch.Tensor) -> Any:
         return torch.ops.aten._local_scalar_dense.default(tensor)
 
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._exceptions:
+            self._operands = look_at(args, kwargs)
+        return func(*args, **kwargs)
+
     def _record(self, func: Any, aten: str, args: Any, kwargs: Any, out: Any) -> None:
         super()._record(func, aten, args, kwargs, out)
+        if self._exceptions:
+            check(self.graph.ops[-1], self._operands, out)
         name = self.graph.ops[-1].name
         for index, result in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
             if f"{name}:{index}" in self._wanted and isinstance(result, torch.Tensor):

@@ -7,7 +7,7 @@ model's ``forward``, which has no place to pass it. `current_block` asks, `reset
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -16,6 +16,7 @@ import torch
 
 from ipu_exec.enums import AutoStage, Liveness
 from ipu_exec.errors import UsageError
+from ipu_exec.multi_conv import Group
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
 
@@ -31,10 +32,13 @@ class BlockState:
 @dataclass(slots=True)
 class _Open:
     block: BlockState | None = None
+    ended: bool = False  # by the end of a `with Block`
     depth: int = 0  # of `with Block`
     next_id: int = 0
     layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
     scopes: list[str] = field(default_factory=list)
+    multi_conv: Group | None = None
+    attributes: list[tuple[str, str, str]] = field(default_factory=list)
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
         if user_id is None:
@@ -44,7 +48,7 @@ class _Open:
             self.next_id += 1
             if layer is not None:
                 self.layer_ids[id(layer)] = user_id
-        self.block = BlockState(user_id, ipu_id)
+        self.block, self.ended = BlockState(user_id, ipu_id), False
 
 
 _open = _Open()
@@ -53,6 +57,23 @@ _open = _Open()
 def current_block() -> BlockState | None:
     """The Block an operator run now belongs to: the last one begun; None before the first."""
     return _open.block
+
+
+def block_ended() -> bool:
+    """True after a ``with Block``, until the next Block begins: PopTorch takes no operator there."""
+    return _open.ended
+
+
+def multi_conv() -> Group | None:
+    """The multi-convolution that is open."""
+    return _open.multi_conv
+
+
+def open_multi_conv(settings: dict[str, Any] | None) -> None:
+    """Begin one with these settings; None: end it."""
+    if settings is not None and _open.multi_conv is not None:
+        raise UsageError("Nested poptorch.MultiConv is not supported: end one before the next begins")
+    _open.multi_conv = None if settings is None else Group(dict(settings))
 
 
 def name_scopes() -> list[str]:
@@ -78,9 +99,38 @@ class NameScope:
         _open.scopes.pop()
 
 
+def attributes() -> tuple[tuple[str, str, str], ...]:
+    """(attribute, key, value) of every open `Attribute`; of one key the innermost value."""
+    return tuple((*place, value) for place, value in {item[:2]: item[2] for item in _open.attributes}.items())
+
+
+class Attribute:
+    """``with Attribute(__outline={"layer": "embedding"}): ...`` gives the operators inside attributes of PopART.
+
+    They are kept with the operators. Of their effects one is modelled: operators, and their gradients, that differ in
+    ``__outline`` do not share their code.
+    """
+
+    def __init__(self, **attributes: Mapping[str, str]) -> None:
+        for name, values in attributes.items():
+            if not isinstance(values, Mapping):
+                raise UsageError(f"Attribute: {name} takes a dict of names and values, not {values!r}")
+        self._attributes = [(name, str(k), str(v)) for name, values in attributes.items() for k, v in values.items()]
+
+    def __enter__(self) -> Attribute:
+        _open.attributes += self._attributes
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        del _open.attributes[len(_open.attributes) - len(self._attributes) :]
+
+
 def reset_blocks() -> None:
-    """Forget which Block is open and number automatic Blocks from "0" again."""
-    _open.block, _open.next_id, _open.layer_ids = None, 0, {}
+    """Forget which Block (and MultiConv and Attribute) is open and number automatic Blocks from "0" again."""
+    _open.multi_conv, _open.attributes = None, []
+    _open.block, _open.ended, _open.next_id, _open.layer_ids = None, False, 0, {}
 
 
 def _checked(what: str, user_id: str | int | None, ipu_id: int | None) -> tuple[str | None, int | None]:
@@ -94,8 +144,9 @@ def _checked(what: str, user_id: str | int | None, ipu_id: int | None) -> tuple[
 class Block:
     """``with Block("B1", ipu_id=0): ...`` puts the operators inside into that Block.
 
-    Operators after it stay in it until the next Block begins; inside another ``with Block`` they return to
-    the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order they are met.
+    Operators after it stay in it until the next Block begins, and the compile says so; with AutoStage.AutoIncrement
+    they are an Error, as in PopTorch. Inside another ``with Block`` they return to the outer one. Without ``user_id``
+    Blocks are called "0", "1", ... in the order they are met.
     """
 
     def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
@@ -113,6 +164,7 @@ class Block:
     ) -> None:
         _open.depth -= 1
         outer = self._outer.pop()
+        _open.ended = outer is None
         if outer is not None:
             _open.block = outer
 

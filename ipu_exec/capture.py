@@ -13,6 +13,7 @@ import collections
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,12 +24,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ipu_exec import overlap
-from ipu_exec.annotations import current_block, name_scopes, reset_blocks
+from ipu_exec.annotations import attributes, block_ended, current_block, multi_conv, name_scopes, reset_blocks
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
 from ipu_exec.errors import ContentError, Error
-from ipu_exec.graph import BlockInfo, Graph, OpNode, Storage, Value, ValueRef
+from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering.plan import ITEM_BYTES
+from ipu_exec.lowering.registry import is_view, packet, words
+from ipu_exec.multi_conv import Group, fuse, is_convolution
+from ipu_exec.optim import kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -38,6 +42,14 @@ _SKIPPED = {
     "aten._local_scalar_dense.default",
     "aten.promote_types.default",
 }
+# What set_available_memory is for, and what it is seen through.
+_PLANNED = {f"aten.{name}" for name in words(
+    """mm addmm bmm baddbmm mv addmv dot linear matmul convolution _convolution embedding embedding_bag index_select
+    gather index index_put scatter scatter_add scatter_reduce mkldnn_rnn_layer"""
+)}  # fmt: skip
+_CASTS = {"aten._to_copy", "aten.clone"}
+_SUMS = {"aten.add", "aten.add_"}
+_NOTHING = Asked()
 _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
@@ -51,13 +63,14 @@ def capture(
     accumulate: bool = False,
     find_loss: Callable[[Any], torch.Tensor] | None = None,
     contents: Sequence[bool | int | float] = (),
+    casting: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Graph:
     """Record what one micro-batch computes; with an optimiser, its backward and the weight update too.
 
     ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are added to
     accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss from what the model
     returns. ``contents``: what the forward reads off tensors, in order, for fake tensors hold nothing; ContentError
-    where it asks for more.
+    where it asks for more. ``casting``: entered around forward and backward (`ipu_exec.casting`).
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state: dict[int, torch.Tensor] = {}
@@ -105,11 +118,12 @@ def capture(
             fake_optimizer = _fake_optimizer(optimizer, state)
             _make_optimizer_state(fake_optimizer, trained, recorder, mode)
 
+        dtypes = casting or contextlib.nullcontext()
         context = torch.enable_grad() if optimizer is not None else torch.no_grad()
         reset_blocks()
 
         def forward_and_backward(*args: Any, **kwargs: Any) -> Any:
-            with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), recorder:
+            with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), dtypes, recorder:
                 returned = model(*args, **kwargs)
                 if fake_optimizer is not None:
                     if find_loss is None:
@@ -133,11 +147,15 @@ def capture(
                         if parameter.grad is not None:
                             parameter.grad.zero_()
         recorder.mark_checkpoints()
+        recorder.mark_proportions()
         recorder.graph.outputs = tuple(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
     recorder.mark_overlaps(model)
     recorder.name_gradients(trained)
+    if optimizer is not None:
+        recorder.keep_states(optimizer)
+    fuse(recorder.graph, list(recorder._groups.values()))
     return recorder.graph
 
 
@@ -168,6 +186,7 @@ class Recorder(TorchDispatchMode):
         self._nodes: dict[int, int] = {}  # autograd sequence number -> forward op
         self._blocks: dict[str, int] = {}
         self._names: dict[str, int] = {}
+        self._groups: dict[int, Group] = {}  # the multi-convolutions, by identity
         self._module_stack = name_scopes()
         self._locations: dict[tuple[str, int], tuple[str, int]] = {}
 
@@ -229,6 +248,43 @@ class Recorder(TorchDispatchMode):
         tensors = [tensor for tensor in self._alive if isinstance(tensor, torch.Tensor)]
         overlap.find(self.graph, tensors, self._values, model)
 
+    def mark_proportions(self) -> None:
+        """Note what ops.set_available_memory asked for, on the operator and those of its gradients."""
+        asked: dict[int, float] = {}
+        for tensor in self._alive:
+            proportion = getattr(tensor, "_ipu_proportion", 0.0)
+            op = self._planned(self._values[id(tensor)]) if proportion else None
+            if op is not None:
+                asked[op.id] = proportion
+        for op in self.graph.ops:
+            proportion = asked.get(op.id, asked.get(op.forward_op, 0.0))
+            if proportion:
+                op.asked = replace(op.asked, proportion=proportion)
+
+    def _planned(self, value: int) -> OpNode | None:
+        """The product or gather that made a value, seen through views, casts and the addition of a bias."""
+        values, storages = self.graph.values, self.graph.storages
+        while (producer := values[value].producer) >= 0:
+            op = self.graph.ops[producer]
+            name = packet(op.aten)
+            bias = len(op.inputs) == 2 and storages[values[op.inputs[1]].storage].role == "weight"
+            if name in _PLANNED:
+                return op
+            if not op.inputs or not (is_view(op.aten) or name in _CASTS or (name in _SUMS and bias)):
+                return None
+            value = op.inputs[0]
+        return None
+
+    def keep_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in."""
+        changed: dict[int, str] = {}
+        for storage in self.graph.storages.values():
+            dtype = kept_as(optimizer, storage.name.rpartition("/")[2]) if storage.parameter >= 0 else None
+            if dtype is not None:
+                storage.dtype = changed[storage.id] = str(dtype).removeprefix("torch.")
+        for value in self.graph.values.values():
+            value.dtype = changed.get(value.storage, value.dtype)
+
     def name_gradients(self, trained: dict[str, torch.Tensor]) -> None:
         """Say which storages are the gradients of weights, where no accumulator took them."""
         for name, parameter in trained.items():
@@ -236,6 +292,7 @@ class Recorder(TorchDispatchMode):
                 storage = self.graph.storages[self.graph.values[self.value(parameter.grad)].storage]
                 if storage.role != "accumulator":
                     storage.role, storage.name = "gradient", f"{name}/gradient"
+                    storage.parameter = self.graph.values[self.value(parameter)].storage
 
     # -- calls -------------------------------------------------------------------------------------------
 
@@ -329,6 +386,7 @@ class Recorder(TorchDispatchMode):
             file=file,
             line=line,
             forward_op=forward_op,
+            asked=self._asked(forward_op),
         )
         for value in writes:
             self._writers[self.graph.values[value].storage] = op.id
@@ -341,7 +399,21 @@ class Recorder(TorchDispatchMode):
                 if not storage.name:
                     storage.name = f"{op.name}:{index}"
                     storage.role = "gradient" if self.direction == "backward" else "activation"
+        if block_ended() and self.graph.outside < 0 and self.direction == "forward" and not is_view(aten):
+            self.graph.outside = op.id
+        group = multi_conv()
+        if group is not None and self.direction == "forward":
+            self._groups[id(group)] = group
+            if is_convolution(aten):
+                group.convolutions.append(op.id)
         self.graph.ops.append(op)
+
+    def _asked(self, forward_op: int) -> Asked:
+        """The open attributes; a gradient's operators have those of what it is the gradient of."""
+        found = attributes() if self.direction == "forward" else ()
+        if self.direction == "backward" and forward_op >= 0:
+            found = self.graph.ops[forward_op].asked.attributes
+        return Asked(attributes=found) if found else _NOTHING
 
     def _op_name(self, op: OpNode) -> str:
         """Module path and what is done there; the second of a name is ``name_1``, so that names can be matched."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,16 +16,19 @@ import torch
 from ipu_exec import executables, memory, numerics, overlap, patterns, placement, program, schedule
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import capture
+from ipu_exec.casting import casting
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
+from ipu_exec.grouping import Groupings
+from ipu_exec.locations import Location, Locations
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
-from ipu_exec.options import Options
+from ipu_exec.options import Options, TensorLocationOptions, TensorLocationSettings
 from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
-from ipu_exec.recompute import asked_for
+from ipu_exec.recompute import Recomputation, asked_for, by_block, is_view
 from profiler import records, schedules
 
 Progress = Callable[[float, str], None]
@@ -33,6 +37,7 @@ _ONCE = (OutputMode.Final, OutputMode.Sum)
 # Options that say nothing of what is compiled.
 _NOT_COMPILED = ("executableCache", "compilationProgressBar", "logDir", "logCycleCount", "modelName", "maxRepeatLogs",
                  "profilingEnabled", "profilingDirectory", "anchoredTensors", "randomSeed")  # fmt: skip
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _DIRECTION = {schedules.FORWARD: "forward", schedules.RECOMPUTE: "backward", schedules.BACKWARD: "backward"}
 
 
@@ -45,9 +50,10 @@ def compile_step(
     training: bool,
     progress: Progress = lambda done, what: None,
     contents: Sequence[bool | int | float] = (),
+    groupings: Groupings = MappingProxyType({}),
 ) -> Executable:
     """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's, ``contents`` what its forward
-    reads off tensors (`ipu_exec.control_flow`).
+    reads off tensors (`ipu_exec.control_flow`). ``groupings``: weights that differ between replicas.
 
     Raises Error for a placement that cannot be, LoweringError for an operator without lowering. Running out of
     memory is not raised here: `Executable.check_memory` does, once the profile was saved.
@@ -62,17 +68,22 @@ def compile_step(
         accumulate=training and micro_batches > 1,
         find_loss=numerics.find_loss,
         contents=contents,
+        casting=casting(options),
     )
     patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
-    made = (_cached if options.executable_cache else _compile_graph)(graph, options, training, micro_batch, progress)
+    compiling = _cached if options.executable_cache else _compile_graph
+    made = compiling(graph, options, training, micro_batch, groupings, progress)
     return replace(made, contents=tuple(contents))
 
 
-def _cached(graph: Graph, options: Options, training: bool, micro_batch: int, progress: Progress) -> Executable:
+def _cached(
+    graph: Graph, options: Options, training: bool, micro_batch: int, groupings: Groupings, progress: Progress
+) -> Executable:
     """The executable from the cache, or compiled and put there. A cache that does not work costs a warning."""
     settings = {name: value for name, value in options.flat().items() if name not in _NOT_COMPILED}
+    settings["groupings"] = repr(sorted(groupings.items()))
     key = executables.key(graph, settings, training, micro_batch, registry.by_users())
     path = Path(options.executable_cache) / f"{key}{executables.SUFFIX}"
     if path.exists():
@@ -84,7 +95,7 @@ def _cached(graph: Graph, options: Options, training: bool, micro_batch: int, pr
         else:
             logger.info("taken from the cache: %s", path)
             return found
-    made = _compile_graph(graph, options, training, micro_batch, progress)
+    made = _compile_graph(graph, options, training, micro_batch, groupings, progress)
     try:
         executables.write(path, executables.Stored({"training": training}, made, {}, {}, None))
     except Error as error:
@@ -92,7 +103,9 @@ def _cached(graph: Graph, options: Options, training: bool, micro_batch: int, pr
     return made
 
 
-def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: int, progress: Progress) -> Executable:
+def _compile_graph(
+    graph: Graph, options: Options, training: bool, micro_batch: int, groupings: Groupings, progress: Progress
+) -> Executable:
     """Every pass after the capture."""
     micro_batches = int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
     iterations = int(options.device_iterations) if training else 1
@@ -106,20 +119,20 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     across = overlap.across(graph, iterations)
 
     progress(0.3, "placement")
+    _check_buffers(graph, options)
+    placement.check_blocks(graph, strategy)
     stages = placement.resolve_stages(strategy, graph.blocks)
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
     locations = options.TensorLocations
-    offload = locations.location_optimizer.off_chip
-    if locations.location_weight.off_chip and not isinstance(strategy, PhasedExecution):
-        warn_once("TensorLocations.setWeightLocation: useOnChipStorage(False) is not honoured: weights leave the chip "
-                  "in phased execution only")  # fmt: skip
+    places = _locations(locations, replicas, isinstance(strategy, PhasedExecution))
     phases = PhaseOptions()
     if isinstance(strategy, PhasedExecution):
         placed.phases = strategy.phase_of_stages()
         placement.check_phases(graph, placed)
-        offload = locations.location_optimizer.on_chip_storage is not True
-        weights_move = locations.location_weight.on_chip_storage is not True
-        phases = PhaseOptions(strategy.liveness, strategy.separate_backward_phase, weights_move)
+        phases = PhaseOptions(strategy.liveness, strategy.separate_backward_phase, places)
+    elif placed.pipelined and training and locations.location_activation.off_chip:
+        warn_once("TensorLocations.setActivationLocation: useOnChipStorage(False) is not honoured in a pipeline: its "
+                  "stash stays on the chip. ShardedExecution and phased execution honour it")  # fmt: skip
     attached = placement.round_ipus(placed.num_ipus, bool(options.auto_round_num_ipus))
     if placed.pipelined:
         name = "Training.gradientAccumulation" if training else "deviceIterations"
@@ -131,18 +144,19 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     wanted = program.ProgramOptions(
         replicas,
         mode in _ONCE,
-        offload,
+        places,
         recompute=asked_for(getattr(options._Popart, "autoRecomputation", None), placed.pipelined),
         estimate=bool(options.estimate_unknown_operators),
         phases=phases,
         host_io=not options.synthetic_data,
         host_latency=0 if _buffering(options) > 1 else HOST_LATENCY_SECONDS,
         across=across,
+        groupings=groupings,
     )
     tree = program.build(graph, placed, machines, wanted)
 
     progress(0.8, "memory")
-    variables, uses = memory.variables(graph, placed, tree, machines, offload)
+    variables, uses = memory.variables(graph, placed, tree, machines)
 
     progress(0.9, "schedule")
     step_ids = _number_steps(tree)
@@ -164,10 +178,57 @@ def _compile_graph(graph: Graph, options: Options, training: bool, micro_batch: 
     )
 
 
+def _check_buffers(graph: Graph, options: Options) -> None:
+    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has it.
+
+    Running statistics of a batch norm are each replica's own there too.
+    """
+    if int(options.replication_factor) == 1 or not options.broadcast_buffers:
+        return
+    for op in graph.ops:
+        for value in op.writes if op.direction == "forward" else ():
+            storage = graph.storages[graph.values[value].storage]
+            if storage.role == "buffer" and not storage.name.endswith(_STATISTICS):
+                raise Error(
+                    "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers "
+                    "becoming out of sync between replicas, you can disable buffer broadcasting using "
+                    f"poptorch.Options.broadcastBuffers(False). The buffer is {storage.name!r}, and {op.name} "
+                    "writes it",
+                    location=f"{op.file}:{op.line}" if op.file else "",
+                )
+
+
 def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
     return Machine(
-        device, device.tiles - options.TensorLocations.num_io_tiles, proportion, options.Precision.partials_type
+        device,
+        device.tiles - options.TensorLocations.num_io_tiles,
+        proportion,
+        options.Precision.partials_type,
+        dithering=bool(options.Training.convolution_dithering),
+        stable_norm=bool(options.stable_norm),
+    )
+
+
+def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> Locations:
+    """In phased execution tensors wait off the chip unless their location says otherwise."""
+
+    def location(settings: TensorLocationSettings) -> Location:
+        off_chip, usual = settings.on_chip_storage, Location()
+        least = settings.min_elements_for_off_chip, settings.min_elements_for_replicated_tensor_sharding
+        return Location(
+            phased if off_chip is None else not off_chip,
+            settings.replicated_tensor_sharding is True,
+            usual.least_off_chip if least[0] is None else least[0],
+            usual.least_sharded if least[1] is None else least[1],
+        )
+
+    return Locations(
+        location(options.location_weight),
+        location(options.location_optimizer),
+        location(options.location_accumulator),
+        location(options.location_activation),
+        replicas,
     )
 
 
@@ -229,12 +290,13 @@ class Executable:
         if over is None:
             return
         largest = "; ".join(f"{name} {size:,} B" for name, size in over.largest)
+        shared = int(self.options.replication_factor) > 1
         where = f"the profile is {profile_path}" if profile_path else "no profile was asked for (autoreport=True)"
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({over.step}): "
             f"{over.bytes_over:,} bytes over the {over.limit:,} of {over.what}. The five largest things there: "
             f"{largest}. {where[0].upper()}{where[1:]}. Give the stage fewer Blocks, lower the micro-batch size or "
-            f"setAvailableMemoryProportion, or keep optimiser state off the chip",
+            f"setAvailableMemoryProportion, or keep optimiser state off the chip{' or in parts on replicas' * shared}",
             profile_path=profile_path,
         )
 
@@ -251,7 +313,17 @@ class Executable:
             "ipus_per_board": self.target.ipus_per_board,
             "host_latency": 0 if _buffering(self.options) > 1 else round(HOST_LATENCY_SECONDS * self.target.clock_hz),
             "across": self.timeline.costs.across,
+            **({"recomputation": self._recomputation()} if self.training else {}),
+            "streaming_bytes_per_cycle": self.target.streaming_bytes_per_second / self.target.clock_hz,
         }
+
+    def _recomputation(self) -> dict[str, list[Any]]:
+        """What recomputation costs each Block: as it was compiled, or else as a pipeline of them would have it."""
+        setting = getattr(self.options._Popart, "autoRecomputation", None)
+        kind = asked_for(setting, self.placement.pipelined) or Recomputation.PIPELINE
+        ops = [op for op in self.graph.ops if not is_view(self.graph, op)]
+        forward, backward = ([op for op in ops if op.direction == way] for way in ("forward", "backward"))
+        return by_block(self.graph, forward, backward, kind, self.tree.op_cycles)
 
     # -- rows of the profile -------------------------------------------------------------------------------
 

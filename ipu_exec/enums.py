@@ -80,11 +80,19 @@ class CommGroupType(IntEnum):
     NoGrouping = 3
 
 
+class VariableRetrievalMode(IntEnum):
+    """Which values of a weight that differs between replicas the host sees; see `ipu_exec.grouping`."""
+
+    OnePerGroup = 0
+    AllReplicas = 2
+
+
 class HalfFloatCastingBehavior(IntEnum):
     """What an operator on float16 and float32 computes in."""
 
     FloatDowncastToHalf = 0
-    HalfUpcastToFloat = 1
+    HalfUpcastToFloat = 1  # as PyTorch
+    Default = 2  # the same
 
 
 class MatMulSerializationMode(Enum):

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from ipu_exec import arguments, executables, numerics
+from ipu_exec import arguments, executables, grouping, numerics
 from ipu_exec.annotations import module_repr
+from ipu_exec.casting import casting
 from ipu_exec.context import on_ipu
 from ipu_exec.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
+from ipu_exec.grouping import GroupedParameter
 from ipu_exec.optim import SGD, AttributeTracker, check_constants, check_supported, constants, loss_scaling
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.precision import LossScaler, Precision
@@ -68,6 +70,7 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
         edit_opts_fn(options)
     training = exported["optimizer"] is not None
     made = PoplarExecutor(exported["model"], options, training, optimizer=exported["optimizer"])
+    made.per_replica_params |= exported.get("groupings", {})
     made.loadExecutable(os.fspath(filename))
     return made
 
@@ -114,6 +117,7 @@ class PoplarExecutor:
         self._anchored: dict[str, torch.Tensor] = {}
         self._constants: dict[str, Any] = {}
         self._precision: Precision | None = None
+        self.per_replica_params: dict[str, tuple[Any, Any, Any]] = {}  # name -> what `replicaGrouping` was told
         self._attached = self._seeded = self._ran = False
         self._compilation_seconds = 0.0
         if training:
@@ -145,10 +149,14 @@ class PoplarExecutor:
             torch.manual_seed(self._options.random_seed)
         self._seeded = self._attached = True
         watch = None
-        if self._anchors:
+        exceptions = bool(
+            self._options.Precision.floating_point_exceptions
+            or self._options._Popart.settings.get("enableFloatingPointChecks")
+        )
+        if self._anchors or exceptions:
             from ipu_exec.anchors import Watch
 
-            watch = Watch(self._model, self._anchors, self._plan, self._training)
+            watch = Watch(self._model, self._anchors, self._plan, self._training, exceptions)
         start = time.time_ns() // 1_000
         with on_ipu(), PathWatch(self._model, self._executable.contents) as followed:
             if self._training:
@@ -164,7 +172,7 @@ class PoplarExecutor:
                     precision=self._float16(),
                 )
             else:
-                result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers, watch)
+                result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers, watch, self._float16())
         if followed.left is not None:
             self._follow(args, kwargs, followed.left)
         self._ran = self._attached = True
@@ -189,13 +197,15 @@ class PoplarExecutor:
     def _float16(self) -> Precision:
         """What the options ask for float16, with its state from call to call."""
         if self._precision is None:
-            assert self._optimizer is not None
-            seed = self._options.random_seed if self._options.random_seed is not None else torch.initial_seed()
-            scaled = self._options.Training.automatic_loss_scaling
-            rounded = self._options.Precision.stochastic_rounding
+            training, options = self._training, self._options
+            seed = options.random_seed if options.random_seed is not None else torch.initial_seed()
+            scale = loss_scaling(self._optimizer) if self._optimizer is not None else 1.0
+            scaled = training and options.Training.automatic_loss_scaling
+            rounded = training and options.Precision.stochastic_rounding
             self._precision = Precision(
-                LossScaler(loss_scaling(self._optimizer)) if scaled else None,
+                LossScaler.of(scale, options._Popart.settings) if scaled else None,
                 torch.Generator().manual_seed(seed) if rounded else None,
+                casting(options),
             )
         return self._precision
 
@@ -218,6 +228,8 @@ class PoplarExecutor:
         """Compile where that is due. Gives the inputs with the defaults of ``forward``."""
         bound = arguments.bind(self._model, args, kwargs)
         learn((bound.args, bound.kwargs))
+        groupings = grouping.resolve(self._model, self.per_replica_params, self._plan.replicas)
+        self._plan = replace(self._plan, groupings=groupings)
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
             arguments.check(self._inputs, inputs)
@@ -238,13 +250,21 @@ class PoplarExecutor:
 
         start = time.perf_counter()
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
-        with _progress(self._options.compilation_progress_bar) as progress, torch.random.fork_rng(devices=[]), on_ipu():
+        groupings = self._plan.groupings
+        if self._optimizer is not None:
+            grouping.check_optimiser(self._optimizer, groupings)
+        with (
+            _progress(self._options.compilation_progress_bar) as progress,
+            torch.random.fork_rng(devices=[]),
+            on_ipu(),
+            grouping.one_replica(self._model, self._optimizer, groupings),
+        ):
             for_whom = (self._model, taken, named, self._options, self._optimizer, self._training, progress)
             try:
-                executable = compile_step(*for_whom, contents)
+                executable = compile_step(*for_whom, contents, groupings)
             except ContentError:
                 contents = read_contents(self._model, taken, named, self._training)
-                executable = compile_step(*for_whom, contents)
+                executable = compile_step(*for_whom, contents, groupings)
             progress(1.0, "done")
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
@@ -274,6 +294,7 @@ class PoplarExecutor:
     def _state_of_model(self) -> dict[str, Any]:
         """What the compiled program depends on besides its inputs, by what to call it in a log."""
         state: dict[str, Any] = {"the mode of the model": "train" if self._model.training else "eval"}
+        state["the grouping of replicas"] = tuple(sorted(self._plan.groupings.items()))
         state["which parameters require grad"] = tuple(p.requires_grad for p in self._model.parameters())
         if self._optimizer is not None:
             state["the optimiser"] = _structure(self._optimizer)
@@ -298,7 +319,8 @@ class PoplarExecutor:
         stored = executables.Stored(
             {"training": self._training}, self._executable, self._inputs, self._state, rng_state
         )
-        model = {"model": self._model, "optimizer": self._optimizer, "options": self._options.clone()}
+        model = {"model": self._model, "optimizer": self._optimizer, "options": self._options.clone(),
+                 "groupings": self.per_replica_params}  # fmt: skip
         executables.write(filename, stored, model if export_model else None)
 
     def loadExecutable(self, filename: str) -> None:
@@ -317,6 +339,8 @@ class PoplarExecutor:
             n: s.elements for s in stored.executable.graph.storages.values() if s.role == "weight" for n in [s.name]
         }
         own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}
+        for name, grouped in grouping.resolve(self._model, self.per_replica_params, self._plan.replicas).items():
+            own[name] //= grouped.rows
         strange = sorted(name for name, elements in weights.items() if own.get(name) != elements)
         if strange:
             raise UsageError(
@@ -417,7 +441,8 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_model" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._user_model, name)
+        found = getattr(self._user_model, name)
+        return GroupedParameter(self, name, found) if isinstance(found, torch.nn.Parameter) else found
 
     def train(self, mode: bool = True) -> PoplarExecutor:
         """Put the wrapped model into train (or eval) mode."""

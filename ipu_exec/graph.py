@@ -19,7 +19,7 @@ class Storage:
     dtype: str
     role: str
     name: str  # "layer.weight", "layer.weight/exp_avg", "layer/addmm:0"
-    parameter: int = -1  # for accumulators and optimiser state: the storage of their weight
+    parameter: int = -1  # for gradients, accumulators and optimiser state: the storage of their weight
 
 
 @dataclass(slots=True)
@@ -40,6 +40,21 @@ class ValueRef:
     """Stands for a tensor among an operator's arguments."""
 
     id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the model asks for one operator."""
+
+    proportion: float = 0.0  # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
+    partials: str = ""  # dtype of partial sums (MultiConv); "": as set for all
+    dithering: bool | None = None  # MultiConv; None: as set for all
+    attributes: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `ipu_exec.Attribute`
+
+    @property
+    def outline(self) -> tuple[tuple[str, str, str], ...]:
+        """Attributes that keep operators apart which would share their code."""
+        return tuple(item for item in self.attributes if item[0].endswith("__outline"))
 
 
 @dataclass(slots=True)
@@ -65,6 +80,7 @@ class OpNode:
     file: str = ""
     line: int = 0
     forward_op: int = -1
+    asked: Asked = Asked()
 
 
 @dataclass(slots=True)
@@ -91,3 +107,4 @@ class Graph:
     overlapped_outputs: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
     training: bool = False
+    outside: int = -1  # the first forward op after a ``with Block``, in none

@@ -7,6 +7,7 @@ Every number is from ``shared/facts/machine.md``; the short names of sources are
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -90,6 +91,20 @@ def link_rate(target: Target, a: int, b: int) -> float:
     return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
 
 
+def ring_cycles(target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int) -> int:
+    """Cycles for a ring of ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before, to
+    exchange tensors of ``nbytes`` bytes: a scatter or a gather is one round, an all-reduce is both.
+
+    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link sets the pace: one
+    between boards is enough. From three members on half of the data goes round each way (GCL's bidirectional ring; two
+    directions carry twice one, JIA); two members use both ways as it is.
+    """
+    rate = link_rate(target, ipu, ipu + apart * (members - 1))
+    latency = rounds * (members - 1) * link_latency_cycles(target, link_hops(0, apart))
+    moved = rounds * (members - 1) * nbytes / members
+    return ceil(latency + moved / (2 if members > 2 else 1) / rate)
+
+
 def target(name: str) -> Target:
     """The target of that name; ValueError lists the known ones."""
     try:
@@ -106,6 +121,14 @@ class Machine:
     tiles: int  # available for compute (I/O tiles taken off)
     proportion: float = 0.6  # availableMemoryProportion
     partials: str = ""  # "float32", "float16"; "" = the data type of the operands
+    first: int = 0  # the tile that products begin at
+    part: int = 0  # tiles for a product; 0: all
+    dithering: bool = False  # of convolutions: different ones begin at different tiles
+    stable_norm: bool = False  # norms take the mean off before they square
+
+    @property
+    def product_tiles(self) -> int:
+        return self.part or self.tiles
 
     @property
     def io_tiles(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.graph import Graph
+from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
@@ -25,6 +25,8 @@ from profiler.memory import including_gaps
 
 _CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCode", "hostExchangeCode")
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
+_PART = {schedules.STREAM_IN: "forward", schedules.FORWARD: "forward", schedules.REDUCE: "update",
+         schedules.UPDATE: "update"}  # fmt: skip
 
 STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
 # Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its sender, where it goes,
@@ -68,13 +70,13 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
 
 
 def variables(
-    graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine], offload_optimiser: bool
+    graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
 ) -> tuple[list[records.Variable], list[records.Use]]:
     """All that lies in tile memory of one replica, IPU by IPU, ids from 0; and which operators use what."""
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     for ipu in range(placement.num_ipus):
-        maker = _Maker(graph, placement, tree, ipu, machines[ipu], found, offload_optimiser)
+        maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
         uses.update(maker.uses())
         first = len(found)
@@ -97,11 +99,9 @@ class _Maker:
         ipu: int,
         machine: Machine,
         found: list[records.Variable],
-        offload_optimiser: bool,
     ) -> None:
         self.graph, self.placement, self.tree, self.ipu, self.found = graph, placement, tree, ipu, found
         self.machine = machine
-        self.offload = offload_optimiser
         self.start = positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
@@ -184,9 +184,15 @@ class _Maker:
             "dtype": storage.dtype,
             "shape": self.shapes.get(storage_id),
         }
-        offloaded = storage.role == "optimiser state" and self.offload
-        offloaded = offloaded or storage_id in self.tree.moving
-        if storage.role in _ALWAYS and not offloaded and self.placement.home.get(storage_id, stage) == stage:
+        part = self.tree.parts.get((storage_id, stage))
+        if part is not None:
+            kept = self.machine.whole(part.bytes)
+            self.add(storage.name, "variable", storage.role, kept, **{**about, "op": self._owner_op(storage_id)})
+            for first, last in self._lifetimes(storage_id, stage):
+                self.add(f"{storage.name}/gathered", "variable", "temporary", nbytes, (first, last), **about)
+            return
+        stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
+        if stays and self.placement.home.get(storage_id, stage) == stage:
             about["op"] = self._owner_op(storage_id)
             self.add(storage.name, "variable", storage.role, nbytes, **about)
             return
@@ -244,15 +250,16 @@ class _Maker:
         return groups
 
     def _while_on_chip(self, storage: int, stage: int) -> list[tuple[int, int]]:
-        """Phased execution: from being loaded (or made) to being stored (or last read), phase by phase or until the end
-        of the forward or backward."""
+        """From being loaded (or made) to being stored (or last read). In phased execution phase by phase, or until the
+        end of the forward or backward; else in the forward, in recomputation with backward, and in the update."""
         spans: dict[int | str, tuple[int, int]] = {}
         for number, (body, at) in enumerate(self.bodies):
             if storage in body.touched and body.stage in (stage, -1):
                 first, last = body.touched[storage]
-                part = "forward" if body.task in (schedules.STREAM_IN, schedules.FORWARD) else "backward"
+                part = _PART.get(body.task, "backward")
                 turns = body.stage in self.tree.turning and body.task in (schedules.FORWARD, schedules.BACKWARD)
-                key = ("turn" if turns else number) if self.tree.moving[storage] else part
+                phased = self.placement.phases and self.tree.moving[storage]
+                key = ("turn" if turns else number) if phased else part
                 spans[key] = _union(spans.get(key), (at + first, at + last))
         return list(spans.values())
 
@@ -296,7 +303,7 @@ class _Maker:
                 if step.plan is not None and (step.op, id(step.plan)) != called:
                     called = (step.op, id(step.plan))
                     control += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
-                key = digests.of(step, self.graph.ops[step.op].aten if step.op >= 0 else "")
+                key = digests.of(step, self.graph.ops[step.op] if step.op >= 0 else None)
                 if key in seen:
                     continue
                 seen.add(key)
@@ -353,14 +360,18 @@ class _Digests:
     def __init__(self) -> None:
         self._plans: dict[int, int] = {}
 
-    def of(self, step: StepDraft, aten: str) -> tuple[int, ...]:
-        """Equal for steps that are the same code: over tiles the same, in operators that are the same in all steps."""
+    def of(self, step: StepDraft, op: OpNode | None) -> tuple[int, ...]:
+        """Equal for steps that are the same code: over tiles the same, in operators that are the same in all steps.
+
+        Operators whose outline attributes differ are not (PopART's ``__outline``).
+        """
         if step.plan is None:
             return (id(step),)
         if id(step.plan) not in self._plans:
             parts = tuple(_digest(part) for part in step.plan.steps)
-            self._plans[id(step.plan)] = hash((aten, parts))
-        return (self._plans[id(step.plan)], hash(step.type), _digest(step.plan.steps[step.part]))
+            self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
+        outline = hash(op.asked.outline) if op is not None else 0
+        return (self._plans[id(step.plan)], outline, hash(step.type), _digest(step.plan.steps[step.part]))
 
 
 def _digest(step: Compute | Exchange) -> int:

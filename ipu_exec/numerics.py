@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ipu_exec.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 from ipu_exec.errors import Error, UsageError
+from ipu_exec.grouping import Groupings, run, spread
 from ipu_exec.ops import is_marked_loss
 from ipu_exec.optim import loss_scaling
 from ipu_exec.options import Options
@@ -46,6 +47,7 @@ class CallPlan:
     output_period: int
     reduction: ReductionType
     strategy: MeanReductionStrategy
+    groupings: Groupings = field(default_factory=dict)
 
     @property
     def factor(self) -> int:
@@ -251,18 +253,20 @@ class ReplicaBuffers:
 
 
 def infer(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plan: CallPlan,
-          buffers: ReplicaBuffers | None = None, watch: Watch | None = None) -> Any:  # fmt: skip
+          buffers: ReplicaBuffers | None = None, watch: Watch | None = None,
+          precision: Precision | None = None) -> Any:  # fmt: skip
     """One inference call: every micro-batch of every device iteration and replica, outputs by the output mode."""
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
     outputs = Outputs(plan)
+    precision = precision or Precision()
     with torch.no_grad():
         for iteration, replica in _iterations(plan):
             with buffers.of(model, replica):
                 for step in range(plan.accumulation):
                     taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                    with _watched(watch, (taken, named), iteration, step, replica):
-                        returned = model(*taken, **named)
+                    with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
+                        returned = run(model, plan.groupings, replica, taken, named)
                     outputs.add(returned, iteration, step, replica)
     return outputs.result()
 
@@ -293,11 +297,13 @@ def train(
                     _clear(parameters)
                     for step in range(plan.accumulation):
                         taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                        with _watched(watch, (taken, named), iteration, step, replica):
-                            returned = model(*taken, **named)
+                        with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
+                            returned = run(model, plan.groupings, replica, taken, named)
                             if watch is not None:
                                 watch.backward()
                             _backward(loss_of(returned), parameters, plan, step, scale)
+                        if plan.accumulation > 1:
+                            precision.accumulate(optimizer, parameters)
                         outputs.add(returned, iteration, step, replica)
                 total = add_gradients(total, {p: p.grad for p in parameters if p.grad is not None})
             for parameter in parameters:
@@ -307,6 +313,7 @@ def train(
             with precision.update(optimizer):
                 _divide(parameters, plan, scale)
                 optimizer.step()
+            spread(model, plan.groupings)
             if watch is not None:
                 watch.updated(iteration)
             _clear(parameters)

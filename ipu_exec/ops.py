@@ -13,9 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from ipu_exec import overlap
+from ipu_exec.annotations import open_multi_conv
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
-from ipu_exec.errors import UsageError, warn_once
+from ipu_exec.errors import UsageError
 
 Body = Callable[..., Any]
 
@@ -67,16 +68,15 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """PopTorch's memory proportion for one operator (0 to 1). Numbers do not depend on it.
+    """Plan the operator that made ``tensor``, and its gradients, within this share of a tile's memory (above 0, to 1).
 
-    The model takes the proportion per IPU, from ``Options.setAvailableMemoryProportion``; one operator's is
-    accepted, and a warning says once that it is not modelled.
+    For matrix products and convolutions, also through views, casts and the addition of a bias. Gathers and scatters
+    take it and cost what they did; for what any other operator made it does nothing. Numbers do not depend on it.
     """
-    check_proportion("set_available_memory", available_memory_proportion)
     check_tensor("set_available_memory", tensor)
-    if isRunningOnIpu():
-        warn_once("set_available_memory: proportions of single operators are not modelled; set them per IPU with "
-                  "Options.setAvailableMemoryProportion")  # fmt: skip
+    proportion = check_proportion("set_available_memory", available_memory_proportion)
+    if isinstance(tensor, FakeTensor):
+        tensor._ipu_proportion = proportion  # type: ignore[attr-defined]  # capture looks for it
     return tensor
 
 
@@ -211,10 +211,10 @@ def serializedMatMul(
 
 
 class MultiConv:
-    """``with MultiConv(): ...`` asks that the convolutions inside run at the same time on parts of the tiles.
+    """``with MultiConv(): ...``: the convolutions inside run at the same time, each on a part of the tiles.
 
-    The settings are checked. The modelled machine runs the convolutions one after the other on all tiles, and says so
-    once: together they take about as long.
+    None may need another's result. Their gradients run together too. With ``MultiConvPlanType.Serial`` they follow
+    each other, each on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class MultiConv:
         return self._per_convolution("availableMemoryProportions", value, float)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
-        """Data type of the partial sums: ``torch.float`` or ``torch.half``."""
+        """Data type of the partial sums of all convolutions or of each: ``torch.float`` or ``torch.half``."""
         types = value if isinstance(value, (list, tuple)) else (value,)
         if not types or any(kind not in (torch.float32, torch.float16) for kind in types):
             raise UsageError(f"Invalid partials types. Expecting torch.float or torch.half, not {value!r}")
@@ -242,12 +242,12 @@ class MultiConv:
         return self._keep("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
-        """Tiles of each convolution."""
+        """Tiles kept for each convolution that is planned later than another (50 unless set)."""
         _check_numbers("MultiConv.perConvReservedTiles", tiles=value)
         return self._keep("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """Share of cycles, 0 to 1, that may be given away for memory."""
+        """By what part the largest convolution may take longer, to leave tiles to others (0.1 unless set)."""
         if not isinstance(value, float):
             raise UsageError(f"MultiConv.cycleBackOff takes a float, not {value!r}")
         return self._keep("cycleBackOff", value)
@@ -263,14 +263,15 @@ class MultiConv:
         return self
 
     def __enter__(self) -> MultiConv:
-        if isRunningOnIpu() and self.settings.get("planType") is not MultiConvPlanType.Serial:
-            warn_once("MultiConv: the convolutions are modelled one after the other, each on all tiles")
+        if isRunningOnIpu():
+            open_multi_conv(self.settings)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        pass
+        if isRunningOnIpu():
+            open_multi_conv(None)
 
 
 # -- the host --------------------------------------------------------------------------------------------------------

@@ -461,6 +461,26 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
             parameter.sub_(moved)
 
 
+_STATES = {
+    "accumulator": "accum_type",
+    "exp_avg": "first_order_momentum_accum_type",
+    "grad_avg": "first_order_momentum_accum_type",
+    "exp_avg_sq": "second_order_momentum_accum_type",
+    "square_avg": "second_order_momentum_accum_type",
+    "momentum_buffer": "velocity_accum_type",
+}
+
+
+def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
+    """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
+
+    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None: as the weight, for
+    PyTorch's own optimisers, and for what PopTorch has no argument for.
+    """
+    dtype = getattr(optimizer, _STATES.get(state, ""), None) if isinstance(optimizer, _Extras) else None
+    return cast("torch.dtype | None", dtype)
+
+
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
     """What the optimiser multiplies losses by; 1 for PyTorch's own."""
     return float(getattr(optimizer, "loss_scaling", 1.0))

@@ -43,17 +43,8 @@ TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target
 DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
 # Settings that change nothing here though they would on a machine: setting one warns, and says what happens instead.
 _NOT_HONOURED = {
-    "floating_point_exceptions": ("Precision.enableFloatingPointExceptions", "PyTorch raises none"),
-    "half_float_casting": ("Precision.halfFloatCasting", "mixed operands follow PyTorch's rules"),
-    "running_statistics_always_float": (
-        "Precision.runningStatisticsAlwaysFloat",
-        "running statistics have the dtype that the model gives them",
-    ),
-    "stable_norm": ("enableStableNorm", "norms are PyTorch's"),
-    "replicated_tensor_sharding": ("useReplicatedTensorSharding", "each replica keeps the whole tensor"),
-    "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
-    "io_tiles_to_store": ("useIOTilesToStore", "all tiles compute and store"),
-    "broadcast_buffers": ("broadcastBuffers", "each replica has buffers of its own, and replica 0's are the model's"),
+    "io_tiles_to_load": ("useIOTilesToLoad", "the tiles that compute load it"),
+    "io_tiles_to_store": ("useIOTilesToStore", "the tiles that compute store it"),
 }
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
@@ -187,7 +178,7 @@ class TrainingOptions(_Group):
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Recorded; the model of a convolution does not depend on it."""
+        """Let different convolutions begin at different tiles, so that small ones do not all lie on the first."""
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
 
     @property
@@ -217,8 +208,8 @@ class PrecisionOptions(_Group):
             stochastic_rounding=False,
             partials_type="",  # "float32", "float16"; "": the operator's default
             floating_point_exceptions=False,
-            running_statistics_always_float=True,
-            half_float_casting=HalfFloatCastingBehavior.FloatDowncastToHalf,
+            running_statistics_always_float=None,  # as the model has them
+            half_float_casting=HalfFloatCastingBehavior.Default,
         )
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
@@ -236,15 +227,24 @@ class PrecisionOptions(_Group):
         return self._set(partials_type=str(dtype).removeprefix("torch."))
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Recorded."""
+        """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN; it names the operator.
+
+        See `ipu_exec.exceptions`. Every result is looked at, which takes time.
+        """
         return self._flag("Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled)
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Recorded; running statistics have the dtype that the model gives them."""
+        """Whether batch norms of float16 inputs keep running statistics in float32 (True) or in float16 (False).
+
+        In float32 also where the model's buffers are float16: those are then what it rounds to.
+        """
         return self._flag("Precision.runningStatisticsAlwaysFloat", running_statistics_always_float=value)
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """Recorded; mixed operands follow PyTorch's rules."""
+        """What becomes of operands of float16 and float32: all are cast to float16, or promoted as PyTorch does.
+
+        In place it is the dtype of what is written. The default is PyTorch's rule, as in PopTorch since 3.0.
+        """
         return self._enum("Precision.halfFloatCasting", HalfFloatCastingBehavior, half_float_casting=half_float_casting)
 
 
@@ -309,20 +309,15 @@ class TensorLocationOptions(_Group):
         ((name, settings),) = value.items()
         if not isinstance(settings, TensorLocationSettings):
             raise UsageError(f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}")
-        if settings.off_chip and name in ("location_activation", "location_accumulator"):
-            warnings.warn(
-                f"TensorLocations.{method}: useOnChipStorage(False) is recorded in the profile, but not honoured: they "
-                "leave the chip in phased execution only",
-                stacklevel=3,
-            )
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Where activations wait for the backward pass."""
+        """Where activations wait for the backward pass. A pipeline keeps its stash on the chip: compiling it warns."""
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights lie. Honoured in phased execution, where they come and go with their phase by default."""
+        """Where weights lie: those not on the chip come before they are used, in forward, backward and update. In
+        phased execution they come and go with their phase by default."""
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
@@ -400,6 +395,11 @@ class PopartOptions(_Group):
             raise UsageError(f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}")
         return self._set(**{key: value})
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything that was set, by PopART's names."""
+        return self._values
+
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> Self:
         """Settings that ``POPLAR_ENGINE_OPTIONS`` takes too; the environment wins."""
         return self.set("engineOptions", dict(engine_options))
@@ -476,8 +476,12 @@ class Options(_Group):
         return self._count("replicationFactor", replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Replicas of a group of that size take the same input."""
-        self._count("inputReplicaGrouping", input_group_size=input_group_size)
+        """Replicas of a group of that size take the same input. Error for ``CommGroupType.All``, as in PopTorch."""
+        if input_group_type is CommGroupType.All:
+            raise UsageError("inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal, not All: where all "
+                             "replicas take the same input, they are one group")  # fmt: skip
+        alone = input_group_type is CommGroupType.NoGrouping  # each replica is a group, whatever the size says
+        self._count("inputReplicaGrouping", input_group_size=1 if alone else input_group_size)
         return self._enum("inputReplicaGrouping", CommGroupType, input_group_type=input_group_type)
 
     @property
@@ -602,11 +606,17 @@ class Options(_Group):
         return self._set(executable_cache=os.fspath(path or ""))
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Recorded."""
+        """Model norms that take the mean off before they square, which takes longer. Numbers are PyTorch's, which are
+        stable either way.
+        """
         return self._flag("enableStableNorm", stable_norm=enabled)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Recorded; each replica has buffers of its own, and replica 0's are the model's."""
+        """Whether buffers are the same in every replica. A model that writes one needs False: as in PopTorch, to
+        keep them equal is not supported and an Error.
+
+        Where they differ (running statistics always do), replica 0's are the model's.
+        """
         return self._flag("broadcastBuffers", broadcast_buffers=broadcast_buffers)
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Self:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ipu_exec.enums import Liveness
 from ipu_exec.graph import Graph, OpNode
+from ipu_exec.locations import Locations
 from ipu_exec.placement import Placement
 from ipu_exec.reads import read_values
 
@@ -23,7 +24,7 @@ class PhaseOptions:
 
     liveness: Liveness = Liveness.AlwaysLive
     separate: bool = False  # the backward of the last phase is a phase of its own
-    weights_move: bool = True
+    locations: Locations = field(default_factory=Locations)
 
 
 @dataclass(slots=True)
@@ -95,25 +96,33 @@ class _Finder:
             if role in ("weight", "buffer"):
                 if self.placement.ipus[home] != ipu:
                     traffic.receive.append(storage)
-                elif role == "weight" and self.options.weights_move and not self._turns(direction, stage):
+                elif role == "weight" and self._off_chip(storage) and not self._turns(direction, stage):
                     self._load(traffic, storage, True)
             elif role == "accumulator":
-                self._load(traffic, storage, True)
+                if self._off_chip(storage):
+                    self._load(traffic, storage, True)
             elif role in ("activation", "input", "gradient"):
                 if self.placement.ipus[source] != ipu and storage not in there:
                     traffic.receive.append(storage)
                     there.add(storage)
                 elif direction == "backward" and maker == "forward":
                     self._wait_for_backward(traffic, storage, stage)
-                elif source != stage and self._apart(source, stage) and self._each_phase:
+                elif source != stage and self._apart(source, stage) and self._leaves(storage):
                     self._keep(self.result.traffic[maker, source], storage)
                     self._load(traffic, storage, True)
         if direction == "backward":
             self._keep_gradients(traffic, stage)
 
+    def _off_chip(self, storage: int) -> bool:
+        return self.options.locations.off_chip(self.graph.storages[storage])
+
     @property
     def _each_phase(self) -> bool:
         return self.options.liveness is Liveness.OffChipAfterEachPhase
+
+    def _leaves(self, storage: int) -> bool:
+        """Whether something leaves the chip after each phase. Where activations lie says nothing of other tensors."""
+        return self._each_phase and (self.graph.storages[storage].role != "activation" or self._off_chip(storage))
 
     def _apart(self, one: int, other: int) -> bool:
         return self.placement.phases[one] != self.placement.phases[other]
@@ -124,7 +133,8 @@ class _Finder:
         return direction == "backward" and last and not self.options.separate
 
     def _wait_for_backward(self, traffic: Traffic, storage: int, stage: int) -> None:
-        if self.options.liveness is Liveness.AlwaysLive or self._turns("backward", stage):
+        stays = self.graph.storages[storage].role == "activation" and not self._off_chip(storage)
+        if self.options.liveness is Liveness.AlwaysLive or self._turns("backward", stage) or stays:
             return
         self._keep(self.result.traffic["forward", stage], storage)
         self._load(traffic, storage, self._each_phase)
@@ -137,7 +147,8 @@ class _Finder:
                     continue
                 storage = self._storage(value)
                 role = self.graph.storages[storage].role
-                if role == "accumulator" or (role == "gradient" and storage in self.updated):
+                kept = role == "accumulator" and self._off_chip(storage)
+                if kept or (role == "gradient" and storage in self.updated):
                     self._keep(traffic, storage)
                     self.result.moving.setdefault(storage, True)
 

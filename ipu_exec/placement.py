@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, Stage
 from ipu_exec.enums import AutoStage
-from ipu_exec.errors import UsageError
+from ipu_exec.errors import UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.reads import read_values
@@ -178,6 +178,24 @@ def check_phases(graph: Graph, placement: Placement) -> None:
     """Error where the model goes back to a phase that is over."""
     block_phase = {name: placement.phases[k] for k, stage in enumerate(placement.stages) for name in stage.blocks}
     _check_order(graph, [block_phase[block.name] for block in graph.blocks], "phase")
+
+
+def check_blocks(graph: Graph, strategy: ExecutionStrategy) -> None:
+    """Error with AutoIncrement where an op follows a ``with Block`` and is in none; else a warning.
+
+    PopTorch refuses it with every strategy. Here it belongs to the Block before.
+    """
+    if graph.outside < 0:
+        return
+    op = graph.ops[graph.outside]
+    where = f"{op.file}:{op.line}" if op.file else ""
+    message = (
+        f"No active Block: {op.name} runs after the end of a `with Block` and before the next one begins. Put it into "
+        "a Block, or begin Blocks with BeginBlock or Block.start, which last until the next one"
+    )
+    if not strategy.stages and strategy.auto_stage is AutoStage.AutoIncrement:
+        raise UsageError(message, location=where)
+    warn_once(f"{message}. PopTorch refuses this; here it belongs to {graph.blocks[op.block].name!r} [{where}]")
 
 
 def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from ipu_exec.casting import Casting
+from ipu_exec.errors import UsageError
+from ipu_exec.optim import kept_as
+
 HALF_MAX = 65504.0
-# PopART's defaults of automatic loss scaling (popart sessionoptions.hpp, AutomaticLossScalingSettings).
-BIN_EDGE = 0.125  # of the largest float16: a gradient beyond it is large
-LARGE_SHARE = 1e-7  # more large ones than that: the scale is halved, else doubled
+# PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings (graphcore/popart,
+# willow/include/popart/sessionoptions.hpp; binEdgeLocation was 0.0625 before its last release), and the factors and
+# the bound of LossScaleUpdateOpx (willow/src/popx/op/lossscaleupdatex.cpp).
+BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond it is large
+LARGE_SHARE = 1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
+UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
+_SETTINGS = {"binEdgeLocation": "edge", "thresholdUpperCountProportion": "share", "updatePeriod": "period"}
 
 
 def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -39,41 +48,87 @@ def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> to
 class LossScaler:
     """The loss scale of float16 training, changed after each weight update (PopART's automatic loss scaling).
 
-    Where more than `LARGE_SHARE` of the elements of float16 weight gradients, as scaled, lie beyond `BIN_EDGE` times
-    the largest float16, the scale is halved, else doubled up to `MAX_SCALE`. Without float16 gradients it stays.
+    Where more than ``share`` of the elements of float16 weight gradients, as scaled, lie beyond ``edge`` times the
+    largest float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over ``period`` weight updates.
+    Without float16 gradients it stays. PopART counts the gradients of activations too.
     """
 
     scale: float
+    edge: float = BIN_EDGE
+    share: float = LARGE_SHARE
+    period: int = UPDATE_PERIOD
+    _large: int = 0
+    _total: int = 0
+    _updates: int = 0
+
+    @staticmethod
+    def of(scale: float, popart: Mapping[str, Any]) -> LossScaler:
+        """With what ``_Popart.set("automaticLossScalingSettings.binEdgeLocation", ...)`` and such say.
+
+        Error where a share is not in 0 ... 1 or the period is no whole number above 0.
+        """
+        prefix = "automaticLossScalingSettings."
+        given = {own: popart[prefix + name] for name, own in _SETTINGS.items() if prefix + name in popart}
+        period = given.get("period", UPDATE_PERIOD)
+        shares = [given.get("edge", BIN_EDGE), given.get("share", LARGE_SHARE)]
+        if not all(0 <= share <= 1 for share in shares) or not isinstance(period, int) or period < 1:
+            raise UsageError(
+                f"_Popart's {prefix}...: binEdgeLocation and thresholdUpperCountProportion are in 0 ... 1 and "
+                f"updatePeriod is a whole number above 0, not {given}"
+            )
+        return LossScaler(scale, **given)
 
     def observe(self, gradients: Iterable[torch.Tensor]) -> None:
         """Look at the gradients of a weight update, and make infinite ones the largest float16, as an IPU does."""
-        large = total = 0
         for gradient in gradients:
             if gradient.dtype is torch.float16:
-                large += int((gradient.abs() > BIN_EDGE * HALF_MAX).sum() + gradient.isnan().sum())
-                total += gradient.numel()
+                self._large += int((gradient.abs() > self.edge * HALF_MAX).sum() + gradient.isnan().sum())
+                self._total += gradient.numel()
                 gradient.clamp_(-HALF_MAX, HALF_MAX)
-        if total:
-            self.scale = self.scale / 2 if large > LARGE_SHARE * total else min(self.scale * 2, MAX_SCALE)
+        self._updates += 1
+        if self._updates < self.period:
+            return
+        if self._total:
+            many = self._large > self.share * self._total
+            self.scale = self.scale / 2 if many else min(self.scale * 2, MAX_SCALE)
+        self._large = self._total = self._updates = 0
 
 
 @dataclass
 class Precision:
-    """How float16 is treated in training. None: as PyTorch does."""
+    """How float16 is treated. None: as PyTorch does."""
 
     scaler: LossScaler | None = None
     rounding: torch.Generator | None = field(default=None)
+    casting: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
+
+    def model(self, replica: int) -> contextlib.AbstractContextManager[Any]:
+        """Enter it around forward and backward of a replica."""
+        if isinstance(self.casting, Casting):
+            self.casting.replica = replica
+        return self.casting
+
+    def accumulate(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+        """Round gradients that are being added up, where the optimiser keeps them in float16."""
+        if kept_as(optimizer, "accumulator") is torch.float16:
+            for parameter in parameters:
+                if parameter.grad is not None and parameter.grad.dtype is torch.float32:
+                    parameter.grad.copy_(self._rounded(parameter.grad))
 
     @contextlib.contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Inside, float16 weights and gradients are float32 ones of the same values; after it weights are rounded.
 
-        An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into float16.
+        An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into float16. PopTorch's
+        optimisers then round the states that they keep in float16; PyTorch's are left to PyTorch, where nothing of
+        this is asked for.
         """
-        if self.rounding is None and self.scaler is None:
+        typed = kept_as(optimizer, "accumulator") is not None
+        if self.rounding is None and self.scaler is None and not typed:
             yield
             return
-        halves = [p for group in optimizer.param_groups for p in group["params"] if p.dtype is torch.float16]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        halves = [p for p in parameters if p.dtype is torch.float16]
         kept = [parameter.data for parameter in halves]
         for parameter in halves:
             gradient, parameter.grad = parameter.grad, None
@@ -89,6 +144,18 @@ class Precision:
                 new = parameter.data
                 place.copy_(new if self.rounding is None else round_stochastically(new, self.rounding))
                 parameter.data = place
+        for parameter in parameters:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if kept_as(optimizer, name) is torch.float16 and isinstance(value, torch.Tensor):
+                    # velocities are kept scaled, so that small ones are not lost
+                    scale = getattr(optimizer, "velocity_scaling", 1.0)
+                    value.copy_(self._rounded(value * scale) / scale)
+
+    def _rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """The float32 values that float16 can hold."""
+        if self.rounding is not None:
+            return round_stochastically(values, self.rounding).float()
+        return values.clamp(-HALF_MAX, HALF_MAX).half().float()
 
 
 def _is_half(value: object) -> bool:

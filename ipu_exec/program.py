@@ -8,17 +8,19 @@ liveness is a matter of positions (facts/pipeline.md, 'Memory of a stage').
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
 
 from ipu_exec.enums import OverlapMode
-from ipu_exec.errors import LoweringError
-from ipu_exec.graph import Graph, OpNode, ValueRef
+from ipu_exec.errors import LoweringError, warn_once
+from ipu_exec.graph import Graph, OpNode, Storage, ValueRef
+from ipu_exec.grouping import Grouping, Groupings
+from ipu_exec.locations import Locations, Shard, runs_on_parts
 from ipu_exec.lowering import generic, lower
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.layouts import linear
@@ -34,17 +36,28 @@ from ipu_exec.machine import (
     link_hops,
     link_latency_cycles,
     link_rate,
+    ring_cycles,
 )
 from ipu_exec.phases import PhaseOptions, Traffic, moves
 from ipu_exec.placement import Placement, storage_bytes
 from ipu_exec.reads import read_values
-from ipu_exec.recompute import Recomputation, after_last_checkpoint, kept, last_touch, made_by, run_again, sequence
+from ipu_exec.recompute import (
+    Recomputation,
+    after_last_checkpoint,
+    is_view,
+    kept,
+    last_touch,
+    made_by,
+    run_again,
+    sequence,
+)
 from profiler import records, schedules
 
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
 _STASHED = ("activation", "input", "gradient")
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
 BUFFERS_ACROSS = 3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+_KEPT = ("weight", "optimiser state")  # what a weight update changes
 
 
 @dataclass(slots=True)
@@ -120,7 +133,8 @@ class ProgramTree:
     recomputed: dict[int, set[int]]  # stage -> storages made again before its backward
     op_plans: dict[int, Plan]
     op_cycles: dict[int, int]
-    moving: dict[int, bool] = field(default_factory=dict)  # phased: what leaves the chip, and if after every phase
+    moving: dict[int, bool] = field(default_factory=dict)  # what leaves the chip, and if after every phase
+    parts: dict[tuple[int, int], Layout] = field(default_factory=dict)  # (weight, stage): a replica's, always there
     turning: frozenset[int] = frozenset()  # phased: stages whose backward follows their forward at once
     loads: dict[tuple[int, int], int] = field(default_factory=dict)  # (task, stage) -> cycles at its body's beginning
     stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
@@ -145,10 +159,11 @@ class ProgramOptions:
 
     replicas: int = 1
     stream_out_once: bool = True
-    offload_optimiser: bool = False
+    locations: Locations = field(default_factory=Locations)
     recompute: Recomputation = Recomputation.NONE
     estimate: bool = False  # guess an operator that nobody lowered
     phases: PhaseOptions = field(default_factory=PhaseOptions)
+    groupings: Groupings = field(default_factory=dict)  # weights that differ between replicas, by name
     host_io: bool = True  # inputs come from the host and outputs go there
     host_latency: float = HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
     across: bool = False  # what is overlapped is so from one device iteration into the next
@@ -171,13 +186,20 @@ class _Builder:
         self.stages = range(len(placement.stages))
         self.traffic: dict[tuple[str, int], Traffic] = {}
         self.moving: dict[int, bool] = {}
+        self.locations = options.locations
+        self.remote: set[int] = set()  # storages that wait in streaming memory while no operator uses them
+        self.split: set[int] = set()  # storages of which a replica keeps its part
+        self.grouped: set[int] = set()  # weights that are updated a part on each replica
+        self.parts: dict[tuple[int, int], Layout] = {}
+        self.last_change: dict[tuple[str, int], dict[int, int]] = {}  # of `remote`: direction, stage -> storage -> op
+        self.there: dict[tuple[str, int], set[int]] = {}  # direction and stage -> what was brought to the chip for it
         self.loads: dict[tuple[int, int], int] = {}
         self.stores: dict[tuple[int, int], int] = {}
         self.kept: set[int] = set()  # storages that are not made again
         self.near_loss: set[int] = set()  # those that the loss reaches without passing one of them
         self.buffers: list[Use] = []
         self.beside: set[int] = set()
-        self.wide: dict[int, Plan] = {}  # plans by id (they live on), with vectors over all tiles
+        self.wide: dict[int, tuple[Plan, Plan]] = {}  # by id: a plan, and the same with vectors over all tiles
         self.makers: dict[int, int] = {}  # storage -> op that makes it
         for op in graph.ops:
             for output in op.outputs:
@@ -192,18 +214,19 @@ class _Builder:
     def build(self) -> ProgramTree:
         ops: dict[tuple[str, int], list[OpNode]] = {}
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
-            if not self._is_view(op):
+            if not is_view(self.graph, op):
                 ops.setdefault((op.direction, stage), []).append(op)
         if self.placement.phases:
             found = moves(self.graph, self.placement, ops, self.options.phases)
             self.traffic, self.moving = found.traffic, found.moving
-        forward = [op for op in self.graph.ops if op.direction == "forward" and not self._is_view(op)]
+        forward = [op for op in self.graph.ops if op.direction == "forward" and not is_view(self.graph, op)]
         self.kept = kept(self.graph, forward, self.options.recompute)
         self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
         stashed: dict[int, list[int]] = {}
         again: dict[int, list[OpNode]] = {}
         for stage in self.stages:
             stashed[stage], again[stage] = self._kept_and_recomputed(ops, stage)
+        self._locate(ops, again)
 
         forwards, backwards, updates = [], [], []
         for stage in self.stages:
@@ -235,7 +258,7 @@ class _Builder:
         bodies = [body for body in order if body is not None and body.steps]
         recomputed = {stage: {s for op in mine for s in made_by(self.graph, op)} for stage, mine in again.items()}
         return ProgramTree(bodies, self.layouts, stashed, recomputed, self.op_plans, self.op_cycles,
-                           self.moving, self._turning(), self.loads, self.stores, self.buffers,
+                           self._moving(), self.parts, self._turning(), self.loads, self.stores, self.buffers,
                            frozenset(self.beside))  # fmt: skip
 
     # -- operators -----------------------------------------------------------------------------------------
@@ -257,21 +280,30 @@ class _Builder:
             for storage, index in last_touch(self.graph, ops, stashed).items():
                 ready.setdefault(index, []).append(storage)
             for index, op in enumerate(ops):
-                self._lower(op, stage, body)
+                self._run(op, direction, stage, body)
                 for storage in ready.get(index, ()):
                     self._stash(storage, stage, body, "stash")
             return
         aside = self._body(body.name, stage, body.task)
         for op in ops:  # first of all, to know where everything lies
-            self._lower(op, stage, aside)
+            self._append(op, self._plan(op, stage, aside), aside)
         self._remote(traffic.load, f"stage {stage} {direction}/load", stage, body, to_host=False)
         self.loads[body.task, stage] = body.cycles
+        for storage in self._gathered(ops, direction, stage):
+            self._bring(storage, stage, body)
         self._receive(traffic.receive, stage, body)
         for op in ops:
-            self._append(op, self.op_plans[op.id], body, self.machines[body.ipu])
+            self._append(op, self.op_plans[op.id], body)
         before = body.cycles
         self._remote(traffic.store, f"stage {stage} {direction}/store", stage, body, to_host=True)
         self.stores[body.task, stage] = body.cycles - before
+
+    def _gathered(self, ops: list[OpNode], direction: str, stage: int) -> list[int]:
+        """Weights that a phase reads and of which replicas keep parts; where the backward turns they are there."""
+        if direction == "backward" and stage in self._turning():
+            return []
+        read = dict.fromkeys(self._storage(v) for op in ops for v in read_values(op))
+        return [s for s in read if s in self.split and self.graph.storages[s].role == "weight"]
 
     def _backward(self, stage: int, ops: list[OpNode], again: list[OpNode], stashed: list[int]) -> list[Body]:
         """The backward of a stage, cut where it turns from running forward operators again to its own and back.
@@ -300,10 +332,7 @@ class _Builder:
             for storage in back:
                 self._stash(storage, stage, body, "restore")
             away.difference_update(back)
-            if is_again:
-                self._append(op, self.op_plans[op.id], body, self.machines[body.ipu])
-            else:
-                self._lower(op, stage, body)
+            self._run(op, "backward", stage, body, self.op_plans[op.id] if is_again else None)
         return bodies
 
     def _receive(self, storages: list[int], stage: int, body: Body) -> None:
@@ -324,18 +353,23 @@ class _Builder:
         for storage in storages:
             body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
-    def _is_view(self, op: OpNode) -> bool:
-        """A view is free: every output lies in an input's storage and nothing is written."""
-        storage = self._storage
-        read = {storage(v) for v in op.inputs}
-        return not op.writes and bool(read) and all(v is None or storage(v) in read for v in op.outputs)
-
     def _storage(self, value: int) -> int:
         return self.graph.values[value].storage
 
-    def _lower(self, op: OpNode, stage: int, body: Body) -> None:
-        machine = self.machines[body.ipu]
-        spec = self._spec(op, stage, machine)
+    def _machine(self, op: OpNode, ipu: int) -> Machine:
+        """The IPU as the operator is planned for it: with what the model asks for that one."""
+        machine, asked = self.machines[ipu], op.asked
+        return replace(
+            machine,
+            proportion=asked.proportion or machine.proportion,
+            partials=asked.partials or machine.partials,
+            dithering="conv" in op.aten and (machine.dithering if asked.dithering is None else asked.dithering),
+        )
+
+    def _plan(self, op: OpNode, stage: int, body: Body, shard: Shard | None = None) -> Plan:
+        """Lower an operator, and say where its operands lie. ``shard``: on a replica's part of the weight."""
+        machine = self._machine(op, body.ipu)
+        spec = self._spec(op, stage, machine, shard)
         try:
             plan = lower(spec, machine)
         except LoweringError as error:
@@ -359,22 +393,23 @@ class _Builder:
             if output is not None and (self._storage(output), stage) not in self.layouts:
                 storage = self._storage(output)
                 self.layouts[storage, stage] = self._default_layout(storage, machine)
-        self._append(op, self._widened(plan, machine), body, machine)
+        return self._widened(plan, machine)
 
     def _widened(self, plan: Plan, machine: Machine) -> Plan:
         """The plan over all tiles: a lowering knows only those that compute."""
         if not machine.io_tiles:
             return plan
         if id(plan) not in self.wide:
-            self.wide[id(plan)] = _widened(plan, machine)
-        return self.wide[id(plan)]
+            self.wide[id(plan)] = plan, _widened(plan, machine)
+        return self.wide[id(plan)][1]
 
     def _bytes(self, storage: int, stage: int, machine: Machine) -> np.ndarray:
         """Of a storage on each tile of the IPU; nothing where nobody placed it."""
         layout = self._layout(storage, stage, machine)
         return machine.whole(layout.bytes) if layout is not None else np.zeros(machine.target.tiles, np.int64)
 
-    def _append(self, op: OpNode, plan: Plan, body: Body, machine: Machine) -> None:
+    def _append(self, op: OpNode, plan: Plan, body: Body) -> None:
+        machine = self.machines[body.ipu]
         at = []
         before = body.cycles
         for part, step in enumerate(plan.steps):
@@ -406,25 +441,31 @@ class _Builder:
                 )
             )
 
-    def _spec(self, op: OpNode, stage: int, machine: Machine) -> OpSpec:
+    def _spec(self, op: OpNode, stage: int, machine: Machine, shard: Shard | None = None) -> OpSpec:
         def concrete(item: Any) -> Any:
             if isinstance(item, ValueRef):
-                return self._operand(item.id, stage, machine)
+                return self._operand(item.id, stage, machine, shard)
             return tuple(concrete(element) for element in item) if isinstance(item, tuple) else item
 
         read = {self._storage(v) for v in op.inputs}
         outputs = tuple(
-            None if v is None else self._operand(v, stage, machine, placed=self._storage(v) in read) for v in op.outputs
+            None if v is None else self._operand(v, stage, machine, shard, placed=self._storage(v) in read)
+            for v in op.outputs
         )
         named = tuple((key, concrete(value)) for key, value in op.kwargs)
         return OpSpec(op.aten, tuple(concrete(a) for a in op.args), named, outputs)
 
-    def _operand(self, value_id: int, stage: int, machine: Machine, placed: bool = True) -> Operand:
+    def _operand(
+        self, value_id: int, stage: int, machine: Machine, shard: Shard | None = None, placed: bool = True
+    ) -> Operand:
         value = self.graph.values[value_id]
         storage = self.graph.storages[value.storage]
-        layout = self._layout(value.storage, stage, machine) if placed else None
         # a plan asks only whether something stays: a layer that is run again in the backward is the same operators
         role = storage.role if storage.role in _PERSISTENT else "activation"
+        if shard is not None and prod(value.shape) == self.graph.storages[shard.weight].elements:
+            layout = shard.layout(value.dtype) if placed else None
+            return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)
+        layout = self._layout(value.storage, stage, machine) if placed else None
         return Operand(value.shape, value.dtype, value.strides, value.offset, storage.elements, layout, role)
 
     def _layout(self, storage_id: int, stage: int, machine: Machine) -> Layout | None:
@@ -452,6 +493,152 @@ class _Builder:
     def _default_layout(self, storage_id: int, machine: Machine) -> Layout:
         storage = self.graph.storages[storage_id]
         return linear(storage.elements, ITEM_BYTES[storage.dtype], machine.tiles).layout(storage.dtype)
+
+    # -- tensors that are not whole on the chip ------------------------------------------------------------
+
+    def _locate(self, ops: dict[tuple[str, int], list[OpNode]], again: dict[int, list[OpNode]]) -> None:
+        """Which storages wait in streaming memory, and of which a replica keeps its part (`ipu_exec.locations`).
+
+        In phased execution phases move weights, accumulators and activations. What stages share stays whole on the
+        chip, and in a pipeline so do activations: their stash.
+        """
+        shared = {transfer.storage for transfer in self.placement.transfers}
+        phases = bool(self.placement.phases)
+        common: set[str] = set()
+        waits = set() if phases or self.placement.pipelined else self._read_backward(ops, again)
+        for storage in self.graph.storages.values():
+            fixed = storage.id in shared or (phases and storage.role != "optimiser state")
+            if self.locations.off_chip(storage) and not fixed and (storage.role != "activation" or storage.id in waits):
+                self.remote.add(storage.id)
+            elif storage.role == "weight" and storage.id in shared and not phases and self.locations.moves(storage):
+                common.add(storage.name)
+        in_parts: dict[int, bool] = {}
+        refused: list[str] = []
+        apart: list[str] = []
+        for stage in self.stages:
+            for weight, mine in self._by_weight(ops.get(("update", stage), [])).items():
+                in_parts[weight] = in_parts.get(weight, True) and weight >= 0 and self._can_part(weight, mine)
+        for storage in self.graph.storages.values():
+            weight = storage.parameter if storage.parameter >= 0 else storage.id
+            if not self.locations.sharded(storage) or storage.elements != self.graph.storages[weight].elements:
+                continue
+            if self._grouping(storage) is not None:
+                apart.append(storage.name)
+            elif not in_parts.get(weight, True):
+                refused.append(storage.name)
+            elif storage.id not in shared and (storage.role != "accumulator" or not phases):
+                self.split.add(storage.id)
+                self.grouped |= {weight} & in_parts.keys()
+        self._say(
+            "useReplicatedTensorSharding", refused, "their optimiser does more than elementwise operators and norms"
+        )
+        self._say("useReplicatedTensorSharding", apart, "their values differ between replicas (replicaGrouping)")
+        self._say("TensorLocations.setWeightLocation", sorted(common), "stages share them")
+        for key, mine in ops.items():
+            changes = {self._storage(v): op.id for op in mine for v in (*op.outputs, *op.writes) if v is not None}
+            self.last_change[key] = {storage: op for storage, op in changes.items() if storage in self.remote}
+
+    @staticmethod
+    def _say(option: str, names: list[str], why: str) -> None:
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            warn_once(f"{option} is not honoured for {names[0]!r}{more}, which stay whole on the chip: {why}")
+
+    def _read_backward(self, ops: dict[tuple[str, int], list[OpNode]], again: dict[int, list[OpNode]]) -> set[int]:
+        """Storages that a stage's forward makes and its backward reads, but for those that it makes again."""
+        found: set[int] = set()
+        for stage in self.stages:
+            made = {s for op in ops.get(("forward", stage), []) for s in made_by(self.graph, op)}
+            made -= {s for op in again[stage] for s in made_by(self.graph, op)}
+            late = (*again[stage], *ops.get(("backward", stage), []))
+            found |= made & {self._storage(v) for op in late for v in read_values(op)}
+        return found
+
+    def _can_part(self, weight: int, ops: list[OpNode]) -> bool:
+        """Whether a weight's update can run on parts of it."""
+        elements = self.graph.storages[weight].elements
+        for op in ops:
+            sizes = {prod(self.graph.values[v].shape) for v in op.inputs}
+            if elements in sizes and not (sizes <= {elements, 1} and runs_on_parts(op)):
+                return False
+        return True
+
+    def _shard(self, weight: int, stage: int) -> Shard:
+        machine = self.machines[self.placement.ipus[stage]]
+        whole = self._layout(weight, stage, machine) or self._default_layout(weight, machine)
+        self.layouts.setdefault((weight, stage), whole)
+        return Shard.of(self.graph.storages[weight], whole, self.options.replicas)
+
+    def _part(self, weight: int, stage: int) -> Layout:
+        """What this replica keeps of a weight that is kept in parts."""
+        return self._shard(weight, stage).layout(self.graph.storages[weight].dtype)
+
+    def _part_of(self, shard: Shard, storage_id: int, first: int, last: int) -> Use:
+        """This replica's part of something that has the size of a weight, from step to step."""
+        storage = self.graph.storages[storage_id]
+        nbytes = self.machines[0].whole(shard.layout(storage.dtype).bytes)  # all IPUs have as many I/O tiles
+        return Use(f"{storage.name}/part", "temporary", nbytes, first, last)
+
+    def _stored(self, storage: int, stage: int, machine: Machine) -> Layout:
+        """What this replica keeps of a storage."""
+        if storage in self.split and self.graph.storages[storage].role == "weight":
+            return self._part(storage, stage)
+        layout = self._layout(storage, stage, machine)
+        return layout if layout is not None else self._default_layout(storage, machine)
+
+    def _away(self) -> set[int]:
+        """Storages that come before they are used and go after they were changed."""
+        return self.remote | self.moving.keys()
+
+    def _moving(self) -> dict[int, bool]:
+        """Storages that are not whole on the chip all the time, and whether they come anew for each part of a step."""
+        parted = {s for s in self.split if self.graph.storages[s].role == "weight"}
+        return {**self.moving, **dict.fromkeys(self.remote | parted, True)}
+
+    def _reduced_late(self, gradient: int) -> bool:
+        """Whether it is reduced weight by weight in the update: an accumulator that only then is on the chip."""
+        waits = gradient in self.remote and not self.placement.phases
+        return waits and self.graph.storages[gradient].role == "accumulator" and gradient not in self.split
+
+    def _run(self, op: OpNode, direction: str, stage: int, body: Body, plan: Plan | None = None) -> None:
+        """An operator of forward or backward, between what it needs brought to the chip and what has to leave it again.
+
+        A tensor comes before its first use, once for the forward and once for recomputation and backward together
+        (PopART's streaming contexts), and what was changed leaves after the last change. A gradient that goes into an
+        accumulator that replicas share is scattered over them first.
+        """
+        accumulators = [s for v in op.writes if (s := self._storage(v)) in self.split]
+        shard = self._shard(self.graph.storages[accumulators[0]].parameter, stage) if accumulators else None
+        if shard is not None:
+            self.layouts[accumulators[0], stage] = shard.layout(self.graph.storages[accumulators[0]].dtype)
+        plan = plan or self._plan(op, stage, body, shard)
+        there = self.there.setdefault((direction, stage), set())
+        begin = len(body.steps)
+        for storage in dict.fromkeys(s for v in read_values(op) if (s := self._storage(v)) not in there):
+            self._bring(storage, stage, body)
+            there.add(storage)
+        first = len(body.steps)
+        gradients = [s for v in op.inputs if shard is not None and (s := self._storage(v)) not in self.split]
+        for gradient in gradients:
+            self._collective("reduce-scatter", {gradient: stage}, body, f"{self.graph.storages[gradient].name}/")
+        self._append(op, plan, body)
+        if shard is not None:
+            body.temporaries += [self._part_of(shard, gradient, first, len(body.steps) - 1) for gradient in gradients]
+        for storage in {self._storage(v) for v in (*op.outputs, *op.writes) if v is not None} & self.remote:
+            there.add(storage)
+            if op.id == self.last_change.get((direction, stage), {}).get(storage):
+                self._remote([storage], f"{self.graph.storages[storage].name}/store", stage, body, to_host=True)
+        _belong(body.steps[begin:], op)
+
+    def _bring(self, storage: int, stage: int, body: Body) -> None:
+        """From streaming memory, from the other replicas, or both."""
+        name = self.graph.storages[storage].name
+        if storage in self.remote:
+            self._remote([storage], f"{name}/load", stage, body, to_host=False)
+        if storage in self.split and self.graph.storages[storage].role == "weight":
+            if storage not in self.remote and storage not in self.moving:
+                self.parts[storage, stage] = self._part(storage, stage)
+            self._collective("all-gather", {storage: stage}, body, f"{name}/")
 
     # -- stash ---------------------------------------------------------------------------------------------
 
@@ -510,36 +697,115 @@ class _Builder:
     # -- weight update -------------------------------------------------------------------------------------
 
     def _update(self, ops: list[OpNode], stage: int, body: Body) -> None:
-        """Optimiser ops of a stage; state kept in streaming memory comes and goes around its weight's ops."""
+        """Optimiser ops of a stage, weight by weight; what is kept in streaming memory comes and goes around them.
+
+        A weight that is updated in parts (replicated tensor sharding): the gradient was scattered over the replicas,
+        each updates its part, and tensors that it keeps whole are gathered from all, behind the last update.
+        """
         states: dict[int, list[int]] = {}
         for storage in self.graph.storages.values():
             if storage.role == "optimiser state" and self.placement.home.get(storage.id) == stage:
                 states.setdefault(storage.parameter, []).append(storage.id)
-        by_weight: dict[int, list[OpNode]] = {}
+        machine = self.machines[body.ipu]
+        gather: dict[int, Use] = {}
+        for weight, mine in self._by_weight(ops).items():
+            shard = self._shard(weight, stage) if weight in self.grouped else None
+            if shard is not None:
+                for state in states.get(weight, []):
+                    if state in self.split:
+                        self.layouts[state, stage] = shard.layout(self.graph.storages[state].dtype)
+            used = dict.fromkeys(s for op in mine for v in op.inputs if (s := self._storage(v)) in self._away())
+            moved = [*(s for s in states.get(weight, []) if s in self.remote and s not in used), *used]
+            first = len(body.steps)
+            if moved:
+                owner = self.graph.storages[moved[0]]
+                owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
+                name = f"{owner.name}/{'optimiser state' if set(moved) <= set(states.get(weight, [])) else 'state'}"
+                self._remote(moved, f"{name}/load", stage, body, to_host=False)
+            for gradient in used:
+                if self._reduced_late(gradient):
+                    self._collective("all-reduce" if shard is None else "reduce-scatter", {gradient: stage}, body)
+            if shard is not None:
+                gather |= self._in_parts(shard, mine, stage, body)
+            else:
+                for op in mine:
+                    self._append(op, self._plan(op, stage, body), body)
+            if moved:
+                self._remote(moved, f"{name}/store", stage, body, to_host=True)
+            if not set(moved) & set(states.get(weight, [])):  # state is priced by itself (`profiler.rebalance`)
+                _belong(body.steps[first:], mine[0])
+            if shard is not None and weight in self.split:
+                if weight in body.touched:
+                    del body.touched[weight]  # the whole of it is on the chip in forward and backward only
+                if weight in self._away():
+                    body.temporaries.append(self._part_of(shard, weight, first, len(body.steps) - 1))
+        self._collective("all-gather", dict.fromkeys(gather, stage), body)
+        for part in gather.values():
+            part.last = len(body.steps) - 1
+            body.temporaries.append(part)
+        for of_weight in states.values():
+            for state in of_weight:
+                self._layout(state, stage, machine)
+
+    def _by_weight(self, ops: list[OpNode]) -> dict[int, list[OpNode]]:
+        """Optimiser ops by the weight (a storage; -1: none) that they belong to."""
+        found: dict[int, list[OpNode]] = {}
         made: dict[int, int] = {}
         for op in ops:
             owners = (self._owner(self._storage(v), made) for v in op.inputs)
             weight = next((w for w in owners if w >= 0), -1)
-            by_weight.setdefault(weight, []).append(op)
+            found.setdefault(weight, []).append(op)
             for output in op.outputs:
                 if output is not None:
                     made.setdefault(self._storage(output), weight)
-        machine = self.machines[body.ipu]
-        for weight, mine in by_weight.items():
-            moved = list(states.get(weight, [])) if self.options.offload_optimiser else []
-            moved += dict.fromkeys(s for op in mine for v in op.inputs if (s := self._storage(v)) in self.moving)
-            if moved:
-                owner = self.graph.storages[moved[0]]
-                owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
-                name = f"{owner.name}/{'state' if self.moving else 'optimiser state'}"
-                self._remote(moved, f"{name}/load", stage, body, to_host=False)
-            for op in mine:
-                self._lower(op, stage, body)
-            if moved:
-                self._remote(moved, f"{name}/store", stage, body, to_host=True)
-        for offloaded in states.values():
-            for state in offloaded:
-                self._layout(state, stage, machine)
+        return found
+
+    def _in_parts(self, shard: Shard, ops: list[OpNode], stage: int, body: Body) -> dict[int, Use]:
+        """Run a weight's ops on this replica's part. Gives its parts of what is kept whole and changed, to be gathered.
+
+        Of what it keeps whole it takes its part first: a dynamic slice on every tile, whose slot is the replica's
+        number. A number made of all elements (a norm of LAMB) is all-reduced.
+        """
+        elements = self.graph.storages[shard.weight].elements
+        mine = [op for op in ops if not self._clears(op)]
+        changed = {self._storage(v) for op in mine for v in op.writes}
+        first = len(body.steps)
+        gather: dict[int, Use] = {}
+        for storage in dict.fromkeys(self._storage(v) for op in mine for v in op.inputs):
+            role = self.graph.storages[storage].role
+            if self.graph.storages[storage].elements != elements or storage in self.split:
+                continue
+            if role in _KEPT:
+                self._slice(shard, storage, body)
+                gather[storage] = self._part_of(shard, storage, first, first)
+            elif role in ("accumulator", "gradient"):  # its part came of the scatter, mostly that of all gradients
+                since = first if self._reduced_late(storage) else 0
+                gather[storage] = self._part_of(shard, storage, since, since)
+        for op in ops:
+            self._append(op, self._plan(op, stage, body, shard if op in mine else None), body)
+            made = [v for v in op.outputs if v is not None and prod(self.graph.values[v].shape) != elements]
+            _belong(body.steps[first:], op)
+            if made and op in mine and any(prod(self.graph.values[v].shape) == elements for v in op.inputs):
+                self._collective("all-reduce", {self._storage(v): stage for v in made}, body, f"{op.name}/")
+        for storage in [s for s in gather if s not in changed or self.graph.storages[s].role not in _KEPT]:
+            part = gather.pop(storage)
+            part.last = len(body.steps) - 1
+            body.temporaries.append(part)
+        return gather
+
+    def _clears(self, op: OpNode) -> bool:
+        """Whether an op empties an accumulator that a replica keeps whole: that is no part of the update."""
+        written = {self._storage(v) for v in op.writes}
+        return op.aten.startswith("aten.zero_") and not written & self.split
+
+    def _slice(self, shard: Shard, storage_id: int, body: Body) -> None:
+        storage = self.graph.storages[storage_id]
+        item = ITEM_BYTES[storage.dtype]
+        elements = self.machines[body.ipu].whole(shard.elements)
+        cycles = dynamic_slice_cycles(elements, item)
+        vertices = Vertices(f"popops::DynamicSlice1D<{_poplar(item)}>", (elements > 0).astype(np.int64))
+        name = f"{storage.name}/part"
+        body.steps.append(StepDraft(records.ON_TILE_EXECUTE, name, int(cycles.max()), -1, cycles, vertices=(vertices,)))
 
     def _owner(self, storage: int, made: dict[int, int]) -> int:
         item = self.graph.storages[storage]
@@ -551,8 +817,9 @@ class _Builder:
         """Move storages between tiles and streaming memory, in one stream copy."""
         if not storages:
             return
-        target = self.machines[body.ipu].target
-        nbytes = np.sum([self._bytes(s, stage, self.machines[body.ipu]) for s in storages], axis=0)
+        machine = self.machines[body.ipu]
+        target = machine.target
+        nbytes = np.sum([machine.whole(self._stored(s, stage, machine).bytes) for s in storages], axis=0)
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         first = len(body.steps)
         body.steps += _stream_steps(name, cycles, nbytes, to_host=to_host)
@@ -697,35 +964,66 @@ class _Builder:
         return body
 
     def _reduce(self, ipu: int) -> Body | None:
-        """All-reduce of gradients over replicas: a ring moves 2 (R - 1) / R of the bytes through each IPU.
-
-        Replicas lie one after the other, each on a power of two of IPUs: the ring's steps go from an IPU to the same of
-        the next replica, and its slowest link sets the pace. From three replicas on half of the data goes round each
-        way (GCL's bidirectional ring; two directions carry twice one, JIA); two replicas use both ways as it is.
-        """
-        replicas = self.options.replicas
-        if replicas == 1 or not self.graph.training:
+        """What replicas do with gradients before the weight update, all at once: an all-reduce, or a reduce-scatter
+        where each replica updates its part of the weight."""
+        if self.options.replicas == 1 or not self.graph.training:
             return None
-        target = self.machines[ipu].target
-        gradients = [s for s in self._gradients() if self.placement.ipus[self.placement.home.get(s, 0)] == ipu]
-        nbytes = np.zeros(target.tiles, np.int64)
-        for storage in gradients:
-            nbytes = nbytes + self._bytes(storage, self.placement.home.get(storage, 0), self.machines[ipu])
-        if not nbytes.any():
-            return None
-        moved = 2 * (replicas - 1) * int(nbytes.sum()) / replicas
-        apart = 1 << (self.placement.num_ipus - 1).bit_length()
-        first, last = ipu, ipu + apart * (replicas - 1)
-        rate = link_rate(target, first, last)  # one link between boards is enough to slow the ring down
-        latency = 2 * (replicas - 1) * link_latency_cycles(target, link_hops(0, apart))
-        cycles = ceil(latency + moved / (2 if replicas > 2 else 1) / rate)
-        body = self._one_step(
-            f"IPU {ipu} all-reduce of gradients", ipu, schedules.REDUCE, records.GLOBAL_EXCHANGE, "AllReduce", cycles
-        )
-        body.steps[0].bytes_in = body.steps[0].bytes_out = 2 * nbytes * (replicas - 1) // replicas
-        for storage in gradients:
-            body.touch(storage, 0, 0)
+        body = Body("", ipu, -1, schedules.REDUCE)
+        by_kind: dict[tuple[str, int], list[int]] = {}
+        for storage in self._gradients():
+            stage = self.placement.home.get(storage, 0)
+            late = storage in self.split or self._reduced_late(storage)
+            if self.placement.ipus[stage] == ipu and not late:
+                parts = self.graph.storages[storage].parameter in self.grouped
+                by_kind.setdefault(("reduce-scatter" if parts else "all-reduce", stage), []).append(storage)
+        for what in ("all-reduce", "reduce-scatter"):
+            where = {s: stage for (kind, stage), mine in by_kind.items() if kind == what for s in mine}
+            self._collective(what, where, body)
+        for storage, stage in where.items():  # of the scatter, which comes last: parts that wait for the update
+            part = self._shard(self.graph.storages[storage].parameter, stage)
+            body.temporaries.append(self._part_of(part, storage, len(body.steps) - 1, len(body.steps) - 1))
+        body.name = f"IPU {ipu} {' and '.join(sorted({kind for kind, _ in by_kind}))} of gradients"
         return body
+
+    def _collective(self, what: str, where: Mapping[int, int], body: Body, name: str = "") -> None:
+        """One step in which the same IPU of all replicas exchange storages (``where`` gives the stages they are of).
+
+        ``what``: "all-reduce", "reduce-scatter" or "all-gather" (GCL's). Replicas lie one after the other, each on a
+        power of two of IPUs. In a ring of R each sends and receives (R - 1) / R of the bytes; an all-reduce is a
+        scatter and a gather.
+        """
+        rounds = 2 if what == "all-reduce" else 1
+        target = self.machines[body.ipu].target
+        apart = 1 << (self.placement.num_ipus - 1).bit_length()
+        for (members, stride), mine in self._rings(where).items():
+            nbytes = np.zeros(target.tiles, np.int64)
+            for storage in mine:
+                nbytes = nbytes + self._bytes(storage, where[storage], self.machines[body.ipu])
+            if members == 1 or not nbytes.any():
+                continue
+            cycles = ring_cycles(target, body.ipu, apart * stride, members, int(nbytes.sum()), rounds)
+            moved = rounds * nbytes * (members - 1) // members
+            step = what.title().replace("-", "") + (
+                f" in groups of {members}" if members < self.options.replicas else ""
+            )
+            body.steps.append(
+                StepDraft(records.GLOBAL_EXCHANGE, name + step, cycles, bytes_in=moved, bytes_out=moved.copy())
+            )
+            for storage in mine:
+                body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+
+    def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
+        """Storages by the replicas that exchange them: how many, and how many replicas from one to the next."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for storage_id in where:
+            grouping = self._grouping(self.graph.storages[storage_id])
+            ring = (self.options.replicas, 1) if grouping is None else (grouping.members, grouping.stride)
+            found.setdefault(ring, []).append(storage_id)
+        return found
+
+    def _grouping(self, storage: Storage) -> Grouping | None:
+        weight = self.graph.storages[storage.parameter] if storage.parameter >= 0 else storage
+        return self.options.groupings.get(weight.name) if weight.role == "weight" else None
 
     def _gradients(self) -> list[int]:
         """Storages the optimiser reads gradients from: the accumulators, or the gradients themselves."""
@@ -760,6 +1058,13 @@ def _widened(plan: Plan, machine: Machine) -> Plan:
     held = tuple(replace(held, bytes=machine.whole(held.bytes)) for held in plan.temporaries)
     constants = None if plan.constants is None else machine.whole(plan.constants)
     return replace(plan, steps=tuple(steps), temporaries=held, constants=constants)
+
+
+def _belong(steps: list[StepDraft], op: OpNode) -> None:
+    """What moves for an operator is its own: a Block's cycles count it."""
+    for step in steps:
+        if step.op < 0:
+            step.op = op.id
 
 
 def _step_name(op: str, step: str) -> str:

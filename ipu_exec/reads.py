@@ -5,6 +5,8 @@ They need neither be stashed nor sent to another IPU.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ipu_exec.graph import OpNode, ValueRef
 
 # Positions of arguments that only tell a shape, or where something lies.
@@ -31,6 +33,15 @@ _SHAPE_ONLY = {
 
 def read_values(op: OpNode) -> tuple[int, ...]:
     """The values whose content ``op`` reads, in order."""
+    if op.aten.startswith("poplin.multi_conv_backward"):
+        each = len(op.inputs) // len(op.args)  # gradient, input and weight of each convolution
+        parts = (op.inputs[k * each : (k + 1) * each] for k in range(len(op.args)))
+        return tuple(
+            value
+            for arguments, values in zip(op.args, parts, strict=True)
+            for position, value in enumerate(values)
+            if position not in _unread_by_gradients(arguments)
+        )
     unread = {op.args[i].id for i in _unread(op) if i < len(op.args) and isinstance(op.args[i], ValueRef)}
     if not unread:
         return op.inputs
@@ -40,7 +51,11 @@ def read_values(op: OpNode) -> tuple[int, ...]:
 def _unread(op: OpNode) -> tuple[int, ...]:
     packet = ".".join(op.aten.split(".")[:2])
     if packet == "aten.convolution_backward":
-        input_wanted, weight_wanted, _ = op.args[-1]
-        # (grad, input, weight): the input serves the weight's gradient and the weight the input's
-        return (*(() if weight_wanted else (1,)), *(() if input_wanted else (2,)))
+        return _unread_by_gradients(op.args)
     return _SHAPE_ONLY.get(packet, ())
+
+
+def _unread_by_gradients(arguments: tuple[Any, ...]) -> tuple[int, ...]:
+    """Of (grad, input, weight): the input serves the weight's gradient and the weight the input's."""
+    input_wanted, weight_wanted, _ = arguments[-1]
+    return (*(() if weight_wanted else (1,)), *(() if input_wanted else (2,)))

@@ -7,10 +7,11 @@ as the backward allows, segment by segment, so that only one segment's activatio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from math import ceil, sqrt
+from typing import Any
 
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph, OpNode
@@ -49,6 +50,12 @@ def asked_for(setting: object, pipelined: bool) -> Recomputation:
         known = ", ".join(f"{kind.value} ({kind.name})" for kind in Recomputation)
         raise Error(f"Options._Popart.set('autoRecomputation', {setting!r}): it takes one of {known}") from None
     return Recomputation.RECOMPUTE_ALL if kind is Recomputation.PIPELINE and not pipelined else kind
+
+
+def is_view(graph: Graph, op: OpNode) -> bool:
+    """A view is free: every output lies in an input's storage and nothing is written."""
+    read = {graph.values[v].storage for v in op.inputs}
+    return not op.writes and bool(read) and all(v is None or graph.values[v].storage in read for v in op.outputs)
 
 
 def made_by(graph: Graph, op: OpNode) -> set[int]:
@@ -171,3 +178,96 @@ def intervals(count: int) -> list[tuple[int, int]]:
         edges.append(edges[-1] + length)
     cuts = sorted({edge * count // whole for edge in edges})
     return list(pairwise(cuts))
+
+
+def by_block(
+    graph: Graph,
+    forward: Sequence[OpNode],
+    backward: Sequence[OpNode],
+    kind: Recomputation,
+    cycles: Mapping[int, int],
+) -> dict[str, list[Any]]:
+    """What recomputation would cost stages of any Blocks: for the profile, which predicts other splits from it.
+
+    Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage goes on behind it;
+    ``again_end``, where it ends there; ``again_final``, where it is in the last stage; ``closed``, whether its
+    recomputation leaves that of the Blocks before it for later. ``stashes`` (``stashes_kept`` without recomputation,
+    what the Blocks save themselves left out): [from, to, least, bytes], a tensor that a stage stashes which begins with
+    one of the Blocks ``from`` to ``to`` and has Block ``least``. ``cycles`` are the operators', by id.
+    """
+    count = len(graph.blocks)
+
+    def block(op: OpNode) -> int:
+        return max(0, op.block)
+
+    def spent(ops: Sequence[OpNode]) -> list[int]:
+        total = [0] * count
+        for op in ops:
+            total[block(op)] += cycles.get(op.id, 0)
+        return total
+
+    stays = kept(graph, forward, kind)
+    again, _ = run_again(graph, forward, backward, stays)
+    final, _ = run_again(graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays))
+    ends: list[OpNode] = []
+    for number in range(count):
+        mine = [op for op in forward if block(op) == number]
+        ends += run_again(graph, mine, [op for op in backward if block(op) == number], stays)[0]
+    return {
+        "again": spent(again),
+        "again_end": spent(ends),
+        "again_final": spent(final),
+        "closed": _closed(graph, again, backward, stays, block, count),
+        "stashes": _stashes(graph, forward, [*again, *backward], stays, block),
+        "stashes_kept": _stashes(graph, forward, backward, set(), block),
+    }
+
+
+def _closed(
+    graph: Graph,
+    again: Sequence[OpNode],
+    backward: Sequence[OpNode],
+    kept: set[int],
+    block: Callable[[OpNode], int],
+    count: int,
+) -> list[int]:
+    """1 for a Block whose backward does not need most of what the Block before it makes again."""
+    made, early = [0] * count, [0] * count
+    waiting: list[OpNode] = []
+    for op, is_again in sequence(graph, again, backward, kept):
+        if is_again:
+            waiting.append(op)
+            continue
+        for one in waiting:
+            nbytes = sum(storage_bytes(graph, s) for s in made_by(graph, one) - kept)
+            made[block(one)] += nbytes
+            early[block(one)] += nbytes * (block(one) < block(op))
+        waiting = []
+    return [int(number > 0 and 2 * early[number - 1] < made[number - 1]) for number in range(count)]
+
+
+def _stashes(
+    graph: Graph, forward: Sequence[OpNode], readers: Sequence[OpNode], kept: set[int], block: Callable[[OpNode], int]
+) -> list[list[int]]:
+    made: dict[int, int] = {}
+    for op in forward:
+        for storage in made_by(graph, op):
+            made.setdefault(storage, block(op))
+    needed: dict[int, set[int]] = {}
+    for op in readers:
+        for storage in read_by(graph, op):
+            if graph.storages[storage].role in ("activation", "input"):
+                needed.setdefault(storage, set()).add(block(op))
+    found = []
+    for storage, by in sorted(needed.items()):
+        if storage not in made and graph.storages[storage].role != "input":
+            continue  # the backward's own
+        nbytes, home = storage_bytes(graph, storage), made.get(storage, -1)
+        before = home
+        for least in sorted(by):
+            if least > before:  # it enters a stage that begins behind where it is made, and behind its last reader
+                found.append([before + 1, least, least, nbytes])
+                before = least
+        if storage in kept and max(by) >= home >= 0:
+            found.append([0, home, min(least for least in by if least >= home), nbytes])
+    return found

@@ -5,19 +5,24 @@ Gains are predictions of the profile's own costs (`profiler.rebalance`), cycles 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from profiler import analysis
 from profiler.rebalance import Assignment, Costs, Split, best_split, what_if
-from profiler.rebalance.costs import STREAMING_BYTES_PER_SECOND
+from profiler.rebalance.costs import offload_cycles, streaming_bytes_per_cycle
 from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
 _MORE_MICRO_BATCHES = 4
-_IPUS_OF_A_BOARD = 4  # whose streaming memory is one
+_LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ def _overflow(report: Report) -> list[Insight]:
                 Insight(
                     f"IPU {ipu} overflows: {int((tiles['overflow'] > 0).sum()):,} tiles hold more than they have",
                     f"Tile {tile} is {over:,} bytes over. The largest things there: {largest}.",
-                    "Give the stage fewer Blocks, or keep its optimiser state off the chip",
+                    "Give the stage fewer Blocks, or keep its optimiser state off the chip"
+                    + (" or in parts on the replicas" if report.target.num_replicas > 1 else ""),
                     f"/liveness?ipu={ipu}&tile={tile}",
                     gain_bytes=over,
                 )
@@ -211,19 +217,57 @@ def _memory(report: Report) -> list[Insight]:
     state = memory[(memory["role"] == "optimiser state")]
     size = int(state["max_tile_bytes"].sum())
     if size > 0.05 * limit:
-        pace = analysis.pace(report)
-        every = report.memory()
-        moved = 2 * int(every.loc[every["role"] == "optimiser state", "bytes"].sum())
-        cost = moved / (_IPUS_OF_A_BOARD * STREAMING_BYTES_PER_SECOND) * report.target.clock_hz
-        share = f", about {cost / pace.cycles:.1%} of one" if pace.cycles else ""
-        found.append(
-            Insight(
-                f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}",
-                f"It is needed once a weight update. Off the chip, to read and write {moved / 2:,.0f} bytes would "
-                f"cost about {cost:,.0f} cycles an update{share}.",
-                "Keep it off the chip: TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
-                f"/memory?ipu={ipu}",
-                gain_bytes=size,
-            )
-        )
+        found += [*_off_chip(report, ipu, size), *_in_parts(report, ipu, size)]
     return found
+
+
+def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
+    """What it would take to keep optimiser state in streaming memory; the slowest IPU sets the time."""
+    if report.options.get("TensorLocations.locationOptimizer.onChipStorage") is False:
+        return []
+    pace = analysis.pace(report)
+    states = _states(report)
+    weights = states["name"].str.rpartition("/")[0].groupby(states["ipu"]).nunique()
+    total = states.groupby("ipu")["bytes"].sum()
+    rate = streaming_bytes_per_cycle(report)
+    cost = max(offload_cycles(int(total[i]), int(weights[i]), rate) for i in total.index)
+    share = f", about {cost / pace.cycles:.1%} of one" if pace.cycles else ""
+    return [
+        Insight(
+            f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}",
+            f"It is needed once a weight update. Off the chip, to read and write {int(total.max()):,} bytes of the IPU "
+            f"with most would cost about {cost:,.0f} cycles an update{share}.",
+            "Keep it off the chip: TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
+            f"/memory?ipu={ipu}",
+            gain_bytes=size,
+        )
+    ]
+
+
+def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
+    """What replicated tensor sharding would free: all but 1/R of the states that are large enough."""
+    replicas = report.target.num_replicas
+    if replicas == 1 or report.options.get("TensorLocations.locationOptimizer.replicatedTensorSharding") is True:
+        return []
+    states = _states(report)
+    states = states[states["ipu"] == ipu]
+    elements = states["shape"].map(lambda shape: prod(json.loads(shape)) if shape else 0)
+    large = states["bytes"][elements >= _LEAST_SHARDED].sum() / max(1, states["bytes"].sum())
+    gain = int(size * large * (replicas - 1) / replicas)
+    if gain == 0:
+        return []
+    return [
+        Insight(
+            f"each of {replicas} replicas keeps the same optimiser state, {size:,} bytes of a tile of IPU {ipu}",
+            f"In parts, a replica keeps and updates 1/{replicas} of each tensor of {_LEAST_SHARDED:,} elements or "
+            "more. Gradients are scattered and weights gathered instead of gradients all-reduced: as many bytes.",
+            "Share it out: TensorLocations.setOptimizerLocation(... useReplicatedTensorSharding(True))",
+            f"/memory?ipu={ipu}",
+            gain_bytes=gain,
+        )
+    ]
+
+
+def _states(report: Report) -> pd.DataFrame:
+    variables = report.variables
+    return variables[variables["role"] == "optimiser state"]

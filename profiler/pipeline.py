@@ -84,7 +84,10 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
     used = max(1, int(tasks["ipu"].nunique()))
     busy = tasks.groupby("pipeline_cycle")["cycles"].sum().reindex(cycles["position"], fill_value=0).to_numpy()
     slowest = cycles[["position", "slowest_ipu"]].rename(columns={"position": "pipeline_cycle", "slowest_ipu": "ipu"})
-    mine = tasks.merge(slowest, on=["pipeline_cycle", "ipu"]).sort_values("cycles", ascending=False, kind="stable")
+    mine = tasks.merge(slowest, on=["pipeline_cycle", "ipu"])
+    # a backward that turns to what runs again and back is several tasks
+    mine = mine.groupby(["pipeline_cycle", "ipu", "direction", "stage"], sort=False, as_index=False)["cycles"].sum()
+    mine = mine.sort_values("cycles", ascending=False, kind="stable")
     largest = _largest_operators(report)
     by_cycle: dict[Any, pd.DataFrame] = dict(iter(mine.groupby("pipeline_cycle")))
     rows = []

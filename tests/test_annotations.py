@@ -193,6 +193,32 @@ def test_blocks_begin_with_start_and_last_until_the_next() -> None:
     assert [block.name for block in executor._executable.graph.blocks] == ["first", "second"]
 
 
+class AfterBlock(nn.Module):
+    """Its last operator is in no Block; a view is no operator."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with poptorch.Block("A", ipu_id=0):
+            with poptorch.Block("inner", ipu_id=0):
+                x = x * 4
+            x = x * 3
+        return x.view(-1) * 2
+
+
+def test_an_operator_after_a_block_is_an_error_with_auto_increment() -> None:
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
+    with pytest.raises(Error, match=r"No active Block: mul_2 .*test_annotations.py:\d+"):
+        poptorch.inferenceModel(AfterBlock(), options).compile(X)
+
+
+def test_an_operator_after_a_block_is_in_the_block_before_and_said_so() -> None:
+    executor = poptorch.inferenceModel(AfterBlock(), poptorch.Options().showCompilationProgressBar(False))
+    with pytest.warns(UserWarning, match="No active Block: mul_2 .* here it belongs to 'A'"):
+        executor.compile(X)
+    graph = executor.executable.graph
+    assert [graph.blocks[op.block].name for op in graph.ops if "mul" in op.aten] == ["inner", "A", "A"]
+
+
 def test_a_model_is_printed_with_its_blocks() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.ReLU()))
     assert ipu_exec.module_repr(model) == repr(model)

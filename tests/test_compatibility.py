@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ipu_exec
+from ipu_exec.options import _NOT_HONOURED
 from tools import compatibility
 
 ROOT = Path(__file__).parent.parent
@@ -31,17 +32,17 @@ def test_a_name_in_the_wrong_state_stops_the_script() -> None:
         compatibility.classify(replace(group, names={"DataLoader": "not there"}), "DataLoader")
     with pytest.raises(ValueError, match="is not there, but"):
         compatibility.classify(replace(group, names={"Nothing": "same"}), "Nothing")
-    options = next(g for g in compatibility.GROUPS if g.title == "Options")
+    location = next(g for g in compatibility.GROUPS if g.title == "TensorLocationSettings")
     with pytest.raises(ValueError, match="warns that it is not honoured"):
-        compatibility.classify(replace(options, names={"enableStableNorm": "same"}), "enableStableNorm")
+        compatibility.classify(replace(location, names={"useIOTilesToLoad": "same"}), "useIOTilesToLoad")
 
 
 def test_what_the_page_says_of_a_warning_is_the_warning() -> None:
     page = compatibility.page()
-    with pytest.warns(UserWarning, match="enableStableNorm") as caught:
-        ipu_exec.Options().enableStableNorm(True)
-    instead = str(caught[0].message).split("not honoured: ")[1]
-    assert f"| `Options.enableStableNorm` | accepted, no effect here | {instead} (it warns) |" in page
+    for option, instead in _NOT_HONOURED.values():
+        assert re.search(
+            rf"`[\w.]*{re.escape(option)}` \| accepted, no effect here \| {re.escape(instead)} \(it warns\) \|", page
+        ), option
 
 
 def test_facts_names_are_all_classified() -> None:

@@ -409,3 +409,14 @@ def test_every_vertex_type_has_code_and_state() -> None:
         code, state = vertex_info(vertex_type)
         assert code > 0
         assert state > 0
+
+
+@pytest.mark.parametrize("name", ["aten.div.Scalar", "aten.clone.default", "aten.ones_like.default"])
+def test_a_result_that_repeats_one_element_lies_on_all_tiles(name: str) -> None:
+    """The gradient of a mean is its expanded scalar: what is made of it must not lie where the scalar does."""
+    scalar = linear(1, 4, 1472).layout("float32")
+    repeated = Operand((1472, 64), "float32", (0, 0), 0, 1, scalar)
+    args = (repeated, 2.0) if "div" in name else (repeated,)
+    layout = lower(op(name, args, tensor(1472, 64)), MK2).output_layouts[0]
+    assert layout is not None
+    assert layout.bytes.tolist() == [64 * 4] * 1472

@@ -74,6 +74,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
         training: bool,
         progress: Any,
         contents: Any = (),
+        groupings: Any = None,
     ) -> Executable:
         torch.rand(3)  # a compiler that draws random numbers must not change the training
         calls.append({"args": args, "kwargs": kwargs, "training": training})
@@ -358,13 +359,23 @@ def test_each_replica_has_its_own_running_statistics() -> None:
             return self.seen.clone()
 
     inner = Mean()
-    model = poptorch.inferenceModel(inner, options(2, 1, 2))
+    model = poptorch.inferenceModel(inner, options(2, 1, 2).broadcastBuffers(False))
     x = torch.tensor([1.0, 10.0, 2.0, 20.0])
     assert model(x).tolist() == [1.0, 10.0, 3.0, 30.0]
     assert inner.seen.item() == 3.0
     assert model(x).tolist() == [4.0, 40.0, 6.0, 60.0]
     model.load_state_dict({"seen": torch.zeros(1)})
     assert model(x).tolist() == [1.0, 10.0, 3.0, 30.0]
+
+
+def test_replicas_of_a_batch_norm_need_no_leave_to_differ() -> None:
+    model = nn.BatchNorm1d(2)
+    with torch.random.fork_rng():
+        x = torch.randn(8, 2)
+    poptorch.inferenceModel(model, options(1, 1, 2))(x)
+    wanted = nn.BatchNorm1d(2)
+    wanted(x[:4])
+    torch.testing.assert_close(model.running_mean, wanted.running_mean)
 
 
 class Losses(nn.Module):

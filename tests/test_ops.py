@@ -15,7 +15,6 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec import Error, MatMulSerializationMode, UsageError
-from ipu_exec.errors import warn_once
 from ipu_exec.lowering import Builder
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
@@ -189,8 +188,7 @@ def test_a_serialised_product_needs_less_memory_at_a_time() -> None:
     assert temporaries(8) < temporaries(1)
 
 
-def test_multi_conv_computes_the_convolutions_and_says_once_how_they_are_modelled() -> None:
-    warn_once.cache_clear()
+def test_multi_conv_computes_the_convolutions() -> None:
     first, second = nn.Conv2d(2, 3, 3), nn.Conv2d(2, 4, 3)
 
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -198,10 +196,36 @@ def test_multi_conv_computes_the_convolutions_and_says_once_how_they_are_modelle
             return first(x), second(x)
 
     x = torch.randn(1, 2, 8, 8)
-    with pytest.warns(UserWarning, match="one after the other") as caught:
-        made = infer(both, x)
-    assert len([w for w in caught if "MultiConv" in str(w.message)]) == 1
-    assert all(torch.equal(a, b) for a, b in zip(made, both(x), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(infer(both, x), both(x), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"),
+    [
+        (lambda x: x * 2, "Unexpected end_multi_conv"),
+        (lambda x: nested(x), "Nested poptorch.MultiConv is not supported"),
+        (lambda x: CHAIN[1](CHAIN[0](x)), "needs the result of another.*test_ops.py"),
+    ],
+)
+def test_wrong_multi_convs_are_errors_of_the_compile(forward: Any, says: str) -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with poptorch.MultiConv():
+            result: torch.Tensor = forward(x)
+        return result
+
+    x = torch.randn(1, 2, 8, 8)
+    with pytest.raises(Error, match=says):
+        infer(inside, x)
+    assert infer(CHAIN[0], x).shape == (1, 2, 6, 6), "nothing is left open"
+
+
+CHAIN = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    with poptorch.MultiConv():
+        result: torch.Tensor = CHAIN[0](x)
+    return result
 
 
 # -- names and the host ----------------------------------------------------------------------------------------------

@@ -221,16 +221,8 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("change", "option"),
     [
-        (lambda o: o.Precision.enableFloatingPointExceptions(True), "Precision.enableFloatingPointExceptions"),
-        (lambda o: o.enableStableNorm(True), "enableStableNorm"),
-        (lambda o: poptorch.TensorLocationSettings().useReplicatedTensorSharding(), "useReplicatedTensorSharding"),
-        (
-            lambda o: o.TensorLocations.setActivationLocation(
-                poptorch.TensorLocationSettings().useOnChipStorage(False)
-            ),
-            r"TensorLocations.setActivationLocation: useOnChipStorage\(False\)",
-        ),
-        (lambda o: o.broadcastBuffers(False), "broadcastBuffers"),
+        (lambda o: poptorch.TensorLocationSettings().useIOTilesToLoad(), "useIOTilesToLoad"),
+        (lambda o: poptorch.TensorLocationSettings().useIOTilesToStore(), "useIOTilesToStore"),
     ],
 )
 def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> None:
@@ -239,7 +231,7 @@ def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> Non
 
 
 def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
-    options = Options().enableStableNorm(False).broadcastBuffers(True)
+    options = Options().syncPattern(poptorch.SyncPattern.Full).broadcastBuffers(False)
     poptorch.TensorLocationSettings().useReplicatedTensorSharding(False)
     options.Precision.enableFloatingPointExceptions(False)
     assert not recwarn.list

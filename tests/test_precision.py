@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -164,6 +165,27 @@ def test_the_scale_doubles_until_gradients_are_large_and_then_halves() -> None:
     assert scaler.scale == 32768.0
 
 
+def test_the_scaler_takes_popart_s_settings() -> None:
+    options = poptorch.Options()
+    for name, value in (("binEdgeLocation", 0.5), ("thresholdUpperCountProportion", 0.2), ("updatePeriod", 2)):
+        options._Popart.set(f"automaticLossScalingSettings.{name}", value)
+    scaler = LossScaler.of(8.0, options._Popart.settings)
+    small, large = torch.full((10,), 0.4 * HALF_MAX).half(), torch.full((10,), 0.6 * HALF_MAX).half()
+    scaler.observe([small])
+    assert scaler.scale == 8.0, "counted, and changed at the second"
+    scaler.observe([small])
+    assert scaler.scale == 16.0
+    scaler.observe([small])
+    scaler.observe([small, large[:8]])  # 8 of 28
+    assert scaler.scale == 8.0
+    scaler.observe([small])
+    scaler.observe([small, large[:4]])  # 4 of 24
+    assert scaler.scale == 16.0
+    options._Popart.set("automaticLossScalingSettings.updatePeriod", 0)
+    with pytest.raises(poptorch.Error, match="updatePeriod is a whole number above 0"):
+        LossScaler.of(8.0, options._Popart.settings)
+
+
 def test_training_finds_a_scale_at_which_small_gradients_survive() -> None:
     class Tiny(nn.Module):
         """Its gradient, 1e-8 an element, is 0 in float16."""
@@ -191,3 +213,102 @@ def test_training_finds_a_scale_at_which_small_gradients_survive() -> None:
     assert scale == 32768.0
     # 1e4 x 1e-8 a step, in the steps whose scaled gradient float16 can hold: from a scale of 8 on.
     assert now == pytest.approx(-1e-4 * 17, rel=0.1)
+
+
+# -- optimisers' states ------------------------------------------------------------------------------------------------
+
+HALF_STATES = {
+    "Adam": {"first_order_momentum_accum_type": "exp_avg", "second_order_momentum_accum_type": "exp_avg_sq"},
+    "LAMB": {"first_order_momentum_accum_type": "exp_avg", "second_order_momentum_accum_type": "exp_avg_sq"},
+    "RMSprop": {"second_order_momentum_accum_type": "square_avg"},
+    "SGD": {"velocity_accum_type": "momentum_buffer"},
+}
+
+
+class Line(nn.Module):
+    """Its gradient is the mean of its input."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).mean(0).sum()
+
+
+def after(
+    kind: str, dtype: torch.dtype = torch.float32, accumulation: int = 1, steps: int = 3, **types: Any
+) -> tuple[Any, ...]:
+    """(optimiser, weight, executable) after some steps on numbers that float16 cannot hold."""
+    model = Line(dtype)
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options.Training.gradientAccumulation(accumulation)
+    settings = {"momentum": 0.9} if kind == "SGD" else {}
+    optimizer = getattr(poptorch.optim, kind)(model.parameters(), lr=1e-2, **settings, **types)
+    wrapped = poptorch.trainingModel(model, options, optimizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for _ in range(steps):
+            wrapped(torch.randn(accumulation * 2, 4).to(dtype))
+    return optimizer, model.weight, wrapped.executable
+
+
+def fits_half(values: torch.Tensor) -> bool:
+    return torch.equal(values, values.half().float())
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "state"), [(k, a, s) for k, t in HALF_STATES.items() for a, s in t.items()]
+)
+def test_states_are_rounded_to_float16_where_that_is_their_type(kind: str, argument: str, state: str) -> None:
+    single, weight, _ = after(kind)
+    half, other, executable = after(kind, **{argument: torch.float16})
+    assert not fits_half(single.state[weight][state])
+    assert fits_half(half.state[other][state]) and half.state[other][state].dtype is torch.float32
+    assert not torch.equal(weight, other)
+    torch.testing.assert_close(weight, other, rtol=1e-2, atol=1e-4)
+    dtypes = {s.name.split("/")[1]: s.dtype for s in executable.graph.storages.values() if s.parameter >= 0}
+    assert dtypes[state] == "float16"
+    assert all(dtype == "float32" for name, dtype in dtypes.items() if name not in (state, "step"))
+    bytes_of = {v.name: v.bytes for v in executable.variables}
+    assert bytes_of[f"weight/{state}"] == 4 * 2
+
+
+def test_velocities_are_kept_scaled() -> None:
+    """The smallest float16 is 6e-8: velocities of 1e-9 are lost as they are, and kept times 2^20."""
+    model = Line()
+    gradient = torch.full((1, 4), 1e-9)
+    for scaling, lost in ((1.0, True), (2.0**20, False)):
+        optimizer = poptorch.optim.SGD(
+            model.parameters(), lr=1e-2, momentum=0.9, velocity_accum_type=torch.float16, velocity_scaling=scaling
+        )
+        options = poptorch.Options().showCompilationProgressBar(False)
+        poptorch.trainingModel(model, options, optimizer)(gradient)
+        velocity = optimizer.state[model.weight]["momentum_buffer"]
+        assert bool((velocity == 0).all()) is lost
+
+
+def test_accumulators_are_rounded_to_float16_where_that_is_their_type() -> None:
+    _, weight, plain = after("SGD", accumulation=4, steps=1)
+    _, other, half = after("SGD", accumulation=4, steps=1, accum_type=torch.float16)
+    assert not torch.equal(weight, other)
+    torch.testing.assert_close(weight, other, rtol=1e-3, atol=1e-5)
+    for executable, dtype in ((plain, "float32"), (half, "float16")):
+        (accumulator,) = [s for s in executable.graph.storages.values() if s.role == "accumulator"]
+        assert accumulator.dtype == dtype
+    _, alone, _ = after("SGD", accumulation=1, steps=1)
+    _, same, _ = after("SGD", accumulation=1, steps=1, accum_type=torch.float16)
+    assert torch.equal(alone, same), "one gradient is not accumulated"
+
+
+def test_float16_weights_have_float32_states_with_poptorchs_optimisers() -> None:
+    optimizer, weight, executable = after("Adam", torch.float16)
+    assert weight.dtype is torch.float16
+    assert optimizer.state[weight]["exp_avg_sq"].dtype is torch.float32
+    found = {s.name: s.dtype for s in executable.graph.storages.values() if s.role == "optimiser state"}
+    assert (found["weight/exp_avg"], found["weight/exp_avg_sq"]) == ("float32", "float32")
+    model = Line(torch.float16)
+    theirs = torch.optim.Adam(model.parameters())
+    wrapped = poptorch.trainingModel(model, poptorch.Options().showCompilationProgressBar(False), theirs)
+    wrapped(torch.ones(1, 4).half())
+    assert theirs.state[model.weight]["exp_avg"].dtype is torch.float16, "PyTorch's own are left to PyTorch"

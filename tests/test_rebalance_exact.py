@@ -225,7 +225,7 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
     optimize = pytest.importorskip("scipy.optimize")
     sparse = pytest.importorskip("scipy.sparse")
     count, tiles = len(costs), costs.tiles
-    assert costs.recompute and not costs.not_again and not costs.peak_interleaved.any()
+    assert costs.recompute and (costs.again_end == costs.forward).all() and not costs.peak_interleaved.any()
     inside = np.arange(count * stages).reshape(count, stages)
     begins = count * stages + inside
     bottleneck = 2 * count * stages
@@ -255,12 +255,14 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
         load: dict[int, float] = {bottleneck: -1.0}
         for b in range(count):
             load[int(inside[b, k])] = float(costs.forward[b] * (1 if final else 2) + costs.backward[b])
-            load[int(begins[b, k])] = 0.0 if final else 2.0 * costs.stash_cycles(b)
+            load[int(begins[b, k])] = 0.0 if final else 2.0 * float(costs.stash_cycles(b, b, True))
         constrain(load, -np.inf, 0)
         depth = depth_of(costs, stages, k)
         for t in range(tiles):
             held = {int(inside[b, k]): float(costs.always[b, t] + costs.state[b, t]) for b in range(count)}
-            held |= {int(begins[b, k]): float(-(-depth * costs.entering(b) // tiles)) for b in range(count)}
+            held |= {
+                int(begins[b, k]): float(-(-depth * int(costs.stash_bytes(b, b, True)) // tiles)) for b in range(count)
+            }
             for b in range(count):
                 row = dict(held)
                 for j in range(b + 1):
@@ -286,7 +288,7 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
     random = np.random.default_rng(seed)
     count, stages = int(random.integers(12, 19)), int(random.integers(2, 5))
     costs = random_costs(random, count, 3, stages=stages, full=float(random.uniform(0.75, 1.2)), most=2_000)
-    costs = replace(costs, not_again=0, peak_interleaved=np.zeros_like(costs.peak))
+    costs = replace(costs, again_end=costs.forward, peak_interleaved=np.zeros_like(costs.peak))
     wanted = integer_programme(costs, stages)
     if wanted is None:
         with pytest.raises(ValueError, match="fits"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ import ipu_exec
 from ipu_exec import PipelinedExecution
 from ipu_exec.compile import Executable, compile_step
 from ipu_exec.recompute import Recomputation, asked_for, intervals
-from profiler import schedules
+from profiler import Report, open_report, schedules
+from profiler.rebalance import Assignment, Costs, what_if
 
-LAYERS = 6
+LAYERS = 5
 
 
 class Stack(torch.nn.Module):
@@ -177,3 +179,60 @@ def test_intervals_cover_all_and_get_shorter(count):
     lengths = [end - begin for begin, end in cut]
     assert all(a >= b - 1 for a, b in pairwise(lengths))
     assert abs(len(cut) - (2 * count) ** 0.5) <= 2
+
+
+class Blocks(Stack):
+    """The same with a Block a layer."""
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        for number, (wide, narrow) in enumerate(zip(self.wide, self.narrow, strict=True)):
+            with ipu_exec.Block(f"L{number}"):
+                x = torch.tanh(narrow(torch.tanh(wide(x))))
+                if self.checkpoints:
+                    x = ipu_exec.recomputationCheckpoint(x)
+        with ipu_exec.Block("head"):
+            return torch.nn.functional.mse_loss(self.head(x), target)
+
+
+def profiled(folder: Path, starts: tuple[int, ...], checkpoints: bool) -> Report:
+    torch.manual_seed(0)
+    model = Blocks(checkpoints)
+    names = [*(f"L{number}" for number in range(LAYERS)), "head"]
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
+    options.Training.gradientAccumulation(8)
+    stages = (ipu_exec.Stage(*names[a:b]).ipu(k) for k, (a, b) in enumerate(pairwise([*starts, len(names)])))
+    options.setExecutionStrategy(PipelinedExecution(*stages))
+    run = ipu_exec.trainingModel(model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.1))
+    run(torch.randn(8 * 256, 64), torch.randn(8 * 256, 8))
+    return open_report(folder)
+
+
+@pytest.mark.parametrize(("checkpoints", "starts"), [(True, (0, 4)), (True, (0, 2)), (False, (0, 4))])
+def test_another_split_is_predicted_with_what_runs_again(tmp_path, checkpoints, starts):
+    costs = Costs.from_report(profiled(tmp_path / "profiled", (0, 3), checkpoints))
+    assert costs.closed.tolist() == [False, *[checkpoints] * (LAYERS - 1), checkpoints]
+    prediction = what_if(costs, Assignment(starts, (0, 1)))
+    obtained = profiled(tmp_path / "obtained", starts, checkpoints)
+    total = int(obtained.runs["cycles"].iloc[0])
+    assert prediction.total == pytest.approx(total, rel=0.002)
+    assert list(prediction.forward) == pytest.approx(obtained.stages["forward_cycles"].tolist(), rel=0.002)
+    assert list(prediction.backward) == pytest.approx(obtained.stages["backward_cycles"].tolist(), rel=0.002)
+
+
+def test_checkpoints_make_more_room_by_prediction_as_by_compiling(tmp_path):
+    made = {c: profiled(tmp_path / str(c), (0, 5), c) for c in (True, False)}
+    peak = {c: int(made[c].tiles(0)["peak"].max()) for c in made}
+    for report in made.values():
+        predicted = what_if(Costs.from_report(report), Assignment((0, 5), (0, 1))).fullest[0]
+        assert predicted == pytest.approx(report.tiles(0)["total"].max(), rel=0.1)
+    assert peak[True] < peak[False]
+
+
+def test_what_a_stranger_says_of_recomputation_is_checked(tmp_path):
+    report = profiled(tmp_path, (0, 3), True)
+    said = report.meta["recomputation"]
+    assert len(said["again"]) == LAYERS + 1
+    for wrong in ({}, {**said, "again": [1]}, {**said, "stashes": [[0, 99, 0, 1]]}, {**said, "closed": "no"}, 7):
+        report.__dict__["meta"] = {**report.meta, "recomputation": wrong}
+        costs = Costs.from_report(report)
+        assert len(costs.again) == LAYERS + 1 and not costs.closed.any()

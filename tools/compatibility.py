@@ -14,6 +14,7 @@ from typing import Any
 import ipu_exec
 from ipu_exec import optim
 from ipu_exec.executor import PoplarExecutor
+from ipu_exec.grouping import GroupedParameter
 from ipu_exec.optim import VariableAttributes
 from ipu_exec.options import _NOT_HONOURED
 
@@ -38,6 +39,7 @@ class Group:
 
 
 _options = ipu_exec.Options()
+_STATES = "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them"
 _ON_IPU = "there is no device to attach to; the state is kept"
 
 GROUPS = (
@@ -59,9 +61,9 @@ GROUPS = (
         "UnrecoverableError": (SAME, "never raised: no device fails"),
         "poptorch_core": (ACCEPTED, "the name only: PopTorch's compiled core is not here"),
         "testing": SAME,
-        "profiling": (ABSENT, "channels of PopVision's system analyser; use the profile"),
-        "Attribute": (ABSENT, "attributes of PopART's operators"),
-        "distributed": (ABSENT, "one process computes all replicas"),
+        "profiling": (SAME, "a trace that Perfetto opens rather than one for PopVision's system analyser"),
+        "Attribute": (PROFILE, "__outline keeps code apart; others are kept with the operators"),
+        "distributed": (ACCEPTED, "VirtualIpuManager.isAvailable is False: there are no partitions to make"),
     }),
     Group("Placement", "", ipu_exec, {
         "BeginBlock": PROFILE,
@@ -84,13 +86,13 @@ GROUPS = (
         "recomputationCheckpoint": PROFILE,
         "custom_op": (PROFILE, "what it computes and costs is given to register_custom_op, not found in a library"),
         "serializedMatMul": PROFILE,
-        "MultiConv": (ACCEPTED, "numbers are the same; the convolutions are modelled one after the other (it warns)"),
+        "MultiConv": (PROFILE, "how the tiles are shared out follows poplin's options; in detail it is an estimate"),
         "nop": SAME,
         "for_loop": (PROFILE, "the profile has the body once for each time"),
         "cond": (PROFILE, "one body is run, the profile has both"),
         "dynamic_slice": PROFILE,
         "dynamic_update": PROFILE,
-        "set_available_memory": (ACCEPTED, "proportions are per IPU: Options.setAvailableMemoryProportion (it warns)"),
+        "set_available_memory": (PROFILE, "of products and their gradients; gathers and scatters cost what they did"),
         "set_overlap_for_input": (PROFILE, "a pipeline overlaps with _Popart.set('enableExplicitIR', True), too"),
         "set_overlap_for_output": (PROFILE, "what leaves once a device iteration (OutputMode.Sum) is not overlapped"),
         "ipu_print_tensor": (SAME, "printing costs nothing in the profile"),
@@ -123,8 +125,8 @@ GROUPS = (
         "toDict": (SAME, "by dotted names"),
         "clone": SAME,
         "enableSyntheticData": (PROFILE, "no host I/O is modelled; numbers are those of the data that is given"),
-        "enableStableNorm": ACCEPTED,
-        "broadcastBuffers": ACCEPTED,
+        "enableStableNorm": (PROFILE, "cycles and memory; numbers are PyTorch's, stable either way"),
+        "broadcastBuffers": (SAME, "with True, a model that writes a buffer on several replicas is an Error"),
         "syncPattern": (PROFILE, "which IPUs wait for the host together; in phased execution all do"),
         "updatableNamedBuffers": (ACCEPTED, "buffers are the model's and can always be changed"),
         "useIpuModel": (ACCEPTED, "everything is modelled"),
@@ -140,27 +142,27 @@ GROUPS = (
         "accumulationAndReplicationReductionType": SAME,
         "setMeanAccumulationAndReplicationReductionStrategy": SAME,
         "setAutomaticLossScaling": (SAME, "by the gradients of float16 weights; the counting is not in the profile"),
-        "setConvolutionDithering": (ACCEPTED, "the model of a convolution does not depend on it"),
+        "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
     }),
     Group("Options.Precision", "Options.Precision.", _options.Precision, {
         "setPartialsType": (PROFILE, "cycles and memory; numbers are PyTorch's"),
         "enableStochasticRounding": (SAME, "of float16 weights at their update"),
-        "enableFloatingPointExceptions": ACCEPTED,
-        "runningStatisticsAlwaysFloat": ACCEPTED,
-        "halfFloatCasting": ACCEPTED,
+        "enableFloatingPointExceptions": (SAME, "an Error that names the operator, as it is called in the profile"),
+        "runningStatisticsAlwaysFloat": (PROFILE, "casts; memory counts the buffers as the model has them"),
+        "halfFloatCasting": (PROFILE, "FloatDowncastToHalf only where it is set, as in PopTorch since 3.0"),
     }),
     Group("Options.TensorLocations", "Options.TensorLocations.", _options.TensorLocations, {
-        "setOptimizerLocation": (PROFILE, "useOnChipStorage; the other settings are recorded"),
-        "setWeightLocation": (PROFILE, "useOnChipStorage in phased execution (it warns in another)"),
-        "setActivationLocation": (ACCEPTED, "on the chip, or as Liveness says (it warns)"),
-        "setAccumulatorLocation": (ACCEPTED, "on the chip, or with their phase (it warns)"),
+        "setOptimizerLocation": PROFILE,
+        "setWeightLocation": (PROFILE, "weights that stages share stay whole on the chip (it warns)"),
+        "setActivationLocation": (PROFILE, "a pipeline keeps its stash on the chip (it warns)"),
+        "setAccumulatorLocation": PROFILE,
         "numIOTiles": (PROFILE, "the last tiles of each IPU; which ones GCL takes is not public"),
     }),
     Group("TensorLocationSettings", "TensorLocationSettings.", ipu_exec.TensorLocationSettings(), {
         "useOnChipStorage": PROFILE,
-        "useReplicatedTensorSharding": ACCEPTED,
-        "minElementsForOffChip": (ACCEPTED, "recorded"),
-        "minElementsForReplicatedTensorSharding": (ACCEPTED, "recorded"),
+        "useReplicatedTensorSharding": (PROFILE, "where the optimiser is elementwise and norms (else it warns)"),
+        "minElementsForOffChip": (PROFILE, "2 by default, as in PopART"),
+        "minElementsForReplicatedTensorSharding": (PROFILE, "8,192 by default, as in PopART"),
         "useIOTilesToLoad": ACCEPTED,
         "useIOTilesToStore": ACCEPTED,
     }),
@@ -205,14 +207,16 @@ GROUPS = (
         "copyNamedBuffersToDevice": (SAME, "every replica takes the model's buffers"),
         "model": SAME,
         "options": SAME,
-        "replicaGrouping": (ABSENT, "weights that differ between replicas"),
+    }),
+    Group("Weights of a wrapped model", "model.weight.", GroupedParameter, {
+        "replicaGrouping": (PROFILE, "not with LAMB or max_grad_norm: an error says so"),
     }),
     Group("Optimisers", "optim.", optim, {
-        "SGD": (SAME, "accum types and velocity_scaling are recorded"),
-        "Adam": (SAME, "accum types are recorded"),
-        "AdamW": (SAME, "accum types are recorded"),
-        "RMSprop": (SAME, "use_tf_variant too"),
-        "LAMB": SAME,
+        "SGD": (PROFILE, f"{_STATES}; use_combined_accum is recorded"),
+        "Adam": (PROFILE, _STATES),
+        "AdamW": (PROFILE, _STATES),
+        "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
+        "LAMB": (PROFILE, _STATES),
         "VariableAttributes": (SAME, "what was marked as constant cannot change once compiled"),
     }),
     Group("VariableAttributes", "VariableAttributes.", VariableAttributes, {
@@ -231,9 +235,10 @@ GROUPS = (
         "SyncPattern": PROFILE,
         "MatMulSerializationMode": SAME,
         "OverlapMode": PROFILE,
-        "MultiConvPlanType": ACCEPTED,
+        "MultiConvPlanType": PROFILE,
         "CommGroupType": SAME,
-        "HalfFloatCastingBehavior": ACCEPTED,
+        "VariableRetrievalMode": SAME,
+        "HalfFloatCastingBehavior": SAME,
         "TensorLocationSettings": SAME,
         "Options": SAME,
         "enums": SAME,

@@ -49,13 +49,17 @@ def ipus(row: Row) -> int:
 
 
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """In float16 with the types of Graphcore's public configurations: only a second moment is kept in float32."""
+    kept = {"accum_type": torch.float16} if row.dtype == "fp16" else {}
+    first = {"first_order_momentum_accum_type": torch.float16} if row.dtype == "fp16" else {}
+    velocity = {"velocity_accum_type": torch.float16} if row.dtype == "fp16" else {}
     if "LARS" in row.case:
-        return ipu_exec.optim.LARS(model.parameters())
+        return ipu_exec.optim.LARS(model.parameters(), **kept)
     if "LAMB" in row.case:
-        return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3)
+        return ipu_exec.optim.LAMB(model.parameters(), lr=1e-3, **kept, **first)
     if "Adam" in row.case:
-        return ipu_exec.optim.AdamW(model.parameters(), lr=1e-3)
-    return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        return ipu_exec.optim.AdamW(model.parameters(), lr=1e-3, **kept, **first)
+    return ipu_exec.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, **kept, **velocity)
 
 
 def compile_training(

@@ -37,19 +37,26 @@ def random_costs(
     shared = random.integers(0, 5_000, tiles)
     depth = 2 * stages - 1
     stashed = 136 * tiles + (0 if recompute else int(saved.sum()) // stages)
+    block = np.arange(blocks)
+    entering = np.stack([block, block, block, np.concatenate([inputs[:1], copy[:-1]])], axis=1)
+    forward = cycles(most)
     share = (always + state + saved).sum(axis=0).max() / stages + peak.max() + shared.max() + depth * stashed // tiles
     return Costs(
         names=tuple(f"B{b}" for b in range(blocks)),
         stage=np.minimum(np.arange(blocks) * stages // blocks, stages - 1),
         ipus=tuple(range(stages)),
-        forward=cycles(most),
+        forward=forward,
         backward=cycles(2 * most),
         update=cycles(most // 10 + 1),
         recompute=recompute,
-        not_again=int(random.integers(0, most // 10 + 1)),
+        again=forward,
+        again_end=np.maximum(0, forward - int(random.integers(0, most // 10 + 1))),
+        again_final=np.zeros(blocks, dtype=np.int64),
+        closed=np.zeros(blocks, dtype=bool),
         inputs=inputs,
         copy=copy,
-        stashed=np.concatenate([inputs[:1], copy[:-1]]),
+        stashes=entering,
+        stashes_kept=entering,
         copy_back=random.integers(1, 136 * tiles, blocks),
         stream_in=np.where(np.arange(blocks) == 0, 500, 0),
         stream_out=np.where(np.arange(blocks) == blocks - 1, 300, 0),

@@ -24,6 +24,7 @@ from ipu_exec.lowering import (  # noqa: F401  (importing them registers their o
     gather,
     loss,
     matmul,
+    multi_conv,
     norm,
     optimisers,
     pooling,

@@ -187,6 +187,7 @@ def is_in_place(spec: OpSpec) -> bool:
 def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
     """Index of the operand that stays where it is: of the result's shape, placed, on most tiles; -1 if none is.
 
+    One that only repeats elements (the gradient of a mean) does not say where the result lies: it may be on one tile.
     In place it is always the operand written.
     """
     if is_in_place(spec):
@@ -196,7 +197,7 @@ def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
                 return index
     best, score = -1, (-1, -1)
     for index, operand in enumerate(spec.operands):
-        if operand.shape != shape:
+        if operand.shape != shape or any(expanded(operand)):
             continue
         tiles = 0 if operand.layout is None else int(np.count_nonzero(operand.layout.bytes))
         mine = (2 * (operand.layout is not None) + is_dense(operand), tiles)
@@ -332,7 +333,7 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
         like = spec.operands[0] if spec.operands else None
         if out.layout is not None:
             lies = spread_of(out, machine.tiles)
-        elif like is not None and like.layout is not None and like.shape == out.shape:
+        elif like is not None and like.layout and like.shape == out.shape and not any(expanded(like)):
             source = spread_of(like, machine.tiles)
             lies = Spread(result_key(source, like, out), source.elements)
         else:
@@ -362,6 +363,8 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
         lies = spread_of(lead, machine.tiles)
         bring(build, 1, lead, lies)
         key = lies.key
+    elif any(expanded(source)):
+        return elementwise(spec, machine, ("copy" if source.dtype == out.dtype else "cast",))
     else:
         lead = build.place(0)
         lies = spread_of(lead, machine.tiles)

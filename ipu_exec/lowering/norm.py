@@ -27,8 +27,21 @@ def _affine(build: Builder, index: int, lead: Operand, lies: Spread, axes: tuple
 
 
 def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ...]) -> Reduced:
-    """Append mean and inverse standard deviation over ``dims``, brought back to the tiles of ``lead``."""
+    """Append mean and inverse standard deviation over ``dims``, brought back to the tiles of ``lead``.
+
+    The stable way has the mean first and takes it off before it squares; the other one's variance is the mean of
+    squares less the squared mean (graphcore/popart, sessionoptions.hpp, enableStableNorm).
+    """
     mean = reduce_over(build, lead, lies, dims, "ADD", "mean")
+    if build.machine.stable_norm:
+        broadcast_back(build, mean, "broadcast mean")
+        step = build.map("centre", "sub_vector", lies.elements, lead.dtype)
+        square = reduce_over(build, lead, lies, dims, "SQUARE_ADD", "variance")
+        build.hold("centred", lies.elements * lead.item_bytes, step, build.next - 1)
+        for kind in ("mul_scalar", "add_scalar", "rsqrt"):
+            build.map(f"variance/{kind}", kind, square.spread.elements, "float32")
+        broadcast_back(build, square, "broadcast inverse deviation")
+        return square
     square = reduce_over(build, lead, lies, dims, "SQUARE_ADD", "mean of squares")
     for kind in ("mul_scalar", "square", "sub_", "add_scalar", "rsqrt"):
         build.map(f"variance/{kind}", kind, square.spread.elements, "float32")

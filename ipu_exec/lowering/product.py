@@ -188,17 +188,17 @@ def _best(problem: Problem, machine: Machine, dtype: str, method: str, serial: i
             continue
         cols = _divisions(problem.width, 16) if method == "nx1" else np.array([1])
         axes = (
-            _divisions(problem.groups, machine.tiles),
+            _divisions(problem.groups, machine.product_tiles),
             cols,
-            _divisions(max(1, out_groups // serial), machine.tiles),
-            _divisions(in_groups, machine.tiles),
+            _divisions(max(1, out_groups // serial), machine.product_tiles),
+            _divisions(in_groups, machine.product_tiles),
         )
         g, c, o, i = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
-        fits = g * c * o * i <= machine.tiles
+        fits = g * c * o * i <= machine.product_tiles
         g, c, o, i = g[fits], c[fits], o[fits], i[fits]
         field = problem.segments * problem.width if method in ("1x1", "outer") else problem.segments
         width = 1 if method in ("1x1", "outer") else ceil_div(problem.width, c)
-        rows = ceil_div(field, np.minimum(machine.tiles // (g * c * o * i), field))
+        rows = ceil_div(field, np.minimum(machine.product_tiles // (g * c * o * i), field))
         f = ceil_div(field, rows)
         groups, ins = ceil_div(problem.groups, g), ceil_div(in_groups, i) * grain_in
         outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
@@ -294,8 +294,10 @@ class Share:
 def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits) -> Share:
     """Ragged shares: the last block of each split is what is left."""
     grain_in, grain_out = grains(problem, unit, splits.method, splits.filter_height)
-    tile = np.arange(machine.tiles, dtype=np.int64)
-    used = tile < splits.tiles
+    tile = np.arange(machine.tiles, dtype=np.int64) - machine.first
+    used = (tile >= 0) & (tile < machine.product_tiles)
+    tile = (tile - dither(problem, machine)) % machine.product_tiles
+    used &= tile < splits.tiles
     tile = np.where(used, tile, 0)
     rest, i = np.divmod(tile, splits.ins)
     rest, o = np.divmod(rest, splits.outs)
@@ -314,6 +316,18 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
     busy = used & (np.minimum.reduce(vectors) > 0)
     seg, wid, ins, outs, groups = (np.where(busy, v, 0) for v in vectors)
     return Share(seg, wid, ins, outs, groups, i, f * splits.cols + c)
+
+
+def dither(problem: Problem, machine: Machine) -> int:
+    """How many tiles after its first a product begins: 0, unless convolutions are dithered.
+
+    Poplin's enableConvDithering hashes a convolution's parameters, so that small ones do not all lie on tile 0.
+    """
+    return digest(_shape(problem)) % machine.product_tiles if machine.dithering else 0
+
+
+def _shape(problem: Problem) -> tuple[Any, ...]:
+    return (problem.groups, problem.segments, problem.width, problem.in_channels, problem.out_channels, problem.kernel)
 
 
 def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array:
@@ -355,10 +369,21 @@ def block_of(operand: Operand) -> int:
 
 def planned_key(problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand) -> Any:
     """The layout key of an operand stored as a plan wants it; the same for every operator with the same plan."""
-    shape = (problem.groups, problem.segments, problem.width, problem.in_channels, problem.out_channels, problem.kernel)
     view = (operand.shape, operand.strides, operand.offset)
     block = weight_block(problem, machine, dtype, splits) if what == "weight" else CHANNEL_RUN
-    return ("planned", CHANNEL_RUN, what, block, digest(shape, machine.tiles, dtype, str(splits), view))
+    return (
+        "planned",
+        CHANNEL_RUN,
+        what,
+        block,
+        digest(_shape(problem), _tiles(problem, machine), dtype, str(splits), view),
+    )
+
+
+def _tiles(problem: Problem, machine: Machine) -> Any:
+    """Which tiles a plan counts from."""
+    start = machine.first + dither(problem, machine)
+    return (machine.tiles, machine.first, start, machine.part) if start or machine.part else machine.tiles
 
 
 def weight_block(problem: Problem, machine: Machine, dtype: str, splits: Splits) -> int:

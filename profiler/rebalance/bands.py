@@ -112,7 +112,7 @@ def bands(
     rooms = None
     if memory:
         deepest = depth_of(costs, stages, 0)
-        stash = max(costs.stash_bytes(b, count - 1) for b in range(count))
+        stash = max(int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices)
         enough = -(-deepest * stash // costs.tiles)
         roomy = replace(costs, bytes_per_tile=costs.bytes_per_tile + spare) if spare else costs
         rooms = tuple(room(roomy, width, choice, None if spare else enough) for choice in choices)
@@ -143,27 +143,20 @@ def _cycles(costs: Costs, choices: Sequence[Choice], width: int) -> tuple[tuple[
     last = first + np.arange(width)[None, :]
     inside = last < count
     last = np.minimum(last, count - 1)
-    final = np.where(inside, total[last + 1] - total[first], INFINITE)
-    return tuple(np.where(inside, _early(costs, choice, first, last, final), INFINITE) for choice in choices), final
+    own = total[last + 1] - total[first]
+    final = own + costs.again_at_once(first, last)
+    early = tuple(np.where(inside, _early(costs, choice, first, last, own, final), INFINITE) for choice in choices)
+    return early, np.where(inside, final, INFINITE)
 
 
-def _early(costs: Costs, choice: Choice, first: np.ndarray, last: np.ndarray, final: np.ndarray) -> np.ndarray:
+def _early(
+    costs: Costs, choice: Choice, first: np.ndarray, last: np.ndarray, own: np.ndarray, final: np.ndarray
+) -> np.ndarray:
     """Cycles of stages that others follow: `what_if.stage_cycles` of all of them at once."""
     if not costs.pipelined or not costs.training:
         return final
-    count = len(costs)
-    forward = np.concatenate([[0], np.cumsum(costs.forward)])
-    if choice.recompute:
-        stash = np.array([costs.stash_cycles(b) for b in range(count)], dtype=np.int64)[:, None]
-        again = np.maximum(0, forward[last + 1] - forward[first] + stash - costs.not_again)
-        found: np.ndarray = final + stash + again
-        return found
-    entering = np.array([costs.entering(b) for b in range(count)], dtype=np.int64)[:, None]
-    saved = np.concatenate([[0], np.cumsum(costs.saved_bytes)])
-    tensors = np.concatenate([[0], np.cumsum(costs.saved_tensors)])
-    nbytes = entering + saved[last + 1] - saved[first]
-    number = 1 + tensors[last + 1] - tensors[first]
-    return final + 2 * np.rint(costs.stash_base * number + costs.stash_rate * nbytes).astype(np.int64)
+    found: np.ndarray = own + 2 * costs.stash_cycles(first, last, choice.recompute)
+    return found + costs.again_cycles(first, last) if choice.recompute else found
 
 
 def depth_of(costs: Costs, stages: int, k: int) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
+Index = int | np.ndarray
 _STASH_STEPS = r"/(?:stash|restore)$"  # names of the steps that move a tensor into its stash and back
 _WRITTEN = ("forward", "recompute")
 # Where a profile of one stage has neither: a sync between IPUs (the vendor's constant), and a tensor's way into its
@@ -32,10 +34,12 @@ class Costs:
     """Blocks in the order of the model; arrays have an entry a Block, or [Block, tile]. Cycles are a micro-batch's,
     but ``update``'s. Units: cycles, bytes.
 
-    A stage that recomputes runs its forward again but for ``not_again`` cycles at its end, which only the next stage
-    needs (a mean over the profiled ones: an estimate). A stash costs ``stash_base + stash_rate x bytes`` cycles a
+    A stage that recomputes runs ``again`` of each of its Blocks but the last, of which it runs ``again_end``: what only
+    the next stage needs is left out. The last stage runs ``again_final`` (nothing where there are no checkpoints). A
+    stash costs ``stash_base + stash_rate x bytes`` cycles a
     tensor in the forward, and again before the backward: fitted to the tensors that the profile stashes (an estimate
-    for others). A stage that recomputes stashes what enters it, one that does not what its Blocks save besides.
+    for others). A stage that recomputes stashes what enters it and its checkpoints, one that does not what enters it
+    and what its Blocks save.
     """
 
     names: tuple[str, ...]
@@ -45,11 +49,16 @@ class Costs:
     backward: np.ndarray  # without recomputation
     update: np.ndarray
     recompute: bool
-    not_again: int
+    again: np.ndarray
+    again_end: np.ndarray
+    again_final: np.ndarray
+    closed: np.ndarray  # bool: what earlier Blocks save is made again only after the Block's backward has run
     inputs: np.ndarray  # bytes from the host that the Block is the first to read
     copy: np.ndarray  # bytes forward over a cut behind the Block
     copy_back: np.ndarray
-    stashed: np.ndarray  # bytes that a stage beginning with the Block keeps of what enters it
+    stashes: np.ndarray  # int64[tensor, 4]: a stage that begins with one of the first two Blocks (or between them) and
+    # has the third stashes so many bytes of it (the fourth), if it recomputes
+    stashes_kept: np.ndarray  # the same if it does not, without what its Blocks save
     stream_in: np.ndarray  # cycles of host input, besides the latency
     stream_out: np.ndarray
     stream_out_once: bool
@@ -114,6 +123,7 @@ class Costs:
         forward = cycles("forward")
         updates = blocks["update_cycles"].to_numpy()
         copy, copy_back = blocks["copy_bytes"].to_numpy(), blocks["copy_back_bytes"].to_numpy()
+        into = np.concatenate([[blocks["input_bytes"].iloc[0]], copy[:-1]])
         base, rate = _stash_fit(report)
         bodies = report.bodies
         beside = bodies["kind"] == records.BESIDE
@@ -128,7 +138,9 @@ class Costs:
         latency = int(report.meta.get("host_latency", round(HOST_LATENCY_SECONDS * target.clock_hz)))
         latency = min(latency, max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
-        reduces = bodies.loc[bodies["name"].str.contains("reduce", case=False, regex=False), "cycles"]
+        reduces = bodies[bodies["name"].str.contains("reduce", case=False, regex=False)].groupby("ipu")["cycles"].sum()
+        gathers = steps[(steps["name"] == "AllGather") & (steps["block"] < 0)].groupby("ipu")["cycles"].sum()
+        reduces = reduces.add(gathers, fill_value=0)  # of weights, behind an update in parts
         memory = _memory(report, stage)
         options = report.options
         rate_on_board = float(report.meta.get("link_bytes_per_cycle", 0) or 1.0)
@@ -144,11 +156,10 @@ class Costs:
             backward=cycles("backward"),
             update=updates,
             recompute=_recomputes(report, pipelined and training),
-            not_again=_not_again(report),
+            **_recomputation(report, forward, lambda: _stashed(report, stage, into)),
             inputs=blocks["input_bytes"].to_numpy(),
             copy=copy,
             copy_back=copy_back,
-            stashed=_stashed(report, stage, np.concatenate([[blocks["input_bytes"].iloc[0]], copy[:-1]])),
             stream_in=_streams(inputs, stage, blocks["input_bytes"].to_numpy(), latency),
             stream_out=_streams(outputs, stage, np.arange(count) + 1 == count, latency),
             stream_latency=latency,
@@ -187,7 +198,7 @@ class Costs:
             rounds=bool(options.get("autoRoundNumIpus", False)),
             tied=_tied(report),
             offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
-            streaming_bytes_per_cycle=STREAMING_BYTES_PER_SECOND / target.clock_hz,
+            streaming_bytes_per_cycle=streaming_bytes_per_cycle(report),
         )
 
     def link_rate(self, a: int, b: int) -> float:
@@ -200,22 +211,53 @@ class Costs:
         rungs = max(1, abs(a // 2 - b // 2))
         return round(self.link_latency + (rungs - 1) * LINK_HOP_SECONDS * self.clock_hz)
 
-    def stash_cycles(self, first: int, last: int | None = None) -> int:
-        """Of a stage that begins with Block ``first``, for keeping what enters it; and, where ``last`` is given, what
-        its Blocks up to that one save: a stage that does not recompute."""
+    def stash_cycles(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
+        """Of stages of Blocks ``first .. last``, for keeping what they stash: in the forward, and again for bringing
+        it back. Ints or arrays that broadcast."""
         if not self.training:
-            return 0
-        tensors = 1 if last is None else 1 + int(self.saved_tensors[first : last + 1].sum())
-        return round(self.stash_base * tensors + self.stash_rate * self.stash_bytes(first, last))
+            return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
+        nbytes, tensors = self._stash(first, last, recompute)
+        return np.rint(self.stash_base * tensors + self.stash_rate * nbytes).astype(np.int64)
 
-    def stash_bytes(self, first: int, last: int | None = None) -> int:
-        """Bytes a micro-batch of the same stage's stash, all tiles."""
-        saved = 0 if last is None else int(self.saved_bytes[first : last + 1].sum())
-        return self.entering(first) + saved
+    def stash_bytes(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
+        """Bytes a micro-batch of the same stages' stash, all tiles."""
+        return self._stash(first, last, recompute)[0]
 
-    def entering(self, first: int) -> int:
-        """Bytes that a stage beginning with Block ``first`` takes in and keeps, a micro-batch."""
-        return int(self.stashed[first])
+    def again_cycles(self, first: Index, last: Index) -> np.ndarray:
+        """Cycles of forward that stages of Blocks ``first .. last`` run again, if others follow them."""
+        total = np.concatenate([[0], np.cumsum(self.again)])
+        found: np.ndarray = total[last] - total[first] + self.again_end[last]
+        return found
+
+    def again_at_once(self, first: Index, last: Index) -> np.ndarray:
+        """The same of stages whose backward follows their forward at once: the last one's, and all in no pipeline."""
+        total = np.concatenate(
+            [[0], np.cumsum(self.again_final if self.recompute else np.zeros_like(self.again_final))]
+        )
+        found: np.ndarray = total[np.asarray(last) + 1] - total[first]
+        return found
+
+    def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(bytes, tensors) of stages' stash."""
+        nbytes, tensors = (table[first, last] for table in self._stash_tables[not recompute])
+        if recompute:
+            return nbytes, tensors
+        saved, number = (np.concatenate([[0], np.cumsum(each)]) for each in (self.saved_bytes, self.saved_tensors))
+        behind = np.asarray(last) + 1
+        return nbytes + saved[behind] - saved[first], tensors + number[behind] - number[first]
+
+    @cached_property
+    def _stash_tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Bytes and tensors that stages [first, last] stash: with recomputation, and without what Blocks save."""
+
+        def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
+            made = np.zeros((len(self) + 1, len(self)), dtype=np.int64)
+            np.add.at(made, (stashes[:, 0], stashes[:, 2]), values)
+            np.add.at(made, (stashes[:, 1] + 1, stashes[:, 2]), -values)
+            return made.cumsum(axis=0)[:-1].cumsum(axis=1)
+
+        one, other = ((table(s, s[:, 3]), table(s, np.ones_like(s[:, 3]))) for s in (self.stashes, self.stashes_kept))
+        return one, other
 
     @cached_property
     def saved_bytes(self) -> np.ndarray:
@@ -226,8 +268,19 @@ class Costs:
     @cached_property
     def moves(self) -> np.ndarray:
         """Cycles of a weight update for each Block's optimiser state to come and go, off the chip: int64[Block]."""
-        one_way = STREAM_STEPS * self.state_weights + self.state.sum(axis=1) / self.streaming_bytes_per_cycle
-        return np.ceil(2 * one_way).astype(np.int64)
+        state = self.state.sum(axis=1)
+        return np.ceil(offload_cycles(state, self.state_weights, self.streaming_bytes_per_cycle)).astype(np.int64)
+
+
+def streaming_bytes_per_cycle(report: Report) -> float:
+    """What an IPU moves to or from streaming memory, its part of its machine's. Older profiles do not say it."""
+    return float(report.meta.get("streaming_bytes_per_cycle", 0) or STREAMING_BYTES_PER_SECOND / report.target.clock_hz)
+
+
+def offload_cycles(nbytes: np.ndarray | int, weights: np.ndarray | int, bytes_per_cycle: float) -> np.ndarray | float:
+    """Cycles of a weight update for an IPU's optimiser state of so many weights to come from streaming memory and go
+    back, a transfer a weight each way."""
+    return 2 * (STREAM_STEPS * weights + nbytes / bytes_per_cycle)
 
 
 def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -306,10 +359,34 @@ def _recomputes(report: Report, pipelined_training: bool) -> bool:
     return bool((report.stages["recompute_cycles"] > 0).any())
 
 
-def _not_again(report: Report) -> int:
-    """Mean cycles of forward that recomputing stages do not run again."""
+def _recomputation(report: Report, forward: np.ndarray, entering: Callable[[], np.ndarray]) -> dict[str, Any]:
+    """What the compiler wrote of it (`ipu_exec.recompute.by_block`); of profiles without that, estimates.
+
+    Those are: no checkpoints, one tensor that enters a stage, and a mean over the profiled stages of what a stage does
+    not run again at its end.
+    """
+    count = len(forward)
+    said: Any = report.meta.get("recomputation")
+    try:
+        blocks = {n: np.array(said[n], dtype=np.int64) for n in ("again", "again_end", "again_final", "closed")}
+        stashes = {n: np.array(said[n], dtype=np.int64).reshape(-1, 4) for n in ("stashes", "stashes_kept")}
+        named = np.concatenate([each[:, :3].ravel() for each in stashes.values()])
+        if all(each.shape == (count,) for each in blocks.values()) and np.isin(named, np.arange(count)).all():
+            return {**blocks, **stashes, "closed": blocks["closed"] > 0}
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass  # an older profile, or a stranger's
     stages = report.stages[report.stages["recompute_cycles"] > 0]
-    return round(float((stages["forward_cycles"] - stages["recompute_cycles"]).mean())) if len(stages) else 0
+    less = round(float((stages["forward_cycles"] - stages["recompute_cycles"]).mean())) if len(stages) else 0
+    block, none = np.arange(count), np.zeros(count, dtype=np.int64)
+    enters = np.stack([block, block, block, entering()], axis=1)
+    return {
+        "again": forward,
+        "again_end": np.maximum(0, forward - less),
+        "again_final": none,
+        "closed": none.astype(bool),
+        "stashes": enters,
+        "stashes_kept": enters,
+    }
 
 
 def _streams(measured: object, stage: np.ndarray, weight: np.ndarray, latency: int) -> np.ndarray:

@@ -115,6 +115,7 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
     def rest(values: np.ndarray, one: Any) -> np.ndarray:
         return two(values, one, values[block] - one)
 
+    again = round(int(costs.again[block]) * _part(int(costs.forward[block]), int(spent["forward"])))
     name = costs.names[block]
     zero = np.zeros_like(costs.inputs[block])
     return replace(
@@ -127,7 +128,12 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
         inputs=two(costs.inputs, costs.inputs[block], zero),
         copy=two(costs.copy, over, costs.copy[block]),
         copy_back=two(costs.copy_back, over, costs.copy_back[block]),
-        stashed=two(costs.stashed, costs.stashed[block], over),
+        again=rest(costs.again, again),
+        again_end=two(costs.again_end, again, max(0, int(costs.again_end[block]) - again)),
+        again_final=rest(costs.again_final, min(again, int(costs.again_final[block]))),
+        closed=two(costs.closed, costs.closed[block], False),
+        stashes=_renumbered(costs.stashes, block, over),
+        stashes_kept=_renumbered(costs.stashes_kept, block, over),
         stream_in=two(costs.stream_in, costs.stream_in[block], zero),
         stream_out=two(costs.stream_out, zero, costs.stream_out[block]),
         load=two(costs.load, costs.load[block], zero) if len(costs.load) else costs.load,
@@ -141,6 +147,17 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
         state_once=two(costs.state_once, *once),
         state_weights=rest(costs.state_weights, moved),
     )
+
+
+def _renumbered(stashes: np.ndarray, block: int, over: int) -> np.ndarray:
+    """What stages stash, with a Block cut in two: what enters it does so before its first half, what it keeps is made
+    in the second, and ``over`` bytes enter a stage that begins between them."""
+    begin, end, least, nbytes = stashes.T
+    enters = (end == block) & (least == block)
+    moved = np.stack(
+        [begin + (begin > block), end + ((end >= block) & ~enters), least + (least > block), nbytes], axis=1
+    )
+    return np.concatenate([moved, [[block + 1, block + 1, block + 1, over]]])
 
 
 def _part(whole: int, some: int) -> float:

@@ -85,5 +85,5 @@ def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:
     """The costs with some Blocks' cycles up by ``off`` and the others' down by it."""
     factor = np.full(len(costs), 1 - off)
     factor[list(longer)] = 1 + off
-    forward, backward = (np.rint(part * factor).astype(np.int64) for part in (costs.forward, costs.backward))
-    return replace(costs, forward=forward, backward=backward)
+    parts = ("forward", "backward", "again", "again_end", "again_final")
+    return replace(costs, **{name: np.rint(getattr(costs, name) * factor).astype(np.int64) for name in parts})

@@ -42,7 +42,15 @@ class Part:
 
 def stash_bytes(costs: Costs, part: Part) -> int:
     """Of a stage, all tiles, all the micro-batches it keeps."""
-    return part.depth * costs.stash_bytes(part.first, None if part.choice.recompute else part.last)
+    return waiting(costs, part.depth, part.choice) * int(
+        costs.stash_bytes(part.first, part.last, part.choice.recompute)
+    )
+
+
+def waiting(costs: Costs, depth: int, choice: Choice) -> int:
+    """Micro-batches whose kept tensors a stage holds: the last stage has no stash, but its own checkpoints live from
+    its forward to its backward (what enters it is counted with them: an estimate)."""
+    return max(depth, 1) if choice.recompute and bool(costs.closed.any()) else depth
 
 
 def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
@@ -59,9 +67,23 @@ def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
             own = np.maximum(own, costs.state_once[some])
         else:
             plain += costs.state[some].sum(axis=0)
-        running = np.maximum(running, (own + np.cumsum(costs.saved[some], axis=0)).max(axis=0))
+        running = np.maximum(running, (own + _held(costs, part)).max(axis=0))
         interleaved = np.maximum(interleaved, costs.peak_interleaved[some].max(axis=0))
     return including_gaps(plain + running, interleaved, costs.region0_bytes)
+
+
+def _held(costs: Costs, part: Part) -> np.ndarray:
+    """What a stage's Blocks have saved, on each tile, when each of them runs: int64[Block of the stage, tile].
+
+    With recomputation a segment's, from the last closed Block on.
+    """
+    saved = costs.saved[part.first : part.last + 1]
+    total = np.cumsum(saved, axis=0)
+    if not part.choice.recompute:
+        return total
+    begins = np.where(costs.closed[part.first : part.last + 1], np.arange(len(saved)), 0)
+    begins = np.maximum.accumulate(begins)
+    return total - (total - saved)[begins]
 
 
 @dataclass(frozen=True)
@@ -76,9 +98,11 @@ class Room:
     gapped: np.ndarray
     stash: np.ndarray
     tiles: int
+    least: int = 0  # micro-batches that it keeps even without a stash (`waiting`)
 
     def fullest(self, depth: int) -> np.ndarray:
         """Bytes of the fullest tile with so many micro-batches stashed."""
+        depth = max(depth, self.least)
         return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
 
 
@@ -98,16 +122,15 @@ def room(costs: Costs, width: int, choice: Choice, enough: int | None = None) ->
     own = np.maximum(costs.peak, costs.state_once) if choice.offload else costs.peak
     region1 = _running_maximum(costs.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.region0_bytes + region1, 0)
-    stash = np.array([costs.entering(b) for b in range(count)], dtype=np.int64)[:, None] + np.zeros_like(last)
-    if not choice.recompute:
-        saved = np.concatenate([[0], np.cumsum(costs.saved_bytes)])
-        stash = stash + saved[last + 1] - saved[first]
+    stash = costs.stash_bytes(first, last, choice.recompute)
     bound = _upper_bound(costs, always, own, first, last) if enough is not None else None
     if bound is not None and bool((bound + enough <= costs.bytes_per_tile)[inside].all()):
         plain = bound
     else:
-        plain = _exactly(costs, always, own, width)
-    return Room(np.where(inside, plain, _FULL), np.where(inside, gapped, _FULL), stash, costs.tiles)
+        plain = _exactly(costs, always, own, width, choice.recompute)
+    return Room(
+        np.where(inside, plain, _FULL), np.where(inside, gapped, _FULL), stash, costs.tiles, waiting(costs, 0, choice)
+    )
 
 
 def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
@@ -125,7 +148,7 @@ def _upper_bound(costs: Costs, always: np.ndarray, own: np.ndarray, first: np.nd
     return found
 
 
-def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int) -> np.ndarray:
+def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int, recompute: bool) -> np.ndarray:
     """Bytes of the fullest tile without its stash, int64[first, width]. From where a stage of a first Block is too
     full, so are its longer ones: they are not looked at, and are full."""
     count = len(costs)
@@ -152,6 +175,8 @@ def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int) -> n
             held += always[here]
             if saves:
                 kept = kept[:size]
+                if recompute:
+                    kept[costs.closed[here]] = 0
                 kept += saved[here]
                 np.maximum(running, own[here] + kept, out=running)
             else:

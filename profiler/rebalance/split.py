@@ -126,7 +126,8 @@ def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int |
 def longest(costs: Costs) -> int:
     """Cycles that no stage exceeds."""
     count = len(costs)
-    stash = max(costs.stash_cycles(block, count - 1) for block in range(count))
+    every = np.arange(count)
+    stash = max(int(costs.stash_cycles(every, count - 1, recompute).max()) for recompute in (True, False))
     return 2 * int((costs.forward + costs.backward).sum()) + 4 * stash
 
 

@@ -137,16 +137,15 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
 
 
 def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
-    """Forward and backward cycles of a stage, a micro-batch; the ``final`` one neither stashes nor recomputes."""
+    """Forward and backward cycles of a stage, a micro-batch; the ``final`` one stashes nothing, and recomputes
+    only what checkpoints within it ask for."""
     some = slice(part.first, part.last + 1)
     forward, backward = int(costs.forward[some].sum()), int(costs.backward[some].sum())
     if final or not costs.pipelined or not costs.training:
-        return forward, backward
-    if part.choice.recompute:
-        forward += costs.stash_cycles(part.first)
-        return forward, backward + max(0, forward - costs.not_again)
-    stash = costs.stash_cycles(part.first, part.last)
-    return forward + stash, backward + stash
+        return forward, backward + int(costs.again_at_once(part.first, part.last))
+    stash = int(costs.stash_cycles(part.first, part.last, part.choice.recompute))
+    again = int(costs.again_cycles(part.first, part.last)) if part.choice.recompute else 0
+    return forward + stash, backward + stash + again
 
 
 def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:

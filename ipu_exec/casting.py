@@ -1,0 +1,93 @@
+"""float16 next to float32 in a model's forward: what ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat`` change.
+
+PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running statistics have the
+dtype that the model gives them (graphcore/poptorch, python/options.py). Then nothing here is active.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ipu_exec.enums import HalfFloatCastingBehavior
+
+if TYPE_CHECKING:
+    from ipu_exec.options import Options
+
+# Functions that take a second tensor for its dtype or shape, or that set one.
+_UNCAST = {"to", "type_as", "view_as", "expand_as", "result_type", "__set__", "__get__", "register_hook", "backward"}
+
+
+class Casting(TorchFunctionMode):
+    """While entered, a model computes with the dtypes that the options ask for."""
+
+    def __init__(self, downcast: bool, float_statistics: bool | None) -> None:
+        super().__init__()
+        self._downcast, self._float_statistics = downcast, float_statistics
+        self._exact: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.replica = 0  # whose running statistics the model has now
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.batch_norm:
+            return self._batch_norm(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        in_place = name.endswith("_") and not name.endswith("__")
+        if self._downcast and not in_place and name not in _UNCAST and "out" not in kwargs:
+            dtypes = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            if {torch.float16, torch.float32} <= dtypes:
+                args, kwargs = tree_map(_half, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _batch_norm(
+        self, input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
+        weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, *rest: Any, **named: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """Of a float16 input, with its statistics in float32, and kept so or rounded to float16."""
+        if self._downcast and weight is not None and weight.dtype is torch.float16:
+            input = _half(input)
+        if running_mean is None or running_var is None or input.dtype is not torch.float16:
+            return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, *rest, **named)
+        kept = (running_mean, running_var)
+        in_float32 = (
+            self._float_statistics if self._float_statistics is not None else running_mean.dtype is torch.float32
+        )
+        statistics = (
+            [self._in_float32(tensor) for tensor in kept] if in_float32 else [tensor.float() for tensor in kept]
+        )
+        # PyTorch takes float32 statistics with float32 parameters only
+        scale, shift = (None if tensor is None else tensor.float() for tensor in (weight, bias))
+        made = torch.nn.functional.batch_norm(input, statistics[0], statistics[1], scale, shift, *rest, **named)
+        with torch.no_grad():
+            for tensor, statistic in zip(kept, statistics, strict=True):
+                if not in_float32 or tensor is not statistic:
+                    tensor.copy_(statistic if in_float32 else statistic.half())
+        return made
+
+    def _in_float32(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The statistic that ``tensor`` is the rounding of, as long as nobody sets it to something else."""
+        if tensor.dtype is torch.float32:
+            return tensor
+        if isinstance(tensor, FakeTensor):
+            return tensor.float()
+        _, exact = self._exact.get((id(tensor), self.replica), (tensor, tensor.float()))
+        if not torch.equal(exact.half(), tensor):
+            exact = tensor.float()
+        self._exact[id(tensor), self.replica] = (tensor, exact)  # both are kept: an id is good as long as its tensor
+        return exact
+
+
+def _half(leaf: Any) -> Any:
+    return leaf.half() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
+
+
+def casting(options: Options) -> contextlib.AbstractContextManager[Any]:
+    """The mode that the options ask for; one that does nothing where they ask for PyTorch's rules."""
+    downcast = options.Precision.half_float_casting is HalfFloatCastingBehavior.FloatDowncastToHalf
+    statistics = options.Precision.running_statistics_always_float
+    return contextlib.nullcontext() if not downcast and statistics is None else Casting(downcast, statistics)

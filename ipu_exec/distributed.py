@@ -1,0 +1,62 @@
+"""``poptorch.distributed``: PopTorch's wrapper around ``vipu-cli``, which makes partitions of real IPUs.
+
+There are none here, as on a machine without that tool: `VirtualIpuManager.isAvailable` says so, and the rest is an
+Error. Which process of how many this is, ``Options.Distributed`` says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ipu_exec.errors import Error
+
+
+@dataclass
+class Partition:
+    """A partition as it would be made."""
+
+    num_ipus: int
+    num_gcds: int = 1
+    num_sync_replicas: int = 1
+
+
+class VirtualIpuManager:
+    """The manager of a system's partitions."""
+
+    @staticmethod
+    def isAvailable() -> bool:
+        """False: IPUs are modelled."""
+        return False
+
+    @staticmethod
+    def numIpus() -> NoReturn:
+        """Error."""
+        _nothing("numIpus")
+
+    @staticmethod
+    def listPartitions() -> NoReturn:
+        """Error."""
+        _nothing("listPartitions")
+
+    @staticmethod
+    def createPartition(name: str, partition: Partition) -> NoReturn:
+        """Error."""
+        _nothing("createPartition")
+
+    @staticmethod
+    def deletePartition(name: str) -> NoReturn:
+        """Error."""
+        _nothing("deletePartition")
+
+    @staticmethod
+    def resetPartition(name: str) -> NoReturn:
+        """Error."""
+        _nothing("resetPartition")
+
+
+def _nothing(what: str) -> NoReturn:
+    raise Error(
+        f"VirtualIpuManager.{what}: there is no vipu-cli, because IPUs are modelled and need no partition. Ask "
+        "VirtualIpuManager.isAvailable() first; Options.replicationFactor says how many replicas are modelled"
+    )

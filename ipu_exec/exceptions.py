@@ -1,0 +1,77 @@
+"""Floating-point exceptions, as an IPU raises them: what arithmetic made of finite numbers and is none, or undefined.
+
+An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by zero, a root of a
+negative number, a comparison with NaN), at a division by zero, and at an overflow (graphcore/poptorch, user guide of
+enableFloatingPointExceptions). NaN and infinity that only pass through are no exception.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ipu_exec.errors import Error
+from ipu_exec.graph import OpNode
+from ipu_exec.lowering.registry import packet, words
+
+_NOT_WRITTEN = {f"aten.{name}" for name in words("empty empty_like empty_strided new_empty new_empty_strided")}
+_DIVISIONS = {f"aten.{name}" for name in words("div div_ reciprocal reciprocal_ rsqrt rsqrt_ log log2 log10 pow atanh")}
+_COMPARISONS = {
+    f"aten.{name}" for name in words("lt le gt ge max min amax amin maximum minimum relu clamp argmax topk")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What there was before an operator ran; in place it is gone after."""
+
+    nan: bool
+    infinite: bool
+    zero: bool
+
+
+def look_at(args: Any, kwargs: Any) -> Operands:
+    """What is among the operands of a call."""
+    leaves = tree_leaves((args, kwargs))
+    numbers = [torch.tensor(leaf) for leaf in leaves if isinstance(leaf, float)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()] + numbers
+    return Operands(
+        any(bool(tensor.isnan().any()) for tensor in tensors),
+        any(bool(tensor.isinf().any()) for tensor in tensors),
+        any(bool((tensor == 0).any()) for tensor in tensors),
+    )
+
+
+def check(op: OpNode, before: Operands, made: Any) -> None:
+    """Error where what an operator made of its operands is an exception."""
+    name = packet(op.aten)
+    results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    nan = any(bool(result.isnan().any()) for result in results)
+    infinite = any(bool(result.isinf().any()) for result in results)
+    if name in _NOT_WRITTEN:
+        return
+    if (nan and not before.nan) or (before.nan and name in _COMPARISONS):
+        what = "an invalid operation"
+    elif infinite and not before.infinite:
+        what = "a division by zero" if name in _DIVISIONS and before.zero else "an overflow"
+    else:
+        return
+    raise Error(
+        f"floating-point exception: {what} in {op.name} ({op.aten}, {op.direction}), in module "
+        f"{op.module or 'the model'!r}. Look at its operands, or leave "
+        "Precision.enableFloatingPointExceptions off",
+        location=f"{op.file}:{op.line}" if op.file else "",
+    )
+
+
+def check_weights(weights: dict[str, torch.nn.Parameter]) -> None:
+    """Error where a weight update made one that is no number."""
+    for name, weight in weights.items():
+        if not bool(weight.isfinite().all()):
+            raise Error(
+                f"floating-point exception: the weight update of {name!r} made infinite or undefined numbers. Lower "
+                "the learning rate or the loss scaling, or leave Precision.enableFloatingPointExceptions off"
+            )

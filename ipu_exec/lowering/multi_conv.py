@@ -1,0 +1,137 @@
+"""Convolutions at the same time, each on tiles of its own (poplin's multi-convolution, ``planType`` parallel).
+
+The largest gets the fewest tiles on which it takes no longer than on all that are not reserved for the others, but
+for ``cycleBackOff``; the next ones the fewest of the rest on which they are done by then, and the last what is left.
+That order is poplin's; that a conv is tried on eighths of the tiles only, and how the back-off grows with the number
+of convolutions, are estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ipu_exec.lowering.plan import Compute, Exchange, OpSpec, Plan
+from ipu_exec.lowering.registry import find, lowering
+from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_tile_cycles
+
+_PARTS = 8  # of the available tiles, tried for each convolution
+
+
+@lowering("poplin.multi_conv", "poplin.multi_conv_backward")
+def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
+    """Every convolution of ``spec.args`` (each the arguments of one), or their gradients, in the same compute sets."""
+    settings: dict[str, Any] = dict(spec.kwargs)
+    specs = _specs(spec)
+    machines = [
+        replace(
+            machine,
+            proportion=settings["proportions"][k] or machine.proportion,
+            partials=settings["partials"][k] or machine.partials,
+            dithering=machine.dithering if settings["dithering"][k] is None else settings["dithering"][k],
+        )
+        for k in range(len(specs))
+    ]
+    shares = share_tiles(specs, machines, settings["reserved_tiles"], settings["back_off"])
+    plans, notes, first = [], [], 0
+    for one, on, tiles in zip(specs, machines, shares, strict=True):
+        plans.append(_plan(one, replace(on, first=first, part=tiles)))
+        notes.append(f"tiles {first}-{first + tiles - 1}: {plans[-1].note}")
+        first += tiles
+    return _merge(specs, plans, "; ".join(notes))
+
+
+def _specs(spec: OpSpec) -> list[OpSpec]:
+    """The convolutions as operators of their own."""
+    name = "aten.convolution_backward.default" if spec.name.endswith("backward") else "aten.convolution.default"
+    each = len(spec.outputs) // len(spec.args)
+    return [OpSpec(name, args, (), spec.outputs[k * each : (k + 1) * each]) for k, args in enumerate(spec.args)]
+
+
+def _plan(spec: OpSpec, machine: Machine) -> Plan:
+    return find(spec.name)(spec, machine)
+
+
+def share_tiles(specs: list[OpSpec], machines: list[Machine], reserved: int, back_off: float) -> list[int]:
+    """Tiles of each convolution; they sum to the machine's."""
+    left, limit = machines[0].tiles, 0.0
+    sizes = [_plan(spec, on).flops for spec, on in zip(specs, machines, strict=True)]
+    order = sorted(range(len(specs)), key=lambda k: -sizes[k])
+    shares = [0] * len(specs)
+    for position, k in enumerate(order):
+        later = len(order) - position - 1
+        most = max(left // (later + 1), left - reserved * later)
+        if later:
+            parts = sorted({max(1, most * eighth // _PARTS) for eighth in range(1, _PARTS + 1)})
+            cycles = [_cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k]) for tiles in parts]
+            limit = limit or min(cycles) * (1 + back_off * later)
+            most = next((tiles for tiles, taken in zip(parts, cycles, strict=True) if taken <= limit), most)
+        shares[k] = most
+        left -= most
+    return shares
+
+
+def _cycles(plan: Plan, machine: Machine) -> int:
+    total = 0
+    for step in plan.steps:
+        if isinstance(step, Compute):
+            total += int(step.cycles.max(initial=0))
+        else:
+            tiles = exchange_tile_cycles(machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus)
+            total += int(tiles.max(initial=0)) + SYNC_CYCLES
+    return total
+
+
+def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
+    """One plan whose steps are those of all, as many at once as are of one kind.
+
+    The plan with the most steps ahead says whether to exchange or to compute next.
+    """
+    steps: list[Compute | Exchange] = []
+    done = [0] * len(plans)
+    places: list[list[int]] = [[] for _ in plans]  # of each plan's steps among the merged ones
+    while any(done[k] < len(plan.steps) for k, plan in enumerate(plans)):
+        longest = max(range(len(plans)), key=lambda k: len(plans[k].steps) - done[k])
+        kind = type(plans[longest].steps[done[longest]])
+        taken = [k for k, plan in enumerate(plans) if done[k] < len(plan.steps) and type(plan.steps[done[k]]) is kind]
+        name = plans[longest].steps[done[longest]].name.partition("/")[2] or "convolve"
+        steps.append(_join(f"multi_conv/{name}", [plans[k].steps[done[k]] for k in taken]))
+        for k in taken:
+            places[k].append(len(steps) - 1)
+            done[k] += 1
+    temporaries, wishes, outputs, at = [], [], [], 0
+    for spec, plan, place in zip(specs, plans, places, strict=True):
+        temporaries += [replace(held, first=place[held.first], last=place[held.last]) for held in plan.temporaries]
+        wishes += [(at + index, layout) for index, layout in plan.input_layouts]
+        outputs += list(plan.output_layouts)
+        at += len(spec.operands)
+    constants = [plan.constants for plan in plans if plan.constants is not None]
+    return Plan(
+        tuple(steps),
+        tuple(temporaries),
+        tuple(outputs),
+        tuple(wishes),
+        sum(constants[1:], constants[0]) if constants else None,
+        note,
+    )
+
+
+def _join(name: str, steps: list[Any]) -> Compute | Exchange:
+    """Steps of one kind as one: what each does on its tiles, after what others do there."""
+    if isinstance(steps[0], Compute):
+        vertices = tuple(vertex for step in steps for vertex in step.vertices)
+        return Compute(name, _sum(step.cycles for step in steps), vertices, sum(step.flops for step in steps))
+    return Exchange(
+        name,
+        _sum(step.bytes_in for step in steps),
+        _sum(step.bytes_out for step in steps),
+        _sum(step.fragments for step in steps),
+        all(step.shared_bus for step in steps),
+    )
+
+
+def _sum(vectors: Any) -> np.ndarray:
+    total: np.ndarray = np.sum(list(vectors), axis=0)
+    return total

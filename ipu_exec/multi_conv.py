@@ -1,0 +1,160 @@
+"""Multi-convolutions: the convolutions of a ``with MultiConv()`` become one operator, as in PopART.
+
+What lies between them and needs one of them runs after it, all else before. The operators that their gradients
+are computed by become one, too. `ipu_exec.lowering.multi_conv` plans it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any
+
+from ipu_exec.enums import MultiConvPlanType
+from ipu_exec.errors import UsageError
+from ipu_exec.graph import Asked, Graph, OpNode
+
+FORWARD, BACKWARD = "poplin.multi_conv", "poplin.multi_conv_backward"
+_CONVOLUTIONS = ("aten.convolution.", "aten._convolution.")
+# Poplin's defaults (graphcore/poplibs, include/poplin/MultiConvolution.hpp).
+RESERVED_TILES = 50  # perConvReservedTiles
+CYCLE_BACK_OFF = 0.1
+
+
+@dataclass
+class Group:
+    """A ``with MultiConv()`` as the model entered it: its settings, and the convolutions met inside."""
+
+    settings: dict[str, Any]
+    convolutions: list[int] = field(default_factory=list)  # op ids
+
+    def asked(self, index: int) -> Asked:
+        """What is asked for one of the convolutions."""
+        one = {name: self._of(name, index) for name in ("availableMemoryProportions", "partialsTypes")}
+        dtype = one["partialsTypes"]
+        return Asked(
+            proportion=one["availableMemoryProportions"] or 0.0,
+            partials=str(dtype).removeprefix("torch.") if dtype is not None else "",
+            dithering=self._of("enableConvDithering", index),
+        )
+
+    def _of(self, name: str, index: int) -> Any:
+        values = self.settings.get(name)
+        if values is None:
+            return None
+        if len(values) not in (1, len(self.convolutions)):
+            raise UsageError(
+                f"MultiConv.{name} has {len(values)} values, and there are {len(self.convolutions)} convolutions "
+                "inside: give one for all or one for each"
+            )
+        return values[0] if len(values) == 1 else values[index]
+
+    @property
+    def parallel(self) -> bool:
+        return self.settings.get("planType") is not MultiConvPlanType.Serial
+
+
+def is_convolution(aten: str) -> bool:
+    """True for what a MultiConv takes."""
+    return aten.startswith(_CONVOLUTIONS)
+
+
+def fuse(graph: Graph, groups: Sequence[Group]) -> None:
+    """Make each group one operator forward and one backward; a serial one's convolutions stay, planned as asked.
+
+    Error where a group has no convolution, or one that needs another's result.
+    """
+    for group in groups:
+        if not group.convolutions:
+            raise UsageError("Unexpected end_multi_conv: there is no convolution inside the MultiConv")
+        for index, number in enumerate(group.convolutions):
+            asked, op = group.asked(index), graph.ops[number]
+            proportion = asked.proportion or op.asked.proportion
+            op.asked = replace(asked, proportion=proportion, attributes=op.asked.attributes)
+    members = {op: k for k, group in enumerate(groups) for op in group.convolutions}
+    for op in graph.ops:
+        if op.forward_op in members and op.aten.startswith("aten.convolution_backward."):
+            op.asked = graph.ops[op.forward_op].asked
+    sets: dict[tuple[int, str, int], list[OpNode]] = {}
+    for op in graph.ops:
+        first = op.id if op.id in members else op.forward_op
+        mine = op.id == first or op.aten.startswith("aten.convolution_backward.")
+        if first in members and mine and groups[members[first]].parallel:
+            sets.setdefault((members[first], op.direction, op.block), []).append(op)
+    for (k, direction, _), convolutions in sets.items():
+        if len(convolutions) > 1:
+            _fuse(graph, convolutions, groups[k], direction)
+
+
+def _fuse(graph: Graph, convolutions: list[OpNode], group: Group, direction: str) -> None:
+    order = _together(graph, convolutions)
+    if order is None:
+        if direction == "backward":
+            return  # they stay as they are
+        first, last = convolutions[0], convolutions[-1]
+        raise UsageError(
+            f"the convolutions of a MultiConv run at the same time, but one of {first.name} ... {last.name} needs the "
+            "result of another. Give that one a MultiConv of its own, or none",
+            location=f"{last.file}:{last.line}" if last.file else "",
+        )
+    lead = convolutions[0]
+    module = _shared([op.module for op in convolutions])
+    name = "/".join(part for part in (module, "gradient" * (direction == "backward"), "multi_conv") if part)
+    count = sum(op.name == name or op.name.startswith(name + "_") for op in graph.ops)
+    settings = {
+        "proportions": tuple(op.asked.proportion for op in convolutions),
+        "partials": tuple(op.asked.partials for op in convolutions),
+        "dithering": tuple(op.asked.dithering for op in convolutions),
+        "reserved_tiles": group.settings.get("perConvReservedTiles", RESERVED_TILES),
+        "back_off": group.settings.get("cycleBackOff", CYCLE_BACK_OFF),
+    }
+    fused = replace(
+        lead,
+        aten=FORWARD if direction == "forward" else BACKWARD,
+        args=tuple(op.args for op in convolutions),
+        kwargs=tuple(settings.items()),
+        inputs=tuple(value for op in convolutions for value in op.inputs),
+        outputs=tuple(value for op in convolutions for value in op.outputs),
+        name=f"{name}_{count}" if count else name,
+        module=module,
+        asked=Asked(attributes=lead.asked.attributes),
+    )
+    ids = {op.id for op in convolutions}
+    ops = [fused if op is lead else op for op in order if op is lead or op.id not in ids]
+    new = {op.id: index for index, op in enumerate(ops)}
+    new |= dict.fromkeys(ids, new[lead.id]) | {-1: -1}
+    for op in ops:
+        op.id, op.forward_op = new[op.id], new[op.forward_op]
+    for value in graph.values.values():
+        value.producer = new[value.producer]
+    graph.outside = new[graph.outside]
+    graph.ops[:] = ops
+
+
+def _shared(modules: list[str]) -> str:
+    """The path of the module that all of these are in."""
+    levels = zip(*(module.split("/") for module in modules), strict=False)
+    return "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
+
+
+def _together(graph: Graph, members: list[OpNode]) -> list[OpNode] | None:
+    """All ops in an order in which the members follow each other; None where one needs another."""
+    first, last = members[0].id, members[-1].id
+    ids = {op.id for op in members}
+    before: list[OpNode] = []
+    after: list[OpNode] = []
+    theirs: set[int] = set()  # storages that hold results of members, or what was made of those
+    for op in graph.ops[first : last + 1]:
+        needs = any(graph.values[value].storage in theirs for value in op.inputs)
+        if op.id in ids and needs:
+            return None
+        if op.id in ids or needs:
+            theirs.update(_storages(graph, op))
+        if op.id not in ids:
+            (after if needs else before).append(op)
+    return [*graph.ops[:first], *before, *members, *after, *graph.ops[last + 1 :]]
+
+
+def _storages(graph: Graph, op: OpNode) -> Iterator[int]:
+    return (graph.values[value].storage for value in (*op.outputs, *op.writes) if value is not None)

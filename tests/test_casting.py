@@ -1,0 +1,188 @@
+"""Dtypes and exceptions of numbers: half next to float, running statistics, floating-point exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ipu_exec as poptorch
+from ipu_exec import Error, HalfFloatCastingBehavior
+
+DOWN, UP = HalfFloatCastingBehavior.FloatDowncastToHalf, HalfFloatCastingBehavior.HalfUpcastToFloat
+
+
+def options(**counts: int) -> poptorch.Options:
+    made = poptorch.Options().showCompilationProgressBar(False)
+    for name, count in counts.items():
+        getattr(made, name)(count)
+    return made
+
+
+class Calls(nn.Module):
+    """Calls a function; its weight is float32."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x, self.weight)
+
+
+X = torch.full((2, 4), 0.1).half()
+
+
+@pytest.mark.parametrize(
+    ("casting", "function", "dtype"),
+    [
+        (None, lambda x, w: x + w[0], torch.float32),
+        (UP, lambda x, w: x + w[0], torch.float32),
+        (DOWN, lambda x, w: x + w[0], torch.float16),
+        (DOWN, lambda x, w: w[0] + x, torch.float16),
+        (DOWN, lambda x, w: nn.functional.linear(x, w), torch.float16),
+        (DOWN, lambda x, w: torch.cat([x, w]), torch.float16),
+        (DOWN, lambda x, w: (w[:2] * 1).add_(x), torch.float32),  # in place: what is written
+        (DOWN, lambda x, w: (w * 1).type_as(x) + 1, torch.float16),
+        (DOWN, lambda x, w: w * 2, torch.float32),
+    ],
+)
+def test_mixed_operands_are_cast_as_asked(casting: Any, function: Any, dtype: torch.dtype) -> None:
+    made = options()
+    if casting is not None:
+        made.Precision.halfFloatCasting(casting)
+    executor = poptorch.inferenceModel(Calls(function), made)
+    out = executor(X)
+    assert out.dtype is dtype
+    graph = executor.executable.graph
+    assert graph.values[graph.outputs[0]].dtype == str(dtype).removeprefix("torch."), "the profile has it too"
+
+
+def test_float32_weights_are_trained_by_a_float16_forward() -> None:
+    """As PopTorch describes it: weights are stored and updated in float32, and cast where an input is float16."""
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.constant_(model.weight, 0.5)
+    wrapped = poptorch.trainingModel(
+        nn.Sequential(model, nn.Flatten(0), _Mean()), _down(), torch.optim.SGD(model.parameters(), lr=1e-5)
+    )
+    loss = wrapped(X)
+    assert loss.dtype is torch.float16
+    assert model.weight.dtype is torch.float32
+    # each gradient is the mean input, 0.1 in float16; the update is far less than float16 could hold next to 0.5
+    torch.testing.assert_close(
+        model.weight.detach(), torch.full((1, 4), 0.5 - 1e-5 * float(X[0, 0])), rtol=0, atol=1e-8
+    )
+
+
+def _down() -> poptorch.Options:
+    made = options()
+    made.Precision.halfFloatCasting(DOWN)
+    return made
+
+
+class _Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean()
+
+
+# -- running statistics ----------------------------------------------------------------------------------------------
+
+
+def statistics(always_float: bool | None, half: bool, replicas: int = 1) -> nn.BatchNorm1d:
+    """A batch norm after 64 float16 batches of ones. Its mean was 0.97: so near that float16 takes no step to it."""
+    made = options(replicationFactor=replicas)
+    if always_float is not None:
+        made.Precision.runningStatisticsAlwaysFloat(always_float)
+    model = nn.BatchNorm1d(2, affine=half, momentum=2**-7)
+    model.get_buffer("running_mean").fill_(0.97)
+    if half:
+        model.half()
+    executor = poptorch.inferenceModel(model, made)
+    for _ in range(64):
+        executor(torch.ones(4 * replicas, 2).half())
+    return model
+
+
+def test_running_statistics_are_kept_in_float32_or_in_float16() -> None:
+    stuck = torch.tensor(0.97).half()
+    assert float(((1 - 2**-7) * stuck.float() + 2**-7).half()) == float(stuck)
+    exact = 1 - (1 - 0.97) * (1 - 2**-7) ** 64
+    from_half = 1 - (1 - float(stuck)) * (1 - 2**-7) ** 64
+    for replicas in (1, 2):
+        kept = statistics(True, half=True, replicas=replicas).running_mean
+        assert kept.dtype is torch.float16
+        assert float(kept[0]) == float(torch.tensor(from_half).half()), "what float32 rounds to"
+    assert float(statistics(False, half=False).running_mean[0]) == float(stuck)
+    assert float(statistics(False, half=True).running_mean[0]) == float(stuck)
+    found = statistics(None, half=False).running_mean
+    assert found.dtype is torch.float32 and float(found[0]) == pytest.approx(exact, abs=1e-6)
+
+
+def test_statistics_that_are_set_from_outside_are_taken() -> None:
+    made = options()
+    made.Precision.runningStatisticsAlwaysFloat(True)
+    model = nn.BatchNorm1d(2, affine=False, momentum=0.5).half()
+    executor = poptorch.inferenceModel(model, made)
+    executor(torch.ones(4, 2).half())
+    assert model.running_mean.tolist() == [0.5, 0.5]
+    model.running_mean.fill_(3.0)
+    executor(torch.ones(4, 2).half())
+    assert model.running_mean.tolist() == [2.0, 2.0]
+
+
+# -- floating-point exceptions ---------------------------------------------------------------------------------------
+
+ONE, INF, NAN = torch.ones(2, 4), torch.full((2, 4), torch.inf), torch.full((2, 4), torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "what"),
+    [
+        (lambda x, w: x / (x - x), ONE, "a division by zero in 0/div"),
+        (lambda x, w: (x - x).log(), ONE, "a division by zero in 0/log"),
+        (lambda x, w: (x - x) / (x - x), ONE, "an invalid operation in 0/div"),
+        (lambda x, w: (-x).sqrt(), ONE, "an invalid operation in 0/sqrt"),
+        (lambda x, w: x - x, INF, "an invalid operation in 0/sub"),
+        (lambda x, w: (x * 1e30).mul_(1e30), ONE, "an overflow in 0/mul_1"),
+        (lambda x, w: (x * 1e5).half(), ONE, "an overflow in 0/to_copy"),
+        (lambda x, w: x.relu(), NAN, "an invalid operation in 0/relu"),
+    ],
+)
+def test_an_exception_names_its_operator_and_line(function: Any, x: torch.Tensor, what: str) -> None:
+    made = options()
+    made.Precision.enableFloatingPointExceptions(True)
+    model = nn.Sequential(Calls(function))
+    with pytest.raises(Error, match=rf"floating-point exception: {what} .*in module '0'.*test_casting\.py:\d+"):
+        poptorch.inferenceModel(model, made)(x)
+    poptorch.inferenceModel(model, options())(x)  # nothing is said where they are off
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x, w: x.masked_fill(w[:2] > 0, -torch.inf).exp(), ONE),  # an attention mask
+        (lambda x, w: x + 1, NAN),
+        (lambda x, w: x * 2, INF),
+        (lambda x, w: torch.empty(1000) * 0 is not None and x, ONE),
+        (lambda x, w: x @ w, ONE),
+    ],
+)
+def test_what_only_passes_through_is_no_exception(function: Any, x: torch.Tensor) -> None:
+    made = options()
+    made._Popart.set("enableFloatingPointChecks", True)
+    poptorch.inferenceModel(Calls(function), made)(x)
+
+
+def test_exceptions_of_the_backward_and_of_the_weight_update() -> None:
+    made = options()
+    made.Precision.enableFloatingPointExceptions(True)
+    model = Calls(lambda x, w: (w - w).abs().sqrt().sum())  # the gradient of a root at zero is infinite
+    with pytest.raises(Error, match=r"a division by zero in gradient/div .*backward.*test_casting\.py:\d+"):
+        poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1.0))(ONE)
+    model = Calls(lambda x, w: (w * 1e30).sum())
+    with pytest.raises(Error, match="the weight update of 'weight' made infinite"):
+        poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1e30))(ONE)
