@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from profiler import records
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -112,6 +111,8 @@ def _overflow(report: Report) -> str:
 
 
 def _time(report: Report) -> str:
+    from profiler import records
+
     for run in report.runs["run"].tolist():
         every = report.tasks(run)
         for ipu, tasks in every[every["kind"] != records.BESIDE].groupby("ipu"):
