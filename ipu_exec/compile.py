@@ -25,7 +25,7 @@ from ipu_exec.locations import Location, Locations
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
-from ipu_exec.options import Options, TensorLocationOptions, TensorLocationSettings
+from ipu_exec.options import BUFFERING_DEPTHS, Options, TensorLocationOptions, TensorLocationSettings
 from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
 from ipu_exec.recompute import Recomputation, asked_for, by_block, is_view
@@ -236,10 +236,10 @@ def _buffering(options: Options) -> int:
     """How many micro-batches the host has ready for a stream, or room for: from two on nobody waits for the host to
     turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end of a copy vanish there;
     that this is all of the latency is an estimate). The buffers are the host's."""
-    names = ("defaultBufferingDepth", "defaultPrefetchBufferingDepth")
-    if not getattr(options._Popart, "enablePrefetchDatastreams", True):
+    settings = options._Popart.settings
+    if not settings.get("enablePrefetchDatastreams", True):
         return 1
-    return max(int(getattr(options._Popart, name, 1)) for name in names)
+    return max(int(settings.get(name, 1)) for name in BUFFERING_DEPTHS)
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:

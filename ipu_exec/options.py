@@ -40,6 +40,7 @@ ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
+BUFFERING_DEPTHS = ("defaultBufferingDepth", "defaultPrefetchBufferingDepth")  # PopART's name, and the one before
 DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
 # Settings that change nothing here though they would on a machine: setting one warns, and says what happens instead.
 _NOT_HONOURED = {
@@ -384,7 +385,7 @@ class JitOptions(_Group):
 
 
 class PopartOptions(_Group):
-    """``opts._Popart``: free-form settings of PopTorch's backend. Recorded; ``engineOptions`` is obeyed."""
+    """``opts._Popart``: free-form settings of PopTorch's backend: docs/compatibility.md says which are obeyed."""
 
     def __init__(self) -> None:
         super().__init__(engineOptions={})
@@ -393,6 +394,8 @@ class PopartOptions(_Group):
         """Record one setting. ``engineOptions`` takes a dict of ``autoReport.*`` and the like."""
         if key == "engineOptions" and not isinstance(value, Mapping):
             raise UsageError(f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}")
+        if key in BUFFERING_DEPTHS:
+            return self._count(f"_Popart.set({key!r}, ...)", **{key: value})
         return self._set(**{key: value})
 
     @property

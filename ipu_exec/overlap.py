@@ -95,7 +95,7 @@ def check(graph: Graph, options: Options, strategy: ExecutionStrategy, mode: Out
     """Error where something is overlapped and the options do not allow it. ``mode`` is the outputs' own."""
     if not modes(graph):
         return
-    if strategy.kind == "pipelined" and not getattr(options._Popart, "enableExplicitIR", False):
+    if strategy.kind == "pipelined" and not options._Popart.settings.get("enableExplicitIR"):
         raise Error(
             "Overlapped IO is not supported with poptorch.PipelinedExecution. If you are using only one IPU, please "
             "switch to poptorch.ShardedExecution. (PopART can, with an explicit IR: to model that, set "

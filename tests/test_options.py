@@ -54,6 +54,10 @@ def test_input_groups_share_their_input() -> None:
         (lambda o: o.setAvailableMemoryProportion({"IPU0": 1.5}), "at most 1, not 1.5"),
         (lambda o: o.target("mk9"), "known: mk1, mk2, c600, bow"),
         (lambda o: o.TensorLocations.numIOTiles(33), "even number from 32 to 192"),
+        (
+            lambda o: o._Popart.set("defaultPrefetchBufferingDepth", 0),
+            "_Popart.set('defaultPrefetchBufferingDepth', ...)",
+        ),
         (lambda o: o.TensorLocations.setOptimizerLocation(False), "TensorLocationSettings"),
         (lambda o: o.Precision.setPartialsType(torch.int32), "torch.float or torch.half"),
         (lambda o: o.Distributed.configureProcessId(2, 2), "process 2 of 2 does not exist"),
