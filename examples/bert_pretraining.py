@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     options.setExecutionStrategy(split(example, args.stages))
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
     options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
+    options.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(args.stages)})
+    # the embedding is tied to the head: its gradient is added row by row, and never made as a whole
+    options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
 
     optimizer = optimiser(example.module)
     schedule = torch.optim.lr_scheduler.LambdaLR(

@@ -313,7 +313,7 @@ class Executable:
             "ipus_per_board": self.target.ipus_per_board,
             "host_latency": 0 if _buffering(self.options) > 1 else round(HOST_LATENCY_SECONDS * self.target.clock_hz),
             "across": self.timeline.costs.across,
-            **({"recomputation": self._recomputation()} if self.training else {}),
+            **({"recomputation": self._recomputation()} if self.training and self.graph.blocks else {}),
             "streaming_bytes_per_cycle": self.target.streaming_bytes_per_second / self.target.clock_hz,
         }
 

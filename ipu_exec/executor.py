@@ -76,7 +76,8 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
 
 
 class PoplarExecutor:
-    """Made by `trainingModel` and `inferenceModel`. Attributes it has not are the wrapped model's.
+    """Made by `trainingModel` and `inferenceModel`. Attributes it has not are the wrapped model's; a parameter of it
+    comes with ``replicaGrouping`` (`ipu_exec.grouping`).
 
     Compiles at the first call, or by `compile`, for inputs like those: others are an error. Compiles again, and says so
     in the log "ipu_exec", when train/eval mode, trained parameters or the optimiser's structure change. Holds a copy of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,17 @@ _CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCod
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
 _PART = {schedules.STREAM_IN: "forward", schedules.FORWARD: "forward", schedules.REDUCE: "update",
          schedules.UPDATE: "update"}  # fmt: skip
+
+# Operators with an in-place variant (popart/op/*.hpp), and those an optimiser's update is made of.
+_IN_PLACE = frozenset(
+    {"add", "sub", "mul", "pow", "relu", "leaky_relu", "exp", "expm1", "log1p", "sigmoid", "softmax", "_softmax"}
+    | {"_log_softmax", "ceil", "floor", "round", "clamp", "clamp_min", "clamp_max", "elu", "selu", "silu", "sign"}
+    | {"softplus", "hardsigmoid", "hardshrink", "softshrink", "atan", "asinh", "sinh", "gelu", "threshold", "hardtanh"}
+)
+_FUSED = frozenset(
+    {"add", "sub", "mul", "div", "sqrt", "pow", "square", "neg", "reciprocal", "rsqrt", "lerp", "addcdiv", "addcmul"}
+    | {"clamp", "clamp_min", "clamp_max", "sign", "exp", "maximum", "where"}
+)
 
 STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
 # Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its sender, where it goes,
@@ -78,6 +89,7 @@ def variables(
     for ipu in range(placement.num_ipus):
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
+        maker.in_place()
         uses.update(maker.uses())
         first = len(found)
         maker.temporaries()
@@ -167,6 +179,31 @@ class _Maker:
             first = len(self.found)
             self._storage(storage_id, stage, layout)
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.found)))
+
+    def in_place(self) -> None:
+        """An elementwise operator writes over an input that nobody reads after it: what lies there is its output.
+
+        PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the update of an
+        optimiser is one expression over its operands, whatever it is made of (popart's ``AdamUpdater``).
+        """
+        storage = {value.id: value.storage for value in self.graph.values.values()}
+        for body, at in self.bodies:
+            ends = {step.op: at + index for index, step in enumerate(body.steps) if step.plan is not None}
+            for op_id, end in ends.items():
+                op = self.graph.ops[op_id]
+                in_place = _IN_PLACE if op.direction != "update" else _FUSED
+                if ".".join(op.aten.split(".")[1:2]) not in in_place or op.outputs[0] is None or end == at:
+                    continue
+                made = [self.found[v] for v in self.of_storage.get(storage[op.outputs[0]], ())]
+                output = next((v for v in made if v.start == end), None)
+                if output is None:
+                    continue
+                for index in (v for value in op.inputs for v in self.of_storage.get(storage[value], ())):
+                    dies = self.found[index]
+                    overlaid = dies.role in ("activation", "gradient") and dies.start < end and dies.stop == end + 1
+                    if overlaid and np.array_equal(dies.tile_bytes, output.tile_bytes):
+                        self.found[index] = replace(dies, stop=end)
+                        break
 
     def uses(self) -> Iterator[tuple[int, int]]:
         """(operator, variable) of the tensors that operators of this IPU read or write."""

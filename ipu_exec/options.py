@@ -262,20 +262,22 @@ class TensorLocationSettings(_Group):
             io_tiles_to_store=None,
         )
 
-    def useOnChipStorage(self, use: bool = True) -> Self:
-        """False: in streaming memory, loaded when needed."""
+    def useOnChipStorage(self, use: bool | None = True) -> Self:
+        """False: in streaming memory, loaded when needed. None: as the execution strategy has it."""
+        if use is None:
+            return self._set(on_chip_storage=None)
         return self._flag("useOnChipStorage", on_chip_storage=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica keeps its part only."""
+        """Each replica keeps its part only: of weights, optimiser states and accumulators, never of activations."""
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Smaller tensors stay on the chip."""
+        """Smaller tensors stay on the chip: by default those of one element, as in PopART."""
         return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Smaller tensors are not sharded."""
+        """Smaller tensors are not sharded: by default those of fewer than 8,192 elements, as in PopART."""
         return self._count(
             "minElementsForReplicatedTensorSharding", 0, min_elements_for_replicated_tensor_sharding=min_elements
         )

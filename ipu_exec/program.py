@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.enums import OverlapMode
-from ipu_exec.errors import LoweringError, warn_once
-from ipu_exec.graph import Graph, OpNode, Storage, ValueRef
-from ipu_exec.grouping import Grouping, Groupings
-from ipu_exec.locations import Locations, Shard, runs_on_parts
+from ipu_exec.errors import LoweringError
+from ipu_exec.graph import Graph, OpNode, ValueRef
+from ipu_exec.grouping import Groupings
+from ipu_exec.locations import Locations, Places, Shard, by_weight, grouping_of, locate
 from ipu_exec.lowering import generic, lower
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.layouts import linear
@@ -186,12 +186,8 @@ class _Builder:
         self.stages = range(len(placement.stages))
         self.traffic: dict[tuple[str, int], Traffic] = {}
         self.moving: dict[int, bool] = {}
-        self.locations = options.locations
-        self.remote: set[int] = set()  # storages that wait in streaming memory while no operator uses them
-        self.split: set[int] = set()  # storages of which a replica keeps its part
-        self.grouped: set[int] = set()  # weights that are updated a part on each replica
+        self.places = Places()
         self.parts: dict[tuple[int, int], Layout] = {}
-        self.last_change: dict[tuple[str, int], dict[int, int]] = {}  # of `remote`: direction, stage -> storage -> op
         self.there: dict[tuple[str, int], set[int]] = {}  # direction and stage -> what was brought to the chip for it
         self.loads: dict[tuple[int, int], int] = {}
         self.stores: dict[tuple[int, int], int] = {}
@@ -226,7 +222,7 @@ class _Builder:
         again: dict[int, list[OpNode]] = {}
         for stage in self.stages:
             stashed[stage], again[stage] = self._kept_and_recomputed(ops, stage)
-        self._locate(ops, again)
+        self.places = locate(self.graph, self.placement, ops, again, self.options.locations, self.options.groupings)
 
         forwards, backwards, updates = [], [], []
         for stage in self.stages:
@@ -303,7 +299,7 @@ class _Builder:
         if direction == "backward" and stage in self._turning():
             return []
         read = dict.fromkeys(self._storage(v) for op in ops for v in read_values(op))
-        return [s for s in read if s in self.split and self.graph.storages[s].role == "weight"]
+        return [s for s in read if s in self.places.split and self.graph.storages[s].role == "weight"]
 
     def _backward(self, stage: int, ops: list[OpNode], again: list[OpNode], stashed: list[int]) -> list[Body]:
         """The backward of a stage, cut where it turns from running forward operators again to its own and back.
@@ -496,73 +492,6 @@ class _Builder:
 
     # -- tensors that are not whole on the chip ------------------------------------------------------------
 
-    def _locate(self, ops: dict[tuple[str, int], list[OpNode]], again: dict[int, list[OpNode]]) -> None:
-        """Which storages wait in streaming memory, and of which a replica keeps its part (`ipu_exec.locations`).
-
-        In phased execution phases move weights, accumulators and activations. What stages share stays whole on the
-        chip, and in a pipeline so do activations: their stash.
-        """
-        shared = {transfer.storage for transfer in self.placement.transfers}
-        phases = bool(self.placement.phases)
-        common: set[str] = set()
-        waits = set() if phases or self.placement.pipelined else self._read_backward(ops, again)
-        for storage in self.graph.storages.values():
-            fixed = storage.id in shared or (phases and storage.role != "optimiser state")
-            if self.locations.off_chip(storage) and not fixed and (storage.role != "activation" or storage.id in waits):
-                self.remote.add(storage.id)
-            elif storage.role == "weight" and storage.id in shared and not phases and self.locations.moves(storage):
-                common.add(storage.name)
-        in_parts: dict[int, bool] = {}
-        refused: list[str] = []
-        apart: list[str] = []
-        for stage in self.stages:
-            for weight, mine in self._by_weight(ops.get(("update", stage), [])).items():
-                in_parts[weight] = in_parts.get(weight, True) and weight >= 0 and self._can_part(weight, mine)
-        for storage in self.graph.storages.values():
-            weight = storage.parameter if storage.parameter >= 0 else storage.id
-            if not self.locations.sharded(storage) or storage.elements != self.graph.storages[weight].elements:
-                continue
-            if self._grouping(storage) is not None:
-                apart.append(storage.name)
-            elif not in_parts.get(weight, True):
-                refused.append(storage.name)
-            elif storage.id not in shared and (storage.role != "accumulator" or not phases):
-                self.split.add(storage.id)
-                self.grouped |= {weight} & in_parts.keys()
-        self._say(
-            "useReplicatedTensorSharding", refused, "their optimiser does more than elementwise operators and norms"
-        )
-        self._say("useReplicatedTensorSharding", apart, "their values differ between replicas (replicaGrouping)")
-        self._say("TensorLocations.setWeightLocation", sorted(common), "stages share them")
-        for key, mine in ops.items():
-            changes = {self._storage(v): op.id for op in mine for v in (*op.outputs, *op.writes) if v is not None}
-            self.last_change[key] = {storage: op for storage, op in changes.items() if storage in self.remote}
-
-    @staticmethod
-    def _say(option: str, names: list[str], why: str) -> None:
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            warn_once(f"{option} is not honoured for {names[0]!r}{more}, which stay whole on the chip: {why}")
-
-    def _read_backward(self, ops: dict[tuple[str, int], list[OpNode]], again: dict[int, list[OpNode]]) -> set[int]:
-        """Storages that a stage's forward makes and its backward reads, but for those that it makes again."""
-        found: set[int] = set()
-        for stage in self.stages:
-            made = {s for op in ops.get(("forward", stage), []) for s in made_by(self.graph, op)}
-            made -= {s for op in again[stage] for s in made_by(self.graph, op)}
-            late = (*again[stage], *ops.get(("backward", stage), []))
-            found |= made & {self._storage(v) for op in late for v in read_values(op)}
-        return found
-
-    def _can_part(self, weight: int, ops: list[OpNode]) -> bool:
-        """Whether a weight's update can run on parts of it."""
-        elements = self.graph.storages[weight].elements
-        for op in ops:
-            sizes = {prod(self.graph.values[v].shape) for v in op.inputs}
-            if elements in sizes and not (sizes <= {elements, 1} and runs_on_parts(op)):
-                return False
-        return True
-
     def _shard(self, weight: int, stage: int) -> Shard:
         machine = self.machines[self.placement.ipus[stage]]
         whole = self._layout(weight, stage, machine) or self._default_layout(weight, machine)
@@ -581,24 +510,24 @@ class _Builder:
 
     def _stored(self, storage: int, stage: int, machine: Machine) -> Layout:
         """What this replica keeps of a storage."""
-        if storage in self.split and self.graph.storages[storage].role == "weight":
+        if storage in self.places.split and self.graph.storages[storage].role == "weight":
             return self._part(storage, stage)
         layout = self._layout(storage, stage, machine)
         return layout if layout is not None else self._default_layout(storage, machine)
 
     def _away(self) -> set[int]:
         """Storages that come before they are used and go after they were changed."""
-        return self.remote | self.moving.keys()
+        return self.places.remote | self.moving.keys()
 
     def _moving(self) -> dict[int, bool]:
         """Storages that are not whole on the chip all the time, and whether they come anew for each part of a step."""
-        parted = {s for s in self.split if self.graph.storages[s].role == "weight"}
-        return {**self.moving, **dict.fromkeys(self.remote | parted, True)}
+        parted = {s for s in self.places.split if self.graph.storages[s].role == "weight"}
+        return {**self.moving, **dict.fromkeys(self.places.remote | parted, True)}
 
     def _reduced_late(self, gradient: int) -> bool:
         """Whether it is reduced weight by weight in the update: an accumulator that only then is on the chip."""
-        waits = gradient in self.remote and not self.placement.phases
-        return waits and self.graph.storages[gradient].role == "accumulator" and gradient not in self.split
+        waits = gradient in self.places.remote and not self.placement.phases
+        return waits and self.graph.storages[gradient].role == "accumulator" and gradient not in self.places.split
 
     def _run(self, op: OpNode, direction: str, stage: int, body: Body, plan: Plan | None = None) -> None:
         """An operator of forward or backward, between what it needs brought to the chip and what has to leave it again.
@@ -607,7 +536,7 @@ class _Builder:
         (PopART's streaming contexts), and what was changed leaves after the last change. A gradient that goes into an
         accumulator that replicas share is scattered over them first.
         """
-        accumulators = [s for v in op.writes if (s := self._storage(v)) in self.split]
+        accumulators = [s for v in op.writes if (s := self._storage(v)) in self.places.split]
         shard = self._shard(self.graph.storages[accumulators[0]].parameter, stage) if accumulators else None
         if shard is not None:
             self.layouts[accumulators[0], stage] = shard.layout(self.graph.storages[accumulators[0]].dtype)
@@ -618,25 +547,25 @@ class _Builder:
             self._bring(storage, stage, body)
             there.add(storage)
         first = len(body.steps)
-        gradients = [s for v in op.inputs if shard is not None and (s := self._storage(v)) not in self.split]
+        gradients = [s for v in op.inputs if shard is not None and (s := self._storage(v)) not in self.places.split]
         for gradient in gradients:
             self._collective("reduce-scatter", {gradient: stage}, body, f"{self.graph.storages[gradient].name}/")
         self._append(op, plan, body)
         if shard is not None:
             body.temporaries += [self._part_of(shard, gradient, first, len(body.steps) - 1) for gradient in gradients]
-        for storage in {self._storage(v) for v in (*op.outputs, *op.writes) if v is not None} & self.remote:
+        for storage in {self._storage(v) for v in (*op.outputs, *op.writes) if v is not None} & self.places.remote:
             there.add(storage)
-            if op.id == self.last_change.get((direction, stage), {}).get(storage):
+            if op.id == self.places.last_change.get((direction, stage), {}).get(storage):
                 self._remote([storage], f"{self.graph.storages[storage].name}/store", stage, body, to_host=True)
         _belong(body.steps[begin:], op)
 
     def _bring(self, storage: int, stage: int, body: Body) -> None:
         """From streaming memory, from the other replicas, or both."""
         name = self.graph.storages[storage].name
-        if storage in self.remote:
+        if storage in self.places.remote:
             self._remote([storage], f"{name}/load", stage, body, to_host=False)
-        if storage in self.split and self.graph.storages[storage].role == "weight":
-            if storage not in self.remote and storage not in self.moving:
+        if storage in self.places.split and self.graph.storages[storage].role == "weight":
+            if storage not in self.places.remote and storage not in self.moving:
                 self.parts[storage, stage] = self._part(storage, stage)
             self._collective("all-gather", {storage: stage}, body, f"{name}/")
 
@@ -708,14 +637,14 @@ class _Builder:
                 states.setdefault(storage.parameter, []).append(storage.id)
         machine = self.machines[body.ipu]
         gather: dict[int, Use] = {}
-        for weight, mine in self._by_weight(ops).items():
-            shard = self._shard(weight, stage) if weight in self.grouped else None
+        for weight, mine in by_weight(self.graph, ops).items():
+            shard = self._shard(weight, stage) if weight in self.places.updated_in_parts else None
             if shard is not None:
                 for state in states.get(weight, []):
-                    if state in self.split:
+                    if state in self.places.split:
                         self.layouts[state, stage] = shard.layout(self.graph.storages[state].dtype)
             used = dict.fromkeys(s for op in mine for v in op.inputs if (s := self._storage(v)) in self._away())
-            moved = [*(s for s in states.get(weight, []) if s in self.remote and s not in used), *used]
+            moved = [*(s for s in states.get(weight, []) if s in self.places.remote and s not in used), *used]
             first = len(body.steps)
             if moved:
                 owner = self.graph.storages[moved[0]]
@@ -734,7 +663,7 @@ class _Builder:
                 self._remote(moved, f"{name}/store", stage, body, to_host=True)
             if not set(moved) & set(states.get(weight, [])):  # state is priced by itself (`profiler.rebalance`)
                 _belong(body.steps[first:], mine[0])
-            if shard is not None and weight in self.split:
+            if shard is not None and weight in self.places.split:
                 if weight in body.touched:
                     del body.touched[weight]  # the whole of it is on the chip in forward and backward only
                 if weight in self._away():
@@ -746,19 +675,6 @@ class _Builder:
         for of_weight in states.values():
             for state in of_weight:
                 self._layout(state, stage, machine)
-
-    def _by_weight(self, ops: list[OpNode]) -> dict[int, list[OpNode]]:
-        """Optimiser ops by the weight (a storage; -1: none) that they belong to."""
-        found: dict[int, list[OpNode]] = {}
-        made: dict[int, int] = {}
-        for op in ops:
-            owners = (self._owner(self._storage(v), made) for v in op.inputs)
-            weight = next((w for w in owners if w >= 0), -1)
-            found.setdefault(weight, []).append(op)
-            for output in op.outputs:
-                if output is not None:
-                    made.setdefault(self._storage(output), weight)
-        return found
 
     def _in_parts(self, shard: Shard, ops: list[OpNode], stage: int, body: Body) -> dict[int, Use]:
         """Run a weight's ops on this replica's part. Gives its parts of what is kept whole and changed, to be gathered.
@@ -773,7 +689,7 @@ class _Builder:
         gather: dict[int, Use] = {}
         for storage in dict.fromkeys(self._storage(v) for op in mine for v in op.inputs):
             role = self.graph.storages[storage].role
-            if self.graph.storages[storage].elements != elements or storage in self.split:
+            if self.graph.storages[storage].elements != elements or storage in self.places.split:
                 continue
             if role in _KEPT:
                 self._slice(shard, storage, body)
@@ -796,7 +712,7 @@ class _Builder:
     def _clears(self, op: OpNode) -> bool:
         """Whether an op empties an accumulator that a replica keeps whole: that is no part of the update."""
         written = {self._storage(v) for v in op.writes}
-        return op.aten.startswith("aten.zero_") and not written & self.split
+        return op.aten.startswith("aten.zero_") and not written & self.places.split
 
     def _slice(self, shard: Shard, storage_id: int, body: Body) -> None:
         storage = self.graph.storages[storage_id]
@@ -806,12 +722,6 @@ class _Builder:
         vertices = Vertices(f"popops::DynamicSlice1D<{_poplar(item)}>", (elements > 0).astype(np.int64))
         name = f"{storage.name}/part"
         body.steps.append(StepDraft(records.ON_TILE_EXECUTE, name, int(cycles.max()), -1, cycles, vertices=(vertices,)))
-
-    def _owner(self, storage: int, made: dict[int, int]) -> int:
-        item = self.graph.storages[storage]
-        if item.role == "weight":
-            return storage
-        return item.parameter if item.parameter >= 0 else made.get(storage, -1)
 
     def _remote(self, storages: list[int], name: str, stage: int, body: Body, *, to_host: bool) -> None:
         """Move storages between tiles and streaming memory, in one stream copy."""
@@ -972,9 +882,9 @@ class _Builder:
         by_kind: dict[tuple[str, int], list[int]] = {}
         for storage in self._gradients():
             stage = self.placement.home.get(storage, 0)
-            late = storage in self.split or self._reduced_late(storage)
+            late = storage in self.places.split or self._reduced_late(storage)
             if self.placement.ipus[stage] == ipu and not late:
-                parts = self.graph.storages[storage].parameter in self.grouped
+                parts = self.graph.storages[storage].parameter in self.places.updated_in_parts
                 by_kind.setdefault(("reduce-scatter" if parts else "all-reduce", stage), []).append(storage)
         for what in ("all-reduce", "reduce-scatter"):
             where = {s: stage for (kind, stage), mine in by_kind.items() if kind == what for s in mine}
@@ -1016,14 +926,10 @@ class _Builder:
         """Storages by the replicas that exchange them: how many, and how many replicas from one to the next."""
         found: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
-            grouping = self._grouping(self.graph.storages[storage_id])
+            grouping = grouping_of(self.graph, storage_id, self.options.groupings)
             ring = (self.options.replicas, 1) if grouping is None else (grouping.members, grouping.stride)
             found.setdefault(ring, []).append(storage_id)
         return found
-
-    def _grouping(self, storage: Storage) -> Grouping | None:
-        weight = self.graph.storages[storage.parameter] if storage.parameter >= 0 else storage
-        return self.options.groupings.get(weight.name) if weight.role == "weight" else None
 
     def _gradients(self) -> list[int]:
         """Storages the optimiser reads gradients from: the accumulators, or the gradients themselves."""

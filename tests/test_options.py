@@ -88,6 +88,10 @@ def test_optimiser_state_off_chip() -> None:
     options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
     assert options.TensorLocations.location_optimizer.off_chip
     assert not options.TensorLocations.location_weight.off_chip
+    settings = poptorch.TensorLocationSettings().useOnChipStorage(False).useOnChipStorage(None)
+    assert settings.on_chip_storage is None and not settings.off_chip
+    with pytest.raises(poptorch.Error, match="useOnChipStorage takes True or False"):
+        settings.useOnChipStorage(0)
 
 
 def test_offline_target_picks_a_machine_and_never_attaches() -> None:

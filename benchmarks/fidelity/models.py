@@ -101,9 +101,7 @@ def bert(row: Row) -> Compiled:
         stages.append(ipu_exec.Stage(*blocks).ipu(ipu))
     stages.append(ipu_exec.Stage("head").ipu(0))
     options.setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
-    # as the public configurations have it: what leaves each layer is kept, and the embedding's gradient is sparse
-    for layer in model.layer:
-        layer.register_forward_hook(keep)
+    # as the public configurations have it, besides the layers' checkpoints: the embedding's gradient is sparse
     options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
     inputs = source.inputs(config, batch)
     if row.dtype == "fp16":

@@ -116,7 +116,7 @@ class Bert(nn.Module):
             mask = (1.0 - visible[:, None, None, :].to(x.dtype)) * -10000.0
         for number, layer in enumerate(self.layer):
             with poptorch.Block(f"layer{number}"):
-                x = layer(x, mask)
+                x = poptorch.recomputationCheckpoint(layer(x, mask))
         with poptorch.Block("head"):
             found = torch.gather(x, 1, where[:, :, None].expand(-1, -1, self.config.hidden))
             found = self.transform_norm(functional.gelu(self.transform(found)))
