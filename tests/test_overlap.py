@@ -125,6 +125,23 @@ def test_fewer_tiles_compute_no_faster_and_all_are_in_the_profile() -> None:
     assert not [v for v in fewer.executable.variables if v.role == "stream buffer"], "nothing is overlapped"
 
 
+@pytest.mark.parametrize("on_chip", [True, False])
+def test_state_in_parts_or_off_the_chip_keeps_off_io_tiles(on_chip: bool) -> None:
+    chosen = options(accumulation=2).replicationFactor(4)
+    location = poptorch.TensorLocationSettings().useOnChipStorage(on_chip).useReplicatedTensorSharding(True)
+    chosen.TensorLocations.setWeightLocation(location).setOptimizerLocation(location)
+    model = Net((0,), INNER)
+    executor = poptorch.trainingModel(model, chosen, poptorch.optim.LAMB(model.parameters(), lr=1e-3))
+    samples = torch.randn(BATCH * chosen.batch_factor, WIDTH)
+    executor.compile(samples, samples)
+    kinds = set()
+    for variable in executor.executable.variables:
+        if variable.tile_bytes[-IO:].any():
+            kinds.add(variable.role)
+    assert kinds == {"program", "stream buffer"}
+    assert any("/part" in variable.name for variable in executor.executable.variables)
+
+
 def test_across_device_iterations_a_call_waits_for_its_first_input_and_last_output_only(tmp_path: Path) -> None:
     inner, *_ = trained(options(iterations=3), INNER, DEEP)
     loops, *_ = trained(options(iterations=3), LOOPS, DEEP)
