@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ipu_exec import overlap
 from ipu_exec.annotations import attributes, block_ended, current_block, multi_conv, name_scopes, reset_blocks
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
@@ -151,6 +152,7 @@ def capture(
         recorder.graph.outputs = tuple(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
+    recorder.mark_overlaps(model)
     recorder.name_gradients(trained)
     if optimizer is not None:
         recorder.keep_states(optimizer)
@@ -258,6 +260,11 @@ class Recorder(TorchDispatchMode):
         for tensor in self._alive:
             if getattr(tensor, "_ipu_checkpoint", False):
                 self.graph.checkpoints.add(self.graph.values[self._values[id(tensor)]].storage)
+
+    def mark_overlaps(self, model: torch.nn.Module) -> None:
+        """Note what ops.set_overlap_for_input and set_overlap_for_output were called on."""
+        tensors = [tensor for tensor in self._alive if isinstance(tensor, torch.Tensor)]
+        overlap.find(self.graph, tensors, self._values, model)
 
     def mark_proportions(self) -> None:
         """Note what ops.set_available_memory asked for, on the operator and those of its gradients."""

@@ -114,6 +114,8 @@ class Graph:
     inputs: tuple[int, ...] = ()  # values streamed from the host, a micro-batch
     outputs: tuple[int, ...] = ()  # values streamed back
     loss: int = -1  # the value that the backward begins at
+    overlapped_inputs: dict[int, str] = field(default_factory=dict)  # storage -> value of its OverlapMode
+    overlapped_outputs: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
     training: bool = False
     outside: int = -1  # the first forward op after a ``with Block``, in none

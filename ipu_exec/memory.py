@@ -17,7 +17,7 @@ from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
-from ipu_exec.machine import Target
+from ipu_exec.machine import Machine, Target
 from ipu_exec.placement import Placement, Transfer
 from ipu_exec.program import Body, ProgramTree, StepDraft
 from profiler import records, schedules
@@ -81,19 +81,20 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
 
 
 def variables(
-    graph: Graph, placement: Placement, tree: ProgramTree, target: Target
+    graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
 ) -> tuple[list[records.Variable], list[records.Use]]:
     """All that lies in tile memory of one replica, IPU by IPU, ids from 0; and which operators use what."""
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     for ipu in range(placement.num_ipus):
-        maker = _Maker(graph, placement, tree, ipu, found)
+        maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
         maker.in_place()
         uses.update(maker.uses())
         first = len(found)
         maker.temporaries()
-        maker.program(target)
+        maker.buffers()
+        maker.program(machines[ipu].target)
         here = {op.id for op, stage in zip(graph.ops, placement.op_stage, strict=True) if placement.ipus[stage] == ipu}
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
     return found, [records.Use(op, variable) for op, variable in sorted(uses)]
@@ -108,9 +109,11 @@ class _Maker:
         placement: Placement,
         tree: ProgramTree,
         ipu: int,
+        machine: Machine,
         found: list[records.Variable],
     ) -> None:
         self.graph, self.placement, self.tree, self.ipu, self.found = graph, placement, tree, ipu, found
+        self.machine = machine
         self.start = positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
@@ -211,7 +214,7 @@ class _Maker:
                         yield op.id, variable
 
     def _storage(self, storage_id: int, stage: int, layout: Layout) -> None:
-        storage = self.graph.storages[storage_id]
+        storage, nbytes = self.graph.storages[storage_id], self.machine.whole(layout.bytes)
         about: dict[str, Any] = {
             "op": self.makers.get(storage_id, -1),
             "stage": stage,
@@ -220,20 +223,21 @@ class _Maker:
         }
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
-            self.add(storage.name, "variable", storage.role, part.bytes, **{**about, "op": self._owner_op(storage_id)})
+            kept = self.machine.whole(part.bytes)
+            self.add(storage.name, "variable", storage.role, kept, **{**about, "op": self._owner_op(storage_id)})
             for first, last in self._lifetimes(storage_id, stage):
-                self.add(f"{storage.name}/gathered", "variable", "temporary", layout.bytes, (first, last), **about)
+                self.add(f"{storage.name}/gathered", "variable", "temporary", nbytes, (first, last), **about)
             return
         stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
         if stays and self.placement.home.get(storage_id, stage) == stage:
             about["op"] = self._owner_op(storage_id)
-            self.add(storage.name, "variable", storage.role, layout.bytes, **about)
+            self.add(storage.name, "variable", storage.role, nbytes, **about)
             return
         for first, last in self._lifetimes(storage_id, stage):
-            self.add(storage.name, "variable", storage.role, layout.bytes, (first, last), **about)
+            self.add(storage.name, "variable", storage.role, nbytes, (first, last), **about)
         if storage_id in self.tree.stashed.get(stage, ()):
             depth = schedules.stash_depth(len(self.placement.stages), stage)
-            self.add(f"{storage.name}/stash", "variable", "stash", layout.bytes * depth, **about)
+            self.add(f"{storage.name}/stash", "variable", "stash", nbytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
         """The first op that uses a weight (or the weight of a state): where its memory is looked for."""
@@ -310,6 +314,13 @@ class _Maker:
                     stage=stage,
                     interleaved=use.interleaved,
                 )
+
+    def buffers(self) -> None:
+        """Of host streams: always live (facts/memory.md)."""
+        for use in self.tree.buffers:
+            stage = use.first
+            if self.placement.ipus[stage] == self.ipu:
+                self.add(use.name, "variable", use.role, use.tile_bytes, op=use.op, stage=stage)
 
     # -- code ----------------------------------------------------------------------------------------------
 

@@ -100,9 +100,10 @@ cycles).
 micro-batch, stages, proportion and optimiser are read from the row. What it does not say is from Graphcore's public
 configurations: ResNet-50 keeps the outputs of ten of its residual blocks and recomputes the rest but for what follows
 the last of them, with a memory proportion of 0.12 and half partials (graphcore/examples,
-applications/pytorch/cnns/train/configs.yml); BERT keeps the output of each encoder layer. What is not the same: the
-publishers' programs overlap host I/O with computing, and ours does not; GELU is the exact one. The tied embedding and
-head are stages 0 and 4, both on IPU 0.
+applications/pytorch/cnns/train/configs.yml); its images come in eight bits and are normalised on the IPU, and no tiles
+are set aside to overlap that with computing (applications/tensorflow/cnns/training/configs.yml,
+mk2_resnet50_mlperf_pod16_lars); BERT keeps the output of each encoder layer. What is not the same: GELU is the exact
+one. The tied embedding and head are stages 0 and 4, both on IPU 0.
 
 ## What no row here can tell
 

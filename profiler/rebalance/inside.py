@@ -136,6 +136,8 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
         stashes_kept=_renumbered(costs.stashes_kept, block, over),
         stream_in=two(costs.stream_in, costs.stream_in[block], zero),
         stream_out=two(costs.stream_out, zero, costs.stream_out[block]),
+        load=two(costs.load, costs.load[block], zero) if len(costs.load) else costs.load,
+        unload=two(costs.unload, zero, costs.unload[block]) if len(costs.unload) else costs.unload,
         always=rest(costs.always, always),
         peak=both(costs.peak),
         peak_interleaved=both(costs.peak_interleaved),
