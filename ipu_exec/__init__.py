@@ -10,6 +10,7 @@ Names and semantics are PopTorch's::
     output, loss = model(images, labels)
 """
 
+from ipu_exec import _impl as _impl  # PopTorch's own, which its tests and libraries reach for
 from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing
 from ipu_exec.accessor import AsynchronousDataAccessor
 from ipu_exec.annotations import (
@@ -49,7 +50,7 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError, UsageError
 from ipu_exec.executor import PoplarExecutor, inferenceModel, load, trainingModel
-from ipu_exec.logs import ipuHardwareIsAvailable, ipuHardwareVersion, setLogLevel
+from ipu_exec.logs import hasMLIRSupportOnPlatform, ipuHardwareIsAvailable, ipuHardwareVersion, setLogLevel
 from ipu_exec.ops import (
     MultiConv,
     cond,
@@ -70,6 +71,7 @@ from ipu_exec.search import ctc_beam_search_decoder, fps, nearest
 from ipu_exec.structures import ICustomArgParser, registerCustomArgParser
 
 AnchorMode = OutputMode  # PopTorch's old name
+_logging = logs  # and its own, which its tests reach for
 __version__ = "3.4.0+ipuscope"  # PopTorch's release whose names these are
 logs.from_environment()
 
@@ -124,6 +126,7 @@ __all__ = [
     "enums",
     "for_loop",
     "fps",
+    "hasMLIRSupportOnPlatform",
     "identity_loss",
     "inferenceModel",
     "ipuHardwareIsAvailable",

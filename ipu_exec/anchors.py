@@ -134,8 +134,8 @@ class Watch:
                 self._kept[short].add(weight.detach().clone(), iteration, 0, 0)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """By short name, put together as the output mode says."""
-        return {short: kept.result() for short, kept in self._kept.items()}
+        """By short name, put together as the output mode says; not those whose mode kept nothing in this call."""
+        return {short: kept.result() for short, kept in self._kept.items() if kept.any}
 
     @property
     def _names(self) -> set[str]:

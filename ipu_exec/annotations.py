@@ -7,6 +7,7 @@ model's ``forward``, which has no place to pass it. `current_block` asks, `reset
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -201,20 +202,30 @@ def BeginBlock(layer_to_call: Callee, user_id: str | int | None = None, ipu_id: 
         begun = next((hook for hook in layer_to_call._forward_pre_hooks.values() if isinstance(hook, _Begin)), None)
         if begun is not None:
             raise UsageError(
-                f"BeginBlock: {type(layer_to_call).__name__} begins the Block {begun.user_id!r} already; a layer "
-                "begins one Block. Call removeBlocks(model) first to annotate it anew"
+                f"BeginBlock: the {type(layer_to_call).__name__} module has already been assigned to a block "
+                f"({begun.user_id!r}), and a layer begins one. Call removeBlocks(model) first to annotate it anew"
             )
         layer_to_call.register_forward_pre_hook(_Begin(name, ipu), prepend=True)
         return layer_to_call
     if not callable(layer_to_call):
         raise UsageError(f"BeginBlock takes a module or a function, not {layer_to_call!r}")
+    return _BeginsBlock(layer_to_call, user_id, ipu_id)  # type: ignore[return-value]
 
-    @functools.wraps(layer_to_call)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        _open.begin(name, ipu, layer=layer_to_call)
-        return layer_to_call(*args, **kwargs)
 
-    return wrapped  # type: ignore[return-value]
+class _BeginsBlock:
+    """A function that begins a Block when it is called; can be pickled where the function can."""
+
+    def __init__(self, function: Callable[..., Any], user_id: str | int | None, ipu_id: int | None) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._user_id, self._ipu_id = function, user_id, ipu_id
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _open.begin(*_checked("BeginBlock", self._user_id, self._ipu_id), layer=self._function)
+        return self._function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        """A method of a class, as the function would be."""
+        return self if instance is None else types.MethodType(self, instance)
 
 
 def module_repr(module: torch.nn.Module) -> str:

@@ -32,7 +32,7 @@ from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, Valu
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.lowering.registry import is_view, packet, words
 from ipu_exec.multi_conv import Group, fuse, is_convolution
-from ipu_exec.optim import kept_as
+from ipu_exec.optim import combined, kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -125,6 +125,7 @@ def capture(
         def forward_and_backward(*args: Any, **kwargs: Any) -> Any:
             with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), dtypes, recorder:
                 returned = model(*args, **kwargs)
+                _check_buffers(model, {name: fake_state[name] for name in buffers})
                 if fake_optimizer is not None:
                     if find_loss is None:
                         raise Error("a training step needs to know which output is the loss: pass find_loss")
@@ -157,6 +158,23 @@ def capture(
         recorder.keep_states(optimizer)
     fuse(recorder.graph, list(recorder._groups.values()))
     return recorder.graph
+
+
+def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> None:
+    """Error where the forward took away a buffer or put another tensor in its place: the device holds the first."""
+    after = dict(model.named_buffers(remove_duplicate=False))
+    for name, buffer in before.items():
+        if name not in after:
+            raise Error(
+                f"Buffer {name} is removed from the model when calling the forward method. Remove it before the model "
+                "is compiled"
+            )
+        if after[name] is not buffer:
+            raise Error(
+                f"Buffer {name} is reassigned within the model when calling the forward method. This is not supported. "
+                f"Consider using self.{name}.copy_(src) to copy data from a source tensor, where src is the name of "
+                "the source tensor."
+            )
 
 
 class _Step(torch.nn.Module):
@@ -258,7 +276,7 @@ class Recorder(TorchDispatchMode):
                 asked[op.id] = proportion
         for op in self.graph.ops:
             proportion = asked.get(op.id, asked.get(op.forward_op, 0.0))
-            if proportion:
+            if proportion and not is_view(op.aten):
                 op.asked = replace(op.asked, proportion=proportion)
 
     def _planned(self, value: int) -> OpNode | None:
@@ -276,7 +294,19 @@ class Recorder(TorchDispatchMode):
         return None
 
     def keep_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in."""
+        """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in.
+
+        Where one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
+        """
+        if combined(optimizer):
+            storages = self.graph.storages
+            accumulators = {s.parameter: s.id for s in storages.values() if s.role == "accumulator"}
+            velocities = [s.id for s in storages.values() if s.name.endswith("/momentum_buffer")]
+            same = {
+                v: accumulators[storages.pop(v).parameter] for v in velocities if storages[v].parameter in accumulators
+            }
+            for value in self.graph.values.values():
+                value.storage = same.get(value.storage, value.storage)
         changed: dict[int, str] = {}
         for storage in self.graph.storages.values():
             dtype = kept_as(optimizer, storage.name.rpartition("/")[2]) if storage.parameter >= 0 else None
@@ -319,10 +349,12 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             file, line = self._location()
+            name = str(func).split(".")[1]
             raise Error(
-                f"{func} decides a shape or a branch by what its input holds, and a compiled program is the same for "
-                "all inputs: use an operator of a fixed shape (torch.where, topk, a mask), or compute it on the host "
-                "before the model is called",
+                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported because the output "
+                "shape is determined by the tensor values. The IPU cannot support dynamic output shapes. Use an "
+                "operator of a fixed shape (torch.where, topk, a mask), or compute it on the host before the model is "
+                "called",
                 location=f"{file}:{line}" if file else "",
             ) from None
 
@@ -390,6 +422,8 @@ class Recorder(TorchDispatchMode):
         )
         for value in writes:
             self._writers[self.graph.values[value].storage] = op.id
+        if torch.Tag.inplace_view in func.tags:
+            del self._values[id(args[0])]  # squeeze_, t_, ...: the same tensor has another shape from here on
         results = out if isinstance(out, (tuple, list)) else (out,)
         op.outputs = tuple(self.value(r, op.id) if isinstance(r, torch.Tensor) else None for r in results)
         op.name = self._op_name(op)

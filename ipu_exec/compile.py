@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,6 +38,7 @@ _ONCE = (OutputMode.Final, OutputMode.Sum)
 # Options that say nothing of what is compiled.
 _NOT_COMPILED = ("executableCache", "compilationProgressBar", "logDir", "logCycleCount", "modelName", "maxRepeatLogs",
                  "profilingEnabled", "profilingDirectory", "anchoredTensors", "randomSeed")  # fmt: skip
+_POPART_NAMES = {"mm": "MatMul", "bmm": "MatMul", "mv": "MatMul", "matmul": "MatMul", "addmm": "Gemm"}
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _DIRECTION = {schedules.FORWARD: "forward", schedules.RECOMPUTE: "backward", schedules.BACKWARD: "backward"}
 
@@ -66,7 +68,7 @@ def compile_step(
         kwargs,
         optimizer=optimizer if training else None,
         accumulate=training and micro_batches > 1,
-        find_loss=numerics.find_loss,
+        find_loss=numerics.find_only_loss,
         contents=contents,
         casting=casting(options),
     )
@@ -121,7 +123,7 @@ def _compile_graph(
     progress(0.3, "placement")
     _check_buffers(graph, options)
     placement.check_blocks(graph, strategy)
-    stages = placement.resolve_stages(strategy, graph.blocks)
+    stages = placement.resolve_stages(strategy, graph.blocks, placement.begins_outside(graph))
     placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
     locations = options.TensorLocations
     places = _locations(locations, replicas, isinstance(strategy, PhasedExecution))
@@ -137,6 +139,8 @@ def _compile_graph(
     if placed.pipelined:
         name = "Training.gradientAccumulation" if training else "deviceIterations"
         placement.check_depth(len(stages), micro_batches, training, name)
+
+    _log_placement(graph, placed)
 
     progress(0.4, "lowering")
     device = target(options.target_name)
@@ -176,6 +180,29 @@ def _compile_graph(
     return Executable(
         graph, placed, tree, variables, uses, timeline, device, options, training, micro_batch, attached, step_ids
     )
+
+
+def _log_placement(graph: Graph, placed: placement.Placement) -> None:
+    """Say in the debug log where each operator runs, as PopTorch does: PopART's names, a number after the first."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    logger.debug("enablePipelining set to value %d", placed.pipelined)
+    met: Counter[str] = Counter()
+    for op, stage in zip(graph.ops, placed.op_stage, strict=True):
+        if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
+            short = op.aten.split(".")[1].strip("_")
+            kind = _POPART_NAMES.get(short) or "".join(part.capitalize() for part in short.split("_"))
+            name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
+            again = f"/{met[name]}" if met[name] else ""
+            met[name] += 1
+            value = graph.values[op.outputs[0]]
+            shape = ", ".join(map(str, value.shape))
+            where = f"phase({placed.phases[stage]})" if placed.phases else f"stage({stage})"
+            mode = "Phased" if placed.phases else "Pipelined"
+            logger.debug(
+                "%s%s [%s(%s), mode(%s), ipu(%d), %s]",
+                f" {name}", again, value.dtype, shape, mode, placed.stages[stage].ipu, where,
+            )  # fmt: skip
 
 
 def _check_buffers(graph: Graph, options: Options) -> None:
@@ -480,7 +507,7 @@ class Executable:
                 plan.flops if plan else 0,
                 self.tree.op_cycles.get(op.id, 0),
                 int(plan.estimated) if plan else 0,
-                plan.note if plan else "",
+                "; ".join(words for words in (plan.note if plan else "", str(op.asked)) if words),
             )
 
     def _program_rows(self) -> list[Any]:

@@ -27,6 +27,7 @@ from ipu_exec.ops import check_tensor
 
 Compute = Callable[..., Any]
 _NAMESPACE = "ipu_custom"
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,10 @@ def _check_attributes(attributes: Mapping[str, Any]) -> None:
             raise UsageError(f"Attribute values must be floats, ints, strings or a list/tuple of those, not {value!r}")
         if len({type(item) for item in items}) > 1:
             raise UsageError(f"The types in a list/tuple attribute must all be the same, unlike in {value!r}")
+        for number in items:
+            if isinstance(number, float) and abs(number) > _LARGEST:
+                bound = "low" if number < 0 else "high"
+                raise UsageError(f"{number:g} is too {bound} for a Popart float attribute. It has 32 bits")
         for text in (name, *items):
             if isinstance(text, str) and not text.isascii():
                 raise UsageError(f"{text} contains non-ASCII characters.")

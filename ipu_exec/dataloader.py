@@ -23,7 +23,8 @@ class DataLoader(torch.utils.data.DataLoader):
 
     All keyword arguments of `torch.utils.data.DataLoader` are taken; a ``batch_sampler`` gives micro-batches, and as
     many as a call has are collated each for itself and joined. ``drop_last`` is True by default, because what does not
-    fill a call cannot run. In a distributed run each process gets its own part of the dataset. Freezes ``options``.
+    fill a call cannot run, unless ``collate_fn`` pads it. In a distributed run each process gets its own part of the
+    dataset, of each epoch's own order with ``shuffle``. Freezes ``options``.
     Error where the dataset cannot fill one batch.
 
     Modes: Sync makes batches here when asked; Async in a process ahead of that (`AsynchronousDataAccessor`, which takes
@@ -60,10 +61,14 @@ class DataLoader(torch.utils.data.DataLoader):
         self._accessor: AsynchronousDataAccessor | None = None
         combined = None if batch_size is None else batch_size * options.batch_factor
         if auto_distributed_partitioning and options.Distributed.numProcesses > 1:
-            dataset = _part_of_process(dataset, options, kwargs)
+            part = _part_of_process(dataset, options, kwargs, (combined or 1) if drop_last else 1)
+            if shuffle:
+                kwargs["sampler"], shuffle = _SharedShuffle(len(dataset), part, options), None  # type: ignore[arg-type]
+            else:
+                dataset = torch.utils.data.Subset(dataset, part)
         sampler = kwargs.get("batch_sampler")
         if combined is not None and sampler is None:
-            _check_size(dataset, combined, batch_size, options, drop_last)
+            _check_size(dataset, combined, batch_size, options)
         self._combined = combined
         options._freeze()
         if sampler is not None:
@@ -161,7 +166,7 @@ def _join(parts: list[Any]) -> Any:
     return tree_unflatten(leaves, structure)
 
 
-def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: Options, drop_last: bool) -> None:
+def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: Options) -> None:
     if isinstance(dataset, torch.utils.data.IterableDataset) or not isinstance(dataset, Sized):
         return
     samples = len(dataset)
@@ -174,15 +179,10 @@ def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: O
             f"the dataset has {samples} samples, which do not fill one combined batch of {combined} ({product}); lower "
             "deviceIterations or gradientAccumulation, or repeat the dataset"
         )
-    if not drop_last and samples % combined:
-        raise UsageError(
-            f"drop_last=False: the last batch would have {samples % combined} samples of {combined} ({product}) and "
-            "could not run; leave drop_last True, or pad the dataset"
-        )
 
 
-def _part_of_process(dataset: Any, options: Options, kwargs: dict[str, Any]) -> Any:
-    """The samples of this process; all processes have the same number."""
+def _part_of_process(dataset: Any, options: Options, kwargs: dict[str, Any], whole: int) -> range:
+    """The samples of this process; all processes have the same number, a multiple of ``whole``."""
     if isinstance(dataset, torch.utils.data.IterableDataset) or not isinstance(dataset, Sized):
         raise UsageError(
             "DataLoader cannot give each process of a distributed run its part of an iterable dataset; split it in "
@@ -193,5 +193,33 @@ def _part_of_process(dataset: Any, options: Options, kwargs: dict[str, Any]) -> 
             "a sampler in a distributed run: split it yourself and pass auto_distributed_partitioning=False"
         )
     process, processes = options.Distributed.processId, options.Distributed.numProcesses
-    share = len(dataset) // processes
-    return torch.utils.data.Subset(dataset, range(process * share, (process + 1) * share))  # type: ignore[arg-type]
+    share = len(dataset) // (whole * processes) * whole
+    return range(process * share, (process + 1) * share)
+
+
+class _SharedShuffle(torch.utils.data.Sampler[int]):
+    """The part of a process of all samples, which all processes shuffle alike, and anew each epoch.
+
+    What an epoch leaves over comes first in the next.
+    """
+
+    def __init__(self, samples: int, part: range, options: Options) -> None:
+        if options.random_seed is None:
+            raise UsageError(
+                "When using auto_distributed_partitioning you must set poptorch.Options.randomSeed(), for all "
+                "processes have to shuffle alike"
+            )
+        self._samples, self._part, self._seed = samples, part, int(options.random_seed)
+        self._used = len(part) * options.Distributed.numProcesses
+        self._left: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    def __iter__(self) -> Iterator[int]:
+        shuffled = torch.randperm(self._samples, generator=torch.Generator().manual_seed(self._seed)).tolist()
+        self._seed += 1
+        left = set(self._left)
+        order = [*self._left, *(index for index in shuffled if index not in left)]
+        self._left = order[self._used :]
+        return iter([order[place] for place in self._part])

@@ -66,6 +66,11 @@ def trilinear(
     return torch.einsum(f"{partial},{without(expand3)}->{without(sumdim)}", product, third)
 
 
+def all_true(values: torch.Tensor) -> torch.Tensor:
+    """What torch.distributions asks of its arguments."""
+    return values.all()
+
+
 def multinomial(
     weights: torch.Tensor, samples: int, replacement: bool = False, *, generator: Any = None
 ) -> torch.Tensor:
@@ -156,6 +161,7 @@ def embedding_bag_gradient(
 
 
 _OURS: dict[str, Decomposition] = {
+    "_is_all_true": all_true,
     "_trilinear": trilinear,
     "multinomial": multinomial,
     "dist": distance,

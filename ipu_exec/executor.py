@@ -23,10 +23,20 @@ from ipu_exec.annotations import module_repr
 from ipu_exec.casting import casting
 from ipu_exec.context import on_ipu
 from ipu_exec.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.enums import ConnectionType, MeanReductionStrategy
+from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.grouping import GroupedParameter
-from ipu_exec.optim import SGD, AttributeTracker, check_constants, check_supported, constants, loss_scaling
+from ipu_exec.optim import (
+    SGD,
+    STATES,
+    AttributeTracker,
+    check_constants,
+    check_supported,
+    combined,
+    constants,
+    kept_as,
+    loss_scaling,
+)
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.precision import LossScaler, Precision
 from ipu_exec.structures import learn
@@ -182,7 +192,7 @@ class PoplarExecutor:
         if self._session is not None:
             self._session.record_run(start, time.time_ns() // 1_000)
         if self._options.log_cycle_count:
-            logger.info("cycles of this call: %d", self._executable.cycles_per_call)
+            logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
@@ -234,16 +244,17 @@ class PoplarExecutor:
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
             arguments.check(self._inputs, inputs)
-        numerics.check_batch((bound.args, bound.kwargs), self._plan)
+        streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
+        numerics.check_batch((streamed, named), self._plan)
         state = self._state_of_model()
         if self._executable is not None and state != self._state:
             for reason in _differences(self._state, state):
                 logger.warning("recompiling because %s", reason)
             self._release()
         if self._executable is None:
-            self._compile(bound.args, bound.kwargs)
+            self._compile(streamed, named)
             self._inputs, self._state = inputs, state
-        return bound.args, bound.kwargs
+        return streamed, named
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()) -> None:
         """``contents``: what the forward reads off tensors; found by running it, where it does read some."""
@@ -286,6 +297,10 @@ class PoplarExecutor:
             from ipu_exec.anchors import Anchor, canonical, tensor_names
 
             names = set(tensor_names(executable.graph))
+            for anchor in self._options.anchored_tensors.values():
+                mode, period = anchor["mode"] or self._plan.output_mode, anchor["period"]
+                name = mode.name if mode is OutputMode.Sum else mode.name.upper()  # PopTorch's log has ALL and Sum
+                logger.debug("anchored: %s %s/%d", anchor["name"], name, period if mode is OutputMode.EveryN else 1)
             self._anchors = {
                 short: Anchor(canonical(anchor["name"], names), anchor["mode"], anchor["period"])
                 for short, anchor in self._options.anchored_tensors.items()
@@ -468,6 +483,8 @@ class PoplarExecutor:
         if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
             raise UsageError("the optimiser has none of the model's parameters; make it from model.parameters()")
         check_supported(optimizer)
+        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not combined(optimizer):
+            self._keep_running_means()
         self._attributes.check(optimizer)
         if self._executable is not None and self._optimizer is not None:
             check_constants(optimizer, self._constants)
@@ -477,13 +494,19 @@ class PoplarExecutor:
         if before is not None and before is not optimizer and type(before) is type(optimizer) and not optimizer.state:
             optimizer.state.update(before.state)
         self._optimizer = optimizer
-        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not getattr(
-            optimizer, "use_combined_accum", False
-        ):
-            self._keep_running_means()
 
     def _keep_running_means(self) -> None:
-        """float16 accumulators hold running means, so that they do not overflow (facts/poptorch.md)."""
+        """float16 accumulators hold running means, so that they do not overflow (facts/poptorch.md).
+
+        Error once compiled with another strategy.
+        """
+        strategy = self._options.Training.mean_accumulation_and_replication_reduction_strategy
+        if self._executable is not None and strategy is not MeanReductionStrategy.Running:
+            raise UsageError(
+                "Invalid optimizer: its accum_type is float16, which would require changing options.Training."
+                "meanAccumulationAndReplicationReductionStrategy to Running, but the model is compiled with "
+                f"{strategy.name}. destroy() the model first, or keep accum_type in float32"
+            )
         self._options._freeze(False)
         self._options.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
         self._options._freeze()
@@ -528,7 +551,7 @@ class PoplarExecutor:
     def detachFromDevice(self) -> None:
         """Give the device back; what was compiled stays. Error where it is not attached."""
         if not self._attached:
-            raise UsageError("detachFromDevice: the model is not attached")
+            raise UsageError("detachFromDevice: Device is not attached")
         self._attached = False
 
     def destroy(self) -> None:
@@ -565,14 +588,15 @@ def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
 def _check_inference(options: Options) -> None:
     accumulation = options.Training.gradient_accumulation
     if accumulation != 1:
+        pipelined = options.execution_strategy.kind == "pipelined"
         hint = (
-            "; use deviceIterations to give a pipeline enough micro-batches"
-            if options.execution_strategy.kind == "pipelined"
-            else ""
+            " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for "
+            "pipelined execution instead."
         )
         raise UsageError(
-            f"an inference model accumulates no gradients, but Training.gradientAccumulation is {accumulation}: use "
-            f"options of its own with gradientAccumulation(1){hint}"
+            "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) "
+            f"when running a poptorch.inferenceModel().{hint if pipelined else ''} It is {accumulation}: clone the "
+            "training options and set gradientAccumulation(1)"
         )
 
 
@@ -588,6 +612,7 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         }
         groups.append((tuple(tuple(p.shape) for p in group["params"]), tuple(settings.items())))
     extras = {name: getattr(optimizer, name, None) for name in _STRUCTURAL}
+    extras |= {name: str(kept_as(optimizer, name)) for name in STATES} | {"combined": combined(optimizer)}
     return (type(optimizer).__name__, tuple(groups), tuple(extras.items()))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from typing import TextIO
 
 from ipu_exec.errors import UsageError
 
@@ -14,6 +16,19 @@ _NUMBERS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR")
 LEVEL_VARIABLE = "POPTORCH_LOG_LEVEL"
 
 logger = logging.getLogger("ipu_exec")
+_POPART_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF")
+
+
+class _OnStderr(logging.StreamHandler[TextIO]):
+    """Writes to what ``sys.stderr`` is at the time of the message: pytest puts another one there for each test."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        pass
 
 
 def setLogLevel(level: str | int) -> None:
@@ -29,10 +44,16 @@ def setLogLevel(level: str | int) -> None:
         names = sorted(_LEVELS)
         raise UsageError(f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}")
     if not logger.handlers:
-        handler = logging.StreamHandler()
+        handler = _OnStderr()
         handler.setFormatter(logging.Formatter("[%(asctime)s] [ipu_exec] [%(levelname)s] %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
     logger.setLevel(_LEVELS[level])
+
+
+def setPopartLogLevel(level: str) -> None:
+    """Checked, with no effect: PopART is not here."""
+    if level not in _POPART_LEVELS:
+        raise UsageError(f"Level must be one of {', '.join(_POPART_LEVELS)}, not {level!r}")
 
 
 def from_environment() -> None:
@@ -44,6 +65,11 @@ def from_environment() -> None:
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """False: IPUs are modelled here."""
     return False
+
+
+def hasMLIRSupportOnPlatform() -> bool:
+    """True: models are captured by running them, as PopTorch's dispatcher does, and not traced by TorchScript."""
+    return True
 
 
 def ipuHardwareVersion() -> int:

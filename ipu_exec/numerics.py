@@ -12,6 +12,7 @@ its data (popart ``session.py``: batches per step, accumulation factor, replicat
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,9 @@ from ipu_exec.structures import learn
 if TYPE_CHECKING:
     from ipu_exec.anchors import Watch
 
+logger = logging.getLogger("ipu_exec")
 Gradients = dict[torch.Tensor, torch.Tensor]
+_ON_IPU = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +98,39 @@ def plan_call(options: Options, training: bool) -> CallPlan:
 
 
 def check_batch(inputs: Any, plan: CallPlan) -> None:
-    """Error where a tensor among ``inputs`` requires grad or cannot be cut into the call's micro-batches."""
+    """Error where a tensor among ``inputs`` is empty or cannot be cut into the call's micro-batches."""
     for index, tensor in enumerate(_tensors(inputs)):
-        if tensor.requires_grad:
+        if tensor.numel() == 0:
             raise UsageError(
-                f"input {index} requires grad; inputs are streamed from the host and get no gradient. Pass "
-                "input.detach(), or make it a parameter of the model"
+                f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}): input {index} has no element"
             )
         size = tensor.shape[0] if tensor.dim() else 1
-        if size % plan.factor or size == 0:
+        if size % plan.factor:
             raise UsageError(
                 f"input {index} has {size} samples along dimension 0 (shape {tuple(tensor.shape)}), which is no "
                 f"multiple of the {plan.factor} micro-batches of a call: deviceIterations {plan.device_iterations} x "
                 f"gradientAccumulation {plan.accumulation} x replicas {plan.input_replicas}. Pass micro-batch x "
                 f"{plan.factor} samples; ipu_exec.DataLoader makes batches of that size"
             )
+
+
+def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
+    """``inputs`` as an IPU gets them: without a gradient (a warning says so), float64 as float32.
+
+    In a model that has float64 itself they stay float64: numbers are PyTorch's, and it mixes no types.
+    """
+    wide = any(tensor.dtype is torch.float64 for tensor in (*model.parameters(), *model.buffers()))
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.requires_grad:
+            logger.warning("Input tensor has requires_grad=True set. This tensor will be detached because backward "
+                           "pass via inputs is not supported.")  # fmt: skip
+            leaf = leaf.detach()
+        return leaf.float() if leaf.dtype is torch.float64 and not wide else leaf
+
+    return tree_map(one, inputs)
 
 
 def micro_batch(inputs: Any, plan: CallPlan, iteration: int = 0, step: int = 0, replica: int = 0) -> Any:
@@ -127,8 +148,9 @@ def micro_batch(inputs: Any, plan: CallPlan, iteration: int = 0, step: int = 0, 
 def refuse_backward(*args: Any, **kwargs: Any) -> None:
     """What ``backward`` of an output does."""
     raise Error(
-        "backward() cannot be called explicitly on outputs of a PopTorch model: a trainingModel runs the backward pass "
-        "itself in each call; an inferenceModel has none, so use a trainingModel instead"
+        "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a trainingModel, the "
+        "backwards pass is performed automatically when invoking the model. If you're using an inferenceModel, you "
+        "should use a trainingModel instead."
     )
 
 
@@ -148,8 +170,9 @@ def find_loss(returned: Any) -> torch.Tensor:
     if not found:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
         raise Error(
-            f"the model returned no loss: outputs have the shapes {shapes}. A training model returns its loss last, "
-            "reduced to one number; mark another output with ipu_exec.identity_loss(x, 'mean')"
+            f"Couldn't find a loss in graph: the model returned no loss, its outputs have the shapes {shapes}. A "
+            "training model returns its loss last, reduced to one number; mark another output with "
+            "ipu_exec.identity_loss(x, 'mean')"
         )
     loss = found[-1]
     if loss.numel() != 1:
@@ -164,13 +187,41 @@ def find_loss(returned: Any) -> torch.Tensor:
     return loss
 
 
+def find_only_loss(returned: Any) -> torch.Tensor:
+    """`find_loss`, and Error where an unmarked loss was put together from several of torch's losses.
+
+    PopTorch has one final loss: each of torch's losses counts as one, and what is added up of several has to be marked.
+    """
+    loss = find_loss(returned)
+    if is_marked_loss(loss):
+        return loss
+    losses, seen, to_see = set(), set(), [loss.grad_fn]
+    while to_see:
+        node = to_see.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if any(part in node.name() for part in ("LossBackward", "Loss2DBackward", "BinaryCrossEntropy")):
+            losses.add(node)
+        else:
+            to_see += [before for before, _ in node.next_functions]
+    if len(losses) > 1:
+        raise Error(
+            "Multiple independent losses found in graph. Graph must have one final loss. Wrap final graph loss in "
+            f"poptorch.identity_loss. The loss that the model returns is made of {len(losses)}: return "
+            "identity_loss(loss, 'none') of their sum"
+        )
+    return loss
+
+
 @dataclass(slots=True)
 class Outputs:
     """Keeps of the micro-batches' outputs what the output mode returns, and puts it together.
 
     Final: the last micro-batch. All: every one. EveryN: the N-th, 2N-th, ... Sum: the sum of all. Each replica
     has its own; they are concatenated along dimension 0, replicas innermost. Scalars become a vector where
-    more than one is returned, and stay scalars else.
+    more than one is returned, and stay scalars else. An IPU has no 64-bit numbers: int64 and float64 come out as
+    int32 and float32.
     """
 
     plan: CallPlan
@@ -181,7 +232,8 @@ class Outputs:
         """Take what the model returned for one micro-batch."""
         learn(returned)
         leaves, self._structure = tree_flatten(returned)
-        leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        # a copy: what the model returned may be a buffer or an input, which the next micro-batch changes in place
+        leaves = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         index, plan = iteration * self.plan.accumulation + step, self.plan
         if plan.output_mode is OutputMode.Sum:
             if (0, replica) in self._kept:
@@ -194,15 +246,24 @@ class Outputs:
         ):
             self._kept[index, replica] = leaves
 
+    @property
+    def any(self) -> bool:
+        """Whether something was kept."""
+        return bool(self._kept)
+
     def result(self) -> Any:
         """What the call returns, in the structure that the model returned."""
         ordered = [self._kept[key] for key in sorted(self._kept)]
-        leaves = [_join(list(column)) for column in zip(*ordered, strict=True)]
+        leaves = [_join([_narrow(leaf) for leaf in column]) for column in zip(*ordered, strict=True)]
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 leaf.backward = refuse_backward  # type: ignore[method-assign]
                 leaf.__getstate__ = _nothing  # type: ignore[method-assign]  # saved, it is a plain tensor
         return tree_unflatten(leaves, self._structure)
+
+
+def _narrow(leaf: Any) -> Any:
+    return leaf.to(_ON_IPU[leaf.dtype]) if isinstance(leaf, torch.Tensor) and leaf.dtype in _ON_IPU else leaf
 
 
 def _add(total: Any, leaf: Any) -> Any:
@@ -297,7 +358,8 @@ def train(
                     _clear(parameters)
                     for step in range(plan.accumulation):
                         taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                        with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
+                        watched = _watched(watch, (taken, named), iteration, step, replica)
+                        with precision.counting(), watched, precision.model(replica):
                             returned = run(model, plan.groupings, replica, taken, named)
                             if watch is not None:
                                 watch.backward()
@@ -309,7 +371,7 @@ def train(
             for parameter in parameters:
                 parameter.grad = total.get(parameter)
             if precision.scaler:
-                precision.scaler.observe(total.values())
+                precision.scaler.update(total.values())
             with precision.update(optimizer):
                 _divide(parameters, plan, scale)
                 optimizer.step()

@@ -100,12 +100,13 @@ def check_tensor(place: str, *values: Any) -> None:
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Run ``body`` ``count`` times, each time on what it returned before; ``inputs`` are not changed by it.
 
-    The profile has the body's operators once for each time; their code is there once.
+    Error in a training model: PopART differentiates no loop. The profile has the body's operators once for each time;
+    their code is there once.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise UsageError(f"for_loop: count is a whole number, 0 or more, not {count!r}")
-    if not isinstance(inputs, list) or not all(isinstance(tensor, torch.Tensor) for tensor in inputs):
-        raise UsageError("poptorch.for_loop expects input tensors (inputs) to be a list of tensors")
+    _check_list("poptorch.for_loop", "inputs", inputs)
+    _check_inference("poptorch.for_loop()")
     state = [tensor.clone() for tensor in inputs]
     for _ in range(count):
         state = _results(body(*state))
@@ -121,11 +122,12 @@ def cond(
     """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not; each gets copies of its inputs.
 
     One is run. The profile, made before the condition is known, has both: its cycles are an upper bound. Error where
-    they return tensors of different number, shape or dtype.
+    they return tensors of different number, shape or dtype, and in a training model.
     """
     check_tensor("cond", condition)
-    if not isinstance(then_inps, list) or not isinstance(else_inps, list):
-        raise UsageError("poptorch.cond expects then_inps and else_inps tensors to be a list of tensors")
+    _check_list("poptorch.cond", "then_inps", then_inps)
+    _check_list("poptorch.cond", "else_inps", else_inps)
+    _check_inference("poptorch.cond()")
     if not isinstance(condition, FakeTensor):
         body, inputs = (then_body, then_inps) if bool(condition) else (else_body, else_inps)
         return _results(body(*(tensor.clone() for tensor in inputs)))
@@ -138,6 +140,26 @@ def cond(
     return [torch.where(which, a, b) for a, b in zip(yes, no, strict=True)]
 
 
+def _check_list(place: str, name: str, inputs: Any) -> None:
+    """Error, in PopTorch's words for what is wrong, where ``inputs`` is no list of tensors."""
+    if not isinstance(inputs, list):
+        raise UsageError(f"{place} expects {name} to be a list of tensors: (Object is not list), but {type(inputs)}")
+    for index, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"{place} expects {name} to be a list of tensors: (Object contained in list at index {index} is not "
+                f"torch.tensor), but {type(value)}"
+            )
+
+
+def _check_inference(place: str) -> None:
+    if isRunningOnIpu() and torch.is_grad_enabled():
+        raise UsageError(
+            f"{place} is only supported in inference models: PopART has no gradient of it. For training, write the "
+            "loop out in Python, or choose with torch.where"
+        )
+
+
 def _results(returned: Any) -> list[torch.Tensor]:
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
@@ -146,9 +168,24 @@ def _results(returned: Any) -> list[torch.Tensor]:
 
 
 def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
-    """``tensor[start : start + size : step]`` along ``dim``; ``start`` is a tensor of one number."""
+    """``tensor[start : start + size : step]`` along ``dim``; ``start`` is a tensor of one number.
+
+    Error where ``size`` is 0, negative or, as in PopART, no divisor of the dimension.
+    """
     check_tensor("dynamic_slice", tensor, start)
     _check_numbers("dynamic_slice", dim=dim, size=size, step=step)
+    if size == 0:
+        raise UsageError("dynamic_slice: The start and end of a slice must be different. Take a size above 0")
+    if size < 0:
+        raise UsageError(
+            "dynamic_slice: Taking a slice of a tensor with the end less than the start is not supported. Take a size "
+            "above 0"
+        )
+    if tensor.shape[dim] % size:
+        raise UsageError(
+            f"dynamic_slice: The size of the slice ({size}) must be a factor of the slicing dimension "
+            f"({tensor.shape[dim]}). Take another size, or pad the tensor"
+        )
     return tensor.index_select(dim, start.reshape(()) + torch.arange(0, size, step, device=start.device))
 
 
@@ -213,8 +250,9 @@ def serializedMatMul(
 class MultiConv:
     """``with MultiConv(): ...``: the convolutions inside run at the same time, each on a part of the tiles.
 
-    None may need another's result. Their gradients run together too. With ``MultiConvPlanType.Serial`` they follow
-    each other, each on all tiles. Numbers do not depend on it.
+    None may need another's result. Their gradients run together too. Poplin gives the largest most of the tiles, so
+    that convolutions of one size run one on many and the rest on few, unless `perConvReservedTiles` is raised. With
+    ``MultiConvPlanType.Serial`` they follow each other, each on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """PyTorch's optimisers with the extra arguments that PopTorch gives them, and LAMB.
 
-The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as attributes; with
-their defaults the update is PyTorch's, bit for bit.
+The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as attributes; the update
+of a float32 weight is PyTorch's, bit for bit, before states are rounded to the types they name (`kept_as`), which is
+done by who runs the update (`ipu_exec.precision`). A float16 weight is updated in float32 there.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 class _Extras:
     """PopTorch's arguments of an optimiser, kept apart from torch's."""
 
-    loss_scaling: float
+    loss_scaling: float | None
     variable_attrs: VariableAttributes | None = None
     bias_correction = True
     max_grad_norm: float | None = None
@@ -193,7 +194,7 @@ class SGD(_Extras, torch.optim.SGD):
         maximize: bool = False,
         foreach: bool | None = None,
         differentiable: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         velocity_scaling: float = 1.0,
         use_combined_accum: bool = False,
         accum_type: torch.dtype = torch.float32,
@@ -225,7 +226,7 @@ class Adam(_Extras, torch.optim.Adam):
         amsgrad: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -257,7 +258,7 @@ class AdamW(_Extras, torch.optim.AdamW):
         amsgrad: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -294,7 +295,7 @@ class RMSprop(_Extras, torch.optim.RMSprop):
         centered: bool = False,
         foreach: bool | None = None,
         maximize: bool = False,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
         second_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -344,7 +345,8 @@ class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where ``max_weight_norm``
-    bounds ||w||; the ratio is 1 where either norm is 0. ``bias_correction`` as in Adam.
+    bounds ||w||; the ratio is 1 where either norm is 0, and 0, which stops the training, where the bound is 0.
+    ``bias_correction`` as in Adam.
     """
 
     def __init__(
@@ -355,7 +357,7 @@ class LAMB(_OneByOne):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         bias_correction: bool = True,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         max_weight_norm: float | None = None,
         accum_type: torch.dtype = torch.float32,
         first_order_momentum_accum_type: torch.dtype = torch.float32,
@@ -393,12 +395,11 @@ class LAMB(_OneByOne):
         unbias2 = 1 - beta2 ** state["step"] if self.bias_correction else 1.0
         direction = (first / unbias1) / ((second / unbias2).sqrt() + group["eps"])
         direction = direction.add(parameter, alpha=group["weight_decay"])
-        weight_norm = parameter.norm()
-        if self.max_weight_norm is not None and math.isfinite(self.max_weight_norm):
-            weight_norm = weight_norm.clamp(max=self.max_weight_norm)
-        direction_norm = direction.norm()
+        weight_norm, direction_norm = parameter.norm(), direction.norm()
         # torch.where, not a branch on data: the update must be the same program whatever the numbers are.
         usable = (weight_norm > 0) & (direction_norm > 0)
+        if self.max_weight_norm is not None and math.isfinite(self.max_weight_norm):
+            weight_norm = weight_norm.clamp(max=self.max_weight_norm)
         trust = torch.where(usable, weight_norm / direction_norm, torch.ones_like(weight_norm))
         parameter.sub_(direction * (trust * group["lr"]))
 
@@ -461,7 +462,7 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
             parameter.sub_(moved)
 
 
-_STATES = {
+STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
     "accumulator": "accum_type",
     "exp_avg": "first_order_momentum_accum_type",
     "grad_avg": "first_order_momentum_accum_type",
@@ -471,19 +472,32 @@ _STATES = {
 }
 
 
+def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
+    """True for those of this module: what they keep states in is theirs to say, not the weights'."""
+    return isinstance(optimizer, _Extras)
+
+
+def combined(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's SGD1)."""
+    return bool(getattr(optimizer, "use_combined_accum", False))
+
+
 def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
     """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
 
     ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None: as the weight, for
-    PyTorch's own optimisers, and for what PopTorch has no argument for.
+    PyTorch's own optimisers, where one tensor holds gradients and velocities (PopTorch gives PopART no type for it:
+    popart_compiler, CompilerImpl.cpp), and for what PopTorch has no argument for.
     """
-    dtype = getattr(optimizer, _STATES.get(state, ""), None) if isinstance(optimizer, _Extras) else None
-    return cast("torch.dtype | None", dtype)
+    if not is_poptorchs(optimizer) or combined(optimizer):
+        return None
+    return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
 
 
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
-    """What the optimiser multiplies losses by; 1 for PyTorch's own."""
-    return float(getattr(optimizer, "loss_scaling", 1.0))
+    """What the optimiser multiplies losses by; 1 for PyTorch's own, and where it is None."""
+    given = getattr(optimizer, "loss_scaling", None)
+    return 1.0 if given is None else float(given)
 
 
 class LARS(_OneByOne):
@@ -502,7 +516,7 @@ class LARS(_OneByOne):
         weight_decay: float = 1e-4,
         trust_coefficient: float = 1e-3,
         eps: float = 0.0,
-        loss_scaling: float = 1.0,
+        loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
     ) -> None:
         settings = {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient, "eps": eps}

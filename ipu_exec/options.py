@@ -69,8 +69,12 @@ class _Group:
 
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("_values", {})
+        name = name.removeprefix("_") if name == "_execution_strategy" else name  # as PopTorch has it
         if name in values:
             return values[name]
+        snake = re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", name)  # some of PopTorch's are in camel case
+        if snake in values:
+            return values[snake]
         raise AttributeError(f"{type(self).__name__.strip('_')} has no option {name!r}; it has {', '.join(values)}")
 
     def _set(self, **values: Any) -> Self:
@@ -595,12 +599,12 @@ class Options(_Group):
         """Seed of PyTorch's generator, set when the model first runs."""
         return self._count("randomSeed", 0, random_seed=random_seed)
 
-    def enableSyntheticData(self, enabled: bool) -> Self:
+    def enableSyntheticData(self, enabled: bool | int) -> Self:
         """Model no transfer of inputs and outputs: what the machine could do if the host cost nothing.
 
-        The numbers are still those of the data that is given.
+        The numbers are still those of the data that is given. A number is one of PopART's SyntheticDataMode (0: off).
         """
-        return self._flag("enableSyntheticData", synthetic_data=enabled)
+        return self._flag("enableSyntheticData", synthetic_data=bool(enabled) if isinstance(enabled, int) else enabled)
 
     def enableExecutableCaching(self, path: str | None) -> Self:
         """Keep compiled models in that directory and take them from there; "" or None: do not.

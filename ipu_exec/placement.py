@@ -10,6 +10,7 @@ from ipu_exec.enums import AutoStage
 from ipu_exec.errors import UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering.plan import ITEM_BYTES
+from ipu_exec.lowering.registry import is_view
 from ipu_exec.reads import read_values
 from profiler import schedules
 
@@ -174,6 +175,11 @@ def _find_transfers(graph: Graph, placement: Placement) -> None:
     ]
 
 
+def begins_outside(graph: Graph) -> bool:
+    """Whether the forward computes something before its first Block."""
+    return any(op.direction == "forward" and op.block < 0 and not is_view(op.aten) for op in graph.ops)
+
+
 def check_phases(graph: Graph, placement: Placement) -> None:
     """Error where the model goes back to a phase that is over."""
     block_phase = {name: placement.phases[k] for k, stage in enumerate(placement.stages) for name in stage.blocks}
@@ -202,18 +208,25 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
     """A pipeline must be deep enough to fill: Error names the smallest number that works."""
     least = schedules.pipeline_stages(stages, training)
     if micro_batches < least:
-        kind = "pipelined training" if training else "pipelined inference"
+        doubled = (
+            f" Please note that a model with {stages} pipeline stages in PopTorch will have an additional "
+            f"{least - stages} stages when training."
+        )
         raise UsageError(
-            f"{kind} over {stages} stages has {least} pipeline stages and needs {name} of at least {least}; "
-            f"it is {micro_batches}. Set {name}({least}) or more, or use fewer stages"
+            f"poptorch.Options().{name} must be greater than or equal to the number of pipeline stages ({least}) when "
+            f"using poptorch.PipelinedExecution.{doubled if training else ''} It is {micro_batches}: set "
+            f"{name}({least}) or more, or use fewer stages"
         )
 
 
-def resolve_stages(strategy: ExecutionStrategy, blocks: Sequence[BlockInfo]) -> list[StagePlace]:
+def resolve_stages(
+    strategy: ExecutionStrategy, blocks: Sequence[BlockInfo], begins_outside: bool = False
+) -> list[StagePlace]:
     """The forward stages of a strategy for the Blocks a model opened (facts/poptorch.md, 'Placement').
 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's stage is its
-    ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU merge.
+    ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU merge. ``begins_outside``: the
+    model computes before its first Block, which AutoStage puts on IPU 0.
     """
     if isinstance(strategy, PhasedExecution):
         named = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
@@ -222,6 +235,8 @@ def resolve_stages(strategy: ExecutionStrategy, blocks: Sequence[BlockInfo]) -> 
         found = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
     else:
         found = _automatic_stages(strategy.auto_stage, blocks)
+        if begins_outside and found and found[0].ipu:
+            found.insert(0, StagePlace(0, ()))
     merged: list[StagePlace] = []
     for stage in found:
         if merged and merged[-1].ipu == stage.ipu:
@@ -273,7 +288,9 @@ def round_ipus(num_ipus: int, auto_round: bool) -> int:
         raise UsageError(f"the model runs on {num_ipus} IPUs of a replica, and the largest system has {MAX_IPUS}")
     if power != num_ipus and not auto_round:
         raise UsageError(
-            f"the model runs on {num_ipus} IPUs, and IPUs are attached in powers of two: use {power} of them, or call "
-            f"Options.autoRoundNumIPUs(True) and leave {power - num_ipus} idle"
+            f"placement: The model specifies the use of {num_ipus} IPUs, however PopTorch must reserve a minimum of "
+            f"{power} in order to allow the model to run, because PopTorch must reserve a power of 2 or maximum of "
+            f"{MAX_IPUS} IPUs per process. Please reconfigure your model to use a different number of IPUs or set "
+            f"poptorch.Options().autoRoundNumIPUs(True): {power - num_ipus} would be idle"
         )
     return power

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NoReturn
 
+from ipu_exec.context import isRunningOnIpu as isCompilingWithDispatcher
+from ipu_exec.errors import Error, RecoverableError, UnrecoverableError
 from ipu_exec.logs import ipuHardwareIsAvailable, ipuHardwareVersion
 
-__all__ = ["ipuHardwareIsAvailable", "ipuHardwareVersion"]
+__all__ = [
+    "Error",
+    "RecoverableError",
+    "TestErrorType",
+    "UnrecoverableError",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "isCompilingWithDispatcher",
+]
+
+
+class TestErrorType(Enum):
+    """What errors the core can be made to throw for tests of its C++ traces: none here."""
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -1,7 +1,8 @@
 """`ipu-run`: run an unmodified PopTorch script on modelled IPUs.
 
-Inside the process ``poptorch`` is `ipu_exec`, and ``pva`` is `profiler.pva`; nothing else differs from
-``python script.py``: ``__main__``, ``sys.argv``, ``sys.path``, exit codes, and tracebacks that begin in the script.
+Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its options (`ipu_exec.popart`), and ``pva``
+is `profiler.pva`; nothing else differs from ``python script.py``: ``__main__``, ``sys.argv``, ``sys.path``, exit codes,
+and tracebacks that begin in the script.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from ipu_exec.errors import Error
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, ENGINE_OPTIONS_VARIABLE, PLACEMENT_VARIABLE, TARGET_VARIABLE
 from ipu_exec.placements import load_stages
 
-_STANDS_FOR = {"poptorch": "ipu_exec", "pva": "profiler.pva", "pva.pva_core": "profiler.pva.pva_core"}
+_STANDS_FOR = {
+    "poptorch": "ipu_exec",
+    "popart": "ipu_exec.popart",
+    "pva": "profiler.pva",
+    "pva.pva_core": "profiler.pva.pva_core",
+}
 
 _EXAMPLES = """examples:
   ipu-run train.py --epochs 3

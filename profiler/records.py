@@ -172,7 +172,7 @@ class Op:
     flops: int
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
-    plan: str  # how it was split over tiles, in words; "" where there was nothing to choose
+    plan: str  # how it was split over tiles, and what the model asked for, in words; "" where there was neither
 
 
 @dataclass(slots=True)

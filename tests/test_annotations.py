@@ -116,6 +116,9 @@ def test_begin_block_on_a_child_of_a_sequential_in_place() -> None:
 def test_begin_block_on_a_function() -> None:
     named = poptorch.BeginBlock(lambda: current_block(), "A", 0)
     assert named() == BlockState("A", 0)
+    begun: Any = poptorch.BeginBlock(current_block, 1, 2)
+    assert (begun._user_id, begun._ipu_id) == (1, 2)
+    assert pickle.loads(pickle.dumps(begun))() == BlockState("1", 2)
 
 
 def test_a_layer_used_twice_keeps_its_automatic_name() -> None:
@@ -162,7 +165,10 @@ def test_strategies_take_stages_names_lists_and_auto_stages() -> None:
         (lambda: poptorch.Block(user_id=WRONG), "not 1.5"),
         (lambda: poptorch.Block("A", ipu_id=-1), "not -1"),
         (lambda: poptorch.BeginBlock(WRONG), "a module or a function, not 1.5"),
-        (lambda: poptorch.BeginBlock(poptorch.BeginBlock(nn.Linear(1, 1), "A"), "B"), "begins the Block 'A' already"),
+        (
+            lambda: poptorch.BeginBlock(poptorch.BeginBlock(nn.Linear(1, 1), "A"), "B"),
+            "has already been assigned to a block ('A')",
+        ),
         (lambda: Stage(), "at least one"),
         (lambda: Stage(WRONG), "not 1.5"),
         (lambda: Stage("A").ipu(WRONG), "not 1.5"),

@@ -8,7 +8,7 @@ from torch import nn
 
 import ipu_exec
 from ipu_exec.capture import capture
-from ipu_exec.numerics import find_loss
+from ipu_exec.numerics import find_loss, find_only_loss
 from ipu_exec.reads import read_values
 from tests.models import Mnist, mnist_batch
 
@@ -126,7 +126,7 @@ def test_a_branch_on_data_is_an_error_with_the_line():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: x[x > 0], r"aten\.index\.Tensor decides a shape.*test_capture\.py:\d+"),
+        (lambda x: x[x > 0], r"aten::nonzero are unsupported.*test_capture\.py:\d+"),
         (lambda x: torch.fft.rfft(x).abs(), r"an IPU has no complex64.*test_capture\.py:\d+"),
     ],
     ids=["a shape from data", "complex numbers"],
@@ -222,3 +222,50 @@ def test_a_checkpointed_layer_finds_its_weights_again_in_the_backward():
     for direction in ("forward", "backward"):
         op = next(op for op in graph.ops if op.direction == direction and op.aten == "aten.addmm.default")
         assert "weight" in {graph.storages[graph.values[v].storage].role for v in op.inputs}
+
+
+class Rebuilt(nn.Module):
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.register_buffer("y", torch.ones(2))
+        self.change = change
+
+    def forward(self, x):
+        self.change(self, x)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m, x: m._buffers.pop("y"), r"Buffer y is removed from the model when calling the forward method\."),
+        (lambda m, x: setattr(m, "y", x), r"Buffer y is reassigned .* self\.y\.copy_\(src\)"),
+    ],
+)
+def test_a_buffer_stays_the_tensor_that_the_device_holds(change, says: str):
+    with pytest.raises(ipu_exec.Error, match=says):
+        capture(Rebuilt(change), (torch.ones(2),), {})
+    capture(Rebuilt(lambda m, x: m.y.copy_(x)), (torch.ones(2),), {})
+
+
+class Losses(nn.Module):
+    def __init__(self, combine) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.combine = combine
+
+    def forward(self, x):
+        y = self.fc(x)
+        return self.combine(nn.functional.mse_loss(y, x), nn.functional.cross_entropy(y, torch.tensor([1])))
+
+
+def test_several_losses_are_one_only_where_that_is_said():
+    def captured(combine) -> None:
+        model = Losses(combine)
+        optimizer = torch.optim.SGD(model.parameters())
+        capture(model, (torch.ones(1, 3),), {}, optimizer=optimizer, find_loss=find_only_loss)
+
+    with pytest.raises(ipu_exec.Error, match="Multiple independent losses found in graph"):
+        captured(lambda a, b: a + 5 * b)
+    for combine in (lambda a, b: ipu_exec.identity_loss(a + 5 * b, "none"), lambda a, b: 5 * b, lambda a, b: (a, b)):
+        captured(combine)

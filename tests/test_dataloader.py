@@ -88,10 +88,15 @@ def test_a_dataset_too_small_for_one_batch_is_an_error() -> None:
         assert part in str(raised.value)
 
 
-def test_a_remainder_that_may_not_be_dropped_is_an_error() -> None:
-    with pytest.raises(Error, match="last batch would have 2 samples of 24"):
-        DataLoader(options(), Numbers(50), batch_size=2, drop_last=False)
-    assert len(DataLoader(options(), Numbers(48), batch_size=2, drop_last=False)) == 2
+def test_a_remainder_that_is_not_dropped_is_a_smaller_batch_unless_it_is_padded() -> None:
+    loader = DataLoader(options(), Numbers(50), batch_size=2, drop_last=False)
+    assert [len(batch) for batch in loader] == [24, 24, 2]
+
+    def pad(samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([*samples, *[torch.tensor(-1)] * (24 - len(samples))])
+
+    loader = DataLoader(options(), Numbers(50), batch_size=2, drop_last=False, collate_fn=pad)
+    assert [len(batch) for batch in loader] == [24, 24, 24]
 
 
 def test_each_process_gets_its_own_part() -> None:
@@ -101,6 +106,32 @@ def test_each_process_gets_its_own_part() -> None:
         made.Distributed.configureProcessId(process, 2)
         parts.append([int(value) for value in DataLoader(made, Numbers(9))])
     assert parts == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def shuffled(process: int, processes: int, samples: int, batch: int) -> DataLoader:
+    made = options(1, 1, 1).randomSeed(42)
+    made.Distributed.configureProcessId(process, processes)
+    return DataLoader(made, Numbers(samples), batch_size=batch, shuffle=True)
+
+
+def test_processes_shuffle_the_whole_dataset_together_and_anew_each_epoch() -> None:
+    loaders = [shuffled(process, 3, 100, 4) for process in range(3)]
+    epochs = [[torch.cat(list(loader)).tolist() for loader in loaders] for _ in range(2)]
+    for parts in epochs:
+        assert [len(part) for part in parts] == [32] * 3
+        assert len(set().union(*parts)) == 96
+    assert set(epochs[0][0]) != set(epochs[1][0])
+    assert set().union(*epochs[0], *epochs[1]) == set(range(100))  # what the first left over comes in the second
+    made = options(1, 1, 1)
+    made.Distributed.configureProcessId(0, 2)
+    with pytest.raises(Error, match=r"must set poptorch\.Options\.randomSeed"):
+        DataLoader(made, Numbers(9), shuffle=True)
+
+
+def test_parts_of_processes_are_whole_batches_one_after_the_other() -> None:
+    made = options(1, 1, 1)
+    made.Distributed.configureProcessId(1, 3)
+    assert [batch.tolist()[0] for batch in DataLoader(made, Numbers(100), batch_size=4)] == list(range(32, 64, 4))
 
 
 def test_an_iterable_dataset_is_not_split_silently() -> None:

@@ -219,7 +219,7 @@ def test_nesterov_is_refused_as_poptorch_does() -> None:
 # -- anchored tensors ------------------------------------------------------------------------------------------
 
 
-def test_anchored_tensors_are_pytorchs() -> None:
+def test_anchored_tensors_are_pytorchs(caplog: pytest.LogCaptureFixture) -> None:
     x, target = torch.randn(6, 4), torch.randn(6, 3)
     options = quiet(iterations=1, accumulation=3)
     options.anchorTensor("gradient", "Gradient___model.fc.weight", OutputMode.All)
@@ -227,12 +227,16 @@ def test_anchored_tensors_are_pytorchs() -> None:
     options.anchorTensor("updated", "UpdatedVar___model.fc.weight")
     options.anchorTensor("hidden", "fc/addmm:0", OutputMode.EveryN, 3)
     options.anchorTensor("late", "fc/addmm:0")
+    options.anchorTensor("never", "fc/addmm:0", OutputMode.EveryN, 4)
     options.anchorTensor("back", "fc/gradient/mm:0", OutputMode.All)
     options.anchorTensor("input", "input.0", OutputMode.All)
     model = small()
     plain = copy.deepcopy(model)
     wrapped = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
-    wrapped(x, target)
+    with caplog.at_level(logging.DEBUG, logger="ipu_exec"):
+        wrapped(x, target)
+    for line in ("Gradient___model.fc.weight ALL/1", "fc.bias Sum/1", "addmm:0 EVERYN/3", "addmm:0 FINAL/1"):
+        assert line in caplog.text
 
     gradients, biases = [], []
     for part, wanted in zip(x.split(2), target.split(2), strict=True):
@@ -240,7 +244,9 @@ def test_anchored_tensors_are_pytorchs() -> None:
         plain(part, wanted)[1].backward()
         gradients.append(plain.fc.weight.grad.clone())  # type: ignore[union-attr]
         biases.append(plain.fc.bias.grad.clone())
-    got = {short: wrapped.getAnchoredTensor(short) for short in options.anchored_tensors}
+    with pytest.raises(Error, match="'never'"):
+        wrapped.getAnchoredTensor("never")  # of three micro-batches none is the fourth
+    got = {short: wrapped.getAnchoredTensor(short) for short in options.anchored_tensors if short != "never"}
     assert torch.equal(got["gradient"], torch.cat(gradients))
     assert torch.equal(got["sum"], biases[0] + biases[1] + biases[2])
     torch.testing.assert_close(got["updated"], plain.fc.weight.detach() - 0.1 * sum(gradients) / 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import logging
 import math
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-from ipu_exec import Error, MatMulSerializationMode, UsageError
+from ipu_exec import Error, MatMulSerializationMode, UsageError, popart
 from ipu_exec.lowering import Builder
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
@@ -110,12 +112,19 @@ def test_cond_runs_one_body_and_the_profile_has_both(value: bool) -> None:
     ("run", "says"),
     [
         (lambda x: poptorch.for_loop(2, lambda x: [x, x], [x]), "takes 1 tensors and returns 2"),
-        (lambda x: poptorch.for_loop(2, lambda x: x, (x,)), "to be a list of tensors"),
+        (lambda x: poptorch.for_loop(2, lambda x: x, (x,)), "to be a list of tensors.*Object is not list"),
+        (
+            lambda x: poptorch.for_loop(2, lambda *x: x, [x, 5]),
+            "contained in list at index 1 is not torch.tensor",
+        ),
         (lambda x: poptorch.for_loop(-1, lambda x: x, [x]), "whole number"),
         (lambda x: poptorch.cond(x[0] > 0, lambda: x, [], lambda: x[:1], []), "different tensors"),
         (lambda x: poptorch.cond(x[0] > 0, lambda: x, (), lambda: x, ()), "to be a list of tensors"),
         (lambda x: poptorch.dynamic_slice(x, 0, 1, 2, 1), "takes torch tensors"),
         (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 2.0, 1), "Size must be an integer"),
+        (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 0, 1), "start and end of a slice must be different"),
+        (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), -2, 1), "the end less than the start"),
+        (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 3, 1), r"size of the slice \(3\) must be a factor"),
         (lambda x: poptorch.dynamic_update(x, x[None], 0, torch.tensor(0), 1), "same dimensionality"),
         (lambda x: poptorch.dynamic_update(x, x.double(), 0, torch.tensor(0), 1), "same dtype"),
         (lambda x: poptorch.serializedMatMul(x, x, "no"), "MatMulSerializationMode"),
@@ -139,12 +148,40 @@ def test_wrong_arguments_are_errors(run: Callable[[torch.Tensor], Any], says: st
         infer(run, torch.arange(4.0))
 
 
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (lambda x: poptorch.for_loop(2, torch.exp, [x])[0], r"for_loop\(\) is only supported in inference"),
+        (lambda x: poptorch.cond(x[0] > 0, torch.exp, [x], torch.sin, [x])[0], r"cond\(\) is only supported in inf"),
+    ],
+)
+def test_popart_differentiates_no_control_flow(run: Callable[..., Any], says: str) -> None:
+    with pytest.raises(Error, match=says):
+        poptorch.trainingModel(Run(run, train=4), options())(torch.arange(4.0))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: (x + 1).squeeze_(), lambda x: (x + 1).transpose_(1, 3), lambda x: (x + 1).unsqueeze_(0)]
+)
+def test_a_tensor_may_change_its_shape_in_place(change: Callable[..., Any]) -> None:
+    x = torch.randn(1, 3, 1, 4)
+    ours, plain = gradients(lambda x: change(x) * 2, x)
+    torch.testing.assert_close(ours, plain)
+
+
+def test_distributions_check_their_arguments() -> None:
+    def draw(rate: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(rate, rate.sqrt()).sample((3,))
+
+    assert infer(draw, torch.tensor([2.0, 3.0])).shape == (3, 2)
+
+
 # -- slices ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "step"), [(3, 1), (4, 2), (5, 3)])
+@pytest.mark.parametrize(("size", "step"), [(3, 1), (3, 2), (6, 4)])
 def test_dynamic_slices_are_slices(size: int, step: int) -> None:
-    x = torch.randn(4, 9)
+    x = torch.randn(4, 12)
     for start in (0, 2):
         made = infer(lambda x, s: poptorch.dynamic_slice(x, 1, s, size, step), x, torch.tensor([start]))
         assert torch.equal(made, x[:, start : start + size : step])
@@ -348,6 +385,8 @@ def test_a_custom_operator_without_a_backward_lowering_says_so_in_training() -> 
         ({"attributes": {"a": None}}, "must be floats, ints, strings"),
         ({"attributes": {"a": [1, 2.0]}}, "must all be the same"),
         ({"attributes": {"a": "é"}}, "non-ASCII"),
+        ({"attributes": {"a": -1e39}}, r"-1e\+39 is too low for a Popart float attribute"),
+        ({"attributes": {"a": [0.0, 1e39]}}, "too high for a Popart float attribute"),
     ],
 )
 def test_wrong_custom_operators_are_errors(arguments: dict[str, Any], says: str) -> None:
@@ -437,6 +476,38 @@ def test_log_levels_by_name_and_number() -> None:
     finally:
         logger.setLevel(logging.NOTSET)
         logger.handlers[:] = handlers
+
+
+def test_what_poptorchs_tests_and_libraries_ask_of_its_parts() -> None:
+    assert poptorch.hasMLIRSupportOnPlatform()
+    assert isinstance(poptorch.Options()._execution_strategy, poptorch.PipelinedExecution)
+    assert int(popart.AccumulateOuterFragmentSchedule.OverlapMemoryOptimized) == 3
+    for mode in popart.SyntheticDataMode:
+        assert poptorch.Options().enableSyntheticData(int(mode)).synthetic_data is (mode.name != "Off")
+    with pytest.raises(AttributeError, match="part of PopART"):
+        _ = popart.Builder
+    assert poptorch.poptorch_core.Error is Error
+    assert not poptorch.poptorch_core.isCompilingWithDispatcher()
+    assert not poptorch._impl.isDispatchTracing()
+    model = Run(torch.exp)
+    for given in (model, poptorch.inferenceModel(model)):
+        assert poptorch._impl.unwrapIfWrapped(given) is model
+    poptorch._logging.setPopartLogLevel("DEBUG")
+    with pytest.raises(ValueError, match="Level must be one of"):
+        poptorch._logging.setPopartLogLevel("FOO")
+
+
+def test_messages_go_to_what_stderr_is_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("ipu_exec")
+    monkeypatch.setattr(logger, "handlers", [])
+    try:
+        poptorch.setLogLevel("INFO")
+        for text in ("here", "there"):
+            with contextlib.redirect_stderr(io.StringIO()) as err:
+                logger.info(text)
+            assert text in err.getvalue()
+    finally:
+        logger.setLevel(logging.NOTSET)
 
 
 def test_there_is_no_hardware() -> None:

@@ -106,6 +106,15 @@ def test_lamb_moves_a_weight_by_lr_times_its_norm() -> None:
         torch.testing.assert_close(moved, gradient.sign() * length / 2**0.5, rtol=1e-5, atol=1e-5)
 
 
+def test_a_loss_scaling_of_none_is_1() -> None:
+    assert optim.loss_scaling(optim.AdamW([torch.nn.Parameter(torch.ones(1))], loss_scaling=None)) == 1.0
+
+
+def test_a_bound_of_0_on_lambs_weight_norm_stops_the_training() -> None:
+    weight = torch.tensor([3.0, 4.0])
+    assert torch.equal(lamb_step(weight, torch.tensor([0.1, -0.7]), max_weight_norm=0.0), weight)
+
+
 def test_lamb_does_not_scale_where_the_weight_is_zero() -> None:
     moved = lamb_step(torch.zeros(2), torch.tensor([0.1, -0.7]))
     torch.testing.assert_close(moved, torch.tensor([-0.1, 0.1]), rtol=1e-5, atol=1e-5)

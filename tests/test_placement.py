@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
@@ -101,7 +103,9 @@ def test_misplacements_name_the_thing_and_the_way_out():
 
 
 def test_depth_and_powers_of_two():
-    with pytest.raises(ipu_exec.Error, match="at least 7") as caught:
+    with pytest.raises(
+        ipu_exec.Error, match=r"number of pipeline stages \(7\).* additional 3 stages when training"
+    ) as caught:
         check_depth(4, 6, True, "Training.gradientAccumulation")
     assert "Training.gradientAccumulation(7)" in caught.value.message
     check_depth(4, 7, True, "Training.gradientAccumulation")
@@ -119,3 +123,30 @@ def test_systems_have_powers_of_two_up_to_256_ipus(count):
 def test_a_system_larger_than_there_is_is_refused():
     with pytest.raises(ipu_exec.Error, match="largest system has 256"):
         round_ipus(257, True)
+
+
+class Outside(torch.nn.Module):
+    """Computes before its only Block, on IPU 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.first(x)
+        with ipu_exec.Block("A", ipu_id=1):
+            return self.second(x).sum()
+
+
+def test_what_runs_before_the_first_block_is_on_ipu_0(caplog: pytest.LogCaptureFixture):
+    for stage in (AutoStage.SameAsIpu, AutoStage.AutoIncrement):
+        options = ipu_exec.Options().deviceIterations(2).showCompilationProgressBar(False)
+        options.setExecutionStrategy(PipelinedExecution(stage))
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, logger="ipu_exec"):
+            model = ipu_exec.inferenceModel(Outside(), options)
+            model.compile(torch.ones(4, 8))
+        assert model.executable.placement.ipus == (0, 1)
+        assert "enablePipelining set to value 1" in caplog.text
+        assert " first/Gemm:0 [float32(2, 8), mode(Pipelined), ipu(0), stage(0)]" in caplog.text
+        assert " second/Gemm:0 [float32(2, 8), mode(Pipelined), ipu(1), stage(1)]" in caplog.text

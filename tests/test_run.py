@@ -116,6 +116,7 @@ def test_an_unchanged_poptorch_script_leaves_a_profile_of_the_target(tmp_path: P
     write(
         tmp_path / "train.py",
         """
+        import popart
         import poptorch
         import torch
 
@@ -132,6 +133,7 @@ def test_an_unchanged_poptorch_script_leaves_a_profile_of_the_target(tmp_path: P
                     return x, torch.nn.functional.cross_entropy(x, labels)
 
         options = poptorch.Options()
+        options._Popart.set("autoRecomputation", int(popart.RecomputationType.Pipeline))
         options.Training.gradientAccumulation(4)
         network = Network()
         model = poptorch.trainingModel(network, options, poptorch.optim.SGD(network.parameters(), lr=0.1))

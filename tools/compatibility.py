@@ -39,7 +39,10 @@ class Group:
 
 
 _options = ipu_exec.Options()
-_STATES = "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them"
+_STATES = (
+    "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them; float16 "
+    "weights are updated in float32"
+)
 _ON_IPU = "there is no device to attach to; the state is kept"
 
 GROUPS = (
@@ -55,6 +58,7 @@ GROUPS = (
         "isRunningOnIpu": SAME,
         "ipuHardwareIsAvailable": (SAME, "False: IPUs are modelled"),
         "ipuHardwareVersion": (SAME, "an Error, as without hardware"),
+        "hasMLIRSupportOnPlatform": (SAME, "True: models are captured by running them"),
         "setLogLevel": SAME,
         "Error": SAME,
         "RecoverableError": (SAME, "never raised: no device fails"),
@@ -86,7 +90,7 @@ GROUPS = (
         "recomputationCheckpoint": PROFILE,
         "custom_op": (PROFILE, "what it computes and costs is given to register_custom_op, not found in a library"),
         "serializedMatMul": PROFILE,
-        "MultiConv": (PROFILE, "how the tiles are shared out follows poplin's options; in detail it is an estimate"),
+        "MultiConv": (PROFILE, "tiles are shared out as poplin does"),
         "nop": SAME,
         "for_loop": (PROFILE, "the profile has the body once for each time"),
         "cond": (PROFILE, "one body is run, the profile has both"),
@@ -141,7 +145,7 @@ GROUPS = (
         "gradientAccumulation": PROFILE,
         "accumulationAndReplicationReductionType": SAME,
         "setMeanAccumulationAndReplicationReductionStrategy": SAME,
-        "setAutomaticLossScaling": (SAME, "by the gradients of float16 weights; the counting is not in the profile"),
+        "setAutomaticLossScaling": (SAME, "the counting is not in the profile"),
         "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
     }),
     Group("Options.Precision", "Options.Precision.", _options.Precision, {
@@ -212,7 +216,7 @@ GROUPS = (
         "replicaGrouping": (PROFILE, "not with LAMB or max_grad_norm: an error says so"),
     }),
     Group("Optimisers", "optim.", optim, {
-        "SGD": (PROFILE, f"{_STATES}; use_combined_accum is recorded"),
+        "SGD": (PROFILE, f"{_STATES}; with use_combined_accum one tensor holds gradients and velocity, in memory"),
         "Adam": (PROFILE, _STATES),
         "AdamW": (PROFILE, _STATES),
         "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
