@@ -93,7 +93,7 @@ follow.
 **Convolutions on GC2** (JIA, measured in 2019 on early software; LBM, cycles). The formulas are those of later software
 and of its planner's best split. Predictions are 15-20 % too fast in the middle and up to 1.43 times at
 the largest batches, where the measured throughput falls again (Conv2_3: 73 at batch 32, 66 at 128) and ours does not.
-Nothing is fitted to it. LBM's fp32 convolution is predicted 16 % too fast as cycles go (ratio below 1 there means fewer
+Nothing is fitted to it. LBM's fp32 convolution is predicted 18 % too fast as cycles go (ratio below 1 there means fewer
 cycles).
 
 **Whole models** (MLPerf's log and Graphcore's results page), in their real configuration: replicas, accumulation,
