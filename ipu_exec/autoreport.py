@@ -55,7 +55,8 @@ class ProfileSession:
         if self._writer is None or not self._wanted.execution or self._runs >= self._wanted.run_count:
             return
         cycles = self._executable.cycles_per_call
-        run = records.Run(self._runs, f"run {self._runs}", 0, self._runs * cycles, host_start_us, host_end_us)
+        begin = self._runs * cycles + self._executable.timeline.schedule.head
+        run = records.Run(self._runs, f"run {self._runs}", 0, begin, host_start_us, host_end_us)
         self._runs += 1
         try:
             self._writer.add([run])

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ipu_exec import overlap
 from ipu_exec.annotations import attributes, block_ended, current_block, multi_conv, name_scopes, reset_blocks
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
@@ -31,7 +32,7 @@ from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, Valu
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.lowering.registry import is_view, packet, words
 from ipu_exec.multi_conv import Group, fuse, is_convolution
-from ipu_exec.optim import kept_as
+from ipu_exec.optim import combined, kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -151,6 +152,7 @@ def capture(
         recorder.graph.outputs = tuple(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
+    recorder.mark_overlaps(model)
     recorder.name_gradients(trained)
     if optimizer is not None:
         recorder.keep_states(optimizer)
@@ -259,6 +261,11 @@ class Recorder(TorchDispatchMode):
             if getattr(tensor, "_ipu_checkpoint", False):
                 self.graph.checkpoints.add(self.graph.values[self._values[id(tensor)]].storage)
 
+    def mark_overlaps(self, model: torch.nn.Module) -> None:
+        """Note what ops.set_overlap_for_input and set_overlap_for_output were called on."""
+        tensors = [tensor for tensor in self._alive if isinstance(tensor, torch.Tensor)]
+        overlap.find(self.graph, tensors, self._values, model)
+
     def mark_proportions(self) -> None:
         """Note what ops.set_available_memory asked for, on the operator and those of its gradients."""
         asked: dict[int, float] = {}
@@ -269,7 +276,7 @@ class Recorder(TorchDispatchMode):
                 asked[op.id] = proportion
         for op in self.graph.ops:
             proportion = asked.get(op.id, asked.get(op.forward_op, 0.0))
-            if proportion:
+            if proportion and not is_view(op.aten):
                 op.asked = replace(op.asked, proportion=proportion)
 
     def _planned(self, value: int) -> OpNode | None:
@@ -287,7 +294,19 @@ class Recorder(TorchDispatchMode):
         return None
 
     def keep_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in."""
+        """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in.
+
+        Where one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
+        """
+        if combined(optimizer):
+            storages = self.graph.storages
+            accumulators = {s.parameter: s.id for s in storages.values() if s.role == "accumulator"}
+            velocities = [s.id for s in storages.values() if s.name.endswith("/momentum_buffer")]
+            same = {
+                v: accumulators[storages.pop(v).parameter] for v in velocities if storages[v].parameter in accumulators
+            }
+            for value in self.graph.values.values():
+                value.storage = same.get(value.storage, value.storage)
         changed: dict[int, str] = {}
         for storage in self.graph.storages.values():
             dtype = kept_as(optimizer, storage.name.rpartition("/")[2]) if storage.parameter >= 0 else None

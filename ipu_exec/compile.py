@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec import executables, memory, numerics, patterns, placement, program, schedule
+from ipu_exec import executables, memory, numerics, overlap, patterns, placement, program, schedule
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import capture
 from ipu_exec.casting import casting
@@ -25,8 +25,8 @@ from ipu_exec.grouping import Groupings
 from ipu_exec.locations import Location, Locations
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
-from ipu_exec.machine import LINK_LATENCY_SECONDS, Machine, Target, target
-from ipu_exec.options import Options, TensorLocationOptions, TensorLocationSettings
+from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
+from ipu_exec.options import BUFFERING_DEPTHS, Options, TensorLocationOptions, TensorLocationSettings
 from ipu_exec.phases import PhaseOptions
 from ipu_exec.placement import StagePlace
 from ipu_exec.recompute import Recomputation, asked_for, by_block, is_view
@@ -117,6 +117,9 @@ def _compile_graph(
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
 
+    overlap.check(graph, options, strategy, mode)
+    across = overlap.across(graph, iterations)
+
     progress(0.3, "placement")
     _check_buffers(graph, options)
     placement.check_blocks(graph, strategy)
@@ -150,12 +153,14 @@ def _compile_graph(
         estimate=bool(options.estimate_unknown_operators),
         phases=phases,
         host_io=not options.synthetic_data,
+        host_latency=0 if _buffering(options) > 1 else HOST_LATENCY_SECONDS,
+        across=across,
         groupings=groupings,
     )
     tree = program.build(graph, placed, machines, wanted)
 
     progress(0.8, "memory")
-    variables, uses = memory.variables(graph, placed, tree, device)
+    variables, uses = memory.variables(graph, placed, tree, machines)
 
     progress(0.9, "schedule")
     step_ids = _number_steps(tree)
@@ -168,6 +173,8 @@ def _compile_graph(
         iterations=iterations,
         stream_out_once=mode in _ONCE,
         parallel_phases=isinstance(strategy, PhasedExecution) and strategy.parallel,
+        across=across,
+        pattern=options.sync_pattern,
     )
     progress(1.0, "done")
     return Executable(
@@ -222,7 +229,7 @@ def _machine(device: Target, options: Options, ipu: int) -> Machine:
     proportion = options.available_memory_proportion.get(ipu, 0.6)
     return Machine(
         device,
-        device.tiles,
+        device.tiles - options.TensorLocations.num_io_tiles,
         proportion,
         options.Precision.partials_type,
         dithering=bool(options.Training.convolution_dithering),
@@ -250,6 +257,16 @@ def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> L
         location(options.location_activation),
         replicas,
     )
+
+
+def _buffering(options: Options) -> int:
+    """How many micro-batches the host has ready for a stream, or room for: from two on nobody waits for the host to
+    turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end of a copy vanish there;
+    that this is all of the latency is an estimate). The buffers are the host's."""
+    settings = options._Popart.settings
+    if not settings.get("enablePrefetchDatastreams", True):
+        return 1
+    return max(int(settings.get(name, 1)) for name in BUFFERING_DEPTHS)
 
 
 def _number_steps(tree: program.ProgramTree) -> list[list[int]]:
@@ -281,8 +298,9 @@ class Executable:
 
     @property
     def cycles_per_call(self) -> int:
-        """Cycles of one call of the executor: all its device iterations."""
-        return self.timeline.trace.iterations * self.timeline.trace.iteration_cycles
+        """Cycles of one call of the executor: all its device iterations, and what is waited for around them."""
+        schedule, trace = self.timeline.schedule, self.timeline.trace
+        return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
 
     @cached_property
     def _tile_bytes(self) -> list[memory.TileBytes]:
@@ -320,7 +338,9 @@ class Executable:
             "link_bytes_per_cycle": self.target.link_bytes_per_cycle,
             "link_bytes_per_cycle_between_boards": self.target.board_link_bytes_per_cycle,
             "ipus_per_board": self.target.ipus_per_board,
-            **({"recomputation": self._recomputation()} if self.training else {}),
+            "host_latency": 0 if _buffering(self.options) > 1 else round(HOST_LATENCY_SECONDS * self.target.clock_hz),
+            "across": self.timeline.costs.across,
+            **({"recomputation": self._recomputation()} if self.training and self.graph.blocks else {}),
             "streaming_bytes_per_cycle": self.target.streaming_bytes_per_second / self.target.clock_hz,
         }
 
@@ -487,7 +507,7 @@ class Executable:
                 plan.flops if plan else 0,
                 self.tree.op_cycles.get(op.id, 0),
                 int(plan.estimated) if plan else 0,
-                plan.note if plan else "",
+                "; ".join(words for words in (plan.note if plan else "", str(op.asked)) if words),
             )
 
     def _program_rows(self) -> list[Any]:

@@ -32,6 +32,7 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     seconds = 1 / executable.target.clock_hz
     replicas = int(executable.options.replication_factor)
     count = int(schedule.micro_batch.max()) + 1
+    across = executable.timeline.costs.across
 
     def times(kind: int, stage: int | None, micro_batch: int) -> tuple[int, int]:
         """Start and end of a transfer; without a stage, the start of the first task of the micro-batch, twice."""
@@ -39,14 +40,20 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
         if stage is not None:
             found = np.flatnonzero(mine & (schedule.kind == kind) & (schedule.stage == stage))
             if len(found):
-                return int(schedule.start[found[0]]), int(schedule.end[found[0]])
-        first = int(schedule.start[mine].min())
+                carried = _carried(executable, kind, micro_batch % count)
+                return int(schedule.start[found[0]]) + carried, int(schedule.end[found[0]]) + carried
+        first = int(schedule.start[mine & ~np.isin(schedule.kind, schedules.BESIDE)].min())
         return first, first
 
     def column(kind: int, stage: int | None, end: bool, wanted: Sequence[tuple[int, int]]) -> list[float]:
         made = []
+        whole = schedule.head + trace.iterations * trace.iteration_cycles
         for iteration, micro_batch in wanted:
-            at = times(kind, stage, micro_batch)[end] + iteration * trace.iteration_cycles
+            at = schedule.head + iteration * trace.iteration_cycles + times(kind, stage, micro_batch)[end]
+            if across and kind == schedules.LOAD and (iteration, micro_batch) == (0, 0):
+                at = schedule.head * end  # before the first device iteration
+            if across and kind == schedules.UNLOAD and (iteration, micro_batch) == (trace.iterations - 1, count - 1):
+                at = whole + schedule.tail * end  # after the last
             made += [at * seconds] * replicas
         return made
 
@@ -60,17 +67,33 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
         for output in op.outputs:
             if output is not None:
                 makers.setdefault(graph.values[output].storage, op.id)
-    sources: list[int | None] = [placement.home.get(graph.values[value].storage) for value in graph.inputs]
-    sinks: list[int | None] = []
+    sources: list[tuple[int, int | None]] = []
+    for value in graph.inputs:
+        storage = graph.values[value].storage
+        kind = schedules.LOAD if storage in executable.tree.beside else schedules.STREAM_IN
+        sources.append((kind, placement.home.get(storage)))
+    sinks: list[tuple[int, int | None]] = []
     for value in graph.outputs:
-        maker = makers.get(graph.values[value].storage)
-        sinks.append(placement.home.get(graph.values[value].storage, 0) if maker is None else placement.op_stage[maker])
+        storage = graph.values[value].storage
+        maker = makers.get(storage)
+        kind = schedules.UNLOAD if storage in executable.tree.beside else schedules.STREAM_OUT
+        sinks.append((kind, placement.home.get(storage, 0) if maker is None else placement.op_stage[maker]))
     return {
-        "input": [column(schedules.STREAM_IN, stage, False, every) for stage in sources] or [[]],
-        "input_complete": [column(schedules.STREAM_IN, stage, True, every) for stage in sources] or [[]],
-        "output": [column(schedules.STREAM_OUT, stage, False, sent) for stage in sinks] or [[]],
-        "output_complete": [column(schedules.STREAM_OUT, stage, True, sent) for stage in sinks] or [[]],
+        "input": [column(kind, stage, False, every) for kind, stage in sources] or [[]],
+        "input_complete": [column(kind, stage, True, every) for kind, stage in sources] or [[]],
+        "output": [column(kind, stage, False, sent) for kind, stage in sinks] or [[]],
+        "output_complete": [column(kind, stage, True, sent) for kind, stage in sinks] or [[]],
     }
+
+
+def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
+    """Cycles by which a transfer is drawn in another device iteration than its own (`schedules.Costs.across`)."""
+    schedule, trace = executable.timeline.schedule, executable.timeline.trace
+    if not executable.timeline.costs.across:
+        return 0
+    if kind == schedules.LOAD and micro_batch == 0:
+        return -trace.iteration_cycles
+    return trace.iteration_cycles * (kind == schedules.UNLOAD and micro_batch == int(schedule.micro_batch.max()))
 
 
 def latency(found: Counters, first: str, of_first: Reduce, last: str, of_last: Reduce) -> tuple[float, float, float]:

@@ -26,7 +26,17 @@ from ipu_exec.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.grouping import GroupedParameter
-from ipu_exec.optim import SGD, AttributeTracker, check_constants, check_supported, constants, loss_scaling
+from ipu_exec.optim import (
+    SGD,
+    STATES,
+    AttributeTracker,
+    check_constants,
+    check_supported,
+    combined,
+    constants,
+    kept_as,
+    loss_scaling,
+)
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.precision import LossScaler, Precision
 from ipu_exec.structures import learn
@@ -76,7 +86,8 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
 
 
 class PoplarExecutor:
-    """Made by `trainingModel` and `inferenceModel`. Attributes it has not are the wrapped model's.
+    """Made by `trainingModel` and `inferenceModel`. Attributes it has not are the wrapped model's; a parameter of it
+    comes with ``replicaGrouping`` (`ipu_exec.grouping`).
 
     Compiles at the first call, or by `compile`, for inputs like those: others are an error. Compiles again, and says so
     in the log "ipu_exec", when train/eval mode, trained parameters or the optimiser's structure change. Holds a copy of
@@ -472,6 +483,8 @@ class PoplarExecutor:
         if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
             raise UsageError("the optimiser has none of the model's parameters; make it from model.parameters()")
         check_supported(optimizer)
+        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not combined(optimizer):
+            self._keep_running_means()
         self._attributes.check(optimizer)
         if self._executable is not None and self._optimizer is not None:
             check_constants(optimizer, self._constants)
@@ -481,13 +494,19 @@ class PoplarExecutor:
         if before is not None and before is not optimizer and type(before) is type(optimizer) and not optimizer.state:
             optimizer.state.update(before.state)
         self._optimizer = optimizer
-        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not getattr(
-            optimizer, "use_combined_accum", False
-        ):
-            self._keep_running_means()
 
     def _keep_running_means(self) -> None:
-        """float16 accumulators hold running means, so that they do not overflow (facts/poptorch.md)."""
+        """float16 accumulators hold running means, so that they do not overflow (facts/poptorch.md).
+
+        Error once compiled with another strategy.
+        """
+        strategy = self._options.Training.mean_accumulation_and_replication_reduction_strategy
+        if self._executable is not None and strategy is not MeanReductionStrategy.Running:
+            raise UsageError(
+                "Invalid optimizer: its accum_type is float16, which would require changing options.Training."
+                "meanAccumulationAndReplicationReductionStrategy to Running, but the model is compiled with "
+                f"{strategy.name}. destroy() the model first, or keep accum_type in float32"
+            )
         self._options._freeze(False)
         self._options.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
         self._options._freeze()
@@ -593,6 +612,7 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         }
         groups.append((tuple(tuple(p.shape) for p in group["params"]), tuple(settings.items())))
     extras = {name: getattr(optimizer, name, None) for name in _STRUCTURAL}
+    extras |= {name: str(kept_as(optimizer, name)) for name in STATES} | {"combined": combined(optimizer)}
     return (type(optimizer).__name__, tuple(groups), tuple(extras.items()))
 
 

@@ -51,6 +51,17 @@ class Asked:
     dithering: bool | None = None  # MultiConv; None: as set for all
     attributes: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `ipu_exec.Attribute`
 
+    def __str__(self) -> str:
+        """For the profile; "" where nothing is asked for."""
+        said = [
+            f"available memory {self.proportion:g}" if self.proportion else "",
+            f"{self.partials} partials" if self.partials else "",
+            "" if self.dithering is None else f"dithering {'on' if self.dithering else 'off'}",
+            *(f"{attribute} {key}: {value}" for attribute, key, value in self.attributes),
+        ]
+        words = ", ".join(part for part in said if part)
+        return f"asked for {words}" if words else ""
+
     @property
     def outline(self) -> tuple[tuple[str, str, str], ...]:
         """Attributes that keep operators apart which would share their code."""
@@ -103,6 +114,8 @@ class Graph:
     inputs: tuple[int, ...] = ()  # values streamed from the host, a micro-batch
     outputs: tuple[int, ...] = ()  # values streamed back
     loss: int = -1  # the value that the backward begins at
+    overlapped_inputs: dict[int, str] = field(default_factory=dict)  # storage -> value of its OverlapMode
+    overlapped_outputs: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
     training: bool = False
     outside: int = -1  # the first forward op after a ``with Block``, in none

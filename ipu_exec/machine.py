@@ -130,6 +130,24 @@ class Machine:
     def product_tiles(self) -> int:
         return self.part or self.tiles
 
+    @property
+    def io_tiles(self) -> int:
+        """Tiles set aside for I/O. They are the IPU's last: which ones GCL takes is not public, and what an exchange
+        costs hardly depends on it (`exchange_latency` is a mean over rows)."""
+        return self.target.tiles - self.tiles
+
+    def whole(self, compute: np.ndarray) -> np.ndarray:
+        """A vector over the tiles that compute as one over all tiles of the IPU; I/O tiles have none of it."""
+        return np.append(compute, np.zeros(self.io_tiles, compute.dtype)) if self.io_tiles else compute
+
+    def on_io_tiles(self, total: int, grain: int = 4) -> np.ndarray:
+        """``total`` bytes over the I/O tiles, as evenly as whole words go: a vector over all tiles of the IPU."""
+        share = np.zeros(self.target.tiles, np.int64)
+        words = -(-total // grain)
+        edges = np.minimum(np.arange(self.io_tiles + 1, dtype=np.int64) * words // self.io_tiles * grain, total)
+        share[self.tiles :] = np.diff(edges)
+        return share
+
 
 def exchange_latency(target: Target) -> int:
     """Cycles from the start of an exchange to the first word, for pairs spread over the chip.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
-from ipu_exec.machine import Target
+from ipu_exec.machine import Machine, Target
 from ipu_exec.placement import Placement, Transfer
 from ipu_exec.program import Body, ProgramTree, StepDraft
 from profiler import records, schedules
@@ -27,6 +27,17 @@ _CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCod
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
 _PART = {schedules.STREAM_IN: "forward", schedules.FORWARD: "forward", schedules.REDUCE: "update",
          schedules.UPDATE: "update"}  # fmt: skip
+
+# Operators with an in-place variant (popart/op/*.hpp), and those an optimiser's update is made of.
+_IN_PLACE = frozenset(
+    {"add", "sub", "mul", "pow", "relu", "leaky_relu", "exp", "expm1", "log1p", "sigmoid", "softmax", "_softmax"}
+    | {"_log_softmax", "ceil", "floor", "round", "clamp", "clamp_min", "clamp_max", "elu", "selu", "silu", "sign"}
+    | {"softplus", "hardsigmoid", "hardshrink", "softshrink", "atan", "asinh", "sinh", "gelu", "threshold", "hardtanh"}
+)
+_FUSED = frozenset(
+    {"add", "sub", "mul", "div", "sqrt", "pow", "square", "neg", "reciprocal", "rsqrt", "lerp", "addcdiv", "addcmul"}
+    | {"clamp", "clamp_min", "clamp_max", "sign", "exp", "maximum", "where"}
+)
 
 STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
 # Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its sender, where it goes,
@@ -70,18 +81,20 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
 
 
 def variables(
-    graph: Graph, placement: Placement, tree: ProgramTree, target: Target
+    graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
 ) -> tuple[list[records.Variable], list[records.Use]]:
     """All that lies in tile memory of one replica, IPU by IPU, ids from 0; and which operators use what."""
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     for ipu in range(placement.num_ipus):
-        maker = _Maker(graph, placement, tree, ipu, found)
+        maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
+        maker.in_place()
         uses.update(maker.uses())
         first = len(found)
         maker.temporaries()
-        maker.program(target)
+        maker.buffers()
+        maker.program(machines[ipu].target)
         here = {op.id for op, stage in zip(graph.ops, placement.op_stage, strict=True) if placement.ipus[stage] == ipu}
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
     return found, [records.Use(op, variable) for op, variable in sorted(uses)]
@@ -96,9 +109,11 @@ class _Maker:
         placement: Placement,
         tree: ProgramTree,
         ipu: int,
+        machine: Machine,
         found: list[records.Variable],
     ) -> None:
         self.graph, self.placement, self.tree, self.ipu, self.found = graph, placement, tree, ipu, found
+        self.machine = machine
         self.start = positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
@@ -165,6 +180,31 @@ class _Maker:
             self._storage(storage_id, stage, layout)
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.found)))
 
+    def in_place(self) -> None:
+        """An elementwise operator writes over an input that nobody reads after it: what lies there is its output.
+
+        PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the update of an
+        optimiser is one expression over its operands, whatever it is made of (popart's ``AdamUpdater``).
+        """
+        storage = {value.id: value.storage for value in self.graph.values.values()}
+        for body, at in self.bodies:
+            ends = {step.op: at + index for index, step in enumerate(body.steps) if step.plan is not None}
+            for op_id, end in ends.items():
+                op = self.graph.ops[op_id]
+                in_place = _IN_PLACE if op.direction != "update" else _FUSED
+                if ".".join(op.aten.split(".")[1:2]) not in in_place or op.outputs[0] is None or end == at:
+                    continue
+                made = [self.found[v] for v in self.of_storage.get(storage[op.outputs[0]], ())]
+                output = next((v for v in made if v.start == end), None)
+                if output is None:
+                    continue
+                for index in (v for value in op.inputs for v in self.of_storage.get(storage[value], ())):
+                    dies = self.found[index]
+                    overlaid = dies.role in ("activation", "gradient") and dies.start < end and dies.stop == end + 1
+                    if overlaid and np.array_equal(dies.tile_bytes, output.tile_bytes):
+                        self.found[index] = replace(dies, stop=end)
+                        break
+
     def uses(self) -> Iterator[tuple[int, int]]:
         """(operator, variable) of the tensors that operators of this IPU read or write."""
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
@@ -174,7 +214,7 @@ class _Maker:
                         yield op.id, variable
 
     def _storage(self, storage_id: int, stage: int, layout: Layout) -> None:
-        storage = self.graph.storages[storage_id]
+        storage, nbytes = self.graph.storages[storage_id], self.machine.whole(layout.bytes)
         about: dict[str, Any] = {
             "op": self.makers.get(storage_id, -1),
             "stage": stage,
@@ -183,20 +223,21 @@ class _Maker:
         }
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
-            self.add(storage.name, "variable", storage.role, part.bytes, **{**about, "op": self._owner_op(storage_id)})
+            kept = self.machine.whole(part.bytes)
+            self.add(storage.name, "variable", storage.role, kept, **{**about, "op": self._owner_op(storage_id)})
             for first, last in self._lifetimes(storage_id, stage):
-                self.add(f"{storage.name}/gathered", "variable", "temporary", layout.bytes, (first, last), **about)
+                self.add(f"{storage.name}/gathered", "variable", "temporary", nbytes, (first, last), **about)
             return
         stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
         if stays and self.placement.home.get(storage_id, stage) == stage:
             about["op"] = self._owner_op(storage_id)
-            self.add(storage.name, "variable", storage.role, layout.bytes, **about)
+            self.add(storage.name, "variable", storage.role, nbytes, **about)
             return
         for first, last in self._lifetimes(storage_id, stage):
-            self.add(storage.name, "variable", storage.role, layout.bytes, (first, last), **about)
+            self.add(storage.name, "variable", storage.role, nbytes, (first, last), **about)
         if storage_id in self.tree.stashed.get(stage, ()):
             depth = schedules.stash_depth(len(self.placement.stages), stage)
-            self.add(f"{storage.name}/stash", "variable", "stash", layout.bytes * depth, **about)
+            self.add(f"{storage.name}/stash", "variable", "stash", nbytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
         """The first op that uses a weight (or the weight of a state): where its memory is looked for."""
@@ -273,6 +314,13 @@ class _Maker:
                     stage=stage,
                     interleaved=use.interleaved,
                 )
+
+    def buffers(self) -> None:
+        """Of host streams: always live (facts/memory.md)."""
+        for use in self.tree.buffers:
+            stage = use.first
+            if self.placement.ipus[stage] == self.ipu:
+                self.add(use.name, "variable", use.role, use.tile_bytes, op=use.op, stage=stage)
 
     # -- code ----------------------------------------------------------------------------------------------
 

@@ -355,7 +355,8 @@ def train(
                     _clear(parameters)
                     for step in range(plan.accumulation):
                         taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                        with _watched(watch, (taken, named), iteration, step, replica), precision.model(replica):
+                        watched = _watched(watch, (taken, named), iteration, step, replica)
+                        with precision.counting(), watched, precision.model(replica):
                             returned = run(model, plan.groupings, replica, taken, named)
                             if watch is not None:
                                 watch.backward()
@@ -367,7 +368,7 @@ def train(
             for parameter in parameters:
                 parameter.grad = total.get(parameter)
             if precision.scaler:
-                precision.scaler.observe(total.values())
+                precision.scaler.update(total.values())
             with precision.update(optimizer):
                 _divide(parameters, plan, scale)
                 optimizer.step()

@@ -12,10 +12,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from ipu_exec import overlap
 from ipu_exec.annotations import open_multi_conv
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
-from ipu_exec.errors import UsageError, warn_once
+from ipu_exec.errors import UsageError
 
 Body = Callable[..., Any]
 
@@ -249,8 +250,9 @@ def serializedMatMul(
 class MultiConv:
     """``with MultiConv(): ...``: the convolutions inside run at the same time, each on a part of the tiles.
 
-    None may need another's result. Their gradients run together too. With ``MultiConvPlanType.Serial`` they follow
-    each other, each on all tiles. Numbers do not depend on it.
+    None may need another's result. Their gradients run together too. Poplin gives the largest most of the tiles, so
+    that convolutions of one size run one on many and the rest on few, unless `perConvReservedTiles` is raised. With
+    ``MultiConvPlanType.Serial`` they follow each other, each on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:
@@ -314,22 +316,25 @@ class MultiConv:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """PopTorch's overlap of inputs with computing. The tensors themselves; overlap is not modelled, and said so."""
-    return _overlap("set_overlap_for_input", input_tensors, mode)
+    """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`). Use what it returns, and
+    the inputs for nothing else. Numbers do not depend on it; `ipu_exec.overlap` has the rules."""
+    return _overlap(overlap.INPUT, input_tensors, mode)
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """PopTorch's overlap of outputs with computing. The tensors themselves; overlap is not modelled, and said so."""
-    return _overlap("set_overlap_for_output", output_tensors, mode)
+    """Have these outputs leave beside computing, over I/O tiles. Return what it returns."""
+    return _overlap(overlap.OUTPUT, output_tensors, mode)
 
 
 def _overlap(place: str, tensors: Any, mode: OverlapMode) -> Any:
     if not isinstance(mode, OverlapMode):
         raise UsageError(f"{place}: mode is an OverlapMode, not {mode!r}")
     tree_map(lambda leaf: check_tensor(place, leaf), tensors)
-    if mode is not OverlapMode.NoOverlap and isRunningOnIpu():
-        warn_once(f"{place}: host I/O is modelled before and after computing, so OverlapMode.{mode.name} saves nothing")
-    return tensors
+
+    def noted(leaf: torch.Tensor) -> torch.Tensor:  # while the model is captured; else there is nothing to do
+        return overlap.marked(leaf, place, mode) if isinstance(leaf, FakeTensor) else leaf
+
+    return tree_map(noted, tensors)
 
 
 def ipu_print_tensor(

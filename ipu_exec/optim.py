@@ -1,7 +1,8 @@
 """PyTorch's optimisers with the extra arguments that PopTorch gives them, and LAMB.
 
-The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as attributes; with
-their defaults the update is PyTorch's, bit for bit.
+The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as attributes; the update
+of a float32 weight is PyTorch's, bit for bit, before states are rounded to the types they name (`kept_as`), which is
+done by who runs the update (`ipu_exec.precision`). A float16 weight is updated in float32 there.
 """
 
 from __future__ import annotations
@@ -461,7 +462,7 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
             parameter.sub_(moved)
 
 
-_STATES = {
+STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
     "accumulator": "accum_type",
     "exp_avg": "first_order_momentum_accum_type",
     "grad_avg": "first_order_momentum_accum_type",
@@ -471,14 +472,26 @@ _STATES = {
 }
 
 
+def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
+    """True for those of this module: what they keep states in is theirs to say, not the weights'."""
+    return isinstance(optimizer, _Extras)
+
+
+def combined(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's SGD1)."""
+    return bool(getattr(optimizer, "use_combined_accum", False))
+
+
 def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
     """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
 
     ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None: as the weight, for
-    PyTorch's own optimisers, and for what PopTorch has no argument for.
+    PyTorch's own optimisers, where one tensor holds gradients and velocities (PopTorch gives PopART no type for it:
+    popart_compiler, CompilerImpl.cpp), and for what PopTorch has no argument for.
     """
-    dtype = getattr(optimizer, _STATES.get(state, ""), None) if isinstance(optimizer, _Extras) else None
-    return cast("torch.dtype | None", dtype)
+    if not is_poptorchs(optimizer) or combined(optimizer):
+        return None
+    return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
 
 
 def loss_scaling(optimizer: torch.optim.Optimizer) -> float:

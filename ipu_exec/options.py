@@ -40,13 +40,12 @@ ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
+BUFFERING_DEPTHS = ("defaultBufferingDepth", "defaultPrefetchBufferingDepth")  # PopART's name, and the one before
 DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
 # Settings that change nothing here though they would on a machine: setting one warns, and says what happens instead.
 _NOT_HONOURED = {
-    "sync_pattern": ("syncPattern", "cycles are those of SyncPattern.Full"),
-    "num_io_tiles": ("TensorLocations.numIOTiles", "all tiles compute, and host I/O takes turns with that"),
-    "io_tiles_to_load": ("useIOTilesToLoad", "all tiles compute and load"),
-    "io_tiles_to_store": ("useIOTilesToStore", "all tiles compute and store"),
+    "io_tiles_to_load": ("useIOTilesToLoad", "the tiles that compute load it"),
+    "io_tiles_to_store": ("useIOTilesToStore", "the tiles that compute store it"),
 }
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 
@@ -73,6 +72,9 @@ class _Group:
         name = name.removeprefix("_") if name == "_execution_strategy" else name  # as PopTorch has it
         if name in values:
             return values[name]
+        snake = re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", name)  # some of PopTorch's are in camel case
+        if snake in values:
+            return values[snake]
         raise AttributeError(f"{type(self).__name__.strip('_')} has no option {name!r}; it has {', '.join(values)}")
 
     def _set(self, **values: Any) -> Self:
@@ -264,20 +266,22 @@ class TensorLocationSettings(_Group):
             io_tiles_to_store=None,
         )
 
-    def useOnChipStorage(self, use: bool = True) -> Self:
-        """False: in streaming memory, loaded when needed."""
+    def useOnChipStorage(self, use: bool | None = True) -> Self:
+        """False: in streaming memory, loaded when needed. None: as the execution strategy has it."""
+        if use is None:
+            return self._set(on_chip_storage=None)
         return self._flag("useOnChipStorage", on_chip_storage=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica keeps its part only."""
+        """Each replica keeps its part only: of weights, optimiser states and accumulators, never of activations."""
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
-        """Smaller tensors stay on the chip."""
+        """Smaller tensors stay on the chip: by default those of one element, as in PopART."""
         return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Smaller tensors are not sharded."""
+        """Smaller tensors are not sharded: by default those of fewer than 8,192 elements, as in PopART."""
         return self._count(
             "minElementsForReplicatedTensorSharding", 0, min_elements_for_replicated_tensor_sharding=min_elements
         )
@@ -332,7 +336,8 @@ class TensorLocationOptions(_Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles set aside for I/O: even, 32 to 192."""
+        """Tiles of each IPU set aside for I/O: even, 32 to 192. The others compute; what `set_overlap_for_input` and
+        `set_overlap_for_output` name moves beside that."""
         if isinstance(num_tiles, bool) or not isinstance(num_tiles, int) or not 32 <= num_tiles <= 192 or num_tiles % 2:
             raise UsageError(f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}")
         return self._set(num_io_tiles=num_tiles)
@@ -386,7 +391,7 @@ class JitOptions(_Group):
 
 
 class PopartOptions(_Group):
-    """``opts._Popart``: free-form settings of PopTorch's backend. Recorded; ``engineOptions`` is obeyed."""
+    """``opts._Popart``: free-form settings of PopTorch's backend: docs/compatibility.md says which are obeyed."""
 
     def __init__(self) -> None:
         super().__init__(engineOptions={})
@@ -395,6 +400,8 @@ class PopartOptions(_Group):
         """Record one setting. ``engineOptions`` takes a dict of ``autoReport.*`` and the like."""
         if key == "engineOptions" and not isinstance(value, Mapping):
             raise UsageError(f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}")
+        if key in BUFFERING_DEPTHS:
+            return self._count(f"_Popart.set({key!r}, ...)", **{key: value})
         return self._set(**{key: value})
 
     @property
@@ -583,7 +590,7 @@ class Options(_Group):
         return self._enum("connectionType", ConnectionType, connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Recorded."""
+        """Which IPUs wait for the host together: all (Full), each alone (SinglePipeline), or every other one."""
         return self._enum("syncPattern", SyncPattern, sync_pattern=sync_pattern)
 
     # -- running -----------------------------------------------------------------------------------------

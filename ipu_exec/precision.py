@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ipu_exec.casting import Casting
 from ipu_exec.errors import UsageError
-from ipu_exec.optim import kept_as
+from ipu_exec.lowering.registry import is_view, packet, words
+from ipu_exec.optim import is_poptorchs, kept_as, loss_scaling
 
 HALF_MAX = 65504.0
 # PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings (graphcore/popart,
@@ -21,6 +24,10 @@ BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond i
 LARGE_SHARE = 1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
 UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
+# What moves gradients and computes none.
+_UNCOUNTED = {f"aten.{name}" for name in words(
+    "cat stack clone copy_ index index_select gather slice_backward select_backward embedding_dense_backward new_zeros"
+)}  # fmt: skip
 _SETTINGS = {"binEdgeLocation": "edge", "thresholdUpperCountProportion": "share", "updatePeriod": "period"}
 
 
@@ -48,9 +55,10 @@ def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> to
 class LossScaler:
     """The loss scale of float16 training, changed after each weight update (PopART's automatic loss scaling).
 
-    Where more than ``share`` of the elements of float16 weight gradients, as scaled, lie beyond ``edge`` times the
-    largest float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over ``period`` weight updates.
-    Without float16 gradients it stays. PopART counts the gradients of activations too.
+    Where more than ``share`` of the elements of float16 gradients, as scaled, lie beyond ``edge`` times the largest
+    float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over ``period`` weight updates. Counted is
+    what a backward operator makes in float16, of activations and weights, but for views, copies and joints (PopART's
+    AllNonViewChangingGradientTensors; graphcore/popart, transforms/automaticlossscaling.cpp). Without any it stays.
     """
 
     scale: float
@@ -78,12 +86,18 @@ class LossScaler:
             )
         return LossScaler(scale, **given)
 
-    def observe(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Look at the gradients of a weight update, and make infinite ones the largest float16, as an IPU does."""
+    def count(self, gradient: torch.Tensor) -> None:
+        """Look at one float16 gradient."""
+        self._large += int((gradient.abs() > self.edge * HALF_MAX).sum() + gradient.isnan().sum())
+        self._total += gradient.numel()
+
+    def update(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Change the scale after a weight update's gradients were made.
+
+        ``gradients``: those of the weights; infinite ones become the largest float16, as on an IPU.
+        """
         for gradient in gradients:
             if gradient.dtype is torch.float16:
-                self._large += int((gradient.abs() > self.edge * HALF_MAX).sum() + gradient.isnan().sum())
-                self._total += gradient.numel()
                 gradient.clamp_(-HALF_MAX, HALF_MAX)
         self._updates += 1
         if self._updates < self.period:
@@ -92,6 +106,26 @@ class LossScaler:
             many = self._large > self.share * self._total
             self.scale = self.scale / 2 if many else min(self.scale * 2, MAX_SCALE)
         self._large = self._total = self._updates = 0
+
+
+class _Counting(TorchDispatchMode):
+    """Has the scaler look at what a backward makes while this is entered."""
+
+    def __init__(self, scaler: LossScaler) -> None:
+        super().__init__()
+        self._scaler = scaler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = str(func)
+        if torch._C._current_graph_task_id() >= 0 and not is_view(name) and packet(name) not in _UNCOUNTED:
+            node = torch._C._current_autograd_node()
+            results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+            accumulates = node is not None and node.name() == "torch::autograd::AccumulateGrad"
+            if not accumulates and all(result.dtype is torch.float16 for result in results):
+                for result in results:
+                    self._scaler.count(result)
+        return made
 
 
 @dataclass
@@ -108,6 +142,10 @@ class Precision:
             self.casting.replica = replica
         return self.casting
 
+    def counting(self) -> contextlib.AbstractContextManager[Any]:
+        """Enter it around all else that looks at a micro-batch's operators."""
+        return _Counting(self.scaler) if self.scaler is not None else contextlib.nullcontext()
+
     def accumulate(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """Round gradients that are being added up, where the optimiser keeps them in float16."""
         if kept_as(optimizer, "accumulator") is torch.float16:
@@ -123,8 +161,7 @@ class Precision:
         optimisers then round the states that they keep in float16; PyTorch's are left to PyTorch, where nothing of
         this is asked for.
         """
-        typed = kept_as(optimizer, "accumulator") is not None
-        if self.rounding is None and self.scaler is None and not typed:
+        if self.rounding is None and self.scaler is None and not is_poptorchs(optimizer):
             yield
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -147,8 +184,8 @@ class Precision:
         for parameter in parameters:
             for name, value in optimizer.state.get(parameter, {}).items():
                 if kept_as(optimizer, name) is torch.float16 and isinstance(value, torch.Tensor):
-                    # velocities are kept scaled, so that small ones are not lost
-                    scale = getattr(optimizer, "velocity_scaling", 1.0)
+                    # PopTorch keeps velocities scaled as the loss is, so that small ones are not lost
+                    scale = loss_scaling(optimizer) if name == "momentum_buffer" else 1.0
                     value.copy_(self._rounded(value * scale) / scale)
 
     def _rounded(self, values: torch.Tensor) -> torch.Tensor:

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.errors import LoweringError, warn_once
-from ipu_exec.graph import Graph, OpNode, Storage, ValueRef
-from ipu_exec.grouping import Grouping, Groupings
-from ipu_exec.locations import Locations, Shard, runs_on_parts
+from ipu_exec.enums import OverlapMode
+from ipu_exec.errors import LoweringError
+from ipu_exec.graph import Graph, OpNode, ValueRef
+from ipu_exec.grouping import Groupings
+from ipu_exec.locations import Locations, Places, Shard, by_weight, grouping_of, locate
 from ipu_exec.lowering import generic, lower
+from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.layouts import linear
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operand, OpSpec, Plan, Vertices
 from ipu_exec.machine import (
@@ -53,6 +55,8 @@ from profiler import records, schedules
 
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
 _STASHED = ("activation", "input", "gradient")
+BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
+BUFFERS_ACROSS = 3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
 _KEPT = ("weight", "optimiser state")  # what a weight update changes
 
 
@@ -106,6 +110,14 @@ class Body:
     def cycles(self) -> int:
         return sum(step.cycles for step in self.steps)
 
+    def begin_with(self, steps: list[StepDraft]) -> None:
+        """Put steps before all others."""
+        count = len(steps)
+        self.steps[:0] = steps
+        self.touched = {storage: (first + count, last + count) for storage, (first, last) in self.touched.items()}
+        for use in self.temporaries:
+            use.first, use.last = use.first + count, use.last + count
+
     def touch(self, storage: int, first: int, last: int) -> None:
         old = self.touched.get(storage, (first, last))
         self.touched[storage] = (min(old[0], first), max(old[1], last))
@@ -126,6 +138,8 @@ class ProgramTree:
     turning: frozenset[int] = frozenset()  # phased: stages whose backward follows their forward at once
     loads: dict[tuple[int, int], int] = field(default_factory=dict)  # (task, stage) -> cycles at its body's beginning
     stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
+    buffers: list[Use] = field(default_factory=list)  # of streams, always there; ``first`` is the stage
+    beside: frozenset[int] = frozenset()  # storages that come or leave over I/O tiles
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """Bodies of these tasks of a stage, in the order in which they run."""
@@ -151,6 +165,8 @@ class ProgramOptions:
     phases: PhaseOptions = field(default_factory=PhaseOptions)
     groupings: Groupings = field(default_factory=dict)  # weights that differ between replicas, by name
     host_io: bool = True  # inputs come from the host and outputs go there
+    host_latency: float = HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
+    across: bool = False  # what is overlapped is so from one device iteration into the next
 
 
 def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
@@ -170,17 +186,16 @@ class _Builder:
         self.stages = range(len(placement.stages))
         self.traffic: dict[tuple[str, int], Traffic] = {}
         self.moving: dict[int, bool] = {}
-        self.locations = options.locations
-        self.remote: set[int] = set()  # storages that wait in streaming memory while no operator uses them
-        self.split: set[int] = set()  # storages of which a replica keeps its part
-        self.grouped: set[int] = set()  # weights that are updated a part on each replica
+        self.places = Places()
         self.parts: dict[tuple[int, int], Layout] = {}
-        self.last_change: dict[tuple[str, int], dict[int, int]] = {}  # of `remote`: direction, stage -> storage -> op
         self.there: dict[tuple[str, int], set[int]] = {}  # direction and stage -> what was brought to the chip for it
         self.loads: dict[tuple[int, int], int] = {}
         self.stores: dict[tuple[int, int], int] = {}
         self.kept: set[int] = set()  # storages that are not made again
         self.near_loss: set[int] = set()  # those that the loss reaches without passing one of them
+        self.buffers: list[Use] = []
+        self.beside: set[int] = set()
+        self.wide: dict[int, tuple[Plan, Plan]] = {}  # by id: a plan, and the same with vectors over all tiles
         self.makers: dict[int, int] = {}  # storage -> op that makes it
         for op in graph.ops:
             for output in op.outputs:
@@ -207,7 +222,7 @@ class _Builder:
         again: dict[int, list[OpNode]] = {}
         for stage in self.stages:
             stashed[stage], again[stage] = self._kept_and_recomputed(ops, stage)
-        self._locate(ops, again)
+        self.places = locate(self.graph, self.placement, ops, again, self.options.locations, self.options.groupings)
 
         forwards, backwards, updates = [], [], []
         for stage in self.stages:
@@ -225,7 +240,7 @@ class _Builder:
                     self._update(ops.get(("update", stage), []), stage, body)
             if body.steps:
                 updates.append(body)
-        streams_in, streams_out = self._streams()
+        streams_in, streams_out = self._streams(forwards)
         copies = [self._copies(ipu) for ipu in range(self.placement.num_ipus)]
         reduces = [self._reduce(ipu) for ipu in range(self.placement.num_ipus)]
         syncs = [
@@ -239,7 +254,8 @@ class _Builder:
         bodies = [body for body in order if body is not None and body.steps]
         recomputed = {stage: {s for op in mine for s in made_by(self.graph, op)} for stage, mine in again.items()}
         return ProgramTree(bodies, self.layouts, stashed, recomputed, self.op_plans, self.op_cycles,
-                           self._moving(), self.parts, self._turning(), self.loads, self.stores)  # fmt: skip
+                           self._moving(), self.parts, self._turning(), self.loads, self.stores, self.buffers,
+                           frozenset(self.beside))  # fmt: skip
 
     # -- operators -----------------------------------------------------------------------------------------
 
@@ -283,7 +299,7 @@ class _Builder:
         if direction == "backward" and stage in self._turning():
             return []
         read = dict.fromkeys(self._storage(v) for op in ops for v in read_values(op))
-        return [s for s in read if s in self.split and self.graph.storages[s].role == "weight"]
+        return [s for s in read if s in self.places.split and self.graph.storages[s].role == "weight"]
 
     def _backward(self, stage: int, ops: list[OpNode], again: list[OpNode], stashed: list[int]) -> list[Body]:
         """The backward of a stage, cut where it turns from running forward operators again to its own and back.
@@ -322,8 +338,7 @@ class _Builder:
         target = self.machines[body.ipu].target
         received = np.zeros(target.tiles, np.int64)
         for storage in storages:
-            layout = self._layout(storage, stage, self.machines[body.ipu])
-            received += layout.bytes if layout is not None else 0
+            received += self._bytes(storage, stage, self.machines[body.ipu])
         busiest = int(received.sum()) / target.link_bytes_per_cycle
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
@@ -374,7 +389,20 @@ class _Builder:
             if output is not None and (self._storage(output), stage) not in self.layouts:
                 storage = self._storage(output)
                 self.layouts[storage, stage] = self._default_layout(storage, machine)
-        return plan
+        return self._widened(plan, machine)
+
+    def _widened(self, plan: Plan, machine: Machine) -> Plan:
+        """The plan over all tiles: a lowering knows only those that compute."""
+        if not machine.io_tiles:
+            return plan
+        if id(plan) not in self.wide:
+            self.wide[id(plan)] = plan, _widened(plan, machine)
+        return self.wide[id(plan)][1]
+
+    def _bytes(self, storage: int, stage: int, machine: Machine) -> np.ndarray:
+        """Of a storage on each tile of the IPU; nothing where nobody placed it."""
+        layout = self._layout(storage, stage, machine)
+        return machine.whole(layout.bytes) if layout is not None else np.zeros(machine.target.tiles, np.int64)
 
     def _append(self, op: OpNode, plan: Plan, body: Body) -> None:
         machine = self.machines[body.ipu]
@@ -464,73 +492,6 @@ class _Builder:
 
     # -- tensors that are not whole on the chip ------------------------------------------------------------
 
-    def _locate(self, ops: dict[tuple[str, int], list[OpNode]], again: dict[int, list[OpNode]]) -> None:
-        """Which storages wait in streaming memory, and of which a replica keeps its part (`ipu_exec.locations`).
-
-        In phased execution phases move weights, accumulators and activations. What stages share stays whole on the
-        chip, and in a pipeline so do activations: their stash.
-        """
-        shared = {transfer.storage for transfer in self.placement.transfers}
-        phases = bool(self.placement.phases)
-        common: set[str] = set()
-        waits = set() if phases or self.placement.pipelined else self._read_backward(ops, again)
-        for storage in self.graph.storages.values():
-            fixed = storage.id in shared or (phases and storage.role != "optimiser state")
-            if self.locations.off_chip(storage) and not fixed and (storage.role != "activation" or storage.id in waits):
-                self.remote.add(storage.id)
-            elif storage.role == "weight" and storage.id in shared and not phases and self.locations.moves(storage):
-                common.add(storage.name)
-        in_parts: dict[int, bool] = {}
-        refused: list[str] = []
-        apart: list[str] = []
-        for stage in self.stages:
-            for weight, mine in self._by_weight(ops.get(("update", stage), [])).items():
-                in_parts[weight] = in_parts.get(weight, True) and weight >= 0 and self._can_part(weight, mine)
-        for storage in self.graph.storages.values():
-            weight = storage.parameter if storage.parameter >= 0 else storage.id
-            if not self.locations.sharded(storage) or storage.elements != self.graph.storages[weight].elements:
-                continue
-            if self._grouping(storage) is not None:
-                apart.append(storage.name)
-            elif not in_parts.get(weight, True):
-                refused.append(storage.name)
-            elif storage.id not in shared and (storage.role != "accumulator" or not phases):
-                self.split.add(storage.id)
-                self.grouped |= {weight} & in_parts.keys()
-        self._say(
-            "useReplicatedTensorSharding", refused, "their optimiser does more than elementwise operators and norms"
-        )
-        self._say("useReplicatedTensorSharding", apart, "their values differ between replicas (replicaGrouping)")
-        self._say("TensorLocations.setWeightLocation", sorted(common), "stages share them")
-        for key, mine in ops.items():
-            changes = {self._storage(v): op.id for op in mine for v in (*op.outputs, *op.writes) if v is not None}
-            self.last_change[key] = {storage: op for storage, op in changes.items() if storage in self.remote}
-
-    @staticmethod
-    def _say(option: str, names: list[str], why: str) -> None:
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            warn_once(f"{option} is not honoured for {names[0]!r}{more}, which stay whole on the chip: {why}")
-
-    def _read_backward(self, ops: dict[tuple[str, int], list[OpNode]], again: dict[int, list[OpNode]]) -> set[int]:
-        """Storages that a stage's forward makes and its backward reads, but for those that it makes again."""
-        found: set[int] = set()
-        for stage in self.stages:
-            made = {s for op in ops.get(("forward", stage), []) for s in made_by(self.graph, op)}
-            made -= {s for op in again[stage] for s in made_by(self.graph, op)}
-            late = (*again[stage], *ops.get(("backward", stage), []))
-            found |= made & {self._storage(v) for op in late for v in read_values(op)}
-        return found
-
-    def _can_part(self, weight: int, ops: list[OpNode]) -> bool:
-        """Whether a weight's update can run on parts of it."""
-        elements = self.graph.storages[weight].elements
-        for op in ops:
-            sizes = {prod(self.graph.values[v].shape) for v in op.inputs}
-            if elements in sizes and not (sizes <= {elements, 1} and runs_on_parts(op)):
-                return False
-        return True
-
     def _shard(self, weight: int, stage: int) -> Shard:
         machine = self.machines[self.placement.ipus[stage]]
         whole = self._layout(weight, stage, machine) or self._default_layout(weight, machine)
@@ -544,28 +505,29 @@ class _Builder:
     def _part_of(self, shard: Shard, storage_id: int, first: int, last: int) -> Use:
         """This replica's part of something that has the size of a weight, from step to step."""
         storage = self.graph.storages[storage_id]
-        return Use(f"{storage.name}/part", "temporary", shard.layout(storage.dtype).bytes, first, last)
+        nbytes = self.machines[0].whole(shard.layout(storage.dtype).bytes)  # all IPUs have as many I/O tiles
+        return Use(f"{storage.name}/part", "temporary", nbytes, first, last)
 
     def _stored(self, storage: int, stage: int, machine: Machine) -> Layout:
         """What this replica keeps of a storage."""
-        if storage in self.split and self.graph.storages[storage].role == "weight":
+        if storage in self.places.split and self.graph.storages[storage].role == "weight":
             return self._part(storage, stage)
         layout = self._layout(storage, stage, machine)
         return layout if layout is not None else self._default_layout(storage, machine)
 
     def _away(self) -> set[int]:
         """Storages that come before they are used and go after they were changed."""
-        return self.remote | self.moving.keys()
+        return self.places.remote | self.moving.keys()
 
     def _moving(self) -> dict[int, bool]:
         """Storages that are not whole on the chip all the time, and whether they come anew for each part of a step."""
-        parted = {s for s in self.split if self.graph.storages[s].role == "weight"}
-        return {**self.moving, **dict.fromkeys(self.remote | parted, True)}
+        parted = {s for s in self.places.split if self.graph.storages[s].role == "weight"}
+        return {**self.moving, **dict.fromkeys(self.places.remote | parted, True)}
 
     def _reduced_late(self, gradient: int) -> bool:
         """Whether it is reduced weight by weight in the update: an accumulator that only then is on the chip."""
-        waits = gradient in self.remote and not self.placement.phases
-        return waits and self.graph.storages[gradient].role == "accumulator" and gradient not in self.split
+        waits = gradient in self.places.remote and not self.placement.phases
+        return waits and self.graph.storages[gradient].role == "accumulator" and gradient not in self.places.split
 
     def _run(self, op: OpNode, direction: str, stage: int, body: Body, plan: Plan | None = None) -> None:
         """An operator of forward or backward, between what it needs brought to the chip and what has to leave it again.
@@ -574,7 +536,7 @@ class _Builder:
         (PopART's streaming contexts), and what was changed leaves after the last change. A gradient that goes into an
         accumulator that replicas share is scattered over them first.
         """
-        accumulators = [s for v in op.writes if (s := self._storage(v)) in self.split]
+        accumulators = [s for v in op.writes if (s := self._storage(v)) in self.places.split]
         shard = self._shard(self.graph.storages[accumulators[0]].parameter, stage) if accumulators else None
         if shard is not None:
             self.layouts[accumulators[0], stage] = shard.layout(self.graph.storages[accumulators[0]].dtype)
@@ -585,25 +547,25 @@ class _Builder:
             self._bring(storage, stage, body)
             there.add(storage)
         first = len(body.steps)
-        gradients = [s for v in op.inputs if shard is not None and (s := self._storage(v)) not in self.split]
+        gradients = [s for v in op.inputs if shard is not None and (s := self._storage(v)) not in self.places.split]
         for gradient in gradients:
             self._collective("reduce-scatter", {gradient: stage}, body, f"{self.graph.storages[gradient].name}/")
         self._append(op, plan, body)
         if shard is not None:
             body.temporaries += [self._part_of(shard, gradient, first, len(body.steps) - 1) for gradient in gradients]
-        for storage in {self._storage(v) for v in (*op.outputs, *op.writes) if v is not None} & self.remote:
+        for storage in {self._storage(v) for v in (*op.outputs, *op.writes) if v is not None} & self.places.remote:
             there.add(storage)
-            if op.id == self.last_change.get((direction, stage), {}).get(storage):
+            if op.id == self.places.last_change.get((direction, stage), {}).get(storage):
                 self._remote([storage], f"{self.graph.storages[storage].name}/store", stage, body, to_host=True)
         _belong(body.steps[begin:], op)
 
     def _bring(self, storage: int, stage: int, body: Body) -> None:
         """From streaming memory, from the other replicas, or both."""
         name = self.graph.storages[storage].name
-        if storage in self.remote:
+        if storage in self.places.remote:
             self._remote([storage], f"{name}/load", stage, body, to_host=False)
-        if storage in self.split and self.graph.storages[storage].role == "weight":
-            if storage not in self.remote and storage not in self.moving:
+        if storage in self.places.split and self.graph.storages[storage].role == "weight":
+            if storage not in self.places.remote and storage not in self.moving:
                 self.parts[storage, stage] = self._part(storage, stage)
             self._collective("all-gather", {storage: stage}, body, f"{name}/")
 
@@ -643,9 +605,8 @@ class _Builder:
 
     def _stash(self, storage: int, stage: int, body: Body, what: str) -> None:
         """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on every tile."""
-        layout = self.layouts[storage, stage]
         item = ITEM_BYTES[self.graph.storages[storage].dtype]
-        count = layout.bytes // item
+        count = self._bytes(storage, stage, self.machines[body.ipu]) // item
         cycles = dynamic_slice_cycles(count, item)
         vertex = "popops::DynamicUpdateSlice1D" if what == "stash" else "popops::DynamicSlice1D"
         name = self.graph.storages[storage].name
@@ -676,14 +637,14 @@ class _Builder:
                 states.setdefault(storage.parameter, []).append(storage.id)
         machine = self.machines[body.ipu]
         gather: dict[int, Use] = {}
-        for weight, mine in self._by_weight(ops).items():
-            shard = self._shard(weight, stage) if weight in self.grouped else None
+        for weight, mine in by_weight(self.graph, ops).items():
+            shard = self._shard(weight, stage) if weight in self.places.updated_in_parts else None
             if shard is not None:
                 for state in states.get(weight, []):
-                    if state in self.split:
+                    if state in self.places.split:
                         self.layouts[state, stage] = shard.layout(self.graph.storages[state].dtype)
             used = dict.fromkeys(s for op in mine for v in op.inputs if (s := self._storage(v)) in self._away())
-            moved = [*(s for s in states.get(weight, []) if s in self.remote and s not in used), *used]
+            moved = [*(s for s in states.get(weight, []) if s in self.places.remote and s not in used), *used]
             first = len(body.steps)
             if moved:
                 owner = self.graph.storages[moved[0]]
@@ -702,7 +663,7 @@ class _Builder:
                 self._remote(moved, f"{name}/store", stage, body, to_host=True)
             if not set(moved) & set(states.get(weight, [])):  # state is priced by itself (`profiler.rebalance`)
                 _belong(body.steps[first:], mine[0])
-            if shard is not None and weight in self.split:
+            if shard is not None and weight in self.places.split:
                 if weight in body.touched:
                     del body.touched[weight]  # the whole of it is on the chip in forward and backward only
                 if weight in self._away():
@@ -714,19 +675,6 @@ class _Builder:
         for of_weight in states.values():
             for state in of_weight:
                 self._layout(state, stage, machine)
-
-    def _by_weight(self, ops: list[OpNode]) -> dict[int, list[OpNode]]:
-        """Optimiser ops by the weight (a storage; -1: none) that they belong to."""
-        found: dict[int, list[OpNode]] = {}
-        made: dict[int, int] = {}
-        for op in ops:
-            owners = (self._owner(self._storage(v), made) for v in op.inputs)
-            weight = next((w for w in owners if w >= 0), -1)
-            found.setdefault(weight, []).append(op)
-            for output in op.outputs:
-                if output is not None:
-                    made.setdefault(self._storage(output), weight)
-        return found
 
     def _in_parts(self, shard: Shard, ops: list[OpNode], stage: int, body: Body) -> dict[int, Use]:
         """Run a weight's ops on this replica's part. Gives its parts of what is kept whole and changed, to be gathered.
@@ -741,7 +689,7 @@ class _Builder:
         gather: dict[int, Use] = {}
         for storage in dict.fromkeys(self._storage(v) for op in mine for v in op.inputs):
             role = self.graph.storages[storage].role
-            if self.graph.storages[storage].elements != elements or storage in self.split:
+            if self.graph.storages[storage].elements != elements or storage in self.places.split:
                 continue
             if role in _KEPT:
                 self._slice(shard, storage, body)
@@ -764,29 +712,24 @@ class _Builder:
     def _clears(self, op: OpNode) -> bool:
         """Whether an op empties an accumulator that a replica keeps whole: that is no part of the update."""
         written = {self._storage(v) for v in op.writes}
-        return op.aten.startswith("aten.zero_") and not written & self.split
+        return op.aten.startswith("aten.zero_") and not written & self.places.split
 
     def _slice(self, shard: Shard, storage_id: int, body: Body) -> None:
         storage = self.graph.storages[storage_id]
         item = ITEM_BYTES[storage.dtype]
-        cycles = dynamic_slice_cycles(shard.elements, item)
-        vertices = Vertices(f"popops::DynamicSlice1D<{_poplar(item)}>", (shard.elements > 0).astype(np.int64))
+        elements = self.machines[body.ipu].whole(shard.elements)
+        cycles = dynamic_slice_cycles(elements, item)
+        vertices = Vertices(f"popops::DynamicSlice1D<{_poplar(item)}>", (elements > 0).astype(np.int64))
         name = f"{storage.name}/part"
         body.steps.append(StepDraft(records.ON_TILE_EXECUTE, name, int(cycles.max()), -1, cycles, vertices=(vertices,)))
-
-    def _owner(self, storage: int, made: dict[int, int]) -> int:
-        item = self.graph.storages[storage]
-        if item.role == "weight":
-            return storage
-        return item.parameter if item.parameter >= 0 else made.get(storage, -1)
 
     def _remote(self, storages: list[int], name: str, stage: int, body: Body, *, to_host: bool) -> None:
         """Move storages between tiles and streaming memory, in one stream copy."""
         if not storages:
             return
-        target = self.machines[body.ipu].target
-        layouts = [self._stored(s, stage, self.machines[body.ipu]) for s in storages]
-        nbytes = sum((layout.bytes for layout in layouts), np.zeros(target.tiles, np.int64))
+        machine = self.machines[body.ipu]
+        target = machine.target
+        nbytes = np.sum([machine.whole(self._stored(s, stage, machine).bytes) for s in storages], axis=0)
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         first = len(body.steps)
         body.steps += _stream_steps(name, cycles, nbytes, to_host=to_host)
@@ -795,43 +738,92 @@ class _Builder:
 
     # -- between IPUs and to the host ------------------------------------------------------------------------
 
-    def _streams(self) -> tuple[list[Body], list[Body]]:
+    def _streams(self, forwards: list[Body]) -> tuple[list[Body], list[Body]]:
+        """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or to where an
+        exchange brings it in the forward of its stage."""
         if not self.options.host_io:
             return [], []
-        inputs: dict[int, list[int]] = {}
+        no_overlap = OverlapMode.NoOverlap.value
+        inputs: dict[tuple[int, bool], list[int]] = {}
         for value in self.graph.inputs:
             storage = self._storage(value)
             if storage in self.placement.home:  # an input that nothing reads is not sent
-                inputs.setdefault(self.placement.home[storage], []).append(storage)
-        outputs: dict[int, list[int]] = {}
+                beside = self.graph.overlapped_inputs.get(storage, no_overlap) != no_overlap
+                inputs.setdefault((self.placement.home[storage], beside), []).append(storage)
+        outputs: dict[tuple[int, bool], list[int]] = {}
         for value in self.graph.outputs:
-            maker = self.makers.get(self._storage(value))
-            stage = self.placement.home.get(self._storage(value), 0)
+            storage = self._storage(value)
+            maker = self.makers.get(storage)
+            stage, beside = self.placement.home.get(storage, 0), False
             if maker is not None:
                 stage = self.placement.op_stage[maker]
-            outputs.setdefault(stage, []).append(self._storage(value))
+                beside = self.graph.overlapped_outputs.get(storage, no_overlap) != no_overlap
+                # what leaves once is not overlapped, nor what the backward makes
+                beside = beside and not self.options.stream_out_once and self._made_forward(storage)
+            outputs.setdefault((stage, beside), []).append(storage)
+        for found, to_host in ((inputs, False), (outputs, True)):
+            for (stage, beside), storages in found.items():
+                if beside:
+                    self.beside.update(storages)
+                    self._between_tiles(forwards[stage], storages, to_host)
         return (
-            [self._stream(stage, storages, False) for stage, storages in sorted(inputs.items())],
-            [self._stream(stage, storages, True) for stage, storages in sorted(outputs.items())],
+            [self._stream(stage, storages, False, beside) for (stage, beside), storages in sorted(inputs.items())],
+            [self._stream(stage, storages, True, beside) for (stage, beside), storages in sorted(outputs.items())],
         )
 
-    def _stream(self, stage: int, storages: list[int], to_host: bool) -> Body:
+    def _made_forward(self, storage: int) -> bool:
+        return self.graph.ops[self.makers[storage]].direction == "forward"
+
+    def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
         """facts/machine.md: begin, mid and end; latency, then bytes at the host's rate (JIA, EX)."""
         task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
-        body = self._body(f"stage {stage} {'outputs to' if to_host else 'inputs from'} host", stage, task)
+        name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
+        if beside:
+            task, name = schedules.UNLOAD if to_host else schedules.LOAD, f"{name} over I/O tiles"
+        body = self._body(name, stage, task)
         machine = self.machines[body.ipu]
         target = machine.target
-        nbytes = np.zeros(target.tiles, np.int64)
-        for storage in storages:
-            layout = self._layout(storage, stage, machine)
-            nbytes = nbytes + (layout.bytes if layout is not None else 0)
         total = sum(storage_bytes(self.graph, storage) for storage in storages)
-        cycles = ceil((HOST_LATENCY_SECONDS + total / target.host_bytes_per_second) * target.clock_hz)
+        cycles = ceil((self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz)
         names = ", ".join(self.graph.storages[s].name for s in storages)
-        body.steps += _stream_steps(names, cycles, nbytes, to_host)
+        lies = np.sum([self._bytes(storage, stage, machine) for storage in storages], axis=0)
+        if beside:
+            body.steps += _stream_steps(names, cycles, machine.on_io_tiles(int(lies.sum())), to_host)
+            return body
+        # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that reads it rearranges it
+        body.steps += _stream_steps(names, cycles, lies, to_host)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
+
+    def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
+        """The exchange between I/O tiles and those that compute, and the buffers on the former. It belongs to the
+        operator that first reads what it brings, or that last makes what it takes away, and goes where that goes."""
+        machine, stage = self.machines[body.ipu], body.stage
+        lies = np.sum([self._bytes(storage, stage, machine) for storage in storages], axis=0)
+        lands = machine.on_io_tiles(int(lies.sum()))
+        names = ", ".join(self.graph.storages[s].name for s in storages)
+        if to_host:
+            steps = self._exchanged(f"{names}/to I/O tiles", lands, lies, machine)
+            op = max(self.makers[storage] for storage in storages)
+            first = len(body.steps)
+            body.steps += steps
+        else:
+            steps = self._exchanged(f"{names}/from I/O tiles", lies, lands, machine)
+            readers = (op.id for op in self.graph.ops if {self._storage(v) for v in op.inputs} & set(storages)
+                       and op.id in self.op_plans)  # fmt: skip
+            op, first = min(readers, default=-1), 0
+            body.begin_with(steps)
+        for step in steps:
+            step.op = op
+        copies = BUFFERS_ACROSS if self.options.across else BUFFERS
+        self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op))
+        for storage in storages:
+            body.touch(storage, first, first + len(steps) - 1)
+
+    def _exchanged(self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine) -> list[StepDraft]:
+        step = Exchange(name, into, out, messages(into, out))
+        return _drafts(step, machine.target.name)
 
     def _copies(self, ipu: int) -> Body | None:
         """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both directions.
@@ -861,11 +853,12 @@ class _Builder:
                 crossing.append(transfer.storage)
                 hops = max(hops, link_hops(a, b))
                 rate, total = link_rate(target, a, b), int(layout.bytes.sum())
+                nbytes = self.machines[ipu].whole(layout.bytes)
                 if a == ipu:
-                    sent += layout.bytes
+                    sent += nbytes
                     leaving[rate] += total
                 if b == ipu:
-                    received += layout.bytes
+                    received += nbytes
                     arriving[rate] += total
         if not crossing:
             return None
@@ -889,9 +882,9 @@ class _Builder:
         by_kind: dict[tuple[str, int], list[int]] = {}
         for storage in self._gradients():
             stage = self.placement.home.get(storage, 0)
-            late = storage in self.split or self._reduced_late(storage)
+            late = storage in self.places.split or self._reduced_late(storage)
             if self.placement.ipus[stage] == ipu and not late:
-                parts = self.graph.storages[storage].parameter in self.grouped
+                parts = self.graph.storages[storage].parameter in self.places.updated_in_parts
                 by_kind.setdefault(("reduce-scatter" if parts else "all-reduce", stage), []).append(storage)
         for what in ("all-reduce", "reduce-scatter"):
             where = {s: stage for (kind, stage), mine in by_kind.items() if kind == what for s in mine}
@@ -915,8 +908,7 @@ class _Builder:
         for (members, stride), mine in self._rings(where).items():
             nbytes = np.zeros(target.tiles, np.int64)
             for storage in mine:
-                layout = self._layout(storage, where[storage], self.machines[body.ipu])
-                nbytes = nbytes + (layout.bytes if layout is not None else 0)
+                nbytes = nbytes + self._bytes(storage, where[storage], self.machines[body.ipu])
             if members == 1 or not nbytes.any():
                 continue
             cycles = ring_cycles(target, body.ipu, apart * stride, members, int(nbytes.sum()), rounds)
@@ -934,14 +926,10 @@ class _Builder:
         """Storages by the replicas that exchange them: how many, and how many replicas from one to the next."""
         found: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
-            grouping = self._grouping(self.graph.storages[storage_id])
+            grouping = grouping_of(self.graph, storage_id, self.options.groupings)
             ring = (self.options.replicas, 1) if grouping is None else (grouping.members, grouping.stride)
             found.setdefault(ring, []).append(storage_id)
         return found
-
-    def _grouping(self, storage: Storage) -> Grouping | None:
-        weight = self.graph.storages[storage.parameter] if storage.parameter >= 0 else storage
-        return self.options.groupings.get(weight.name) if weight.role == "weight" else None
 
     def _gradients(self) -> list[int]:
         """Storages the optimiser reads gradients from: the accumulators, or the gradients themselves."""
@@ -961,6 +949,21 @@ class _Builder:
     @staticmethod
     def _one_step(name: str, ipu: int, task: int, kind: str, step: str, cycles: int) -> Body:
         return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles)])
+
+
+def _widened(plan: Plan, machine: Machine) -> Plan:
+    """With vectors over all tiles; layouts stay as lowerings know them."""
+    steps: list[Compute | Exchange] = []
+    for step in plan.steps:
+        if isinstance(step, Compute):
+            vertices = tuple(Vertices(v.type, machine.whole(v.count)) for v in step.vertices)
+            steps.append(replace(step, cycles=machine.whole(step.cycles), vertices=vertices))
+        else:
+            into, out, fragments = map(machine.whole, (step.bytes_in, step.bytes_out, step.fragments))
+            steps.append(Exchange(step.name, into, out, fragments, step.shared_bus))
+    held = tuple(replace(held, bytes=machine.whole(held.bytes)) for held in plan.temporaries)
+    constants = None if plan.constants is None else machine.whole(plan.constants)
+    return replace(plan, steps=tuple(steps), temporaries=held, constants=constants)
 
 
 def _belong(steps: list[StepDraft], op: OpNode) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ipu_exec.enums import SyncPattern
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from ipu_exec.placement import Placement
 from ipu_exec.program import ProgramTree
@@ -17,11 +18,13 @@ from profiler.schedules import (
     COPY,
     FORWARD,
     IDLE,
+    LOAD,
     RECOMPUTE,
     REDUCE,
     STREAM_IN,
     STREAM_OUT,
     SYNC,
+    UNLOAD,
     UPDATE,
     Costs,
 )
@@ -34,6 +37,8 @@ _KIND = {
     IDLE: "idle",
     STREAM_IN: "host I/O",
     STREAM_OUT: "host I/O",
+    LOAD: records.BESIDE,
+    UNLOAD: records.BESIDE,
 }
 
 
@@ -48,7 +53,9 @@ class Timeline:
     pipeline_cycles: tuple[records.PipelineCycle, ...]
 
 
-def stage_costs(placement: Placement, tree: ProgramTree, training: bool, stream_out_once: bool) -> Costs:
+def stage_costs(
+    placement: Placement, tree: ProgramTree, training: bool, stream_out_once: bool, across: bool, pattern: SyncPattern
+) -> Costs:
     """What `profiler.schedules` needs to know, read off the bodies."""
     stages, ipus = range(len(placement.stages)), range(placement.num_ipus)
 
@@ -70,7 +77,19 @@ def stage_costs(placement: Placement, tree: ProgramTree, training: bool, stream_
         stream_out_once=stream_out_once,
         copies=per_ipu(COPY),
         sync=EXTERNAL_SYNC_CYCLES,
+        load=streams(LOAD),
+        unload=streams(UNLOAD),
+        across=across,
+        host_sync=host_groups(pattern, placement.num_ipus),
     )
+
+
+def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
+    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns'): all together, each alone, or two groups
+    of every other IPU, the sides of the ladder. Empty where all do."""
+    if pattern is SyncPattern.SinglePipeline:
+        return tuple(range(ipus))
+    return tuple(ipu % 2 for ipu in range(ipus)) if pattern is SyncPattern.ReplicaAndLadder else ()
 
 
 def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
@@ -102,14 +121,16 @@ def timeline(
     iterations: int,
     stream_out_once: bool,
     parallel_phases: bool = False,
+    across: bool = False,
+    pattern: SyncPattern = SyncPattern.Full,
 ) -> Timeline:
     """Lay out one device iteration. ``step_ids`` are the ids of the steps of each body of the tree.
 
     ``micro_batches``: per pipeline run: gradient accumulation in training, device iterations in inference, where the
-    pipeline is not drained in between.
+    pipeline is not drained in between. ``across``: what is overlapped is so across device iterations.
     """
     stages = range(len(placement.stages))
-    costs = stage_costs(placement, tree, training, stream_out_once)
+    costs = stage_costs(placement, tree, training, stream_out_once, across, pattern)
     if placement.phases:
         schedule = phased(costs, micro_batches, _phases(placement, tree, parallel_phases))
     else:

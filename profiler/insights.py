@@ -148,13 +148,30 @@ def _ramps(report: Report, costs: Costs) -> list[Insight]:
 def _host(report: Report, costs: Costs) -> list[Insight]:
     present = Assignment.of(costs.stage.tolist(), costs.ipus)
     none = np.zeros(len(costs), dtype=np.int64)
-    without = what_if(replace(costs, stream_in=none, stream_out=none), present)
-    gain = what_if(costs, present).total - without.total
+    now = what_if(costs, present).total
+    gain = now - what_if(replace(costs, stream_in=none, stream_out=none, load=none, unload=none), present).total
+    less = "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device"
+    overlapped = bool(len(costs.load) and (costs.load.any() or costs.unload.any()))
+    if overlapped:
+        detail = (
+            "What I/O tiles move takes longer than the work beside it, or comes before the first and after the last."
+        )
+    else:
+        detail = "Inputs and outputs move at the start and end of each pipeline cycle, while nobody computes."
+    alone = len(costs.ipus) == 1 or not costs.pipelined  # PopTorch refuses it in a pipeline
+    if alone and not overlapped and costs.micro_batches > 1:
+        unload = none if costs.stream_out_once else costs.stream_out
+        moved = replace(costs, stream_in=none, load=costs.stream_in, unload=unload)
+        saved = now - what_if(moved if costs.stream_out_once else replace(moved, stream_out=none), present).total
+        less = (
+            f"Have I/O tiles move them beside computing, which saves at most {saved:,}: ShardedExecution, "
+            f"TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or All. {less}"
+        )
     return [
         Insight(
-            f"host I/O keeps all IPUs waiting for {gain:,} cycles a weight update",
-            "Inputs and outputs move at the start and end of each pipeline cycle, while nobody computes.",
-            "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device",
+            f"host I/O keeps all IPUs waiting for {gain:,} cycles a weight update, {gain / max(1, now):.0%} of it",
+            detail,
+            less,
             "/pipeline",
             gain,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.schedules import BACKWARD, FORWARD, STREAM_IN, STREAM_OUT, Costs, Schedule, _finish, _host_turns, _Tasks
+from profiler.schedules import BACKWARD, FORWARD, Costs, Schedule, _finish, _host_of_each, _Tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +33,20 @@ class Phases:
 
 def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
     """One micro-batch after another, each through its phases. A 'pipeline cycle' is one micro-batch here."""
-    stages = len(costs.forward)
-    every = np.ones((1, stages), dtype=np.int64)
-    in_offsets, in_length = _host_turns(costs.ipus, every, costs.stream_in)
-    outputs = () if costs.stream_out_once else costs.stream_out
-    out_offsets, out_length = _host_turns(costs.ipus, every, outputs)
-    begin = int(in_length[0])
-    placed = _place(costs, phases, begin)
-    done = max(end for _, _, _, end in placed)
-    length = done + int(out_length[0])
-    micro = np.arange(micro_batches)
-    start, same = micro * length, np.ones(micro_batches, dtype=np.int64)
+    host = _host_of_each(costs, micro_batches)
+    placed = _place(costs, phases, host.begin)
     tasks = _Tasks()
-    for kind, stage, at, end in placed:
-        tasks.add(kind, costs.ipus[stage], micro, start + at, same * (end - at), stage, micro)
-    for (stage, cycles), offset in zip(costs.stream_in, in_offsets, strict=True):
-        tasks.add(STREAM_IN, costs.ipus[stage], micro, start + offset, same * cycles, stage, micro)
-    for (stage, cycles), offset in zip(outputs, out_offsets, strict=True):
-        tasks.add(STREAM_OUT, costs.ipus[stage], micro, start + done + offset, same * cycles, stage, micro)
+    start, begins, end = host.one_after_another(tasks, max(stop for _, _, _, stop in placed))
+    micro, same = np.arange(micro_batches), np.ones(micro_batches, dtype=np.int64)
+    for kind, stage, at, stop in placed:
+        tasks.add(kind, costs.ipus[stage], micro, begins + at, same * (stop - at), stage, micro)
     busy = np.bincount(
         np.array([costs.ipus[stage] for _, stage, _, _ in placed]),
-        [end - at for _, _, at, end in placed],
+        [stop - at for _, _, at, stop in placed],
         costs.num_ipus,
     )
     slowest = np.full(micro_batches, busy.argmax())
-    return _finish(costs, tasks, ["steady"] * micro_batches, start, start + length, slowest)
+    return _finish(costs, tasks, ["steady"] * micro_batches, start, end, slowest, host)
 
 
 def _place(costs: Costs, phases: Phases, begin: int) -> list[tuple[int, int, int, int]]:

@@ -86,8 +86,8 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
     slowest = cycles[["position", "slowest_ipu"]].rename(columns={"position": "pipeline_cycle", "slowest_ipu": "ipu"})
     mine = tasks.merge(slowest, on=["pipeline_cycle", "ipu"])
     # a backward that turns to what runs again and back is several tasks
-    mine = mine.groupby(["pipeline_cycle", "ipu", "direction", "stage"], sort=False, as_index=False)["cycles"].sum()
-    mine = mine.sort_values("cycles", ascending=False, kind="stable")
+    of_task = mine.groupby(["pipeline_cycle", "ipu", "direction", "stage"], sort=False)["cycles"].sum()
+    mine = of_task.reset_index().sort_values("cycles", ascending=False, kind="stable")
     largest = _largest_operators(report)
     by_cycle: dict[Any, pd.DataFrame] = dict(iter(mine.groupby("pipeline_cycle")))
     rows = []

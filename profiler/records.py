@@ -42,6 +42,7 @@ PROGRAM_TYPES = (
 
 # What a slice of time on an IPU is spent on; the order is the legend's.
 KINDS = ("compute", "exchange", "sync", "external sync", "global exchange", "host I/O", "idle")
+BESIDE = "overlapped host I/O"  # of I/O tiles, beside the others' time: a kind of its own, none of those above
 
 # What a piece of the program is for; empty for copies, syncs and waits.
 DIRECTIONS = ("forward", "backward", "recompute", "update")
@@ -171,7 +172,7 @@ class Op:
     flops: int
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
-    plan: str  # how it was split over tiles, in words; "" where there was nothing to choose
+    plan: str  # how it was split over tiles, and what the model asked for, in words; "" where there was neither
 
 
 @dataclass(slots=True)
@@ -296,7 +297,7 @@ class Body:
     name: str  # "stage 0 forward"
     ipu: int
     stage: int  # -1: none
-    kind: str  # "task" (its steps say the kinds), or one of KINDS where it is all one thing
+    kind: str  # "task" (its steps say the kinds), or one of KINDS, or BESIDE, where it is all one thing
     direction: str  # of DIRECTIONS, or ""
     cycles: int
     steps: Vector  # step ids
@@ -308,7 +309,8 @@ class Trace:
     """The execution of one call, stored by repetition: one device iteration as tasks, and how often it recurs.
 
     The six columns have an entry per task. A task is a Body running on its IPU from start to end (cycles,
-    relative to the device iteration). Idle time is stored as tasks too: no gaps, no overlaps on an IPU.
+    relative to the device iteration). Idle time is stored as tasks too: no gaps, no overlaps on an IPU, but for
+    bodies of kind `BESIDE`, which lie on top, one after the other.
     """
 
     table: ClassVar[str] = "traces"

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 # What a task is. FORWARD and BACKWARD have a stage and a micro-batch, the others may not.
 # What a backward runs again of the forward is part of it until the trace is laid out.
-TASKS = ("forward", "backward", "update", "stream in", "stream out", "copy", "reduce", "sync", "idle", "recompute")
-FORWARD, BACKWARD, UPDATE, STREAM_IN, STREAM_OUT, COPY, REDUCE, SYNC, IDLE, RECOMPUTE = range(len(TASKS))
+# LOAD and UNLOAD are host transfers of I/O tiles, which run beside what the other tiles do.
+TASKS = ("forward", "backward", "update", "stream in", "stream out", "copy", "reduce", "sync", "idle", "recompute",
+         "load", "unload")  # fmt: skip
+FORWARD, BACKWARD, UPDATE, STREAM_IN, STREAM_OUT, COPY, REDUCE, SYNC, IDLE, RECOMPUTE, LOAD, UNLOAD = range(len(TASKS))
+BESIDE = (LOAD, UNLOAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,12 @@ class Costs:
     ``reduce`` (all-reduce over replicas) per IPU, once a weight update. ``stream_in``/``stream_out``: (stage, cycles)
     of the host transfers; ``stream_out_once``: at the end of a device iteration rather than per micro-batch.
     ``copies``: per IPU, the exchange between IPUs that ends a pipeline cycle; it lasts as long as the longest.
+
+    ``load``/``unload``: (stage, cycles) of host transfers over I/O tiles: a micro-batch's input comes in the pipeline
+    cycle before its forward, its output leaves in the one after it. ``across``: the first input of the next device
+    iteration comes beside the last pipeline cycle and the weight update, and the last output of the one before leaves
+    beside the first pipeline cycle. ``host_sync``: of each IPU the group with which it waits for the host; empty: all
+    are one group.
     """
 
     ipus: tuple[int, ...]
@@ -39,6 +49,10 @@ class Costs:
     stream_out_once: bool = False
     copies: tuple[int, ...] = ()
     sync: int = 0  # external sync before each phase in which IPUs meet
+    load: tuple[tuple[int, int], ...] = ()
+    unload: tuple[tuple[int, int], ...] = ()
+    across: bool = False
+    host_sync: tuple[int, ...] = ()
 
     @property
     def num_ipus(self) -> int:
@@ -49,7 +63,8 @@ class Costs:
 class Schedule:
     """One device iteration: tasks (arrays of equal length, sorted by IPU and start) and its pipeline cycles.
 
-    Tasks tile each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of kind IDLE.
+    Tasks tile each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of kind IDLE. Those of
+    kinds `BESIDE` come on top of that, one after the other.
     """
 
     kind: np.ndarray
@@ -64,6 +79,10 @@ class Schedule:
     cycle_end: np.ndarray
     slowest_ipu: np.ndarray
     part: np.ndarray | None = None  # which of a backward's turns (`split_backward`); None: no backward is cut
+    head: int = 0  # cycles before the first of a call's device iterations: its first inputs come ...
+    # ... and after the last: its last outputs leave. Both are 0 but for `Costs.across`, where this device iteration is
+    # one amid others: the first and last are at most as long, by a transfer that has none to go with.
+    tail: int = 0
 
     @property
     def total(self) -> int:
@@ -111,6 +130,16 @@ def training_cycles(forward: Sequence[int], backward: Sequence[int], micro_batch
     return int(main + fill + flush + mixed + (micro_batches + 2 * stages - 2) * overhead)
 
 
+def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> int:
+    """Exact cycles of ``micro_batches`` one after another, ``work`` each, whose inputs and outputs an IPU's I/O tiles
+    move beside that: the first load and the last unload are waited for, and what takes longer than the work beside it.
+    """
+    if micro_batches == 1:
+        return load + work + unload
+    middle = (micro_batches - 2) * max(work, load + unload)
+    return load + max(work, load) + middle + max(work, unload) + unload
+
+
 # -- schedules -------------------------------------------------------------------------------------------
 
 
@@ -144,43 +173,47 @@ def pipelined(costs: Costs, micro_batches: int) -> Schedule:
         load[:, i] = spent[:, here].sum(axis=1)
 
     runs = (cycles[:, None] >= np.arange(stages)) & (cycles[:, None] < np.arange(stages) + micro_batches)
-    outputs = () if costs.stream_out_once else costs.stream_out
-    in_offsets, stream_in = _host_turns(costs.ipus, runs, costs.stream_in)
-    out_offsets, stream_out = _host_turns(costs.ipus, runs, outputs)
+    host = _host(costs, runs, cycles[:, None] - np.arange(stages), micro_batches)
     copy = max(costs.copies, default=0)
     sync = costs.sync if costs.num_ipus > 1 else 0
 
-    length = stream_in + load.max(axis=1) + sync + stream_out + copy
+    # IPUs that wait for the host together: streams in, work, streams out. Where that is not all of them, each group
+    # is through with the host before all meet for the copies; else they meet before the outputs leave.
+    group = _groups(costs)
+    together = len(set(group)) == 1
+    begin, work = _by_group(host.before, group), _by_group(np.maximum(load, host.beside), group)
+    finish = _by_group(host.after, group)
+    first = host.first.max(axis=1)  # nobody computes before the first overlapped inputs are there
+    meet = (begin + work + (0 if together else finish)).max(axis=1)
+    last = np.where(together, finish.max(axis=1), 0)
+    length = first + meet + sync + last + copy + host.last.max(axis=1)
     end = np.cumsum(length)
     start = end - length
-    main = start + stream_in
-    join = main + load.max(axis=1)
+    begins = start + first
+    main = begins[:, None] + begin
+    join = begins + meet
+    leave = (join + sync)[:, None] + np.zeros_like(main) if together else main + work
     tasks = _Tasks()
     where, body = np.nonzero(active)
     tasks.add(
         kind[body],
         ipu[body],
         where,
-        main[where] + before[where, body],
+        main[where, ipu[body]] + before[where, body],
         spent[where, body],
         stage[body],
         micro[where, body],
     )
-    for what, first, streams, offsets in (
-        (STREAM_IN, start, costs.stream_in, in_offsets),
-        (STREAM_OUT, join + sync, outputs, out_offsets),
-    ):
-        for (k, c), offset in zip(streams, offsets, strict=True):
-            at = np.flatnonzero(runs[:, k])
-            tasks.add(what, costs.ipus[k], at, (first + offset)[at], np.full(len(at), c), k, at - k)
+    over = join + sync + last + copy  # when all but the last overlapped outputs are out
+    host.place(tasks, {"first": start, "before": begins, "beside": main, "after": leave, "last": over})
     for i in range(costs.num_ipus):
         if sync:
             tasks.add(SYNC, i, cycles, join, np.full(total_cycles, sync))
         if costs.copies and costs.copies[i]:
-            tasks.add(COPY, i, cycles, end - copy, np.full(total_cycles, costs.copies[i]))
+            tasks.add(COPY, i, cycles, over - copy, np.full(total_cycles, costs.copies[i]))
     fill = pipeline_stages(stages, training) - 1
     phases = ["ramp-up"] * fill + ["steady"] * (total_cycles - 2 * fill) + ["ramp-down"] * fill
-    return _finish(costs, tasks, phases, start, end, load.argmax(axis=1))
+    return _finish(costs, tasks, phases, start, end, np.maximum(load, host.beside).argmax(axis=1), host)
 
 
 def sharded(costs: Costs, micro_batches: int) -> Schedule:
@@ -194,47 +227,41 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
         order += [(BACKWARD, k) for k in reversed(range(stages))]
     sync = costs.sync if costs.num_ipus > 1 else 0
     copy = max(costs.copies, default=0)
-    every = np.ones((1, stages), dtype=np.int64)
-    in_offsets, in_length = _host_turns(costs.ipus, every, costs.stream_in)
-    outputs = () if costs.stream_out_once else costs.stream_out
-    out_offsets, out_length = _host_turns(costs.ipus, every, outputs)
-    once, out = int(in_length[0]), int(out_length[0])
-    at, offsets = once, []
+    micro = np.arange(micro_batches)
+    host = _host_of_each(costs, micro_batches)
+    # Who waits for the host alone begins as soon as its own inputs are there; all meet at the first cut.
+    inputs = _by_group(host.before, _groups(costs))[0]
+    at, offsets = int(inputs[costs.ipus[0]]), []
     previous: int | None = None
     for what, k in order:
         if previous is not None and costs.ipus[previous] != costs.ipus[k]:
+            at = max(at, host.begin)
             offsets.append((SYNC, -1, at, sync))
             offsets.append((COPY, previous * stages + k, at + sync, copy))
             at += sync + copy
         cost = costs.forward[k] if what == FORWARD else costs.backward[k]
         offsets.append((what, k, at, cost))
         at, previous = at + cost, k
-    length = at + out
-    micro = np.arange(micro_batches)
-    start = micro * length
     tasks = _Tasks()
+    start, begins, end = host.one_after_another(tasks, at)
     same = np.ones(micro_batches, dtype=np.int64)
     for what, k, at_cycle, cost in offsets:
         if what == SYNC:
             for i in range(costs.num_ipus):
-                tasks.add(SYNC, i, micro, start + at_cycle, same * cost)
+                tasks.add(SYNC, i, micro, begins + at_cycle, same * cost)
         elif what == COPY:
             for i in {costs.ipus[k // stages], costs.ipus[k % stages]}:
                 if copy and costs.copies[i]:
-                    tasks.add(COPY, i, micro, start + at_cycle, same * cost)
+                    tasks.add(COPY, i, micro, begins + at_cycle, same * cost)
         else:
-            tasks.add(what, costs.ipus[k], micro, start + at_cycle, same * cost, k, micro)
-    for (k, c), offset in zip(costs.stream_in, in_offsets, strict=True):
-        tasks.add(STREAM_IN, costs.ipus[k], micro, start + offset, same * c, k, micro)
-    for (k, c), offset in zip(outputs, out_offsets, strict=True):
-        tasks.add(STREAM_OUT, costs.ipus[k], micro, start + at + offset, same * c, k, micro)
+            tasks.add(what, costs.ipus[k], micro, begins + at_cycle, same * cost, k, micro)
     busiest = np.bincount(
         np.array([costs.ipus[k] for w, k, _, _ in offsets if w in (FORWARD, BACKWARD)]),
         [c for w, _, _, c in offsets if w in (FORWARD, BACKWARD)],
         costs.num_ipus,
     )
     slowest = np.full(micro_batches, busiest.argmax())
-    return _finish(costs, tasks, ["steady"] * micro_batches, start, start + length, slowest)
+    return _finish(costs, tasks, ["steady"] * micro_batches, start, end, slowest, host)
 
 
 def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]]) -> Schedule:
@@ -272,28 +299,118 @@ def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]
     )
 
 
-def _host_turns(
-    ipus: Sequence[int], runs: np.ndarray, streams: Sequence[tuple[int, int]]
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Per stream its offset in each cycle, and the length of the phase: streams of one IPU take turns."""
-    used: dict[int, np.ndarray] = {}
-    offsets = []
-    for k, c in streams:
-        before = used.get(ipus[k], np.zeros(len(runs), dtype=np.int64))
-        offsets.append(before)
-        used[ipus[k]] = before + runs[:, k] * c
-    length = np.zeros(len(runs), dtype=np.int64)
-    for total in used.values():
-        length = np.maximum(length, total)
-    return offsets, length
+@dataclass(frozen=True)
+class _Host:
+    """Host transfers of a schedule. Cycles on each IPU, [pipeline cycle, IPU]: ``first`` before anything else, over
+    I/O tiles; ``before`` the work; ``beside`` it, over I/O tiles; ``after`` it; ``last`` of all, over I/O tiles.
+    """
+
+    first: np.ndarray
+    before: np.ndarray
+    beside: np.ndarray
+    after: np.ndarray
+    last: np.ndarray
+    moves: tuple[tuple[Any, ...], ...]  # where of these, then what `_Tasks.add` takes, the start within it
+    ahead: tuple[tuple[int, int], ...] = ()  # (stage, cycles): loads beside the weight update
+    head: int = 0
+    tail: int = 0
+
+    @property
+    def begin(self) -> int:
+        """When all have their inputs, in the first pipeline cycle, but those of I/O tiles."""
+        return int(self.before[0].max())
+
+    def place(self, tasks: _Tasks, at: dict[str, np.ndarray]) -> None:
+        """Add the transfers; ``at``: when each of the five begins in each pipeline cycle (or there on each IPU)."""
+        for where, kind, ipu, cycle, offset, length, stage, micro in self.moves:
+            begin = at[where] if at[where].ndim == 1 else at[where][:, ipu]
+            tasks.add(kind, ipu, cycle, begin[cycle] + offset, length, stage, micro)
+
+    def one_after_another(self, tasks: _Tasks, done: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of micro-batches, each with its transfers, which are added: its start, where its inputs over all tiles begin
+        to come (what it does counts from there, until ``done``), and its end."""
+        done_at = np.maximum(max(done, self.begin), self.begin + self.beside.max(axis=1))
+        first, last = self.first.max(axis=1), self.last.max(axis=1)
+        end = np.cumsum(first + done_at + self.after.max(axis=1) + last)
+        start = np.append(0, end[:-1])
+        begins = start + first
+        where = {"first": start, "before": begins, "beside": begins + self.begin, "after": begins + done_at}
+        self.place(tasks, where | {"last": end - last})
+        return start, begins, end
+
+
+def _host_of_each(costs: Costs, micro_batches: int) -> _Host:
+    """Where all stages run the same micro-batch, one after another."""
+    runs = np.ones((micro_batches, len(costs.forward)), dtype=bool)
+    return _host(costs, runs, np.arange(micro_batches)[:, None] * runs, micro_batches)
+
+
+def _host(costs: Costs, runs: np.ndarray, micro: np.ndarray, micro_batches: int) -> _Host:
+    """``runs``, ``micro`` [pipeline cycle, stage]: where a stage runs a micro-batch forward, and which. Transfers of
+    one IPU take turns.
+    """
+    cycles, none = np.arange(len(runs)), np.zeros_like(runs[:1])
+    earliest = runs & (cycles == 0)[:, None]
+    latest = runs & (cycles == cycles[-1])[:, None]
+    behind = np.vstack([latest[-1:] if costs.across else none, runs[:-1]])
+    outputs = () if costs.stream_out_once else costs.stream_out
+    wanted = [
+        ("first", LOAD, () if costs.across else costs.load, earliest, 0),
+        ("before", STREAM_IN, costs.stream_in, runs, 0),
+        ("beside", LOAD, costs.load, np.vstack([runs[1:], none]), 1),
+        ("beside", UNLOAD, costs.unload, behind, -1),
+        ("after", STREAM_OUT, outputs, runs, 0),
+        ("last", UNLOAD, () if costs.across else costs.unload, latest, 0),
+    ]
+    used = {name: np.zeros((len(runs), costs.num_ipus), dtype=np.int64) for name, *_ in wanted}
+    moves = []
+    for where, kind, streams, active, shift in wanted:
+        for k, length in streams:
+            ipu, at = costs.ipus[k], np.flatnonzero(active[:, k])
+            offset = used[where][at, ipu].copy()
+            used[where][at, ipu] += length
+            number = (micro[at, k] + shift) % micro_batches
+            moves.append((where, kind, ipu, at, offset, np.full(len(at), length), k, number))
+    host = _Host(used["first"], used["before"], used["beside"], used["after"], used["last"], tuple(moves))
+    if not costs.across:
+        return host
+    ahead = tuple((k, length) for k, length in costs.load if runs[0, k])
+    left = [(k, length) for k, length in costs.unload if latest[-1, k]]
+    return replace(host, ahead=ahead, head=_longest(costs, ahead), tail=_longest(costs, left))
+
+
+def _longest(costs: Costs, streams: Sequence[tuple[int, int]]) -> int:
+    """Cycles of transfers that take turns on their IPU."""
+    spent = np.zeros(costs.num_ipus, dtype=np.int64)
+    np.add.at(spent, [costs.ipus[k] for k, _ in streams], [length for _, length in streams])
+    return int(spent.max())
+
+
+def _groups(costs: Costs) -> tuple[int, ...]:
+    return costs.host_sync or (0,) * costs.num_ipus
+
+
+def _by_group(cycles: np.ndarray, group: Sequence[int]) -> np.ndarray:
+    """The most of each IPU's group: [pipeline cycle, IPU]."""
+    found = cycles.copy()
+    for one in set(group):
+        here = np.array(group) == one
+        found[:, here] = cycles[:, here].max(axis=1, keepdims=True)
+    return found
 
 
 def _finish(
-    costs: Costs, tasks: _Tasks, phases: list[str], start: np.ndarray, end: np.ndarray, slowest: np.ndarray
+    costs: Costs,
+    tasks: _Tasks,
+    phases: list[str],
+    start: np.ndarray,
+    end: np.ndarray,
+    slowest: np.ndarray,
+    host: _Host,
 ) -> Schedule:
-    """Append the weight update, fill the waits and sort."""
+    """Append the weight update, with the next device iteration's first inputs beside it, fill the waits and sort."""
     once = costs.stream_out if costs.stream_out_once else ()
-    if any(costs.update) or once:
+    if any(costs.update) or once or host.ahead:
         at, cycle = int(end[-1]), len(phases)
         cell = np.array([cycle])
         reduce = max(costs.reduce, default=0)
@@ -302,14 +419,23 @@ def _finish(
             tasks.add(REDUCE, i, cell, np.array([at]), np.array([c]))
         for i, c in enumerate(costs.update):
             tasks.add(UPDATE, i, cell, np.array([at + reduce]), np.array([c]))
-        offsets, length = _host_turns(costs.ipus, np.ones((1, len(costs.forward)), dtype=np.int64), once)
-        for (k, c), offset in zip(once, offsets, strict=True):
-            tasks.add(STREAM_OUT, costs.ipus[k], cell, at + reduce + update + offset, np.array([c]), k)
-        done = at + reduce + update + int(length[0])
+        done = at + reduce + update
+        for what, streams, free in (
+            (STREAM_OUT, once, dict.fromkeys(range(costs.num_ipus), done)),
+            (LOAD, host.ahead, tasks.free_beside(cycle - 1, costs.num_ipus)),
+        ):
+            for k, c in streams:  # those of one IPU take turns
+                i = costs.ipus[k]
+                tasks.add(what, i, cell, np.array([free[i]]), np.array([c]), k, 0 if what == LOAD else -1)
+                free[i] += c
+                done = max(done, free[i])
         phases = [*phases, "update"]
         start, end = np.append(start, at), np.append(end, done)
         slowest = np.append(slowest, np.argmax(costs.update) if costs.update else 0)
-    kind, ipu, stage, micro, cycle_of, begin, finish = tasks.columns()
+    columns = tasks.columns()
+    beside = np.isin(columns[0], BESIDE)
+    aside = [column[beside] for column in columns]
+    kind, ipu, stage, micro, cycle_of, begin, finish = (column[~beside] for column in columns)
     # Empty marks at each pipeline cycle's ends keep a wait from reaching over one.
     marks_ipu = np.repeat(np.arange(costs.num_ipus), 2 * len(start))
     marks_cycle = np.tile(np.repeat(np.arange(len(start)), 2), costs.num_ipus)
@@ -330,7 +456,9 @@ def _finish(
     cycle_of = np.concatenate([cycle_of, all_cycle[left]])
     begin = np.concatenate([begin, all_end[left]])
     finish = np.concatenate([finish, all_end[left] + gap[same]])
-    order = np.lexsort((begin, ipu))
+    every = zip((kind, ipu, stage, micro, cycle_of, begin, finish), aside, strict=True)
+    kind, ipu, stage, micro, cycle_of, begin, finish = (np.concatenate(both) for both in every)
+    order = np.lexsort((np.isin(kind, BESIDE), begin, ipu))
     return Schedule(
         kind[order],
         ipu[order],
@@ -343,6 +471,8 @@ def _finish(
         start,
         end,
         np.asarray(slowest),
+        head=host.head,
+        tail=host.tail,
     )
 
 
@@ -364,6 +494,13 @@ class _Tasks:
     ) -> None:
         columns = np.broadcast_arrays(kind, ipu, stage, micro_batch, cycle, start, start + length)
         self._pieces.append(tuple(np.asarray(column)[length > 0].astype(np.int64) for column in columns))
+
+    def free_beside(self, cycle: int, ipus: int) -> dict[int, int]:
+        """When the I/O tiles of each IPU have nothing to do any more, from the begin of a pipeline cycle's work on."""
+        kind, ipu, _, _, of, start, end = self.columns()
+        begin = start[(of == cycle) & np.isin(kind, (FORWARD, BACKWARD))].min(initial=end.max(initial=0))
+        beside = np.isin(kind, BESIDE)
+        return {i: int(end[beside & (ipu == i)].max(initial=begin)) for i in range(ipus)}
 
     def columns(self) -> tuple[np.ndarray, ...]:
         if not self._pieces:

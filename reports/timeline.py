@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profiler import records
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -46,7 +48,7 @@ ACTIVITIES = (
     IDLE,
 )
 _BY_DIRECTION = {"forward": 0, "backward": 1, "recompute": 2, "update": 3}
-_BY_KIND = {"global exchange": 4, "sync": 5, "external sync": 5, "host I/O": 6, "idle": 8}
+_BY_KIND = {"global exchange": 4, "sync": 5, "external sync": 5, "host I/O": 6, records.BESIDE: 6, "idle": 8}
 _OTHER = 7
 
 _ASCII = str.maketrans({"·": ".", "─": "-", "├": "|", "┤": "|", "│": "|"})
@@ -183,12 +185,14 @@ def timeline(tasks: pd.DataFrame, cycles: pd.DataFrame, width: int, unicode: boo
         (("cycle".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, [str(p) for p in cycles["position"]]), "dim")),
     ]
     seen: set[int] = set()
-    for ipu, mine in tasks.groupby("ipu"):
+    beside = tasks["kind"] == records.BESIDE
+    for (ipu, over), mine in tasks.groupby(["ipu", beside]):
         pairs = zip(mine["kind"].tolist(), mine["direction"].tolist(), strict=True)
         code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
         found = longest_task(mine["start"].to_numpy(np.int64), mine["end"].to_numpy(np.int64), drawn.edges)
         seen.update(code[found[found >= 0]].tolist())
-        lines.append(((f"IPU {ipu}".ljust(label), ""), *lane(found, code, mine["micro_batch"].to_numpy())))
+        name = "  I/O" if over else f"IPU {ipu}"  # its I/O tiles, beneath it
+        lines.append(((name.ljust(label), ""), *lane(found, code, mine["micro_batch"].to_numpy())))
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:
         slowest = [str(ipu) for ipu in cycles["slowest_ipu"]]

@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profiler import records
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 # A process for the pipeline, then one an IPU: 0 would be the idle process to some viewers.
 PIPELINE, FIRST_IPU = 1, 2
-TASKS, STEPS = 1, 2
+TASKS, STEPS, BESIDE = 1, 2, 3
 _COLOURS = {  # names of Catapult's palette, which both viewers know
     "forward": "thread_state_running",
     "backward": "thread_state_runnable",
@@ -57,13 +59,15 @@ def events(report: Report, run: int, iteration: int | None, steps: bool) -> Iter
     yield from _names(PIPELINE, "pipeline", {1: "pipeline cycles"})
     for ipu in ipus:
         threads = {TASKS: "tasks", **({STEPS: "program steps"} if steps else {})}
+        if (tasks["kind"][tasks["ipu"] == ipu] == records.BESIDE).any():
+            threads[BESIDE] = "I/O tiles"
         yield from _names(FIRST_IPU + ipu, f"IPU {ipu}" + (f": {blocks[ipu]}" if blocks.get(ipu) else ""), threads)
     origin = int(tasks["start"].min()) if len(tasks) else 0
     yield from _pipeline_cycles(report, run, iteration, origin, micro)
     for row in tasks.to_dict("records"):
         args = {"cycles": row["cycles"], "stage": row["stage"], "micro_batch": row["micro_batch"]}
         what = row["direction"] or row["kind"]
-        place = (FIRST_IPU + row["ipu"], TASKS)
+        place = (FIRST_IPU + row["ipu"], BESIDE if row["kind"] == records.BESIDE else TASKS)
         event = _slice(row["name"], what, place, row["start"] - origin, row["cycles"], micro, args)
         yield event | ({"cname": _COLOURS[what]} if what in _COLOURS else {})
     yield from _flows(tasks, origin, micro)
@@ -73,7 +77,7 @@ def events(report: Report, run: int, iteration: int | None, steps: bool) -> Iter
         for ipu, name, kind, start, cycles, step, op, batch, direction in zip(
             *(frame[column].tolist() for column in names), strict=True
         ):
-            if kind != "idle":
+            if kind not in ("idle", records.BESIDE):  # what I/O tiles do is in their own thread, as a whole
                 args = {"cycles": cycles, "step": step, "op": op, "micro_batch": batch, "direction": direction}
                 yield _slice(name, kind, (FIRST_IPU + ipu, STEPS), start - origin, cycles, micro, args)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec.compile import Executable
-from ipu_exec.graph import OpNode
+from ipu_exec.graph import Asked, OpNode
 from ipu_exec.lowering.plan import Compute
 
 
@@ -217,6 +218,28 @@ def test_reserved_tiles_and_back_off_decide_the_shares() -> None:
     assert generous < last_of_first(poptorch.MultiConv().cycleBackOff(0.0))
 
 
+class Equal(Branches):
+    def __init__(self, multi: poptorch.MultiConv) -> None:
+        super().__init__(multi)
+        self.narrow = nn.Conv2d(16, 32, 3, padding=1)
+
+
+def test_equal_convolutions_need_reserved_tiles_to_run_on_as_many() -> None:
+    def made(reserved: int) -> tuple[list[int], int]:
+        executable = compiled(Equal(poptorch.MultiConv().perConvReservedTiles(reserved)), IMAGES)
+        (fused,) = [op for op in executable.graph.ops if op.aten == "poplin.multi_conv"]
+        spans = re.findall(r"tiles (\d+)-(\d+): ", executable.tree.op_plans[fused.id].note)
+        assert [int(first) for first, _ in spans[1:]] == [int(last) + 1 for _, last in spans[:-1]]
+        assert (spans[0][0], spans[-1][1]) == ("0", "1471")
+        return sorted(int(last) - int(first) + 1 for first, last in spans), executable.tree.op_cycles[fused.id]
+
+    (few, many), unequal = made(50)
+    (one, other), equal = made(736)
+    assert 50 <= few < many / 2
+    assert 2 * few < one <= other
+    assert equal < unequal
+
+
 def test_values_for_each_convolution_are_as_many_as_those() -> None:
     multi = poptorch.MultiConv().availableMemoryProportions((0.1, 0.2, 0.3))
     with pytest.raises(poptorch.Error, match="has 3 values, and there are 2 convolutions"):
@@ -276,6 +299,16 @@ def test_attributes_stay_with_their_operators_and_gradients_and_outlines_keep_co
     assert not any(op.asked.attributes for op in apart.graph.ops if op.module == "layers.2")
     assert code_bytes(apart) > code_bytes(shared)
     assert not any(op.asked.outline for op in shared.graph.ops)
+
+
+def test_the_profile_says_what_was_asked_for() -> None:
+    made = compiled(Tuned(0.25), torch.randn(64, 1024))
+    first = next(op.id for op in operators(made, "mm") if op.direction == "forward")
+    said = {row.id: row.plan for row in made._op_rows()}
+    assert said[first] == f"{made.tree.op_plans[first].note}; asked for available memory 0.25"
+    assert sum("asked for" in words for words in said.values()) == 2, "it and its gradient"
+    everything = Asked(0.1, "float16", False, (("__outline", "layer", "a"),))
+    assert str(everything) == ("asked for available memory 0.1, float16 partials, dithering off, __outline layer: a")
 
 
 def test_an_attribute_is_entered_and_left_like_in_hooks() -> None:

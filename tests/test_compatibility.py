@@ -32,9 +32,9 @@ def test_a_name_in_the_wrong_state_stops_the_script() -> None:
         compatibility.classify(replace(group, names={"DataLoader": "not there"}), "DataLoader")
     with pytest.raises(ValueError, match="is not there, but"):
         compatibility.classify(replace(group, names={"Nothing": "same"}), "Nothing")
-    options = next(g for g in compatibility.GROUPS if g.title == "Options")
+    location = next(g for g in compatibility.GROUPS if g.title == "TensorLocationSettings")
     with pytest.raises(ValueError, match="warns that it is not honoured"):
-        compatibility.classify(replace(options, names={"syncPattern": "same"}), "syncPattern")
+        compatibility.classify(replace(location, names={"useIOTilesToLoad": "same"}), "useIOTilesToLoad")
 
 
 def test_what_the_page_says_of_a_warning_is_the_warning() -> None:

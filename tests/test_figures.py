@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler import Report, open_report
@@ -30,6 +30,7 @@ rows = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50), st.integers(0, 
 
 
 @given(rows, st.integers(1, 80))
+@settings(deadline=None)
 def test_pieces_cover_what_the_slices_covered_and_count_them(parts: list[tuple[int, int, int]], pixels: int) -> None:
     gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
     end = np.cumsum(gap + length)

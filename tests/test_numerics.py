@@ -264,6 +264,18 @@ def test_half_accumulators_hold_running_means() -> None:
     assert chosen.mean_accumulation_and_replication_reduction_strategy is MeanReductionStrategy.Running
 
 
+def test_float16_accumulators_come_before_compiling() -> None:
+    model = network()
+    wrapped = poptorch.trainingModel(model, options(), poptorch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped(*data(MICRO))
+    with pytest.raises(Error, match=r"Invalid optimizer: .* would require changing options\.Training\."):
+        wrapped.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16))
+    wrapped.destroy()
+    wrapped.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16))
+    chosen = wrapped.options.Training
+    assert chosen.meanAccumulationAndReplicationReductionStrategy is MeanReductionStrategy.Running
+
+
 class Echo(nn.Module):
     """Gives its input back, its sum, and something that is no tensor."""
 

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-from ipu_exec import Error, MatMulSerializationMode, OverlapMode, UsageError, popart
-from ipu_exec.errors import warn_once
+from ipu_exec import Error, MatMulSerializationMode, UsageError, popart
 from ipu_exec.lowering import Builder
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
@@ -301,17 +300,6 @@ def test_printing_shows_tensor_and_gradient_and_changes_nothing(capsys: pytest.C
     assert text.count("summation_gradient: ((") == 2
     infer(lambda x: poptorch.ipu_print_tensor(x, "t", digits=2, float_format="fixed", open_bracket="["), x / 3)
     assert "t: [[0.33, 0.67))" in capsys.readouterr().err
-
-
-def test_overlap_gives_the_tensors_back_and_says_once_that_it_is_not_modelled() -> None:
-    warn_once.cache_clear()
-
-    def overlapped(x: torch.Tensor) -> torch.Tensor:
-        taken = poptorch.set_overlap_for_input({"a": [x]}, OverlapMode.OverlapAccumulationLoop)
-        return poptorch.set_overlap_for_output(taken["a"][0] * 2, OverlapMode.NoOverlap)
-
-    with pytest.warns(UserWarning, match="set_overlap_for_input: .*OverlapAccumulationLoop saves nothing"):
-        assert infer(overlapped, torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 def test_checkpoints_give_back_what_they_are_given() -> None:

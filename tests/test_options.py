@@ -54,6 +54,10 @@ def test_input_groups_share_their_input() -> None:
         (lambda o: o.setAvailableMemoryProportion({"IPU0": 1.5}), "at most 1, not 1.5"),
         (lambda o: o.target("mk9"), "known: mk1, mk2, c600, bow"),
         (lambda o: o.TensorLocations.numIOTiles(33), "even number from 32 to 192"),
+        (
+            lambda o: o._Popart.set("defaultPrefetchBufferingDepth", 0),
+            "_Popart.set('defaultPrefetchBufferingDepth', ...)",
+        ),
         (lambda o: o.TensorLocations.setOptimizerLocation(False), "TensorLocationSettings"),
         (lambda o: o.Precision.setPartialsType(torch.int32), "torch.float or torch.half"),
         (lambda o: o.Distributed.configureProcessId(2, 2), "process 2 of 2 does not exist"),
@@ -84,6 +88,10 @@ def test_optimiser_state_off_chip() -> None:
     options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
     assert options.TensorLocations.location_optimizer.off_chip
     assert not options.TensorLocations.location_weight.off_chip
+    settings = poptorch.TensorLocationSettings().useOnChipStorage(False).useOnChipStorage(None)
+    assert settings.on_chip_storage is None and not settings.off_chip
+    with pytest.raises(poptorch.Error, match="useOnChipStorage takes True or False"):
+        settings.useOnChipStorage(0)
 
 
 def test_offline_target_picks_a_machine_and_never_attaches() -> None:
@@ -221,8 +229,8 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize(
     ("change", "option"),
     [
-        (lambda o: o.TensorLocations.numIOTiles(32), "TensorLocations.numIOTiles"),
-        (lambda o: o.syncPattern(poptorch.SyncPattern.ReplicaAndLadder), "syncPattern"),
+        (lambda o: poptorch.TensorLocationSettings().useIOTilesToLoad(), "useIOTilesToLoad"),
+        (lambda o: poptorch.TensorLocationSettings().useIOTilesToStore(), "useIOTilesToStore"),
     ],
 )
 def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> None:

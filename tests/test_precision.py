@@ -147,22 +147,52 @@ def test_float32_models_are_trained_as_ever() -> None:
 # -- loss scaling ----------------------------------------------------------------------------------------------------
 
 
+def seen(scaler: LossScaler, *gradients: torch.Tensor) -> float:
+    """The scale after an update with these gradients."""
+    for gradient in gradients:
+        scaler.count(gradient)
+    scaler.update(gradients)
+    return scaler.scale
+
+
 def test_the_scale_doubles_until_gradients_are_large_and_then_halves() -> None:
     scaler = LossScaler(1.0)
     small, large = torch.full((1000,), 0.5).half(), torch.full((1000,), 0.2 * HALF_MAX).half()
-    scaler.observe([small])
-    assert scaler.scale == 2.0
-    scaler.observe([small, large])
-    assert scaler.scale == 1.0
+    assert seen(scaler, small) == 2.0
+    assert seen(scaler, small, large) == 1.0
     overflown = torch.tensor([torch.inf, -torch.inf, 1.0]).half()
-    scaler.observe([overflown])
-    assert scaler.scale == 0.5
+    assert seen(scaler, overflown) == 0.5
     assert overflown.tolist() == [HALF_MAX, -HALF_MAX, 1.0]
-    scaler.observe([torch.full((10,), 1e30)])
-    assert scaler.scale == 0.5, "float32 gradients say nothing"
+    assert seen(scaler) == 0.5, "no float16 gradient"
     for _ in range(40):
-        scaler.observe([small])
+        seen(scaler, small)
     assert scaler.scale == 32768.0
+
+
+def test_gradients_of_activations_count_and_what_only_moves_them_does_not() -> None:
+    class Chain(nn.Module):
+        """The gradient of what the weight is multiplied to is large, and that of the weight small again."""
+
+        def __init__(self, half: bool) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, dtype=torch.float16 if half else torch.float32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner = self.weight * 1e-3
+            outer = (inner * 100).view(2, 2)
+            return (torch.cat([outer, outer]).reshape(-1) * 200).sum() * x.sum()
+
+    def counted(half: bool) -> LossScaler:
+        model = Chain(half)
+        options = poptorch.Options().showCompilationProgressBar(False)
+        options.Training.setAutomaticLossScaling(True)
+        wrapped = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=1e-6))
+        wrapped(torch.ones(1).half() if half else torch.ones(1))
+        return wrapped._precision.scaler
+
+    # 200 x 2 branches x 100 = 40,000 is beyond an eighth of 65,504; the weight's own, 40, is not
+    assert counted(half=True).scale == 0.5
+    assert counted(half=False).scale == 1.0, "float32 says nothing"
 
 
 def test_the_scaler_takes_popart_s_settings() -> None:
@@ -171,16 +201,12 @@ def test_the_scaler_takes_popart_s_settings() -> None:
         options._Popart.set(f"automaticLossScalingSettings.{name}", value)
     scaler = LossScaler.of(8.0, options._Popart.settings)
     small, large = torch.full((10,), 0.4 * HALF_MAX).half(), torch.full((10,), 0.6 * HALF_MAX).half()
-    scaler.observe([small])
-    assert scaler.scale == 8.0, "counted, and changed at the second"
-    scaler.observe([small])
-    assert scaler.scale == 16.0
-    scaler.observe([small])
-    scaler.observe([small, large[:8]])  # 8 of 28
-    assert scaler.scale == 8.0
-    scaler.observe([small])
-    scaler.observe([small, large[:4]])  # 4 of 24
-    assert scaler.scale == 16.0
+    assert seen(scaler, small) == 8.0, "counted, and changed at the second"
+    assert seen(scaler, small) == 16.0
+    seen(scaler, small)
+    assert seen(scaler, small, large[:8]) == 8.0  # 8 of 28
+    seen(scaler, small)
+    assert seen(scaler, small, large[:4]) == 16.0  # 4 of 24
     options._Popart.set("automaticLossScalingSettings.updatePeriod", 0)
     with pytest.raises(poptorch.Error, match="updatePeriod is a whole number above 0"):
         LossScaler.of(8.0, options._Popart.settings)
@@ -274,18 +300,30 @@ def test_states_are_rounded_to_float16_where_that_is_their_type(kind: str, argum
     assert bytes_of[f"weight/{state}"] == 4 * 2
 
 
-def test_velocities_are_kept_scaled() -> None:
+def test_velocities_are_kept_scaled_as_the_loss_is() -> None:
     """The smallest float16 is 6e-8: velocities of 1e-9 are lost as they are, and kept times 2^20."""
     model = Line()
     gradient = torch.full((1, 4), 1e-9)
     for scaling, lost in ((1.0, True), (2.0**20, False)):
         optimizer = poptorch.optim.SGD(
-            model.parameters(), lr=1e-2, momentum=0.9, velocity_accum_type=torch.float16, velocity_scaling=scaling
+            model.parameters(), lr=1e-2, momentum=0.9, velocity_accum_type=torch.float16, loss_scaling=scaling
         )
         options = poptorch.Options().showCompilationProgressBar(False)
         poptorch.trainingModel(model, options, optimizer)(gradient)
         velocity = optimizer.state[model.weight]["momentum_buffer"]
         assert bool((velocity == 0).all()) is lost
+
+
+def test_a_combined_accumulator_is_one_tensor_and_numbers_are_the_same() -> None:
+    _, weight, apart = after("SGD", accumulation=4, steps=2)
+    _, other, combined = after("SGD", accumulation=4, steps=2, use_combined_accum=True, accum_type=torch.float16)
+    assert torch.equal(weight, other)
+    roles = [
+        {s.name for s in executable.graph.storages.values() if s.parameter >= 0} for executable in (apart, combined)
+    ]
+    assert roles == [{"weight/accumulator", "weight/momentum_buffer"}, {"weight/accumulator"}]
+    (accumulator,) = [v for v in combined.variables if v.name == "weight/accumulator"]
+    assert accumulator.bytes == 4 * 4, "of the weight's type: PopTorch's types are for separate tensors"
 
 
 def test_accumulators_are_rounded_to_float16_where_that_is_their_type() -> None:

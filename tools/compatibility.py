@@ -39,7 +39,10 @@ class Group:
 
 
 _options = ipu_exec.Options()
-_STATES = "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them"
+_STATES = (
+    "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them; float16 "
+    "weights are updated in float32"
+)
 _ON_IPU = "there is no device to attach to; the state is kept"
 
 GROUPS = (
@@ -87,15 +90,15 @@ GROUPS = (
         "recomputationCheckpoint": PROFILE,
         "custom_op": (PROFILE, "what it computes and costs is given to register_custom_op, not found in a library"),
         "serializedMatMul": PROFILE,
-        "MultiConv": (PROFILE, "how the tiles are shared out follows poplin's options; in detail it is an estimate"),
+        "MultiConv": (PROFILE, "tiles are shared out as poplin does"),
         "nop": SAME,
         "for_loop": (PROFILE, "the profile has the body once for each time"),
         "cond": (PROFILE, "one body is run, the profile has both"),
         "dynamic_slice": PROFILE,
         "dynamic_update": PROFILE,
         "set_available_memory": (PROFILE, "of products and their gradients; gathers and scatters cost what they did"),
-        "set_overlap_for_input": (ACCEPTED, "host I/O is modelled before and after computing (it warns)"),
-        "set_overlap_for_output": (ACCEPTED, "host I/O is modelled before and after computing (it warns)"),
+        "set_overlap_for_input": (PROFILE, "a pipeline overlaps with _Popart.set('enableExplicitIR', True), too"),
+        "set_overlap_for_output": (PROFILE, "what leaves once a device iteration (OutputMode.Sum) is not overlapped"),
         "ipu_print_tensor": (SAME, "printing costs nothing in the profile"),
         "ctc_beam_search_decoder": (PROFILE, "its cycles are an estimate"),
         "fps": (PROFILE, "its cycles are an estimate"),
@@ -128,7 +131,7 @@ GROUPS = (
         "enableSyntheticData": (PROFILE, "no host I/O is modelled; numbers are those of the data that is given"),
         "enableStableNorm": (PROFILE, "cycles and memory; numbers are PyTorch's, stable either way"),
         "broadcastBuffers": (SAME, "with True, a model that writes a buffer on several replicas is an Error"),
-        "syncPattern": ACCEPTED,
+        "syncPattern": (PROFILE, "which IPUs wait for the host together; in phased execution all do"),
         "updatableNamedBuffers": (ACCEPTED, "buffers are the model's and can always be changed"),
         "useIpuModel": (ACCEPTED, "everything is modelled"),
         "useIpuId": (ACCEPTED, "there is no device to choose"),
@@ -142,7 +145,7 @@ GROUPS = (
         "gradientAccumulation": PROFILE,
         "accumulationAndReplicationReductionType": SAME,
         "setMeanAccumulationAndReplicationReductionStrategy": SAME,
-        "setAutomaticLossScaling": (SAME, "by the gradients of float16 weights; the counting is not in the profile"),
+        "setAutomaticLossScaling": (SAME, "the counting is not in the profile"),
         "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
     }),
     Group("Options.Precision", "Options.Precision.", _options.Precision, {
@@ -157,7 +160,7 @@ GROUPS = (
         "setWeightLocation": (PROFILE, "weights that stages share stay whole on the chip (it warns)"),
         "setActivationLocation": (PROFILE, "a pipeline keeps its stash on the chip (it warns)"),
         "setAccumulatorLocation": PROFILE,
-        "numIOTiles": ACCEPTED,
+        "numIOTiles": (PROFILE, "the last tiles of each IPU; which ones GCL takes is not public"),
     }),
     Group("TensorLocationSettings", "TensorLocationSettings.", ipu_exec.TensorLocationSettings(), {
         "useOnChipStorage": PROFILE,
@@ -175,7 +178,8 @@ GROUPS = (
         "numProcesses": SAME,
     }),
     Group("Other groups of Options", "Options.", _options, {
-        "_Popart": (ACCEPTED, "recorded; engineOptions, autoRecomputation and two patterns (setPatterns) are obeyed"),
+        "_Popart": (ACCEPTED, "recorded; obeyed are engineOptions, autoRecomputation, two patterns (setPatterns), "
+                    "defaultBufferingDepth, enablePrefetchDatastreams and enableExplicitIR"),
         "Jit": (ACCEPTED, "models are captured by running them"),
     }),
     Group("Executor", "PoplarExecutor.", PoplarExecutor, {
@@ -212,7 +216,7 @@ GROUPS = (
         "replicaGrouping": (PROFILE, "not with LAMB or max_grad_norm: an error says so"),
     }),
     Group("Optimisers", "optim.", optim, {
-        "SGD": (PROFILE, f"{_STATES}; use_combined_accum is recorded"),
+        "SGD": (PROFILE, f"{_STATES}; with use_combined_accum one tensor holds gradients and velocity, in memory"),
         "Adam": (PROFILE, _STATES),
         "AdamW": (PROFILE, _STATES),
         "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
@@ -232,9 +236,9 @@ GROUPS = (
         "DataLoaderMode": SAME,
         "SharingStrategy": (SAME, "SharedMemory and FileSystem fork a clean server, as ForkServer"),
         "ConnectionType": SAME,
-        "SyncPattern": ACCEPTED,
+        "SyncPattern": PROFILE,
         "MatMulSerializationMode": SAME,
-        "OverlapMode": ACCEPTED,
+        "OverlapMode": PROFILE,
         "MultiConvPlanType": PROFILE,
         "CommGroupType": SAME,
         "VariableRetrievalMode": SAME,

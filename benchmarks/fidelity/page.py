@@ -93,16 +93,17 @@ follow.
 **Convolutions on GC2** (JIA, measured in 2019 on early software; LBM, cycles). The formulas are those of later software
 and of its planner's best split. Predictions are 15-20 % too fast in the middle and up to 1.43 times at
 the largest batches, where the measured throughput falls again (Conv2_3: 73 at batch 32, 66 at 128) and ours does not.
-Nothing is fitted to it. LBM's fp32 convolution is predicted 16 % too fast as cycles go (ratio below 1 there means fewer
+Nothing is fitted to it. LBM's fp32 convolution is predicted 18 % too fast as cycles go (ratio below 1 there means fewer
 cycles).
 
 **Whole models** (MLPerf's log and Graphcore's results page), in their real configuration: replicas, accumulation,
 micro-batch, stages, proportion and optimiser are read from the row. What it does not say is from Graphcore's public
 configurations: ResNet-50 keeps the outputs of ten of its residual blocks and recomputes the rest but for what follows
 the last of them, with a memory proportion of 0.12 and half partials (graphcore/examples,
-applications/pytorch/cnns/train/configs.yml); BERT keeps the output of each encoder layer. What is not the same: the
-publishers' programs overlap host I/O with computing, and ours does not; GELU is the exact one. The tied embedding and
-head are stages 0 and 4, both on IPU 0.
+applications/pytorch/cnns/train/configs.yml); its images come in eight bits and are normalised on the IPU, and no tiles
+are set aside to overlap that with computing (applications/tensorflow/cnns/training/configs.yml,
+mk2_resnet50_mlperf_pod16_lars); BERT keeps the output of each encoder layer. What is not the same: GELU is the exact
+one. The tied embedding and head are stages 0 and 4, both on IPU 0.
 
 ## What no row here can tell
 

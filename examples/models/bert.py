@@ -116,7 +116,7 @@ class Bert(nn.Module):
             mask = (1.0 - visible[:, None, None, :].to(x.dtype)) * -10000.0
         for number, layer in enumerate(self.layer):
             with poptorch.Block(f"layer{number}"):
-                x = layer(x, mask)
+                x = poptorch.recomputationCheckpoint(layer(x, mask))
         with poptorch.Block("head"):
             found = torch.gather(x, 1, where[:, :, None].expand(-1, -1, self.config.hidden))
             found = self.transform_norm(functional.gelu(self.transform(found)))
@@ -124,7 +124,7 @@ class Bert(nn.Module):
             second = self.next(torch.tanh(self.pooler(x[:, 0])))
             loss = functional.cross_entropy(scores.flatten(0, 1).float(), masked.flatten())
             loss = loss + functional.cross_entropy(second.float(), follows)
-            return scores, loss
+            return scores, poptorch.identity_loss(loss, reduction="none")
 
 
 def inputs(config: BertConfig, batch: int) -> tuple[torch.Tensor, ...]:

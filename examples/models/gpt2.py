@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import ipu_exec as poptorch
 from examples.models import Example, block, integers, numbered
 
 
@@ -65,7 +66,7 @@ class Gpt2(nn.Module):
             x = self.word(tokens) + self.position(self.order)
         for number, layer in enumerate(self.layer):
             with block(f"layer{number}"):
-                x = layer(x)
+                x = poptorch.recomputationCheckpoint(layer(x))
         with block("head"):
             scores = functional.linear(self.norm(x), self.word.weight)
             return scores, functional.cross_entropy(scores.flatten(0, 1).float(), following.flatten())

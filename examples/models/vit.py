@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import ipu_exec as poptorch
 from examples.models import Example, block, floats, integers, numbered
 
 
@@ -40,7 +41,7 @@ class ViT(nn.Module):
             x = torch.cat((self.first.expand(len(x), -1, -1), x), dim=1) + self.position
         for number, layer in enumerate(self.layer):
             with block(f"layer{number}"):
-                x = layer(x)
+                x = poptorch.recomputationCheckpoint(layer(x))
         with block("classifier"):
             logits = self.classify(self.norm(x)[:, 0])
             return logits, functional.cross_entropy(logits.float(), labels)

@@ -272,7 +272,9 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     for position, kind in enumerate(kinds):
         chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))
         build.map(f"{base_name(spec)}/{chosen}", chosen, lies.elements, dtype)
-    if len(kinds) > 1:
+    # what an optimiser does to its state and weights is one fused expression (popart/popx/op/accumulatex.cpp)
+    fused = is_in_place(spec) and spec.operands[0].role in ("optimiser state", "weight")
+    if len(kinds) > 1 and not fused:
         build.hold("intermediate", lies.elements * output.item_bytes, max(0, build.next - len(kinds)), _END)
     layout = Spread(key, lies.elements)
     return build.plan(tuple(layout.layout(out.dtype) if out is not None else None for out in spec.outputs))
@@ -304,6 +306,8 @@ def _kinds(spec: OpSpec) -> tuple[str, ...]:
         by_power = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), -1: ("inverse",), 3: ("square", "mul_")}
         power = spec.args[1]
         kinds = by_power.get(power, kinds) if isinstance(power, int | float) else kinds
+    if name == "lerp" and len(spec.operands) == 2:  # by a number: popops::scaledAddTo(a, 1 - w, b, w)
+        return ("scaled_add",)
     if name == "gelu" and dict(spec.kwargs).get("approximate", "none") == "none":
         return ("gelu_erf",)
     if name == "div" and dict(spec.kwargs).get("rounding_mode"):

@@ -1,9 +1,10 @@
 """Convolutions at the same time, each on tiles of its own (poplin's multi-convolution, ``planType`` parallel).
 
-The largest gets the fewest tiles on which it takes no longer than on all that are not reserved for the others, but
-for ``cycleBackOff``; the next ones the fewest of the rest on which they are done by then, and the last what is left.
-That order is poplin's; that a conv is tried on eighths of the tiles only, and how the back-off grows with the number
-of convolutions, are estimates.
+As poplin shares out the tiles (graphcore/poplibs, lib/poplin/ConvPlan.cpp, getParallelMultiPlan): the largest
+convolution is planned first, on all tiles but those reserved for the others, and gets the fewest on which it takes no
+longer than that, but for ``cycleBackOff`` times the number of others; then from the smallest on each the fewest on
+which it takes no longer than the longest so far; the second largest what is left. Poplin compares step by step; here
+it is the whole of each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ipu_exec.lowering.plan import Compute, Exchange, OpSpec, Plan
 from ipu_exec.lowering.registry import find, lowering
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_tile_cycles
 
-_PARTS = 8  # of the available tiles, tried for each convolution
+_BUS = 2  # tiles that share an exchange bus are never parted
 
 
 @lowering("poplin.multi_conv", "poplin.multi_conv_backward")
@@ -56,20 +57,34 @@ def _plan(spec: OpSpec, machine: Machine) -> Plan:
 
 def share_tiles(specs: list[OpSpec], machines: list[Machine], reserved: int, back_off: float) -> list[int]:
     """Tiles of each convolution; they sum to the machine's."""
-    left, limit = machines[0].tiles, 0.0
+
+    def taken(k: int, tiles: int) -> int:
+        return _cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k])
+
+    def fewest(k: int, most: int, limit: float) -> int:
+        """The least number of tiles on which it takes no longer; all where it takes longer on those."""
+        if taken(k, most) > limit:
+            return most
+        low, high = 1, -(-most // _BUS)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if taken(k, _BUS * middle) <= limit else (middle + 1, high)
+        return min(most, _BUS * low)
+
+    count, left = len(specs), machines[0].tiles
+    reserved = reserved if left >= count * reserved else max(1, left // count)
     sizes = [_plan(spec, on).flops for spec, on in zip(specs, machines, strict=True)]
-    order = sorted(range(len(specs)), key=lambda k: -sizes[k])
-    shares = [0] * len(specs)
-    for position, k in enumerate(order):
-        later = len(order) - position - 1
-        most = max(left // (later + 1), left - reserved * later)
-        if later:
-            parts = sorted({max(1, most * eighth // _PARTS) for eighth in range(1, _PARTS + 1)})
-            cycles = [_cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k]) for tiles in parts]
-            limit = limit or min(cycles) * (1 + back_off * later)
-            most = next((tiles for tiles, taken in zip(parts, cycles, strict=True) if taken <= limit), most)
-        shares[k] = most
-        left -= most
+    *smaller, second, largest = sorted(range(count), key=lambda k: sizes[k])
+    shares = [0] * count
+    most = left - reserved * (count - 1)
+    limit = taken(largest, most) * (1 + back_off * (count - 1))
+    shares[largest] = fewest(largest, most, limit)
+    left -= shares[largest]
+    for position, k in enumerate(smaller):
+        shares[k] = fewest(k, left - reserved * (len(smaller) - position), limit)
+        limit = max(limit, taken(k, shares[k]))
+        left -= shares[k]
+    shares[second] = left
     return shares
 
 

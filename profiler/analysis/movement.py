@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from profiler import records
 from profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
-KINDS = ("exchange", "global exchange", "host I/O")
+KINDS = ("exchange", "global exchange", "host I/O", records.BESIDE)
 
 
 def movement(report: Report, run: int = 0) -> pd.DataFrame:

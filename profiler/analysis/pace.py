@@ -33,11 +33,11 @@ def pace(report: Report, run: int = 0) -> Pace:
 
 
 def waiting(report: Report, run: int = 0) -> float:
-    """Share of all IPUs' cycles that are spent waiting for another IPU."""
+    """Share of all IPUs' cycles that are spent waiting for another IPU, or for the host."""
     if run >= len(report.runs):
         return 0.0
     tasks = report.tasks(run, iteration=0)  # waits are tasks: the steps need not be unrolled
-    cycles = tasks["cycles"].groupby(tasks["kind"]).sum()
+    cycles = tasks["cycles"].groupby(tasks["kind"]).sum().drop(records.BESIDE, errors="ignore")
     return float(cycles.get("idle", 0) / max(1, cycles.sum()))
 
 

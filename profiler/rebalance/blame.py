@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profiler import records
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _share_out(
 ) -> None:
     """Add the cycles of one wait (IPU, start, end) to those who keep it waiting."""
     ipu, start, end = wait
-    others = [row for row in busy if row[1] != ipu and row[5] < end and row[6] > start]
+    others = [row for row in busy if (row[1] != ipu or row[2] == records.BESIDE) and row[5] < end and row[6] > start]
     edges = sorted({start, end, *(t for row in others for t in row[5:7] if start < t < end)})
     for begin, stop in pairwise(edges):
         there = [row for row in others if row[5] <= begin and row[6] >= stop]
@@ -88,7 +89,7 @@ def _causes(kind: str, direction: str, stage: int, shares: dict[tuple[int, str],
         return {"update": 1.0}
     if direction:
         return shares.get((stage, direction), {"compute": 1.0})
-    if kind == "host I/O":
+    if kind in ("host I/O", records.BESIDE):
         return {"host": 1.0}
     return {"copies": 1.0}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ EXTERNAL_SYNC_CYCLES = 600
 STASH_CYCLES, STASH_BYTES_PER_CYCLE = 403.0, 4
 HOST_LATENCY_SECONDS = 9e-6  # of a transfer from or to the host, whatever its size (JIA: 8.8 us to a tile, 9.9 to all)
 LINK_HOP_SECONDS = 0.16e-6  # each further hop (JIA)
+_HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
 STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy (TUT4)
 STREAMING_BYTES_PER_SECOND = 5e9  # an IPU's part of about 20 GB/s a machine (facts: pipeline.md, 'Phased')
 
@@ -90,6 +91,10 @@ class Costs:
     streaming_bytes_per_cycle: float = STREAMING_BYTES_PER_SECOND / 1.33e9
     ipus_per_board: int = 1 << 30
     board_link_bytes_per_cycle: float = 1.0  # between boards
+    load: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # as stream_in, over I/O tiles
+    unload: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # as stream_out, over I/O tiles
+    across: bool = False  # ... from one device iteration into the next (`profiler.schedules.Costs`)
+    host_sync: str = ""  # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
     tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # weights that several Blocks read, and which Blocks
 
     def __len__(self) -> int:
@@ -121,10 +126,17 @@ class Costs:
         into = np.concatenate([[blocks["input_bytes"].iloc[0]], copy[:-1]])
         base, rate = _stash_fit(report)
         bodies = report.bodies
-        inputs = bodies[bodies["name"].str.contains("inputs from host", regex=False)].groupby("stage")["cycles"].sum()
-        outputs = bodies[bodies["name"].str.contains("outputs to host", regex=False)].groupby("stage")["cycles"].sum()
-        shortest = min([*inputs.tolist(), *outputs.tolist()], default=0)
-        latency = min(round(HOST_LATENCY_SECONDS * target.clock_hz), max(0, shortest - count))
+        beside = bodies["kind"] == records.BESIDE
+
+        def host(words: str, over_io_tiles: bool) -> pd.Series[int]:
+            mine = bodies["name"].str.contains(words, regex=False) & (beside == over_io_tiles)
+            return bodies[mine].groupby("stage")["cycles"].sum()
+
+        inputs, outputs = host("inputs from host", False), host("outputs to host", False)
+        loads, unloads = host("inputs from host", True), host("outputs to host", True)
+        shortest = min([c for found in (inputs, outputs, loads, unloads) for c in found.tolist()], default=0)
+        latency = int(report.meta.get("host_latency", round(HOST_LATENCY_SECONDS * target.clock_hz)))
+        latency = min(latency, max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
         reduces = bodies[bodies["name"].str.contains("reduce", case=False, regex=False)].groupby("ipu")["cycles"].sum()
         gathers = steps[(steps["name"] == "AllGather") & (steps["block"] < 0)].groupby("ipu")["cycles"].sum()
@@ -151,6 +163,10 @@ class Costs:
             stream_in=_streams(inputs, stage, blocks["input_bytes"].to_numpy(), latency),
             stream_out=_streams(outputs, stage, np.arange(count) + 1 == count, latency),
             stream_latency=latency,
+            load=_streams(loads, stage, blocks["input_bytes"].to_numpy(), latency),
+            unload=_streams(unloads, stage, np.arange(count) + 1 == count, latency),
+            across=bool(report.meta.get("across", False)),
+            host_sync=_HOST_SYNC.get(str(options.get("syncPattern", "")), ""),
             stream_out_once=_outputs_once(report),
             always=memory.always,
             peak=memory.peak,

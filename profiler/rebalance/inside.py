@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from profiler import records
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.split import Split, best_split
 from profiler.report import Report
@@ -136,6 +137,8 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
         stashes_kept=_renumbered(costs.stashes_kept, block, over),
         stream_in=two(costs.stream_in, costs.stream_in[block], zero),
         stream_out=two(costs.stream_out, zero, costs.stream_out[block]),
+        load=two(costs.load, costs.load[block], zero) if len(costs.load) else costs.load,
+        unload=two(costs.unload, zero, costs.unload[block]) if len(costs.unload) else costs.unload,
         always=rest(costs.always, always),
         peak=both(costs.peak),
         peak_interleaved=both(costs.peak_interleaved),
@@ -158,6 +161,15 @@ def _renumbered(stashes: np.ndarray, block: int, over: int) -> np.ndarray:
     return np.concatenate([moved, [[block + 1, block + 1, block + 1, over]]])
 
 
+def _read_by(report: Report, ops: set[int]) -> list[int]:
+    """Ids of the variables that operators use."""
+    if report.format < 2:
+        return []
+    uses = report.columns_of(records.Use)
+    found: list[int] = uses["variable"][np.isin(uses["op"], list(ops))].tolist()
+    return found
+
+
 def _part(whole: int, some: int) -> float:
     return some / whole if whole else 0.5
 
@@ -173,11 +185,13 @@ def _over(report: Report, costs: Costs, block: int, first: set[int]) -> int:
     later = forward[~forward["op"].isin(first)]
     cut = int(later["position"].min()) if len(later) else 0
     variables = report.variables
+    # one that the next operator overwrites in place ends where that begins (profiles of format 1 have none)
+    overwritten = variables.index.isin(_read_by(report, set(later.loc[later["position"] == cut, "op"].tolist())))
     live = variables[
         (variables["ipu"] == ipu)
         & (variables["always_live"] == 0)
         & (variables["start"] < cut)
-        & (variables["stop"] > cut)
+        & ((variables["stop"] > cut) | ((variables["stop"] == cut) & overwritten))
         & variables["role"].isin(["activation", "input"])
     ]
     stashed = variables.loc[(variables["role"] == "stash") & (variables["stage"] == stage), "name"]

@@ -110,6 +110,10 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         stream_out_once=costs.stream_out_once,
         copies=_copies(costs, spans, assignment.ipus),
         sync=costs.sync,
+        load=_streams(costs.load, spans, costs.stream_latency),
+        unload=_streams(costs.unload, spans, costs.stream_latency),
+        across=costs.across,
+        host_sync=_host_groups(costs, max(assignment.ipus) + 1),
     )
     run = schedules.pipelined if costs.pipelined else schedules.sharded
     schedule = run(made, costs.micro_batches if legal else _least(stages, costs.training))
@@ -155,6 +159,13 @@ def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
 
 def _least(stages: int, training: bool) -> int:
     return schedules.pipeline_stages(stages, training)
+
+
+def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
+    """With whom each IPU waits for the host, as `profiler.schedules.Costs` takes it."""
+    if costs.host_sync == "alone":
+        return tuple(range(ipus))
+    return tuple(ipu % 2 for ipu in range(ipus)) if costs.host_sync == "sides" else ()
 
 
 def _per_ipu(values: np.ndarray, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:

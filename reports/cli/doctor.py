@@ -111,8 +111,11 @@ def _overflow(report: Report) -> str:
 
 
 def _time(report: Report) -> str:
+    from profiler import records
+
     for run in report.runs["run"].tolist():
-        for ipu, tasks in report.tasks(run).groupby("ipu"):
+        every = report.tasks(run)
+        for ipu, tasks in every[every["kind"] != records.BESIDE].groupby("ipu"):
             wrong = tasks["start"].to_numpy()[1:] != tasks["end"].to_numpy()[:-1]
             if wrong.any():
                 return f"run {run}, IPU {ipu}: {int(wrong.sum())} gaps or overlaps"

@@ -1,4 +1,5 @@
-"""The pipeline: one lane an IPU, its tasks large, the steps they are made of as a strip beneath.
+"""The pipeline: one lane an IPU, its tasks large, the steps they are made of as a strip beneath, and what its I/O tiles
+do at the same time as a strip above.
 
 Slices are drawn by activity (`slices`), so that the legend switches activities on and off. Times on the x-axis count
 from the start of what is shown (a device iteration, or a run).
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
+from profiler import records
 from viewer.figures import theme as themes
 from viewer.figures.lod import Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, Look
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PIXELS = 1400  # columns of a figure as wide as the page
-_TASK, _STRIP = (-0.10, 0.56), (0.29, 0.13)  # where in its lane, and how high
+_TASK, _STRIP, _BESIDE = (-0.10, 0.56), (0.29, 0.13), (-0.44, 0.10)  # where in its lane, and how high
 _SLOWEST_AT = 0.42
 LANE = 74  # pixels
 _DIGIT = 7  # pixels
@@ -42,6 +44,7 @@ class Lanes:
     step_rows: Rows
     labels: tuple[str, ...]
     origin: int  # cycles; 0 on the x-axis
+    beside_rows: Rows  # of the tasks that lie over others
 
     @property
     def end(self) -> int:
@@ -64,14 +67,17 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 def lanes(tasks: pd.DataFrame, steps: pd.DataFrame, cycles: pd.DataFrame, stages: pd.DataFrame) -> Lanes:
     """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`. ``steps`` may be empty: no strip then."""
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
+    code, of_steps = codes(tasks, by_direction=True), codes(steps, by_direction=False)
+    beside = (tasks["kind"] == records.BESIDE).to_numpy()
     return Lanes(
         tasks,
         steps,
         cycles,
-        _rows(tasks, codes(tasks, by_direction=True), count),
-        _rows(steps, codes(steps, by_direction=False), count),
+        _rows(tasks, code, count, ~beside),
+        _rows(steps, of_steps, count, (steps["kind"] != records.BESIDE).to_numpy()),
         tuple(lane_label(ipu, stages) for ipu in range(count)),
         int(tasks["start"].min()) if len(tasks) else 0,
+        _rows(tasks, code, count, beside),
     )
 
 
@@ -230,8 +236,9 @@ def _factorised(column: pd.Series) -> tuple[np.ndarray, list[str]]:
     return code, list(names)
 
 
-def _rows(frame: pd.DataFrame, code: np.ndarray, count: int) -> Rows:
-    return Rows.make(frame["ipu"].to_numpy(), frame["start"].to_numpy(), frame["end"].to_numpy(), code, count)
+def _rows(frame: pd.DataFrame, code: np.ndarray, count: int, wanted: np.ndarray) -> Rows:
+    row = np.where(wanted, frame["ipu"].to_numpy(), -1)
+    return Rows.make(row, frame["start"].to_numpy(), frame["end"].to_numpy(), code, count)
 
 
 def _marker(code: int, theme: Theme) -> dict[str, Any]:
@@ -265,13 +272,19 @@ def _traces(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, p
         wide = tasks.wide(found)
         bars = found.where(wide)
         words = _numbers(lanes, bars, shown[wide], tasks.cycles_a_pixel)
-        tasks.add_bars(bars, ipu + _TASK[0], _TASK[1], _task_words(lanes, bars, clock), words)
+        tasks.add_bars(bars, ipu + _TASK[0], _TASK[1], _task_words(lanes, bars, clock, lanes.task_rows), words)
         tasks.add_narrow(found.where(~wide), ipu + _TASK[0], _TASK[1])
         found, _ = lanes.step_rows.around(ipu, low, high, pixels)
         wide = steps.wide(found)
         bars = found.where(wide)
         steps.add_bars(bars, ipu + _STRIP[0], _STRIP[1], _step_words(lanes, bars, clock), [""] * len(bars))
         steps.add_narrow(found.where(~wide), ipu + _STRIP[0], _STRIP[1])
+        found, _ = lanes.beside_rows.around(ipu, low, high, pixels)
+        wide = steps.wide(found)
+        bars = found.where(wide)
+        words = _task_words(lanes, bars, clock, lanes.beside_rows)
+        steps.add_bars(bars, ipu + _BESIDE[0], _BESIDE[1], words, [""] * len(bars))
+        steps.add_narrow(found.where(~wide), ipu + _BESIDE[0], _BESIDE[1])
     looks = {
         code: Look(activity.name, _marker(code, theme), activity.colour(theme), _text_colour(code, theme))
         for code, activity in enumerate(ACTIVITIES)
@@ -298,8 +311,8 @@ def _merged(count: int) -> str:
     return f"and {count - 1:,} shorter ones: zoom in" if count > 1 else ""
 
 
-def _task_words(lanes: Lanes, found: Pieces, clock: Clock) -> list[str]:
-    rows = lanes.tasks.iloc[lanes.task_rows.source[found.longest]]
+def _task_words(lanes: Lanes, found: Pieces, clock: Clock, rows_of_lanes: Rows) -> list[str]:
+    rows = lanes.tasks.iloc[rows_of_lanes.source[found.longest]]
     lines = []
     for row, count in zip(rows_of(rows), found.count.tolist(), strict=True):
         batch = f"micro-batch {row.micro_batch}" if row.micro_batch >= 0 else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from profiler import schedules
+from profiler import records, schedules
 from profiler.rebalance import Costs, Prediction
 from viewer.figures.pipeline import Lanes, lanes
 from viewer.figures.theme import Theme
@@ -30,6 +30,8 @@ _KIND = {
     schedules.IDLE: "idle",
     schedules.STREAM_IN: "host I/O",
     schedules.STREAM_OUT: "host I/O",
+    schedules.LOAD: records.BESIDE,
+    schedules.UNLOAD: records.BESIDE,
 }
 
 

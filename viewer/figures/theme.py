@@ -11,6 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from profiler import records
+
 FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 
 
@@ -51,6 +53,7 @@ _BY_KIND = {
     "sync": "sync",
     "external sync": "external sync",
     "host I/O": "host I/O",
+    records.BESIDE: "host I/O",
     "idle": "waiting",
 }
 _BY_DIRECTION = {"forward": "forward", "backward": "backward", "recompute": "recompute", "update": "weight update"}

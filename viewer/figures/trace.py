@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
+from profiler import records
 from viewer.figures import lod
 from viewer.figures.lod import Pieces, Rows
 from viewer.figures.pipeline import codes
@@ -49,15 +50,18 @@ class Trace:
 
 
 def flat(steps: pd.DataFrame, ipus: int) -> Trace:
-    """A row an IPU. ``steps`` is `Report.steps`."""
+    """A row an IPU, and one for the I/O tiles of each that has any. ``steps`` is `Report.steps`."""
     import pandas as pd
 
     label, labels = pd.factorize(steps["name"])
     origin = int(steps["start"].min()) if len(steps) else 0
     row, start, end = (steps[name].to_numpy() for name in ("ipu", "start", "end"))
+    beside = (steps["kind"] == records.BESIDE).to_numpy()
+    more = np.unique(row[beside])
+    row = np.where(beside, ipus + np.searchsorted(more, row), row)
     return Trace(
-        Rows.make(row, start, end, codes(steps, by_direction=False), ipus),
-        tuple(f"IPU {ipu}" for ipu in range(ipus)),
+        Rows.make(row, start, end, codes(steps, by_direction=False), ipus + len(more)),
+        (*(f"IPU {ipu}" for ipu in range(ipus)), *(f"I/O {ipu}" for ipu in more.tolist())),
         label,
         tuple(map(str, labels)),
         steps["step"].to_numpy(),
@@ -67,12 +71,15 @@ def flat(steps: pd.DataFrame, ipus: int) -> Trace:
 
 
 def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
-    """One IPU: its tasks, beneath them the modules by the levels of their path, at the bottom the steps.
+    """One IPU: its tasks, beneath them the modules by the levels of their path, then the steps; at the bottom those of
+    its I/O tiles, if any.
 
     ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start.
     """
     import pandas as pd
 
+    tasks, beside = tasks[tasks["kind"] != records.BESIDE], steps[steps["kind"] == records.BESIDE]
+    steps = steps[steps["kind"] != records.BESIDE]
     name, names = pd.factorize(steps["name"])
     start, end = steps["start"].to_numpy(), steps["end"].to_numpy()
     task = np.searchsorted(tasks["start"].to_numpy(), start, side="right") - 1
@@ -102,12 +109,19 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
         colours = np.array([_MODULES + zlib.crc32(word.encode()) % 8 for word in known] or [0])
         pieces.append(_row(level + 1, start[first], end[last], colours[of[first]], base + of[first]))
     pieces.append(_row(levels + 1, start, end, codes(steps, by_direction=False), name, steps["step"].to_numpy()))
+    if len(beside):
+        label, more = pd.factorize(beside["name"])
+        label = label + len(labels)
+        labels += map(str, more)
+        begins, ends = beside["start"].to_numpy(), beside["end"].to_numpy()
+        code = codes(beside, by_direction=False)
+        pieces.append(_row(levels + 2, begins, ends, code, label, beside["step"].to_numpy()))
 
     row, starts, ends, colour, label, step = (np.concatenate(column) for column in zip(*pieces, strict=True))
     origin = int(start.min()) if len(start) else 0
     return Trace(
-        Rows.make(row, starts, ends, colour, levels + 2),
-        ("task", *("modules" if level == 0 else "" for level in range(levels)), "step"),
+        Rows.make(row, starts, ends, colour, levels + 2 + bool(len(beside))),
+        ("task", *("modules" if level == 0 else "" for level in range(levels)), "step", *(["I/O"] * bool(len(beside)))),
         label,
         tuple(labels),
         step,

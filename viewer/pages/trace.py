@@ -81,17 +81,18 @@ def rows_of(profiles: Profiles, report: Report, run: int, iteration: int | None,
             return figures.flame(report.steps(run, ipu or 0, iteration), report.tasks(run, ipu or 0, iteration))
         steps = report.steps(run, ipu, iteration)
         made = figures.flat(steps, report.target.num_ipus)
-        return made if ipu is None else only(made, ipu)
+        return made if ipu is None else only(made, [ipu, *range(report.target.num_ipus, len(made.names))])
 
     return profiles.made(report, ("trace", run, iteration, ipu, form), make)
 
 
-def only(rows: Trace, ipu: int) -> Trace:
-    """One row of a flat trace."""
-    here = rows.rows.of(ipu)
-    first = np.array([0, here.stop - here.start])
-    kept = Rows(first, rows.rows.start[here], rows.rows.end[here], rows.rows.code[here], rows.rows.source[here])
-    return replace(rows, rows=kept, names=(rows.names[ipu],))
+def only(rows: Trace, wanted: list[int]) -> Trace:
+    """Some rows of a flat trace."""
+    parts = [rows.rows.of(row) for row in wanted]
+    first = np.cumsum([0, *(part.stop - part.start for part in parts)])
+    columns = (rows.rows.start, rows.rows.end, rows.rows.code, rows.rows.source)
+    kept = Rows(first, *(np.concatenate([column[part] for part in parts]) for column in columns))
+    return replace(rows, rows=kept, names=tuple(rows.names[row] for row in wanted))
 
 
 _SELECTED = """
