@@ -136,7 +136,7 @@ def _ramps(report: Report, costs: Costs) -> list[Insight]:
     name = "gradient accumulation" if costs.training else "device iterations"
     return [
         Insight(
-            f"ramp-up and ramp-down take {ramps / max(1, int(cycles['cycles'].sum())):.0%} of a weight update",
+            f"ramp-up and ramp-down take {ramps / max(1, int(cycles['cycles'].sum())):.0%} of {_turn(costs)}",
             f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each time.",
             f"{name} of {more} instead of {costs.micro_batches} would take {gain:,} cycles less for as many samples",
             "/pipeline",
@@ -169,13 +169,17 @@ def _host(report: Report, costs: Costs) -> list[Insight]:
         )
     return [
         Insight(
-            f"host I/O keeps all IPUs waiting for {gain:,} cycles a weight update, {gain / max(1, now):.0%} of it",
+            f"host I/O keeps all IPUs waiting for {gain:,} cycles of {_turn(costs)}, {gain / max(1, now):.0%} of it",
             detail,
             less,
             "/pipeline",
             gain,
         )
     ]
+
+
+def _turn(costs: Costs) -> str:
+    return "a weight update" if costs.training else "a device iteration"
 
 
 def _balance(report: Report, pace: analysis.Pace) -> list[Insight]:

@@ -104,7 +104,8 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
         rows.append((int(k), said, int(part["cycles"].sum()), name, most))
     stage, work, length, operator, operator_cycles = zip(*rows, strict=True) if rows else ((),) * 5
     turns = report.meta.get("strategy", "pipelined") != "pipelined"
-    spent = np.where((cycles["phase"] != "update").to_numpy() & turns, busy, np.array(length, dtype=np.int64))
+    at_work = np.minimum(busy, cycles["cycles"].to_numpy())  # in phases two IPUs may be
+    spent = np.where((cycles["phase"] != "update").to_numpy() & turns, at_work, np.array(length, dtype=np.int64))
     copies, syncs = between["global exchange"], between["external sync"]
     return cycles.assign(
         stage=np.array(stage, dtype=np.int64),

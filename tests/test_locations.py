@@ -372,7 +372,9 @@ def test_numbers_do_not_depend_on_where_tensors_lie(change: Change, optimizer: A
 
 
 @pytest.mark.parametrize("settings", [sharded(), sharded(useOnChipStorage=False)])
-def test_rebalance_and_insights_know_of_it(tmp_path: Path, settings: ipu_exec.TensorLocationSettings) -> None:
+def test_rebalance_and_insights_know_of_it(
+    tmp_path: Path, settings: ipu_exec.TensorLocationSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Eight blocks of state on a chip's tiles: sharing it out is suggested, and priced as the engine does it."""
 
     def profiled(name: str, change: Change) -> profiler.Report:
@@ -387,6 +389,8 @@ def test_rebalance_and_insights_know_of_it(tmp_path: Path, settings: ipu_exec.Te
     whole = profiled("whole", lambda o: None)
     (found,) = (i for i in insights(whole) if i.title.startswith("each of 4 replicas keeps the same optimiser state"))
     parts = profiled("parts", lambda o: o.TensorLocations.setOptimizerLocation(settings))
+    assert parts.target.num_ipus == 4 and ipu_report(["summary", str(parts.path)]) == 0
+    assert capsys.readouterr().out.count("% busy") == 1  # one replica is profiled
     assert not [i for i in insights(parts) if "keeps the same optimiser state" in i.title]
     if settings.on_chip_storage is not False:
         freed = [

@@ -16,7 +16,8 @@ import ipu_exec as poptorch
 import profiler
 from ipu_exec import Error, Liveness, Phase, Stage
 from ipu_exec.compile import Executable
-from profiler import records, schedules
+from profiler import pipeline, records, schedules
+from profiler.insights import insights
 from profiler.phased import Phases, phased
 from reports.cli import main
 from tests.models import Mlp
@@ -232,7 +233,9 @@ def test_two_groups_are_faster_than_one_and_receive_from_each_other() -> None:
 
 
 @pytest.mark.parametrize("kind", ["serial", "parallel"])
-def test_numbers_are_pytorchs_and_the_profile_is_well(kind: str, tmp_path: Path) -> None:
+def test_numbers_are_pytorchs_and_the_profile_is_well(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     strategies = {"serial": poptorch.SerialPhasedExecution, "parallel": poptorch.ParallelPhasedExecution}
     torch.manual_seed(0)
     model = Free()
@@ -257,3 +260,9 @@ def test_numbers_are_pytorchs_and_the_profile_is_well(kind: str, tmp_path: Path)
         assert report.options["executionStrategy"].startswith(type(options.execution_strategy).__name__)
     for command in ("doctor", "summary", "stages", "timeline", "memory"):
         assert main([command, str(tmp_path / "training")]) == 0, command
+    assert main(["rebalance", str(tmp_path / "training")]) == 1
+    assert "was phased" in capsys.readouterr().err
+    with profiler.open_report(tmp_path / "training") as report:
+        assert not [found for found in insights(report) if found.where.startswith(("/rebalance", "/pipeline"))]
+        table = pipeline.cycle_table(report)
+        assert (table["work_cycles"] <= table["cycles"]).all()

@@ -44,7 +44,9 @@ def test_a_proposal_is_written_run_and_verified(demo: Path, tmp_path: Path, caps
         assert row["predicted"] == pytest.approx(row["obtained"], rel=0.03), row
 
 
-def test_compile_only_leaves_the_whole_profile_and_no_training(tmp_path: Path) -> None:
+def test_compile_only_leaves_the_whole_profile_and_no_training(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     process = script("--compile-only", "--autoreport", tmp_path)
     assert process.returncode == 0
     assert "epoch" not in process.stdout.replace("an epoch is", "")
@@ -53,6 +55,8 @@ def test_compile_only_leaves_the_whole_profile_and_no_training(tmp_path: Path) -
         assert report.meta["state"] == "compiled"
         assert len(report.stages) == 4
         assert not len(report.runs)
+    rows = json.loads(say(capsys, "rebalance", "--verify", "--json", demo / "training", tmp_path / "training"))
+    assert all(row["obtained"] > 0 for row in rows[0]["verify"])  # nothing is said of a run that was not
 
 
 def test_so_many_stages_as_asked(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

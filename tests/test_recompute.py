@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec import PipelinedExecution
+from ipu_exec import PipelinedExecution, TensorLocationSettings
 from ipu_exec.compile import Executable, compile_step
 from ipu_exec.recompute import Recomputation, asked_for, intervals
 from profiler import Report, open_report, schedules
@@ -194,12 +194,22 @@ class Blocks(Stack):
             return torch.nn.functional.mse_loss(self.head(x), target)
 
 
-def profiled(folder: Path, starts: tuple[int, ...], checkpoints: bool) -> Report:
+def profiled(
+    folder: Path,
+    starts: tuple[int, ...],
+    checkpoints: bool,
+    kind: int | None = None,
+    weights: TensorLocationSettings | None = None,
+) -> Report:
     torch.manual_seed(0)
     model = Blocks(checkpoints)
     names = [*(f"L{number}" for number in range(LAYERS)), "head"]
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
     options.Training.gradientAccumulation(8)
+    if kind is not None:
+        options._Popart.set("autoRecomputation", kind)
+    if weights is not None:
+        options.TensorLocations.setWeightLocation(weights)
     stages = (ipu_exec.Stage(*names[a:b]).ipu(k) for k, (a, b) in enumerate(pairwise([*starts, len(names)])))
     options.setExecutionStrategy(PipelinedExecution(*stages))
     run = ipu_exec.trainingModel(model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.1))
@@ -236,3 +246,32 @@ def test_what_a_stranger_says_of_recomputation_is_checked(tmp_path):
         report.__dict__["meta"] = {**report.meta, "recomputation": wrong}
         costs = Costs.from_report(report)
         assert len(costs.again) == LAYERS + 1 and not costs.closed.any()
+
+
+@pytest.mark.parametrize("key", ["host_latency", "streaming_bytes_per_cycle", "link_latency", "micro_batch", "across"])
+def test_what_a_stranger_says_of_costs_is_checked(tmp_path, key):
+    report = profiled(tmp_path, (0, 3), True)
+    header = report.meta
+    for wrong in ("fast", [1], None, -1, float("nan"), {}):
+        report.__dict__["meta"] = {**header, key: wrong}
+        costs = Costs.from_report(report)
+        assert not costs.across and what_if(costs, Assignment((0, 3), (0, 1))).total > 0
+
+
+@pytest.mark.parametrize("kind", [None, 4])
+def test_one_stage_recomputes_by_prediction_only_where_it_is_asked_for(tmp_path, kind):
+    several = Costs.from_report(profiled(tmp_path / "several", (0, 3), True, kind))
+    alone = profiled(tmp_path / "alone", (0,), True, kind)
+    assert (alone.stages["recompute_cycles"].iloc[0] > 0) == (kind is not None)
+    for costs in (several, Costs.from_report(alone)):
+        prediction = what_if(costs, Assignment((0,), (0,)))
+        assert prediction.backward[0] == pytest.approx(alone.stages["backward_cycles"].iloc[0], rel=0.002)
+
+
+def test_weights_that_come_for_what_runs_again_are_the_backwards(tmp_path):
+    off_chip = TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(0)
+    report = profiled(tmp_path, (0, 3), True, weights=off_chip)
+    prediction = what_if(Costs.from_report(report), Assignment((0, 3), (0, 1)))
+    again = report.program_steps().query("direction == 'recompute'")
+    assert (again["kind"] == "host I/O").any()
+    assert list(prediction.backward) == pytest.approx(report.stages["backward_cycles"].tolist(), rel=0.002)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -96,17 +96,23 @@ class Costs:
     across: bool = False  # ... from one device iteration into the next (`profiler.schedules.Costs`)
     host_sync: str = ""  # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
     tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # weights that several Blocks read, and which Blocks
+    recompute_alone: bool = True  # one stage of all Blocks recomputes too: only where autoRecomputation says so
 
     def __len__(self) -> int:
         return len(self.names)
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """ValueError where the profile has no Blocks: there is nothing to move."""
+        """ValueError where the profile has no Blocks, or was of phased execution: there is nothing to move."""
         blocks = report.blocks.sort_values("block")
         if not len(blocks):
             raise ValueError(
                 f"{report.path} has no Blocks: there is nothing to move. Name parts of the model as Blocks"
+            )
+        if report.meta.get("strategy") == "phased":
+            raise ValueError(
+                f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and sharded execution "
+                "only. Profile the model with PipelinedExecution"
             )
         target, training = report.target, report.meta["kind"] == "training"
         count, tiles = len(blocks), target.tiles_per_ipu
@@ -115,7 +121,9 @@ class Costs:
         own = stage[steps["block"].to_numpy().clip(0)]
         moves = steps["name"].str.contains(_STASH_STEPS, regex=True)
         mine = steps[(steps["block"] >= 0) & (steps["stage"].to_numpy() == own) & ~moves]
-        by_block = mine.groupby(["direction", "block"])["cycles"].sum()
+        # a weight from off the chip or the replicas comes once for recomputation and backward, whichever begins
+        brought = (mine["direction"] == "recompute") & mine["kind"].isin(("host I/O", "global exchange"))
+        by_block = mine["cycles"].groupby([mine["direction"].mask(brought, "backward"), mine["block"]]).sum()
 
         def cycles(direction: str) -> np.ndarray:
             return np.array([int(by_block.get((direction, b), 0)) for b in range(count)], dtype=np.int64)
@@ -135,7 +143,7 @@ class Costs:
         inputs, outputs = host("inputs from host", False), host("outputs to host", False)
         loads, unloads = host("inputs from host", True), host("outputs to host", True)
         shortest = min([c for found in (inputs, outputs, loads, unloads) for c in found.tolist()], default=0)
-        latency = int(report.meta.get("host_latency", round(HOST_LATENCY_SECONDS * target.clock_hz)))
+        latency = int(_number(report.meta, "host_latency", round(HOST_LATENCY_SECONDS * target.clock_hz)))
         latency = min(latency, max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
         reduces = bodies[bodies["name"].str.contains("reduce", case=False, regex=False)].groupby("ipu")["cycles"].sum()
@@ -143,8 +151,8 @@ class Costs:
         reduces = reduces.add(gathers, fill_value=0)  # of weights, behind an update in parts
         memory = _memory(report, stage)
         options = report.options
-        rate_on_board = float(report.meta.get("link_bytes_per_cycle", 0) or 1.0)
-        accumulation = int(options.get("Training.gradientAccumulation", 1) or 1)
+        rate_on_board = _number(report.meta, "link_bytes_per_cycle", 0) or 1.0
+        accumulation = int(_number(options, "Training.gradientAccumulation", 1)) or 1
         pipelined = report.meta.get("strategy", "pipelined") == "pipelined"
         if len(stage_ipu) == 1:  # one stage is no pipeline, but more of them would be
             pipelined = str(options.get("executionStrategy", "Pipelined")).startswith(("Pipelined", "pipelined"))
@@ -165,7 +173,7 @@ class Costs:
             stream_latency=latency,
             load=_streams(loads, stage, blocks["input_bytes"].to_numpy(), latency),
             unload=_streams(unloads, stage, np.arange(count) + 1 == count, latency),
-            across=bool(report.meta.get("across", False)),
+            across=report.meta.get("across") is True,
             host_sync=_HOST_SYNC.get(str(options.get("syncPattern", "")), ""),
             stream_out_once=_outputs_once(report),
             always=memory.always,
@@ -181,14 +189,12 @@ class Costs:
             stash_rate=rate,
             sync=int(syncs.max()) if len(syncs) else EXTERNAL_SYNC_CYCLES,
             reduce=int(reduces.max()) if len(reduces) else 0,
-            link_latency=int(report.meta.get("link_latency", 0) or 0),
+            link_latency=int(_number(report.meta, "link_latency", 0)),
             link_bytes_per_cycle=rate_on_board,
-            ipus_per_board=int(report.meta.get("ipus_per_board", 0) or 1 << 30),
-            board_link_bytes_per_cycle=float(
-                report.meta.get("link_bytes_per_cycle_between_boards", 0) or rate_on_board
-            ),
-            micro_batches=accumulation if training else int(options.get("deviceIterations", 1) or 1),
-            samples=int(report.meta["micro_batch"]) * target.num_replicas,
+            ipus_per_board=int(_number(report.meta, "ipus_per_board", 0)) or 1 << 30,
+            board_link_bytes_per_cycle=_number(report.meta, "link_bytes_per_cycle_between_boards", 0) or rate_on_board,
+            micro_batches=accumulation if training else int(_number(options, "deviceIterations", 1)) or 1,
+            samples=int(_number(report.meta, "micro_batch", 0)) * target.num_replicas,
             training=training,
             pipelined=pipelined,
             tiles=tiles,
@@ -197,6 +203,7 @@ class Costs:
             clock_hz=target.clock_hz,
             rounds=bool(options.get("autoRoundNumIpus", False)),
             tied=_tied(report),
+            recompute_alone=not pipelined or options.get("_Popart.autoRecomputation") is not None,
             offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
             streaming_bytes_per_cycle=streaming_bytes_per_cycle(report),
         )
@@ -230,11 +237,16 @@ class Costs:
         return found
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
-        """The same of stages whose backward follows their forward at once: the last one's, and all in no pipeline."""
+        """The same of stages whose backward follows their forward at once: the last one's, and all in no pipeline.
+
+        One stage of all Blocks is none: by default only pipelines recompute.
+        """
         total = np.concatenate(
             [[0], np.cumsum(self.again_final if self.recompute else np.zeros_like(self.again_final))]
         )
         found: np.ndarray = total[np.asarray(last) + 1] - total[first]
+        if not self.recompute_alone:
+            found = np.where((np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1), 0, found)
         return found
 
     def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -274,7 +286,15 @@ class Costs:
 
 def streaming_bytes_per_cycle(report: Report) -> float:
     """What an IPU moves to or from streaming memory, its part of its machine's. Older profiles do not say it."""
-    return float(report.meta.get("streaming_bytes_per_cycle", 0) or STREAMING_BYTES_PER_SECOND / report.target.clock_hz)
+    said = _number(report.meta, "streaming_bytes_per_cycle", 0)
+    return said or STREAMING_BYTES_PER_SECOND / report.target.clock_hz
+
+
+def _number(said: Mapping[str, Any], key: str, default: float) -> float:
+    """An entry of a profile's header or options, if it is a number that can be: a stranger may have written it."""
+    value = said.get(key, default)
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if known and 0 <= value < float("inf") else default
 
 
 def offload_cycles(nbytes: np.ndarray | int, weights: np.ndarray | int, bytes_per_cycle: float) -> np.ndarray | float:

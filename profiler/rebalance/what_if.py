@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class Assignment:
         choices = self.choices or (Choice.profiled(costs),) * len(self.starts)
         stashing = costs.training and costs.pipelined
         count = len(self.starts)
+        if count == 1 and not costs.recompute_alone:
+            choices = (replace(choices[0], recompute=False),)
         return [
             Part(first, last, stash_depth(count, k) if stashing else 0, choice)
             for k, ((first, last), choice) in enumerate(zip(self.spans(len(costs)), choices, strict=True))

@@ -127,7 +127,8 @@ def _why(table: pd.DataFrame) -> str:
     """The pipeline cycle that recurs most, in a sentence."""
     work = table[table["phase"] != "update"]
     steady = work[work["phase"] == "steady"]
-    typical = (steady if len(steady) else work).iloc[0]
+    some = steady if len(steady) else work
+    typical = some[some["cycles"] == some.groupby("cycles", sort=False).size().idxmax()].iloc[0]
     largest = {name: int(typical[f"{name}_cycles"]) for name in ("work", "host", "copy", "sync")}
     most = max(largest, key=lambda name: largest[name])
     named = {"work": "the work", "host": "host I/O", "copy": "copies between IPUs", "sync": "syncs between IPUs"}[most]

@@ -207,7 +207,8 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
         Column("fullest_tile", "fullest\ntile KiB", kibibytes),
     )
     change = wanted.total / now.total - 1 if now.total else 0.0
-    lines = [say(f"Predicted: {wanted.total:,} cycles a weight update instead of {now.total:,} ({change:+.1%}).")]
+    turn = "weight update" if costs.training else "device iteration"
+    lines = [say(f"Predicted: {wanted.total:,} cycles a {turn} instead of {now.total:,} ({change:+.1%}).")]
     lines += [say(words[0].upper() + words[1:] + ".") for words in (*split.why, *wanted.problems, *wanted.notes)]
     lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
     if args.output is not None:
@@ -246,11 +247,13 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         except ValueError as error:
             raise common.CommandError(f"{args.after}: {error}") from error
         pace = analysis.pace(after)
-        cycles = after.pipeline_cycles(0, 0) if len(after.runs) else None
-        rows = [("a weight update" if costs.training else "a device iteration", predicted.total, pace.cycles)]
-        if cycles is not None and (cycles["phase"] == "steady").any():
-            steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
-            rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
+        rows = []
+        if len(after.runs):  # not compiled only
+            rows = [("a weight update" if costs.training else "a device iteration", predicted.total, pace.cycles)]
+            cycles = after.pipeline_cycles(0, 0)
+            if (cycles["phase"] == "steady").any():
+                steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
+                rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
         rows += [
             (f"stage {k}", int(predicted.stage_cycles[k]), int(cycles))
             for k, cycles in enumerate(after.stages["cycles"].tolist())

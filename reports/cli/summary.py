@@ -157,8 +157,8 @@ def _bars(proportions: pd.DataFrame) -> tuple[Line, ...]:
 
     lines: list[Line] = [(("where the cycles of the first run go", "bold"),)]
     present = [kind for kind in _KINDS if proportions[kind].any()]
-    for row in proportions.to_dict("records"):
-        total = max(1, row["total"])
+    for row in proportions[proportions["total"] > 0].to_dict("records"):  # the first replica's: others do the same
+        total = row["total"]
         shares = [(*_KINDS[kind], row[kind] / total) for kind in present]
         busy = 1 - row["idle"] / total
         name = f"IPU {row['ipu']}".ljust(8)

@@ -56,6 +56,9 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
 
     try:
         costs = Costs.from_report(report)
+    except ValueError as error:  # which names the profile
+        raise common.CommandError(str(error)) from error
+    try:
         if args.micro_batches:
             costs = replace(costs, micro_batches=args.micro_batches)
         now = what_if(costs, profiled(costs))
