@@ -661,7 +661,7 @@ class _Builder:
                     self._append(op, self._plan(op, stage, body), body)
             if moved:
                 self._remote(moved, f"{name}/store", stage, body, to_host=True)
-            if not set(moved) & set(states.get(weight, [])):  # state is priced by itself (`profiler.rebalance`)
+            if not set(moved) <= set(states.get(weight, [])):  # state alone is priced by itself (`profiler.rebalance`)
                 _belong(body.steps[first:], mine[0])
             if shard is not None and weight in self.places.split:
                 if weight in body.touched:

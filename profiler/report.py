@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -50,6 +50,13 @@ def open_report(path: str | os.PathLike[str]) -> Report:
     `ProfileError` where there is none, or none that this version reads.
     """
     return Report(path)
+
+
+def number(said: Mapping[str, Any], key: str, default: float) -> float:
+    """An entry of a profile's header or options, if it is a number that can be: a stranger may have written it."""
+    value = said.get(key, default)
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if known and 0 <= value < float("inf") else default
 
 
 class Report:

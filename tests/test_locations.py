@@ -418,3 +418,19 @@ def test_the_profile_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert weights == 2 * (WIDTH * WIDTH * 4 + WIDTH * 4)
     assert ipu_report(["memory", str(report.path)]) == 0
     assert "optimiser state" in capsys.readouterr().out
+
+
+def test_an_update_that_moves_all_it_changes_is_predicted(tmp_path: Path) -> None:
+    def change(options: ipu_exec.Options) -> None:
+        locations = options.TensorLocations
+        for put in (locations.setWeightLocation, locations.setAccumulatorLocation, locations.setOptimizerLocation):
+            put(off_chip())
+        options.enableProfiling(tmp_path)
+
+    _, executor, batch = trained(change)
+    executor(*batch)
+    report = profiler.open_report(next(tmp_path.rglob("profile.pop")))
+    costs_of = Costs.from_report(report)
+    prediction = what_if(costs_of, Assignment.of(costs_of.stage.tolist(), costs_of.ipus))
+    cycles = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
+    assert prediction.total == pytest.approx(cycles, rel=0.005)

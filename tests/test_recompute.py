@@ -14,6 +14,7 @@ from ipu_exec import PipelinedExecution, TensorLocationSettings
 from ipu_exec.compile import Executable, compile_step
 from ipu_exec.recompute import Recomputation, asked_for, intervals
 from profiler import Report, open_report, schedules
+from profiler.analysis import pace
 from profiler.rebalance import Assignment, Costs, what_if
 
 LAYERS = 5
@@ -255,6 +256,7 @@ def test_what_a_stranger_says_of_costs_is_checked(tmp_path, key):
     for wrong in ("fast", [1], None, -1, float("nan"), {}):
         report.__dict__["meta"] = {**header, key: wrong}
         costs = Costs.from_report(report)
+        assert pace(report).cycles > 0
         assert not costs.across and what_if(costs, Assignment((0, 3), (0, 1))).total > 0
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from profiler import records
-from profiler.report import Report
+from profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,7 @@ def pace(report: Report, run: int = 0) -> Pace:
         return Pace(0, 0, 0.0)
     cycles = int(runs["cycles"].iloc[run] // runs["iterations"].iloc[run])
     batches = int(report.tasks(run, iteration=0)["micro_batch"].max()) + 1
-    samples = batches * int(report.meta["micro_batch"]) * report.target.num_replicas
+    samples = batches * int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas
     return Pace(cycles, batches, samples * report.target.clock_hz / cycles if cycles else 0.0)
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from profiler import records
-from profiler.report import Report
+from profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Index = int | np.ndarray
 _STASH_STEPS = r"/(?:stash|restore)$"  # names of the steps that move a tensor into its stash and back
+_STATE_STEPS = r"/state/(?:load|store)/"  # of those that move what an update changes, besides optimiser state alone
 _WRITTEN = ("forward", "recompute")
 # Where a profile of one stage has neither: a sync between IPUs (the vendor's constant), and a tensor's way into its
 # stash, 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements on a tile, v to 8 bytes (facts: cycles.md 7).
@@ -121,7 +122,8 @@ class Costs:
         own = stage[steps["block"].to_numpy().clip(0)]
         moves = steps["name"].str.contains(_STASH_STEPS, regex=True)
         mine = steps[(steps["block"] >= 0) & (steps["stage"].to_numpy() == own) & ~moves]
-        # a weight from off the chip or the replicas comes once for recomputation and backward, whichever begins
+        # a weight from off the chip or the replicas comes once for recomputation and backward, whichever begins (of a
+        # stage that would recompute no longer an estimate: biases then need not come)
         brought = (mine["direction"] == "recompute") & mine["kind"].isin(("host I/O", "global exchange"))
         by_block = mine["cycles"].groupby([mine["direction"].mask(brought, "backward"), mine["block"]]).sum()
 
@@ -143,7 +145,7 @@ class Costs:
         inputs, outputs = host("inputs from host", False), host("outputs to host", False)
         loads, unloads = host("inputs from host", True), host("outputs to host", True)
         shortest = min([c for found in (inputs, outputs, loads, unloads) for c in found.tolist()], default=0)
-        latency = int(_number(report.meta, "host_latency", round(HOST_LATENCY_SECONDS * target.clock_hz)))
+        latency = int(number(report.meta, "host_latency", round(HOST_LATENCY_SECONDS * target.clock_hz)))
         latency = min(latency, max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
         reduces = bodies[bodies["name"].str.contains("reduce", case=False, regex=False)].groupby("ipu")["cycles"].sum()
@@ -151,12 +153,12 @@ class Costs:
         reduces = reduces.add(gathers, fill_value=0)  # of weights, behind an update in parts
         memory = _memory(report, stage)
         options = report.options
-        rate_on_board = _number(report.meta, "link_bytes_per_cycle", 0) or 1.0
-        accumulation = int(_number(options, "Training.gradientAccumulation", 1)) or 1
+        rate_on_board = number(report.meta, "link_bytes_per_cycle", 0) or 1.0
+        accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
         pipelined = report.meta.get("strategy", "pipelined") == "pipelined"
         if len(stage_ipu) == 1:  # one stage is no pipeline, but more of them would be
             pipelined = str(options.get("executionStrategy", "Pipelined")).startswith(("Pipelined", "pipelined"))
-        return cls(
+        costs = cls(
             names=tuple(blocks["name"]),
             stage=stage,
             ipus=stage_ipu,
@@ -189,12 +191,12 @@ class Costs:
             stash_rate=rate,
             sync=int(syncs.max()) if len(syncs) else EXTERNAL_SYNC_CYCLES,
             reduce=int(reduces.max()) if len(reduces) else 0,
-            link_latency=int(_number(report.meta, "link_latency", 0)),
+            link_latency=int(number(report.meta, "link_latency", 0)),
             link_bytes_per_cycle=rate_on_board,
-            ipus_per_board=int(_number(report.meta, "ipus_per_board", 0)) or 1 << 30,
-            board_link_bytes_per_cycle=_number(report.meta, "link_bytes_per_cycle_between_boards", 0) or rate_on_board,
-            micro_batches=accumulation if training else int(_number(options, "deviceIterations", 1)) or 1,
-            samples=int(_number(report.meta, "micro_batch", 0)) * target.num_replicas,
+            ipus_per_board=int(number(report.meta, "ipus_per_board", 0)) or 1 << 30,
+            board_link_bytes_per_cycle=number(report.meta, "link_bytes_per_cycle_between_boards", 0) or rate_on_board,
+            micro_batches=accumulation if training else int(number(options, "deviceIterations", 1)) or 1,
+            samples=int(number(report.meta, "micro_batch", 0)) * target.num_replicas,
             training=training,
             pipelined=pipelined,
             tiles=tiles,
@@ -207,6 +209,12 @@ class Costs:
             offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
             streaming_bytes_per_cycle=streaming_bytes_per_cycle(report),
         )
+        if not costs.offload:
+            return costs
+        # state that moves together with its weight or accumulator is in the operators' cycles, and in `moves` too
+        with_others = (steps["direction"] == "update") & steps["name"].str.contains(_STATE_STEPS, regex=True)
+        by_block = steps[with_others].groupby("block")["cycles"].sum().reindex(range(count), fill_value=0)
+        return replace(costs, update=updates - np.minimum(costs.moves, by_block.to_numpy()))
 
     def link_rate(self, a: int, b: int) -> float:
         """Bytes a cycle, one way, between two IPUs of a replica: less where they are on different boards."""
@@ -286,15 +294,8 @@ class Costs:
 
 def streaming_bytes_per_cycle(report: Report) -> float:
     """What an IPU moves to or from streaming memory, its part of its machine's. Older profiles do not say it."""
-    said = _number(report.meta, "streaming_bytes_per_cycle", 0)
+    said = number(report.meta, "streaming_bytes_per_cycle", 0)
     return said or STREAMING_BYTES_PER_SECOND / report.target.clock_hz
-
-
-def _number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """An entry of a profile's header or options, if it is a number that can be: a stranger may have written it."""
-    value = said.get(key, default)
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if known and 0 <= value < float("inf") else default
 
 
 def offload_cycles(nbytes: np.ndarray | int, weights: np.ndarray | int, bytes_per_cycle: float) -> np.ndarray | float:

@@ -97,16 +97,17 @@ def _about(report: Report) -> tuple[Fact, ...]:
 
 
 def _batch(report: Report) -> str:
-    said = f"micro-batch {_meta_number(report, 'micro_batch')}"
+    said = f"micro-batch {_micro_batch(report)}"
     if report.meta["kind"] == "training":
         said += f" x gradient accumulation {report.options.get('Training.gradientAccumulation', 1)}"
     said += f" x device iterations {report.options.get('deviceIterations', 1)}"
     return said + (f" x replicas {report.target.num_replicas}" if report.target.num_replicas > 1 else "")
 
 
-def _meta_number(report: Report, key: str) -> int:
-    value = report.meta.get(key, 0)
-    return value if isinstance(value, int) else 0
+def _micro_batch(report: Report) -> int:
+    from profiler.report import number
+
+    return int(number(report.meta, "micro_batch", 0))
 
 
 def _speed(report: Report) -> tuple[Fact, ...]:
@@ -119,7 +120,7 @@ def _speed(report: Report) -> tuple[Fact, ...]:
     iterations, hertz = max(1, int(first["iterations"])), report.target.clock_hz
     cycles = int(first["cycles"]) // iterations
     micro_batches = _micro_batches(report)
-    samples = _meta_number(report, "micro_batch") * micro_batches * report.target.num_replicas
+    samples = _micro_batch(report) * micro_batches * report.target.num_replicas
     seconds = cycles / hertz
     proportions = report.cycle_proportions(0)
     idle = float(proportions["idle"].sum() / max(1, proportions["total"].sum()))
