@@ -416,6 +416,8 @@ class PopartOptions(_Group):
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
         """PopART's rewritings by name. ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed
         (`ipu_exec.patterns`), the others recorded."""
+        if not isinstance(patterns, Mapping):
+            raise UsageError(f"_Popart.setPatterns takes a dict of names and whether they are on, not {patterns!r}")
         return self._set(patterns=dict(patterns), patterns_level=level)
 
 
