@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from profiler import Report, open_report, pipeline, schedules
+from reports.cli.pipeline import _why
 from tests.synthetic import synthetic_profile
 
 
@@ -82,3 +84,10 @@ def test_like_pipeline_cycles_are_one_row(report: Report) -> None:
     length = rows["last"] - rows["first"] + 1
     assert (length * rows["cycles"]).sum() == table["cycles"].sum()
     assert rows["first"].tolist()[1:] == (rows["last"] + 1).tolist()[:-1]
+
+
+def test_the_sentence_is_of_the_pipeline_cycle_that_recurs_most() -> None:
+    costs = {"work_cycles": 60, "host_cycles": [70, 10, 10], "copy_cycles": 0, "sync_cycles": 0, "operator_cycles": 0}
+    table = pd.DataFrame({"phase": "steady", "cycles": [130, 70, 70], **costs, "slowest_ipu": 0, "work": "forward",
+                          "operator": ""})  # fmt: skip
+    assert "Most of the 70 cycles are the work (86%)" in _why(table)
