@@ -407,7 +407,7 @@ class _Builder:
     def _append(self, op: OpNode, plan: Plan, body: Body) -> None:
         machine = self.machines[body.ipu]
         at = []
-        before = body.cycles
+        begin = len(body.steps)
         for part, step in enumerate(plan.steps):
             drafts = _drafts(step, machine.target.name)
             body.steps += [
@@ -415,7 +415,7 @@ class _Builder:
             ]
             at.append(len(body.steps) - 1)
         self.op_plans[op.id] = plan
-        self.op_cycles[op.id] = body.cycles - before
+        self.op_cycles[op.id] = sum(step.cycles for step in body.steps[begin:])
         if not at:
             return
         first, last = at[0], at[-1]

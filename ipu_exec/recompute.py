@@ -138,13 +138,13 @@ def sequence(
         yield op, False
 
 
-def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Mapping[int, object] | Sequence[int]) -> dict[int, int]:
+def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
     """Of each storage the index of the operator behind which it can be copied away: its last writer, or, where nobody
-    writes it, its first reader (which says how it lies)."""
+    writes it, the first that is given it (which says how it lies)."""
     found: dict[int, int] = {}
     wanted = set(storages)
     for index, op in enumerate(ops):
-        for storage in read_by(graph, op) & wanted:
+        for storage in {graph.values[v].storage for v in op.inputs} & wanted:
             found.setdefault(storage, index)
         for storage in made_by(graph, op) & wanted:
             found[storage] = index

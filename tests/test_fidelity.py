@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity import page
+from benchmarks.fidelity import models, page
 from benchmarks.fidelity.__main__ import HERE, Result, read, run
-from benchmarks.fidelity.cases import Row
+from benchmarks.fidelity.cases import CannotRun, Row
 
 ROW = Row("mine", "hardware", "bow", "fp16", "512x384 @ 384x640", "throughput", "TFLOP/s", 50.0, "nobody")
 
@@ -77,3 +77,21 @@ def test_the_summary_shows_the_median_and_the_worst() -> None:
 def test_the_page_is_of_the_rows_that_are_kept() -> None:
     words = (Path(__file__).parent.parent / "docs" / "fidelity.md").read_text()
     assert all(f"| {row.id} |" in words for row in read(HERE / "validation.csv"))
+
+
+def test_layers_go_to_ipus_as_the_row_says_or_evenly() -> None:
+    def row(case: str) -> Row:
+        return replace(ROW, case=case)
+
+    assert models.layers_per_ipu(row("BERT training; 4 replicas of 4 IPUs; layers per IPU 0/4/4/4"), 12) == [0, 4, 4, 4]
+    assert models.layers_per_ipu(row("ViT training; 4 replicas of 4 IPUs"), 12) == [3, 3, 3, 3]
+    assert models.layers_per_ipu(row("ViT training"), 12) == [12]
+    with pytest.raises(CannotRun, match="3/7/7/7 layers are not 12"):
+        models.layers_per_ipu(row("BERT training; 4 replicas of 4 IPUs; layers per IPU 3/7/7/7"), 12)
+
+
+def test_a_vision_transformer_in_a_configuration_that_nobody_has_seen_runs() -> None:
+    result = of("ViT-B/16 training; micro-batch 2; gradient accumulation 8; 2 replicas of 4 IPUs; proportion 0.2; SGD",
+                unit="images/s")  # fmt: skip
+    assert result.predicted is not None and 100 < result.predicted < 100_000
+    assert "no model is written" in of("Llama training; micro-batch 2", unit="images/s").why

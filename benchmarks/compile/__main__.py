@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.compile`` prints a table and writes it to docs/compile.md: wall seconds from wrapping the model
 to the written profile, without building the model itself; the most memory the process had, with torch and the model's
-weights; the profile's size. Models that do not fit their tiles are compiled and written all the same.
+weights; the profile's size. Memory is set as people set it for these models (benchmarks/memory.py). Models that do not
+fit their tiles are compiled and written all the same.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 import ipu_exec
+from benchmarks.memory import configure, optimiser
 
 PAGE = Path(__file__).parents[2] / "docs" / "compile.md"
 # (model, IPUs, gradient accumulation, half precision)
@@ -38,22 +38,6 @@ CASES = (
     ("gnn", 2, 16, False),
 )
 LAYERS = (6, 12, 24, 48)
-
-
-def configure(options: ipu_exec.Options, name: str, ipus: int) -> None:
-    """Memory as people set it for these models (shared/facts/memory.md, 'Knobs'): a proportion of 0.2 and, but for
-    convolutional ones, optimiser state off the chip; a tied embedding's gradient is sparse."""
-    options.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(ipus)})
-    if not name.startswith(("resnet", "efficientnet")):
-        off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
-        options.TensorLocations.setOptimizerLocation(off_chip)
-        options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
-
-
-def optimiser(module: torch.nn.Module, half: bool) -> torch.optim.Optimizer:
-    """AdamW; with float16 weights, accumulators and first moments are float16 too, as in Graphcore's configurations."""
-    kept = torch.float16 if half else torch.float32
-    return ipu_exec.optim.AdamW(module.parameters(), lr=1e-4, accum_type=kept, first_order_momentum_accum_type=kept)
 
 
 def measure(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
 import ipu_exec
-from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled_by, options_for
+from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled_by, dtype_of, options_for
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
@@ -80,6 +81,39 @@ def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
     return micro.new_empty((micro.shape[0] * factor, *micro.shape[1:]))
 
 
+def layers_per_ipu(row: Row, layers: int) -> list[int]:
+    """As the row lists them; else evenly over the IPUs of a replica."""
+    found = re.search(r"layers per IPU ([\d/]+)", row.case)
+    count = ipus(row)
+    edges = [round(layers * k / count) for k in range(count + 1)]
+    counts = [int(n) for n in found.group(1).split("/")] if found else [b - a for a, b in pairwise(edges)]
+    if sum(counts) != layers:
+        raise CannotRun(f"{found.group(1) if found else counts} layers are not {layers}")
+    return counts
+
+
+def place(options: ipu_exec.Options, counts: Sequence[int], first: str, last: str, tied: bool) -> None:
+    """A pipeline of ``first``, ``layer0`` ... and ``last``, which comes back to IPU 0 where it is tied to the first."""
+    stages, at = [], 0
+    for ipu, count in enumerate(counts):
+        blocks = [*([first] if ipu == 0 else []), *(f"layer{i}" for i in range(at, at + count))]
+        at += count
+        stages.append(blocks)
+    if tied and len(counts) > 1:
+        made = [*(ipu_exec.Stage(*blocks).ipu(k) for k, blocks in enumerate(stages)), ipu_exec.Stage(last).ipu(0)]
+    else:
+        stages[-1].append(last)
+        made = [ipu_exec.Stage(*blocks).ipu(k) for k, blocks in enumerate(stages)]
+    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*made))
+    # as the public configurations have it, besides the layers' checkpoints: a tied embedding's gradient is sparse
+    options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
+
+
+def in_type(row: Row, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Inputs in the row's precision."""
+    return tuple(t.to(dtype_of(row)) if t.is_floating_point() else t for t in inputs)
+
+
 def bert(row: Row) -> Compiled:
     """Encoder layers a IPU as the row lists them; the embedding, and the head tied to it, on IPU 0."""
     from examples.models import bert as source
@@ -87,26 +121,41 @@ def bert(row: Row) -> Compiled:
     options, batch = configured(row)
     base = source.LARGE if "Large" in row.case else source.BASE
     config = replace(base, sequence=number(row.case, r"sequence (\d+)"), micro_batch=batch)
-    model = source.Bert(config)
-    found = re.search(r"layers per IPU ([\d/]+)", row.case)
-    if found is None:
-        raise CannotRun(f"{row.case!r} does not say 'layers per IPU'")
-    counts = [int(n) for n in found.group(1).split("/")]
-    if sum(counts) != config.layers:
-        raise CannotRun(f"{found.group(1)} layers are not {config.layers}")
-    stages, at = [], 0
-    for ipu, count in enumerate(counts):
-        blocks = [*(["embedding"] if ipu == 0 else []), *(f"layer{i}" for i in range(at, at + count))]
-        at += count
-        stages.append(ipu_exec.Stage(*blocks).ipu(ipu))
-    stages.append(ipu_exec.Stage("head").ipu(0))
-    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*stages))
-    # as the public configurations have it, besides the layers' checkpoints: the embedding's gradient is sparse
-    options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
-    inputs = source.inputs(config, batch)
-    if row.dtype == "fp16":
-        inputs = tuple(t.half() if t.is_floating_point() else t for t in inputs)
-    return compile_training(row, model, options, inputs)
+    place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
+    return compile_training(row, source.Bert(config), options, in_type(row, source.inputs(config, batch)))
+
+
+def gpt2(row: Row) -> Compiled:
+    """As BERT: the head is tied to the embedding, both on IPU 0."""
+    from examples.models import gpt2 as source
+
+    options, batch = configured(row)
+    base = source.MEDIUM if "edium" in row.case else source.SMALL
+    config = replace(base, sequence=number(row.case, r"sequence (\d+)"), micro_batch=batch)
+    place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
+    example = source.example(config)
+    return compile_training(row, example.module, options, example.inputs(batch))
+
+
+def vit(row: Row) -> Compiled:
+    """ViT-B/16 at 224 pixels."""
+    from examples.models import vit as source
+
+    options, batch = configured(row)
+    example = source.example(False)
+    place(options, layers_per_ipu(row, len(example.blocks) - 2), "patches", "classifier", False)
+    return compile_training(row, example.module, options, in_type(row, example.inputs(batch)))
+
+
+def efficientnet(row: Row) -> Compiled:
+    """EfficientNet-B0 at 224 pixels with batch norm; Blocks are shared out evenly."""
+    from examples.models import efficientnet as source
+    from examples.models import split
+
+    options, batch = configured(row)
+    example = source.example(False)
+    options.setExecutionStrategy(split(example, ipus(row)))
+    return compile_training(row, example.module, options, in_type(row, example.inputs(batch)))
 
 
 def keep(layer: nn.Module, inputs: Any, output: Any) -> Any:
@@ -157,5 +206,12 @@ class EightBit(nn.Module):
         return self.model(images.to(self.scale.dtype) * self.scale + self.shift, labels)
 
 
-MODELS: dict[str, Callable[[Row], Compiled]] = {"BERT": bert, "ResNet-": resnet}
+MODELS: dict[str, Callable[[Row], Compiled]] = {
+    "BERT": bert,
+    "GPT-2": gpt2,
+    "GPT2": gpt2,
+    "ViT": vit,
+    "EfficientNet-B0": efficientnet,
+    "ResNet-": resnet,
+}
 """By how the row's case begins."""

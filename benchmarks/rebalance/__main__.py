@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import ipu_exec
+from benchmarks.memory import configure, optimiser
 from benchmarks.rebalance import others
 from benchmarks.rebalance.random_costs import random_costs
 from examples.models import Example, build, split
@@ -34,13 +35,13 @@ CASES = (("resnet-50", 4, 16), ("bert-large", 4, 64), ("gpt2-small", 8, 64), ("v
 TIMED = ((100, 8, False), (100, 8, True), (1000, 64, False), (1000, 64, True))
 
 
-def compiled(example: Example, strategy: ipu_exec.PipelinedExecution, accumulation: int) -> Executable:
+def compiled(example: Example, strategy: ipu_exec.PipelinedExecution, stages: int, accumulation: int) -> Executable:
     """As a training step in fp16 with AdamW."""
     options = ipu_exec.Options().showCompilationProgressBar(False).setExecutionStrategy(strategy)
     options.autoRoundNumIPUs(True).Training.gradientAccumulation(accumulation)
     inputs = tuple(x.half() if x.is_floating_point() else x for x in example.inputs(example.micro_batch))
-    optimiser = ipu_exec.optim.AdamW(example.module.parameters(), lr=1e-4)
-    return compile_step(example.module, inputs, {}, options, optimiser, True)
+    configure(options, example.name.lower(), stages)
+    return compile_step(example.module, inputs, {}, options, optimiser(example.module, True), True)
 
 
 def profile(executable: Executable, folder: Path) -> Report:
@@ -75,7 +76,7 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
     """A row of either table."""
     example = build(name)
     example.module.half()
-    naive = compiled(example, split(example, stages), accumulation)
+    naive = compiled(example, split(example, stages), stages, accumulation)
     report = profile(naive, folder / name)
     costs = Costs.from_report(report)
     fits = True
@@ -92,7 +93,7 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
     strategy = ipu_exec.PipelinedExecution(
         *(ipu_exec.Stage(*costs.names[a : b + 1]).ipu(k) for k, (a, b) in enumerate(chosen.spans(len(costs))))
     )
-    second_compile = compiled(example, strategy, accumulation)
+    second_compile = compiled(example, strategy, stages, accumulation)
     obtained = second_compile.cycles_per_call
     fullest = max(best.prediction.fullest)
     after = profile(second_compile, folder / f"{name} again")
