@@ -203,6 +203,9 @@ class _Job:
 def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
     """Put (epoch, kind, item) into the queue until the process is ended or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    # `_end` sends this: leave in order, so that a data loader's own workers end before the files that they share go
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    items.cancel_join_thread()  # and without waiting for someone to take what was put
     if job.strategy == SharingStrategy.FileSystem.value:
         torch.multiprocessing.set_sharing_strategy("file_system")
     torch.multiprocessing.set_start_method(job.start_method, force=True)

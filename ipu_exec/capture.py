@@ -132,7 +132,8 @@ def capture(
                     loss = find_loss(returned)
                     recorder.graph.loss = recorder.value(loss)
                     recorder.direction = "backward"
-                    loss.backward()
+                    if loss.requires_grad:  # else every weight is frozen, as `find_loss` saw
+                        loss.backward()
             return returned
 
         # a checkpointed layer runs again in the backward, which has to find the fake weights too

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,7 +68,7 @@ def compile_step(
         kwargs,
         optimizer=optimizer if training else None,
         accumulate=training and micro_batches > 1,
-        find_loss=numerics.find_final_loss,
+        find_loss=partial(numerics.find_final_loss, frozen=numerics.frozen(model)),
         contents=contents,
         casting=casting(options),
     )

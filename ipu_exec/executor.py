@@ -30,6 +30,7 @@ from ipu_exec.optim import (
     SGD,
     STATES,
     AttributeTracker,
+    attach,
     check_constants,
     check_supported,
     combined,
@@ -306,6 +307,14 @@ class PoplarExecutor:
                 for short, anchor in self._options.anchored_tensors.items()
             }
         self._executable = executable
+        self._attach_optimiser()
+
+    def _attach_optimiser(self) -> None:
+        """Tell it what its parameters are called. Offline there is no device, and so no state of one."""
+        offline = self._options.connection_type is ConnectionType.Never
+        if self._executable is not None and self._optimizer is not None and not offline:
+            rows = {name: grouped.rows for name, grouped in self._plan.groupings.items()}
+            attach(self._optimizer, {p: (name, rows.get(name, 0)) for name, p in self._model.named_parameters()})
 
     def _state_of_model(self) -> dict[str, Any]:
         """What the compiled program depends on besides its inputs, by what to call it in a log."""
@@ -494,6 +503,7 @@ class PoplarExecutor:
         if before is not None and before is not optimizer and type(before) is type(optimizer) and not optimizer.state:
             optimizer.state.update(before.state)
         self._optimizer = optimizer
+        self._attach_optimiser()
 
     def _keep_running_means(self) -> None:
         """float16 accumulators hold running means, so that they do not overflow (facts/poptorch.md).

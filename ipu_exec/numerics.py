@@ -158,10 +158,15 @@ def _nothing() -> None:
     return None
 
 
-def find_loss(returned: Any) -> torch.Tensor:
+def frozen(model: torch.nn.Module) -> bool:
+    """Whether no weight requires grad: PopTorch takes such a training model, which then only runs."""
+    return not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
     """The loss among what a model returned: what `identity_loss` marked (the last such), else the last scalar.
 
-    Error where there is none that can be differentiated.
+    Error where there is none that can be differentiated; of a ``frozen`` model it need not be.
     """
     tensors = _tensors(returned)
     marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
@@ -179,7 +184,7 @@ def find_loss(returned: Any) -> torch.Tensor:
         raise Error(
             f"the loss has the shape {tuple(loss.shape)} and must be one number: use identity_loss(x, 'mean') or 'sum'"
         )
-    if not loss.requires_grad:
+    if not loss.requires_grad and not frozen:
         raise Error(
             "the loss does not depend on any weight that requires grad, so there is nothing to train; look for "
             ".detach(), torch.no_grad() or frozen parameters between the weights and the loss"
@@ -187,12 +192,12 @@ def find_loss(returned: Any) -> torch.Tensor:
     return loss
 
 
-def find_final_loss(returned: Any) -> torch.Tensor:
+def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
     """`find_loss`, and a warning where an unmarked loss was put together from several of torch's losses.
 
     PopTorch refuses that: each of torch's losses is one to it, and what is made of several has to be marked.
     """
-    loss = find_loss(returned)
+    loss = find_loss(returned, frozen)
     if is_marked_loss(loss):
         return loss
     losses, seen, to_see = set(), set(), [loss.grad_fn]
@@ -336,7 +341,7 @@ def train(
     plan: CallPlan,
     optimizer: torch.optim.Optimizer,
     buffers: ReplicaBuffers | None = None,
-    loss_of: Callable[[Any], torch.Tensor] = find_loss,
+    loss_of: Callable[[Any, bool], torch.Tensor] = find_loss,
     watch: Watch | None = None,
     precision: Precision | None = None,
 ) -> Any:
@@ -344,7 +349,7 @@ def train(
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
     outputs = Outputs(plan)
-    parameters = _trained(model, optimizer)
+    parameters, forward_only = _trained(model, optimizer), frozen(model)
     precision = precision or Precision()
     with torch.enable_grad():
         for iteration in range(plan.device_iterations):
@@ -360,7 +365,7 @@ def train(
                             returned = run(model, plan.groupings, replica, taken, named)
                             if watch is not None:
                                 watch.backward()
-                            _backward(loss_of(returned), parameters, plan, step, scale)
+                            _backward(loss_of(returned, forward_only), parameters, plan, step, scale)
                         if plan.accumulation > 1:
                             precision.accumulate(optimizer, parameters)
                         outputs.add(returned, iteration, step, replica)
@@ -399,6 +404,8 @@ def _backward(loss: torch.Tensor, parameters: list[torch.Tensor], plan: CallPlan
     if plan.reduction is ReductionType.Mean and plan.strategy is MeanReductionStrategy.PostAndLoss:
         scale = scale / plan.replicas
     running = plan.reduction is ReductionType.Mean and plan.strategy is MeanReductionStrategy.Running
+    if not loss.requires_grad:  # every weight is frozen
+        return
     before = {p: p.grad for p in parameters if p.grad is not None} if running and step else {}
     if before:
         _clear(parameters)

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 
+from ipu_exec import optimiser_state
 from ipu_exec.errors import UsageError as Error
 
 logger = logging.getLogger("ipu_exec")
@@ -143,6 +144,33 @@ class _Extras:
     variable_attrs: VariableAttributes | None = None
     bias_correction = True
     max_grad_norm: float | None = None
+    _ipu_names: optimiser_state.Names | None = None  # once a model was compiled with it
+    _ipu_loaded: Mapping[str, Any] | None = None  # what was loaded before
+
+    def state_dict(self) -> dict[str, Any]:
+        """PyTorch's, with ``ipu_state`` and ``ipu_param`` (`ipu_exec.optimiser_state`)."""
+        ipu: Mapping[str, Any] = self._ipu_loaded or {"ipu_state": None, "ipu_param": None}
+        if self._ipu_names is not None:
+            optimizer = cast(torch.optim.Optimizer, self)
+            ipu = {
+                "ipu_state": optimiser_state.states(optimizer, self._ipu_names),
+                "ipu_param": optimiser_state.values(optimizer, self._ipu_names),
+            }
+        return {**ipu, **super().state_dict()}  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave. Error for the state of an optimiser of PyTorch's, as in PopTorch."""
+        if not {"ipu_state", "ipu_param"} <= set(state_dict):
+            raise Error(
+                "Only IPU optimizer states can be loaded onto the IPU. This one has no ipu_state and ipu_param: it is "
+                "of an optimiser of PyTorch's. To take its groups and states all the same, load "
+                '{"ipu_state": None, "ipu_param": None, **state}'
+            )
+        super().load_state_dict(dict(state_dict))  # type: ignore[misc]
+        if state_dict["ipu_state"] is not None:
+            self._ipu_loaded = {name: dict(state_dict[name] or {}) for name in ("ipu_state", "ipu_param")}
+        if self._ipu_names is not None:
+            attach(cast(torch.optim.Optimizer, self), self._ipu_names)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One weight update, the gradients scaled down first where their norm is above ``max_grad_norm``."""
@@ -175,7 +203,7 @@ class _Extras:
 
     def __getstate__(self) -> dict[str, Any]:
         """Torch's state and PopTorch's arguments: torch drops attributes that it does not know from a copy."""
-        kept = {name: getattr(self, name) for name in (*self._extra_names, "_extra_names")}
+        kept = {name: getattr(self, name) for name in (*self._extra_names, "_extra_names", "_ipu_loaded")}
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
         return {**state, **kept}
 
@@ -470,6 +498,18 @@ STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
     "square_avg": "second_order_momentum_accum_type",
     "momentum_buffer": "velocity_accum_type",
 }
+
+
+def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> None:
+    """Tell an optimiser of PopTorch's what its parameters are called in the model that was compiled with it.
+
+    The states that were loaded before go to them.
+    """
+    if isinstance(optimizer, _Extras):
+        optimizer._ipu_names = names
+        if optimizer._ipu_loaded is not None:
+            optimiser_state.load(optimizer, names, optimizer._ipu_loaded["ipu_state"])
+            optimizer._ipu_loaded = None
 
 
 def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:

@@ -46,6 +46,10 @@ DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.execut
 _NOT_HONOURED = {
     "io_tiles_to_load": ("useIOTilesToLoad", "the tiles that compute load it"),
     "io_tiles_to_store": ("useIOTilesToStore", "the tiles that compute store it"),
+    "groupNormStridedChannelGrouping": (
+        "_Popart's groupNormStridedChannelGrouping",
+        "groups are of neighbouring channels, as PyTorch has them, and cost what those cost",
+    ),
 }
 _GROUPS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
 

@@ -40,6 +40,9 @@ def test_a_name_in_the_wrong_state_stops_the_script() -> None:
 def test_what_the_page_says_of_a_warning_is_the_warning() -> None:
     page = compatibility.page()
     for option, instead in _NOT_HONOURED.values():
+        if option.startswith("_Popart"):  # all of its settings share a row
+            assert re.search(rf"\| [^|]*{option.split()[-1]} warns: {re.escape(instead)} \|", page)
+            continue
         assert re.search(
             rf"`[\w.]*{re.escape(option)}` \| accepted, no effect here \| {re.escape(instead)} \(it warns\) \|", page
         ), option

@@ -337,3 +337,23 @@ def test_a_script_under_ipu_run_loads_asynchronously_and_ends(tmp_path: Path) ->
     process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.split() == ["2", "10", "18"]
+
+
+def test_a_script_that_ends_in_the_middle_of_an_epoch_leaves_no_tracebacks(tmp_path: Path) -> None:
+    """The loader's own workers share files with the script, and have to be gone before those are."""
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import poptorch, torch
+
+        if __name__ == "__main__":
+            data = torch.utils.data.TensorDataset(torch.ones(400, 2))
+            loader = poptorch.DataLoader(
+                poptorch.Options(), data, batch_size=1, num_workers=2, mode=poptorch.DataLoaderMode.Async
+            )
+            print(next(iter(loader))[0].tolist())
+        """)
+    )
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-W", "ignore", "-m", "ipu_exec.run", str(tmp_path / "script.py")]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
+    assert (process.returncode, process.stdout, process.stderr) == (0, "[[1.0, 1.0]]\n", "")

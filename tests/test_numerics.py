@@ -537,6 +537,18 @@ def test_a_returned_buffer_is_what_it_was_then() -> None:
     assert poptorch.inferenceModel(Sums(), given)(x).tolist() == [1.0, 10.0, 3.0, 30.0]
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_training_model_with_every_weight_frozen_only_runs(accumulation: int) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3).eval(), Losses(lambda v: v.mean()))
+    before = copy.deepcopy(model.requires_grad_(False))
+    x = torch.randn(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.5)
+    wrapped = poptorch.trainingModel(model, options(accumulation=accumulation), optimizer)
+    assert torch.equal(wrapped(x), before(x.chunk(accumulation)[-1]))
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.state_dict().items())
+
+
 def test_wrong_wrapping_is_an_error() -> None:
     model = network()
     with pytest.raises(Error, match=r"gradientAccumulation to 1 .*deviceIterations.* It is 2"):

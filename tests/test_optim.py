@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import ipu_exec
 from ipu_exec import Error, optim
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -184,3 +185,74 @@ def test_what_is_variable() -> None:
     attributes.markAsVariable("loss_scaling")
     attributes.markAsConstant("lr")
     assert (attributes.isConstant("loss_scaling"), attributes.isConstant("lr")) == (False, True)
+
+
+class Trains(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).square().sum()
+
+
+X = torch.tensor([[1.0, 2.0, 3.0]])
+KINDS: list[Any] = [
+    lambda p: optim.SGD(p, lr=0.01, momentum=0.9),
+    lambda p: optim.AdamW(p, lr=0.01),
+    lambda p: optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True, use_tf_variant=True),
+    lambda p: optim.LAMB(p, lr=0.01),
+]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Make) -> None:
+    """From ``ipu_state`` alone, as a checkpoint that a real IPU made has nothing in ``state``."""
+    model = Trains()
+    optimizer = make(model.parameters())
+    assert optimizer.state_dict()["ipu_state"] is None
+    executor = ipu_exec.trainingModel(model, optimizer=optimizer)
+    executor.compile(X)
+    assert all(not value.any() for name, value in optimizer.state_dict()["ipu_state"].items() if "Accl1" not in name)
+    for _ in range(3):
+        executor(X)
+    weights, kept = copy.deepcopy(model.state_dict()), {**optimizer.state_dict(), "state": {}}
+    assert kept["ipu_state"]["Accl1___model.linear.weight"].shape == (2, 3)
+    executor(X)
+
+    resumed = Trains()
+    resumed.load_state_dict(weights)
+    second = make(resumed.parameters())
+    second.load_state_dict(kept)
+    assert second.state_dict()["ipu_state"].keys() == kept["ipu_state"].keys(), "read back before a model has it"
+    ipu_exec.trainingModel(resumed, optimizer=second)(X)
+    assert torch.equal(resumed.linear.weight, model.linear.weight)
+    assert all(torch.equal(value, second.state_dict()["ipu_state"][name])
+               for name, value in optimizer.state_dict()["ipu_state"].items())  # fmt: skip
+
+
+def test_ipu_param_has_what_the_device_computes_with() -> None:
+    model = Trains()
+    optimizer = optim.SGD(model.parameters(), lr=0.5, weight_decay=0.1, loss_scaling=4.0)
+    ipu_exec.trainingModel(model, optimizer=optimizer).compile(X)
+    found = optimizer.state_dict()["ipu_param"]
+    assert float(found["lossScaling_FLOAT"]) == 4.0
+    assert float(found["scaledLearningRate0___specific___model.linear.bias"]) == 0.125
+    assert float(found["weightDecayScaleFactor0___specific___model.linear.bias"]) == pytest.approx(0.95)
+
+
+def test_offline_there_is_no_state_of_a_device() -> None:
+    model, options = Trains(), ipu_exec.Options().useOfflineIpuTarget()
+    optimizer = optim.Adam(model.parameters())
+    ipu_exec.trainingModel(model, options, optimizer).compile(X)
+    assert optimizer.state_dict()["ipu_state"] is None
+
+
+def test_the_state_of_an_optimiser_of_pytorchs_is_refused() -> None:
+    theirs = torch.optim.Adam(parameters(), lr=0.3).state_dict()
+    ours = optim.Adam(parameters())
+    with pytest.raises(Error, match="Only IPU optimizer states can be loaded onto the IPU"):
+        ours.load_state_dict(theirs)
+    ours.load_state_dict({"ipu_state": None, "ipu_param": None, **theirs})
+    assert ours.param_groups[0]["lr"] == 0.3

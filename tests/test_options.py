@@ -232,6 +232,7 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     [
         (lambda o: poptorch.TensorLocationSettings().useIOTilesToLoad(), "useIOTilesToLoad"),
         (lambda o: poptorch.TensorLocationSettings().useIOTilesToStore(), "useIOTilesToStore"),
+        (lambda o: o._Popart.set("groupNormStridedChannelGrouping", True), "_Popart's groupNormStridedChannelGrouping"),
     ],
 )
 def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> None:
@@ -243,4 +244,5 @@ def test_a_setting_left_as_it_is_says_nothing(recwarn: pytest.WarningsRecorder) 
     options = Options().syncPattern(poptorch.SyncPattern.Full).broadcastBuffers(False)
     poptorch.TensorLocationSettings().useReplicatedTensorSharding(False)
     options.Precision.enableFloatingPointExceptions(False)
+    options._Popart.set("groupNormStridedChannelGrouping", False)
     assert not recwarn.list

@@ -179,7 +179,9 @@ GROUPS = (
     }),
     Group("Other groups of Options", "Options.", _options, {
         "_Popart": (ACCEPTED, "recorded; obeyed are engineOptions, autoRecomputation, two patterns (setPatterns), "
-                    "defaultBufferingDepth, enablePrefetchDatastreams and enableExplicitIR"),
+                    "defaultBufferingDepth, enablePrefetchDatastreams and enableExplicitIR; "
+                    "groupNormStridedChannelGrouping warns: groups are of neighbouring channels, as PyTorch has them, "
+                    "and cost what those cost"),
         "Jit": (ACCEPTED, "models are captured by running them"),
     }),
     Group("Executor", "PoplarExecutor.", PoplarExecutor, {
