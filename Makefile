@@ -46,8 +46,8 @@ demo/training/profile.pop:
 view: $(STAMP) demo/training/profile.pop ## Open the viewer on the demo's profile (and make that, if need be)
 	$(BIN)/ipu-report view demo/training
 
-test: $(STAMP) ## Run the tests; ARGS="-k timeline" for some of them
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run the tests on all cores; ARGS="-k timeline" for some of them
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(ARGS)
 
 lint: $(STAMP) ## Check style (ruff) and types (mypy)
 	$(BIN)/ruff check .
