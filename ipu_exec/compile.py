@@ -16,6 +16,7 @@ import torch
 
 from ipu_exec import executables, memory, numerics, overlap, patterns, placement, program, schedule
 from ipu_exec.annotations import PhasedExecution
+from ipu_exec.bodies import ProgramOptions, ProgramTree
 from ipu_exec.capture import capture
 from ipu_exec.casting import casting
 from ipu_exec.enums import OutputMode
@@ -145,7 +146,7 @@ def _compile_graph(
     progress(0.4, "lowering")
     device = target(options.target_name)
     machines = [_machine(device, options, ipu) for ipu in range(placed.num_ipus)]
-    wanted = program.ProgramOptions(
+    wanted = ProgramOptions(
         replicas,
         mode in _ONCE,
         places,
@@ -269,7 +270,7 @@ def _buffering(options: Options) -> int:
     return max(int(settings.get(name, 1)) for name in BUFFERING_DEPTHS)
 
 
-def _number_steps(tree: program.ProgramTree) -> list[list[int]]:
+def _number_steps(tree: ProgramTree) -> list[list[int]]:
     """Step ids body by body, counted over the whole program."""
     numbered, at = [], 0
     for body in tree.bodies:
@@ -284,7 +285,7 @@ class Executable:
 
     graph: Graph
     placement: placement.Placement
-    tree: program.ProgramTree
+    tree: ProgramTree
     variables: list[records.Variable]
     uses: list[records.Use]
     timeline: schedule.Timeline

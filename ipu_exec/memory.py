@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from ipu_exec.bodies import Body, ProgramTree, StepDraft
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
 from ipu_exec.placement import Placement, Transfer
-from ipu_exec.program import Body, ProgramTree, StepDraft
 from profiler import records, schedules
 from profiler.memory import including_gaps
 

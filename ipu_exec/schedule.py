@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ipu_exec.bodies import ProgramTree
 from ipu_exec.enums import SyncPattern
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from ipu_exec.placement import Placement
-from ipu_exec.program import ProgramTree
 from profiler import records, schedules
 from profiler.phased import Phases, phased
 from profiler.schedules import (
