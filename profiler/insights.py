@@ -111,17 +111,29 @@ def _split(report: Report, costs: Costs, now: int) -> list[Insight]:
     gain = present.total - best.prediction.total if best is not None else 0
     title = f"stage {slowest['stage']} takes {slowest['cycles'] / max(1.0, mean):.2f} × the mean stage"
     if best is None or gain <= 0:
-        alone = len(costs.ipus) > 1 and int(slowest["cycles"]) > 1.1 * mean
-        words = "No split of these Blocks is better: cut its Block into smaller ones"
-        gain_if_even = int(max(0.0, present.total * (1 - mean / max(1, slowest["cycles"]))))
-        where = "/rebalance"
-        return [Insight(title, f"The others wait for it.{most}", words, where, gain_if_even)] if alone else []
+        if len(costs.ipus) == 1 or int(slowest["cycles"]) <= 1.1 * mean:
+            return []
+        if_even = present.total - what_if(_even(costs), present.assignment).total
+        detail = (
+            f"The others wait for it.{most} No split of these Blocks is better. With smaller ones and all stages even "
+            f"{_turn(costs)} would take about {if_even:,} cycles less."
+        )
+        action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
+        return [Insight(title, detail, action, "/rebalance", if_even)]
     moves = best.why[-1]
     used = len(best.prediction.assignment.ipus)
     fewer = f" on {used} IPUs" if used < len(costs.ipus) else ""
     detail = f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer cycles."
     starts = ",".join(str(first) for first in best.prediction.assignment.starts)
     return [Insight(title, detail, "Change the Stage list so", f"/rebalance?starts={starts}", gain)]
+
+
+def _even(costs: Costs) -> Costs:
+    """The same work, as much of it in every stage."""
+    of_stage = np.bincount(costs.stage, costs.forward + costs.backward)
+    scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
+    cycles = ("forward", "backward", "again", "again_end", "again_final")
+    return replace(costs, **{name: (getattr(costs, name) * scale).astype(np.int64) for name in cycles})
 
 
 def _ramps(report: Report, costs: Costs) -> list[Insight]:

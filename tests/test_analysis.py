@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import ipu_exec
 from profiler import Report, analysis, open_report
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, what_if
+from tests.models import Mlp
 from tests.synthetic import synthetic_profile
 
 
@@ -77,6 +81,22 @@ def test_the_gain_of_a_split_is_what_the_schedule_says(report: Report) -> None:
     now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     then = what_if(costs, Assignment(starts, tuple(range(len(starts)))))
     assert found.gain_cycles == now.total - then.total
+
+
+def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(tmp_path: Path) -> None:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
+    options.showCompilationProgressBar(False).deviceIterations(16)
+    ipu_exec.inferenceModel(Mlp([2048, 2048, 1024]), options)(torch.randn(16 * 64, 2048))
+    uneven = open_report(tmp_path / "inference")
+    found = next(one for one in insights(uneven) if "the mean stage" in one.title)
+    assert "No split of these Blocks is better" in found.detail
+    assert "--inside" in found.action
+    assert f"about {found.gain_cycles:,} cycles less" in found.detail
+    costs = Costs.from_report(uneven)
+    even = replace(costs, forward=np.full_like(costs.forward, costs.forward.mean()))
+    split = Assignment.of(costs.stage.tolist(), costs.ipus)
+    saved = what_if(costs, split).total - what_if(even, split).total
+    assert found.gain_cycles == pytest.approx(saved, rel=0.01)
 
 
 def test_an_overflow_comes_first_and_names_the_tile(tmp_path: Path) -> None:
