@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
+
+# Tests run side by side, so a thread each; and the sums of one run have the order of another (MKL takes as many threads
+# as it likes). Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
