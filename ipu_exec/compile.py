@@ -161,7 +161,7 @@ def _compile_graph(
     tree = program.build(graph, placed, machines, wanted)
 
     progress(0.8, "memory")
-    variables, uses = memory.variables(graph, placed, tree, machines)
+    variables, uses, code = memory.variables(graph, placed, tree, machines)
 
     progress(0.9, "schedule")
     step_ids = _number_steps(tree)
@@ -179,7 +179,19 @@ def _compile_graph(
     )
     progress(1.0, "done")
     return Executable(
-        graph, placed, tree, variables, uses, timeline, device, options, training, micro_batch, attached, step_ids
+        graph,
+        placed,
+        tree,
+        variables,
+        uses,
+        timeline,
+        device,
+        options,
+        training,
+        micro_batch,
+        attached,
+        step_ids,
+        code,
     )
 
 
@@ -295,6 +307,7 @@ class Executable:
     micro_batch: int
     attached_ipus: int  # of one replica, a power of two
     step_ids: list[list[int]]
+    code: memory.Code
     contents: tuple[bool | int | float, ...] = ()  # what the forward read off tensors (`ipu_exec.control_flow`)
 
     @property
@@ -342,6 +355,7 @@ class Executable:
             "host_latency": 0 if _buffering(self.options) > 1 else round(HOST_LATENCY_SECONDS * self.target.clock_hz),
             "across": self.timeline.costs.across,
             **({"recomputation": self._recomputation()} if self.training and self.graph.blocks else {}),
+            **({"code": self.code.by_block(len(self.graph.blocks), self._update_block)} if self.graph.blocks else {}),
             "streaming_bytes_per_cycle": self.target.streaming_bytes_per_second / self.target.clock_hz,
         }
 

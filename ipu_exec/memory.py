@@ -7,8 +7,8 @@ A lifetime is an interval of positions: the steps of an IPU in program order. Li
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -80,12 +80,44 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
     return found
 
 
+@dataclass(slots=True)
+class Code:
+    """Pieces of code by what they are (`_Digests`): the Blocks whose operators run one, and its variables on each IPU
+    that has it; and the bytes of control code on every tile that an operator's calls of them take. An operator of no
+    Block has the number -1 for it."""
+
+    blocks: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
+    variables: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
+
+    def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
+        """``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's Block).
+        ``shared``: Blocks, ids of the variables with the code that exactly these have in common, ids of the same on
+        further IPUs; what operators of no Block run too is left out.
+        """
+        found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        for key, users in self.blocks.items():
+            if -1 in users or key not in self.variables:
+                continue
+            once, again = found.setdefault(tuple(sorted(users)), ([], []))
+            first, *others = self.variables[key]
+            once += first
+            again += [id for ids in others for id in ids]
+        shared = [(list(blocks), once, again) for blocks, (once, again) in sorted(found.items())]
+        calls = [0] * (count + 1)  # the last: of no Block
+        for op, nbytes in self.calls.items():
+            calls[block_of(op)] += nbytes
+        return {"calls": calls[:count], "shared": shared}
+
+
 def variables(
     graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
-) -> tuple[list[records.Variable], list[records.Use]]:
-    """All that lies in tile memory of one replica, IPU by IPU, ids from 0; and which operators use what."""
+) -> tuple[list[records.Variable], list[records.Use], Code]:
+    """All that lies in tile memory of one replica, IPU by IPU, ids from 0; which operators use what; and whose the code
+    is."""
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
+    code = Code()
     for ipu in range(placement.num_ipus):
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
@@ -94,10 +126,10 @@ def variables(
         first = len(found)
         maker.temporaries()
         maker.buffers()
-        maker.program(machines[ipu].target)
+        maker.program(machines[ipu].target, code)
         here = {op.id for op, stage in zip(graph.ops, placement.op_stage, strict=True) if placement.ipus[stage] == ipu}
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
-    return found, [records.Use(op, variable) for op, variable in sorted(uses)]
+    return found, [records.Use(op, variable) for op, variable in sorted(uses)], code
 
 
 class _Maker:
@@ -324,7 +356,7 @@ class _Maker:
 
     # -- code ----------------------------------------------------------------------------------------------
 
-    def program(self, target: Target) -> None:
+    def program(self, target: Target, code: Code) -> None:
         """Code, vertex state and stacks.
 
         Equal operators share their code and the state of their vertices, and so do the turns of a loop within one (time
@@ -340,10 +372,15 @@ class _Maker:
                 if step.plan is not None and (step.op, id(step.plan)) != called:
                     called = (step.op, id(step.plan))
                     control += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
-                key = digests.of(step, self.graph.ops[step.op] if step.op >= 0 else None)
+                    code.calls[step.op] = code.calls.get(step.op, 0) + CALL_INSTRUCTIONS * INSTRUCTION_BYTES
+                op = self.graph.ops[step.op] if step.op >= 0 else None
+                key = digests.of(step, op)
+                if step.plan is not None:
+                    code.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
                 if key in seen:
                     continue
                 seen.add(key)
+                first = len(self.found)
                 for vertices in step.vertices:
                     on_tile[vertices.type] = on_tile.get(vertices.type, np.zeros_like(control, bool)) | (
                         vertices.count > 0
@@ -351,17 +388,19 @@ class _Maker:
                 control += INSTRUCTION_BYTES * _control_instructions(step)
                 if step.type != records.SYNC:
                     self._step_code(body, step)
-            for plan, op in _plans(body):
-                if plan.constants is not None and (id(plan), -1) not in seen:
-                    seen.add((id(plan), -1))
-                    self.add(
-                        f"{self.graph.ops[op].name}/worklists",
-                        "constant",
-                        "program",
-                        plan.constants,
-                        op=op,
-                        stage=body.stage,
-                    )
+                if step.plan is not None and len(self.found) > first:
+                    code.variables.setdefault(key, []).append(list(range(first, len(self.found))))
+            for plan, users in _plans(body):
+                if plan.constants is None:
+                    continue
+                key = (id(plan), -1)
+                code.blocks.setdefault(key, set()).update(self.graph.ops[op].block for op in users)
+                if key in seen:
+                    continue
+                seen.add(key)
+                name = f"{self.graph.ops[users[-1]].name}/worklists"
+                self.add(name, "constant", "program", plan.constants, op=users[-1], stage=body.stage)
+                code.variables.setdefault(key, []).append([len(self.found) - 1])
         for name, mask in sorted(on_tile.items()):
             self.add(name, "vertexCode", "program", mask * np.int64(vertex_info(name)[0]))
         self.add("control code", "controlCode", "program", control)
@@ -428,8 +467,13 @@ def _control_instructions(step: StepDraft) -> np.ndarray | int:
     return np.where(takes_part, EXCHANGE_INSTRUCTIONS, SYNC_INSTRUCTIONS)
 
 
-def _plans(body: Body) -> list[tuple[Plan, int]]:
-    return list({id(step.plan): (step.plan, step.op) for step in body.steps if step.plan is not None}.values())
+def _plans(body: Body) -> list[tuple[Plan, list[int]]]:
+    """The plans of a body, each with the operators that have it."""
+    found: dict[int, tuple[Plan, list[int]]] = {}
+    for step in body.steps:
+        if step.plan is not None:
+            found.setdefault(id(step.plan), (step.plan, []))[1].append(step.op)
+    return list(found.values())
 
 
 def _reached(transfer: Transfer) -> range:

@@ -220,7 +220,8 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
     """The least bottleneck by HiGHS, from another formulation: which Block is in which stage, one variable each.
 
     A stage's cycles are sums over its Blocks and of what its first one stashes. On each tile, and for each Block b,
-    what a stage holds always, its stash, what its Blocks up to b save, and b's own peak must fit.
+    what a stage holds always, the code that any of its Blocks runs, its stash, what its Blocks up to b save, and b's
+    own peak must fit.
     """
     optimize = pytest.importorskip("scipy.optimize")
     sparse = pytest.importorskip("scipy.sparse")
@@ -228,7 +229,9 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
     assert costs.recompute and (costs.again_end == costs.forward).all() and not costs.peak_interleaved.any()
     inside = np.arange(count * stages).reshape(count, stages)
     begins = count * stages + inside
-    bottleneck = 2 * count * stages
+    pieces = len(costs.code)
+    runs = 2 * count * stages + np.arange(pieces * stages).reshape(pieces, stages)
+    bottleneck = (2 * count + pieces) * stages
     size = bottleneck + 1
     rows: list[dict[int, float]] = []
     low: list[float] = []
@@ -257,12 +260,15 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
             load[int(inside[b, k])] = float(costs.forward[b] * (1 if final else 2) + costs.backward[b])
             load[int(begins[b, k])] = 0.0 if final else 2.0 * float(costs.stash_cycles(b, b, True))
         constrain(load, -np.inf, 0)
+        for piece, b in np.argwhere(costs.code_users).tolist():
+            constrain({int(runs[piece, k]): 1, int(inside[b, k]): -1}, 0, np.inf)
         depth = depth_of(costs, stages, k)
         for t in range(tiles):
             held = {int(inside[b, k]): float(costs.always[b, t] + costs.state[b, t]) for b in range(count)}
             held |= {
                 int(begins[b, k]): float(-(-depth * int(costs.stash_bytes(b, b, True)) // tiles)) for b in range(count)
             }
+            held |= {int(runs[piece, k]): float(costs.code[piece, t]) for piece in range(pieces)}
             for b in range(count):
                 row = dict(held)
                 for j in range(b + 1):

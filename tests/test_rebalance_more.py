@@ -272,6 +272,9 @@ def test_a_cut_inside_a_block_is_what_blocks_of_their_own_give(tmp_path: Path, t
         assert getattr(halves, name).sum() == getattr(costs, name).sum()
     for name in ("always", "state", "saved"):
         np.testing.assert_array_equal(getattr(halves, name).sum(axis=0), getattr(costs, name).sum(axis=0))
+    runs, ran = halves.code_users[:, 1] | halves.code_users[:, 2], costs.code_users[:, 1]
+    np.testing.assert_array_equal(halves.code[runs].sum(axis=0), costs.code[ran].sum(axis=0))
+    assert (halves.code_users[:, 1] & ~halves.code_users[:, 2]).any()
     whole = what_if(costs, Assignment((0, 2), (0, 1)))
     again = what_if(halves, Assignment((0, 3), (0, 1)))
     assert again.total == pytest.approx(whole.total, rel=1e-3)
@@ -322,6 +325,53 @@ def test_the_longest_block_is_cut_where_a_second_compile_gains(tmp_path: Path) -
     after = deep(tmp_path / "after", sizes, [("big.1",), ("big.2", "small")])
     obtained = int(after.runs["cycles"].iloc[0] // after.runs["iterations"].iloc[0])
     assert found.split.prediction.total == pytest.approx(obtained, rel=0.05)
+
+
+EQUAL = {f"B{k}": 1 for k in range(8)}
+SPLITS = ((0,), (0, 3), (0, 1, 3, 5), tuple(range(8)))
+
+
+@pytest.fixture(scope="module")
+def equal_layers(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    """The same model in each of the splits."""
+    names = list(EQUAL)
+    return [
+        deep(
+            tmp_path_factory.mktemp("equal"),
+            EQUAL,
+            [tuple(names[a:b]) for a, b in zip(starts, (*starts[1:], 8), strict=True)],
+        )
+        for starts in SPLITS
+    ]
+
+
+@pytest.mark.parametrize("profiled", range(len(SPLITS)))
+def test_code_that_equal_blocks_share_is_counted_once_an_ipu(equal_layers: list[Report], profiled: int) -> None:
+    """From any split to any other, to more stages and to fewer: memory is what the other's own profile has. Without
+    gaps: in a model as small as this one they hide it."""
+    costs = replace(Costs.from_report(equal_layers[profiled]), region0_bytes=0)
+    assert (costs.code_users.sum(axis=1) >= 6).any()
+    for starts, report in zip(SPLITS, equal_layers, strict=True):
+        split = Assignment(starts, tuple(range(len(starts))))
+        own = replace(Costs.from_report(report), region0_bytes=0)
+        assert what_if(costs, split).fullest == pytest.approx(what_if(own, split).fullest, rel=0.025)
+
+
+def test_what_a_stranger_says_of_code_is_checked(equal_layers: list[Report]) -> None:
+    report = equal_layers[1]
+    header = report.meta
+    said = header["code"]
+    assert len(said["calls"]) == 8 and said["shared"]
+    first = said["shared"][0]
+    strange = ([], 7, {}, {**said, "calls": [1]}, {**said, "calls": [-1] * 8}, {**said, "calls": [1 << 40] * 8},
+               {**said, "shared": [[[99], *first[1:]]]}, {**said, "shared": [[first[0], [1 << 70], []]]},
+               {**said, "shared": [first, first]}, {**said, "shared": [[first[0], first[1]]]})  # fmt: skip
+    for wrong in strange:
+        report.__dict__["meta"] = {**header, "code": wrong}
+        costs = Costs.from_report(report)
+        assert what_if(costs, Assignment((0, 3), (0, 1))).fullest[0] > 0
+        assert costs.always.min() >= 0 and costs.shared.min() >= 0
+    report.__dict__["meta"] = header
 
 
 def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:

@@ -31,6 +31,9 @@ def random_costs(
 
     always, state, saved = nbytes(4_000), nbytes(4_000), nbytes(1_000)
     peak = nbytes(20_000)
+    pieces = 3 if blocks > 1 else 0  # of code, each of about half of the Blocks
+    code_users = random.random((pieces, blocks)) < 0.5
+    code = random.integers(0, 3_000, (pieces, tiles))
     copy = random.integers(1, 136 * tiles, blocks)
     inputs = np.zeros(blocks, dtype=np.int64)
     inputs[0] = 34 * tiles
@@ -41,6 +44,7 @@ def random_costs(
     entering = np.stack([block, block, block, np.concatenate([inputs[:1], copy[:-1]])], axis=1)
     forward = cycles(most)
     share = (always + state + saved).sum(axis=0).max() / stages + peak.max() + shared.max() + depth * stashed // tiles
+    share += code.sum(axis=0).max(initial=0)
     return Costs(
         names=tuple(f"B{b}" for b in range(blocks)),
         stage=np.minimum(np.arange(blocks) * stages // blocks, stages - 1),
@@ -62,6 +66,8 @@ def random_costs(
         stream_out=np.where(np.arange(blocks) == blocks - 1, 300, 0),
         stream_out_once=True,
         always=always,
+        code_users=code_users,
+        code=code,
         peak=peak,
         peak_interleaved=nbytes(6_000) * (random.random((blocks, 1)) < 0.3),
         saved=saved,

@@ -63,7 +63,7 @@ class Costs:
     stream_in: np.ndarray  # cycles of host input, besides the latency
     stream_out: np.ndarray
     stream_out_once: bool
-    always: np.ndarray  # bytes on each tile whatever runs, without the stash and optimiser state
+    always: np.ndarray  # bytes on each tile whatever runs, without stash, optimiser state and ``code``
     peak: np.ndarray  # bytes on each tile in region 0 while the Block runs, besides; without what is saved
     peak_interleaved: np.ndarray  # the same in region 1
     saved: np.ndarray  # bytes on each tile that the Block's forward leaves for its backward
@@ -97,6 +97,11 @@ class Costs:
     across: bool = False  # ... from one device iteration into the next (`profiler.schedules.Costs`)
     host_sync: str = ""  # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
     tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # weights that several Blocks read, and which Blocks
+    # Code that Blocks share: an IPU has it once, whichever of them it runs
+    code_users: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))  # bool[piece, Block]
+    code: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 0), dtype=np.int64)
+    )  # bytes of it: int64[piece, tile]
     recompute_alone: bool = True  # one stage of all Blocks recomputes too: only where autoRecomputation says so
 
     def __len__(self) -> int:
@@ -179,6 +184,8 @@ class Costs:
             host_sync=_HOST_SYNC.get(str(options.get("syncPattern", "")), ""),
             stream_out_once=_outputs_once(report),
             always=memory.always,
+            code_users=memory.code_users,
+            code=memory.code,
             peak=memory.peak,
             peak_interleaved=memory.interleaved,
             saved=memory.saved,
@@ -440,6 +447,8 @@ class _Memory:
     """Bytes of Blocks, as `Costs` has them."""
 
     always: np.ndarray
+    code_users: np.ndarray
+    code: np.ndarray
     peak: np.ndarray
     interleaved: np.ndarray
     saved: np.ndarray
@@ -460,6 +469,11 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
     frame = report.variables
     frame = frame[frame["role"] != "stash"]
     kept = _saved(report, frame, stage)
+    calls, pieces = code_of_blocks(report, blocks)
+    users = np.array([np.isin(np.arange(blocks), piece[0]) for piece in pieces], dtype=bool).reshape(-1, blocks)
+    code = np.zeros((len(pieces), tiles), dtype=np.int64)
+    piece_of = {id: number for number, (_, once, _) in enumerate(pieces) for id in once}
+    piece_of |= {id: -1 for _, _, again in pieces for id in again}
     of_weight: dict[tuple[int, int], np.ndarray] = {}
     weights = frame[frame["role"] == "weight"]
     keys = zip(weights["ipu"].tolist(), weights["name"].tolist(), strict=True)
@@ -477,7 +491,10 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
                 of_weight[block, op] = of_weight.get((block, op), 0) + vectors[int(id)]
         rest = here[(here["always_live"] != 0)]
         for id, block, role in zip(rest.index, rest["block"], rest["role"], strict=True):
-            if not 0 <= block < blocks:
+            if id in piece_of:
+                if piece_of[id] >= 0:
+                    code[piece_of[id]] += vectors[int(id)]
+            elif not 0 <= block < blocks:
                 shared[ipu] += vectors[int(id)]
             elif role != "optimiser state":
                 always[block] += vectors[int(id)]
@@ -493,10 +510,39 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
         for block in np.unique(at_work[at_work >= 0]).tolist():
             spots = steps["position"].to_numpy()[at_work == block]
             _peak_of(living, vectors, spots, peak[block], interleaved[block])
+    if not (len(where) and (np.bincount(where[stage], calls, len(shared)) <= shared.min(axis=1)).all()):
+        calls = np.zeros_like(calls)  # a stranger's
+    np.subtract.at(shared, where[stage], calls[:, None])
+    always += calls[:, None]
     for (block, _), total in of_weight.items():
         once[block] = np.maximum(once[block], total)
         state_weights[block] += 1
-    return _Memory(always, peak, interleaved, saved, saved_tensors, state, once, state_weights, shared.max(axis=0))
+    return _Memory(
+        always, users, code, peak, interleaved, saved, saved_tensors, state, once, state_weights, shared.max(axis=0)
+    )
+
+
+def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, list[tuple[list[int], list[int], list[int]]]]:
+    """What the compiler wrote of it (`ipu_exec.memory.Code`): bytes of calls on each tile, int64[Block]; and code that
+    Blocks have in common: which Blocks, the ids of its variables, of those with the same on further IPUs.
+
+    An older profile has neither, nor has a stranger's that makes no sense: code then is the Block's that ran it first.
+    """
+    nothing = np.zeros(blocks, dtype=np.int64)
+    frame = report.variables
+    known = frame.index[(frame["role"] == "program") & (frame["always_live"] != 0)]
+    said: Any = report.meta.get("code")
+    try:
+        calls = np.array(said["calls"], dtype=np.int64)
+        pieces = [tuple([int(number) for number in numbers] for numbers in piece) for piece in said["shared"]]
+        named = [id for _, once, again in pieces for id in (*once, *again)]
+        users = [block for mine, _, _ in pieces for block in mine]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return nothing, []
+    ours = len(set(named)) == len(named) and known.isin(named).sum() == len(named) and calls.shape == nothing.shape
+    if not ours or calls.min(initial=0) < 0 or not all(0 <= block < blocks for block in users):
+        return nothing, []
+    return calls, [(users, once, again) for users, once, again in pieces]
 
 
 def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:

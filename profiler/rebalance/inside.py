@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from profiler import records
-from profiler.rebalance.costs import Costs
+from profiler.rebalance.costs import Costs, code_of_blocks
 from profiler.rebalance.split import Split, best_split
 from profiler.report import Report
 
@@ -95,8 +95,19 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
         total = sum((report.variable_tiles(int(id)) for id in some.index), np.zeros_like(whole))
         return np.minimum(total, whole)
 
-    always = share(kept[(kept["always_live"] != 0) & (kept["role"] != "optimiser state") & (kept["role"] != "stash")],
-                   costs.always[block])  # fmt: skip
+    _, pieces = code_of_blocks(report, len(costs))
+    in_pieces = [id for _, ids, more in pieces for id in (*ids, *more)]
+    forever = kept[(kept["always_live"] != 0) & ~kept["role"].isin(["optimiser state", "stash"])]
+    always = share(forever[~forever.index.isin(in_pieces)], costs.always[block])
+    # of code that other Blocks run too, both halves are taken to run all (an estimate)
+    users, code = np.insert(costs.code_users, block, costs.code_users[:, block], axis=1), costs.code
+    for number, (sharing, ids, _) in enumerate(pieces):
+        if sharing == [block]:
+            some = share(forever[forever.index.isin(ids)], code[number])
+            users[number, block + 1] = False
+            users = np.concatenate([users, np.arange(users.shape[1])[None] == block + 1])
+            code = np.concatenate([code, [code[number] - some]])
+            code[number] = some
     state = share(kept[kept["role"] == "optimiser state"], costs.state[block])
     live = kept[(kept["role"] == "activation") & (kept["always_live"] == 0)]
     part = _part(int(live["bytes"].sum()), int(live.loc[live["op"].isin(first), "bytes"].sum()))
@@ -140,6 +151,8 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
         load=two(costs.load, costs.load[block], zero) if len(costs.load) else costs.load,
         unload=two(costs.unload, zero, costs.unload[block]) if len(costs.unload) else costs.unload,
         always=rest(costs.always, always),
+        code_users=users,
+        code=code,
         peak=both(costs.peak),
         peak_interleaved=both(costs.peak_interleaved),
         saved=rest(costs.saved, saved),

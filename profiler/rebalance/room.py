@@ -1,13 +1,15 @@
 """Whether stages fit their tiles: of one IPU exactly, and of all intervals of Blocks at once.
 
-A stage holds what its Blocks always hold, the stash, what its Blocks have saved up to the one that runs, and what that
-one holds while it runs. Blocks keep the tiles they were profiled on; the stash is spread evenly (both are estimates).
+A stage holds what its Blocks always hold, the code that they run (once, where they share it), the stash, what its
+Blocks have saved up to the one that runs, and what that one holds while it runs. Blocks keep the tiles they were
+profiled on; the stash is spread evenly (both are estimates).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -59,7 +61,9 @@ def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
     running = np.zeros_like(plain)
     interleaved = np.zeros_like(plain)
     plain += -(-sum(stash_bytes(costs, part) for part in parts) // costs.tiles)
+    runs = np.zeros(len(costs), dtype=bool)
     for part in parts:
+        runs[part.first : part.last + 1] = True
         some = slice(part.first, part.last + 1)
         plain += costs.always[some].sum(axis=0)
         own = costs.peak[some]
@@ -69,6 +73,7 @@ def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
             plain += costs.state[some].sum(axis=0)
         running = np.maximum(running, (own + _held(costs, part)).max(axis=0))
         interleaved = np.maximum(interleaved, costs.peak_interleaved[some].max(axis=0))
+    plain += costs.code[(costs.code_users & runs).any(axis=1)].sum(axis=0) if len(costs.code) else 0
     return including_gaps(plain + running, interleaved, costs.region0_bytes)
 
 
@@ -141,7 +146,10 @@ def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) ->
 
 def _upper_bound(costs: Costs, always: np.ndarray, own: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
     """No tile holds more than the fullest tiles of the parts together."""
-    kept = np.concatenate([[0], np.cumsum(always.max(axis=1) + costs.saved.max(axis=1))])
+    always = always.max(axis=1)
+    if len(costs.code):
+        always = always + costs.code_users.T @ costs.code.max(axis=1)
+    kept = np.concatenate([[0], np.cumsum(always + costs.saved.max(axis=1))])
     most = _running_maximum(own.max(axis=1), first, last)
     most = most + _running_maximum(costs.peak_interleaved.max(axis=1), first, last)
     found: np.ndarray = int(costs.shared.max()) + kept[last + 1] - kept[first] + most
@@ -153,6 +161,8 @@ def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int, reco
     full, so are its longer ones: they are not looked at, and are full."""
     count = len(costs)
     total = int(always.sum(axis=0).max() + costs.saved.sum(axis=0).max() + own.max() + costs.peak_interleaved.max())
+    code, apart = _code_of_blocks(costs)
+    total += int(code.sum(axis=0).max(initial=0))
     kind = np.int32 if total + int(costs.shared.max()) < 2**31 else np.int64
     always, own, saved = (np.ascontiguousarray(part, dtype=kind) for part in (always, own, costs.saved))
     region1, shared = costs.peak_interleaved.astype(kind), costs.shared.astype(kind)
@@ -163,6 +173,7 @@ def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int, reco
         rows = slice(begin, min(begin + _CHUNK, count))
         size = rows.stop - begin
         held = np.tile(shared, (size, 1))
+        new_code = code.astype(kind)
         kept = np.zeros_like(held)
         running = np.zeros_like(held)
         interleaved = np.zeros_like(held)
@@ -173,6 +184,10 @@ def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int, reco
             here = slice(begin + step, begin + step + size)
             held, running = held[:size], running[:size]
             held += always[here]
+            if len(costs.code):
+                for block, piece in apart.get(step, ()):
+                    new_code[block] -= costs.code[piece].astype(kind)
+                held += new_code[here]
             if saves:
                 kept = kept[:size]
                 if recompute:
@@ -191,3 +206,16 @@ def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int, reco
             if int(fullest.min()) > costs.bytes_per_tile:
                 break
     return plain
+
+
+def _code_of_blocks(costs: Costs) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
+    """The code of each Block, int64[Block, tile]; and of each, the pieces that the last Block to have them, so many
+    Blocks before it, shares with it: a stage that has both has them once."""
+    if not len(costs.code):
+        return np.zeros((0, costs.tiles), dtype=np.int64), {}
+    apart: dict[int, list[tuple[int, int]]] = {}
+    for piece, users in enumerate(costs.code_users):
+        blocks = np.flatnonzero(users).tolist()
+        for before, block in pairwise(blocks):
+            apart.setdefault(block - before, []).append((block, piece))
+    return costs.code_users.T.astype(np.int64) @ costs.code, apart
