@@ -120,3 +120,11 @@ def test_a_bias_is_added_where_the_outputs_lie() -> None:
     plan = lower(op("aten.convolution.default", args, tensor(2, 8, 8, 8)), MK2)
     assert plan.steps[-1].name == "conv/add bias"
     assert set(dict(plan.input_layouts)) == {0, 1, 2}
+
+
+def test_fp32_partials_of_fp16_operands_have_half_the_outputs() -> None:
+    """Sixteen units are for fp16 partials or fp32 operands (poplibs, ConvPartial1x1Out: hasAssembly)."""
+    outputs = {p: amp.unit_for(Machine(TARGETS["bow"], 1472, partials=p), "float16").out_group for p in ("", "float32")}
+    assert outputs == {"": 16, "float32": 8}
+    assert amp.unit_for(Machine(TARGETS["bow"], 1472), "float32").out_group == 16
+    assert amp.unit_for(Machine(TARGETS["mk1"], 1216, partials="float32"), "float16").out_group == 8

@@ -16,6 +16,7 @@ from ipu_exec.machine import Machine
 Ints = npt.ArrayLike
 WORKERS = 6
 COEFFICIENT_BYTES_PER_CYCLE = 8  # weights not interleaved, the planner's default
+MIXED_OUTPUTS = 8  # of fp16 operands with fp32 partials, on every generation
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,18 @@ def unit_for(machine: Machine, dtype: str) -> Unit:
     """The AMP unit: 16 x 16 channels for fp16 and 8 x 16 for fp32 on MK2, half the outputs on MK1.
 
     MK1 multiplies half as many a cycle (facts/machine.md) at the same 4 (8) cycles a row, so half the outputs [der].
-    Integers and bfloat16 take the type that holds them.
+    With fp32 partials of fp16 operands MK2 has 8 outputs too: four engines store two floats a cycle (poplibs
+    tools/single_conv_layer.cpp at fp16InFp32OutConvUnitsPerTile; codelets ConvPartial1x1Out_1_1.cpp, hasAssembly: 16
+    units are for half partials or float operands only). Integers and bfloat16 take the type that holds them.
     """
     half = dtype in ("float16", "bfloat16")
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
     in_group, row_cycles = (16, 4) if half else (8, 8)
     partial = {"float16": 2, "half": 2, "float32": 4, "float": 4}.get(machine.partials, 2 if half else 4)
-    return Unit(half, in_group, macs * row_cycles // in_group, 2 if half else 4, partial if half else 4)
+    outputs = macs * row_cycles // in_group
+    if half and partial == 4:
+        outputs = min(outputs, MIXED_OUTPUTS)
+    return Unit(half, in_group, outputs, 2 if half else 4, partial if half else 4)
 
 
 def _rows_fp16(rows: np.ndarray, zeroing: bool) -> np.ndarray:
