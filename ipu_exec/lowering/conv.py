@@ -181,6 +181,25 @@ def by_kernel_row(problem: Problem, inputs: int) -> Problem:
     return replace(split, expansion=min(1.0, inputs / max(1, rows)))
 
 
+def combined(problem: Problem, dtype: str) -> list[Problem]:
+    """The same with groups put together, as many as fill the AMP unit: the weights between them are zeros (poplibs
+    lib/poplin/ConvPlan.hpp, ConvTransform::combineConvGroupsFactor)."""
+    most = (16 if dtype in ("float16", "bfloat16") else 8) // max(problem.in_channels, 1)
+    flat = problem.taps == 1 and problem.field_stride == (1, 1)
+    base = replace(problem, segments=problem.segments * problem.width, width=1) if flat else problem
+    return [
+        replace(
+            base,
+            groups=problem.groups // factor,
+            in_channels=problem.in_channels * factor,
+            out_channels=problem.out_channels * factor,
+            useful=problem.macs,
+        )
+        for factor in (2, 4, 8, 16)
+        if factor <= most and problem.groups % factor == 0
+    ]
+
+
 def convolve(
     build: Builder, name: str, problem: Problem, inputs: int, weights: int, turned: tuple[bool, bool]
 ) -> Product:
@@ -192,8 +211,8 @@ def convolve(
     size = problem.segments * problem.width * problem.out_channels * problem.groups
     elements = apportion(size, done.outputs.elements)
     build.map(f"{name}/dilate", "fill", elements, build.spec.operands[inputs].dtype)
-    key = (*done.outputs.key[:-1], digest(done.outputs.key[-1], problem.field_stride))
-    return replace(done, outputs=Spread(key, elements))
+    lies: Any = done.outputs.key
+    return replace(done, outputs=Spread((*lies[:-1], digest(lies[-1], problem.field_stride)), elements))
 
 
 def _cheapest(
@@ -212,10 +231,12 @@ def _cheapest(
         candidates.append((problem, ("nx1",)))
         candidates.append((expanded(problem, input_elements), ("1x1",)))
     if problem.groups > 1 or problem.in_channels <= 4:
+        vertical = "vmac" if half and problem.groups > 1 else "hmac"
         slic = half and machine.target.architecture != "ipu1" and problem.in_channels <= 4 and problem.groups > 1
-        candidates.append((problem, ("vmac", *(("slic",) if slic else ()))))
+        candidates.append((problem, (vertical, *(("slic",) if slic else ()))))
         if problem.kernel[0] > 1 and problem.field_stride == (1, 1):
-            candidates.append((by_kernel_row(problem, input_elements), ("vmac",)))
+            candidates.append((by_kernel_row(problem, input_elements), (vertical,)))
+    candidates += [(together, ("1x1",) if plain else ("nx1",)) for together in combined(problem, dtype)]
     # ties go to the one named first: AMP, SLIC, vector MAC, outer product
     placed = [(as_placed(build, p, methods, inputs, weights, dtype), methods) for p, methods in candidates]
     best, methods = min(placed, key=lambda c: search(c[0], machine, dtype, c[1]).cycles)
