@@ -69,7 +69,7 @@ def test_a_row_that_cannot_run_says_why(case: str, changed: dict[str, str], why:
 
 
 def test_poplibs_products_are_met_with_half_the_units() -> None:
-    """MK2 has 16 units for fp16 partials and 8 for fp32 ones; with 16 these rows would be 0.58-0.85 of the published."""
+    """MK2 has 16 units for fp16 partials, 8 for fp32 ones; with 16 these rows were 0.58-0.85 of the published."""
     rows = [row for row in read(HERE / "more.csv") if row.operator == "products" and row.machine == "mk2"]
     ratios = [result.ratio for result in run(rows)]
     assert len(ratios) == 27
