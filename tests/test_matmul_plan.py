@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ipu_exec.lowering import amp, lower
-from ipu_exec.lowering.plan import Compute, Plan
+from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.machine import TARGETS, Machine
 from tests.operands import MK2, op, plan_cycles, step_cycles, tensor
 
@@ -107,13 +107,34 @@ def test_a_parameter_is_stored_as_planned_and_then_needs_no_transposition() -> N
     assert plan_cycles(again, MK2) == plan_cycles(first, MK2)
     turned = tensor(48, 96, role="weight", layout=wished)
     other = lower(op("aten.mm.default", (tensor(64, 48), turned), tensor(64, 96)), MK2)
-    assert any("transpose weights" in step.name for step in other.steps)
+    assert any("transpose inputs" in step.name for step in other.steps)
 
 
-def test_too_little_memory_makes_the_output_channels_serial() -> None:
-    roomy = product(4096, 4096, 256, "float16", MK2)
-    tight = product(4096, 4096, 256, "float16", Machine(TARGETS["mk2"], 1472, proportion=0.02))
-    assert "serial" not in roomy.note
-    assert "serial" in tight.note
-    assert sum("convolve" in step.name for step in tight.steps) > 1
-    assert plan_cycles(tight, MK2) > plan_cycles(roomy, MK2)
+def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> None:
+    """16 rows are one part of output channels and 4,096 columns the field, as in poplibs (MatMul.cpp, getConvParams).
+
+    With the rows as the field each block of weights would be loaded for three rows a worker.
+    """
+    machine = Machine(TARGETS["mk1"], 1216, partials="float32")
+    plans = [
+        lower(
+            op(
+                "aten.mm.default",
+                (tensor(16, 1024, dtype="float16", role=left), tensor(1024, 4096, dtype="float16", role=right)),
+                tensor(16, 4096, dtype="float16"),
+            ),
+            machine,
+        )
+        for left, right in (("activation", "weight"), ("weight", "activation"))
+    ]
+    assert plans[0].note == plans[1].note
+    convolve = next(step for step in plans[0].steps if step.name == "mm/convolve")
+    assert isinstance(convolve, Compute) and convolve.cycles.max() < 2 * 16 * 1024 * 4096 / (1216 * 32)
+
+
+def test_a_bias_goes_to_the_tiles_of_its_columns() -> None:
+    """4,096 rows of 8 columns: a tile has more rows than columns, and needs no more of the bias than its columns."""
+    x, weight = tensor(4096, 32), tensor(8, 32, role="weight")
+    plan = lower(op("aten.linear.default", (x, weight, tensor(8, role="weight")), tensor(4096, 8)), MK2)
+    bias = next(step for step in plan.steps if step.name == "linear/bias")
+    assert isinstance(bias, Exchange) and 0 < bias.bytes_in.max() <= 4 * 8

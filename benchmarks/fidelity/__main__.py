@@ -1,6 +1,6 @@
 """``python -m benchmarks.fidelity``: run every row, print the table, write docs/fidelity.md.
 
-python -m benchmarks.fidelity                     # all rows of validation.csv, and the page
+python -m benchmarks.fidelity                     # all rows of validation.csv and more.csv, and the page
 python -m benchmarks.fidelity --rows mine.csv     # other rows of the same columns; writes no page
 python -m benchmarks.fidelity --only tut4         # rows whose id contains this; writes no page
 """
@@ -81,7 +81,7 @@ def main() -> int:
     print(page.groups(results))
     print(f"\n{len(rows)} rows in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     if args.rows == HERE / "validation.csv" and not args.only:
-        PAGE.write_text(page.whole(results))
+        PAGE.write_text(page.whole(results, run(read(HERE / "more.csv"))))
         print(f"written: {PAGE}", file=sys.stderr)
     return 0
 

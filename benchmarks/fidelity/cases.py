@@ -55,8 +55,19 @@ class Row:
         """Rows that one statement of accuracy covers."""
         if self.kind == "ipu_model":
             return f"vendor's model, {'memory' if self.unit == 'bytes' else 'cycles and tiles'}"
+        if self.kind == "poplibs":
+            return f"poplibs, {self.operator}, {self.machine} {self.dtype}"
         what = "dense products" if "@" in self.case else "convolutions" if "->" in self.case else "whole models"
         return what if what == "whole models" else f"{what}, {self.machine} {self.dtype}"
+
+    @property
+    def operator(self) -> str:
+        """What a row of poplibs' benchmarks is about."""
+        if "@" in self.case:
+            return "layers" if self.case.startswith("training") else "products"
+        if "->" in self.case:
+            return "depthwise" if re.search(r"groups \d+", self.case) else "convolutions"
+        return "LSTM" if self.case.startswith("LSTM") else "reductions"
 
 
 class Chain(nn.Module):
@@ -78,13 +89,13 @@ class Convolution(nn.Module):
     """A convolution of a tensor on the chip; ``back``: its result is then copied over its input."""
 
     def __init__(
-        self, field: tuple[int, int], channels: tuple[int, int], kernel: tuple[int, int], batch: int, stride: int,
-        dtype: torch.dtype, back: bool,
+        self, field: tuple[int, int], channels: tuple[int, int], kernel: tuple[int, int], padding: tuple[int, int],
+        batch: int, stride: int, dtype: torch.dtype, back: bool,
     ) -> None:  # fmt: skip
         super().__init__()
         self.data = nn.Parameter(torch.empty(batch, channels[0], *field, dtype=dtype), requires_grad=False)
         self.weight = nn.Parameter(torch.empty(channels[1], channels[0], *kernel, dtype=dtype))
-        self.stride, self.padding, self.back = stride, tuple(k // 2 for k in kernel), back
+        self.stride, self.padding, self.back = stride, padding, back
 
     def forward(self, start: torch.Tensor) -> torch.Tensor:
         with ipu_exec.Block("convolution"):
@@ -108,7 +119,10 @@ class Compiled:
 def options_for(row: Row) -> ipu_exec.Options:
     if row.target not in TARGETS:
         raise CannotRun(f"no target {row.machine!r}; there are {', '.join(TARGETS)}")
-    return ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
+    options = ipu_exec.Options().target(row.target).showCompilationProgressBar(False)
+    if found := re.search(r"partials (fp\d+)", row.case):
+        options.Precision.setPartialsType(DTYPES[found.group(1)])
+    return options
 
 
 def dtype_of(row: Row) -> torch.dtype:
@@ -142,45 +156,65 @@ def infer(model: nn.Module, options: ipu_exec.Options, flops: float) -> Compiled
     return Compiled(executable, flops, note=note)
 
 
-def products(row: Row) -> Compiled:
-    """A x B @ B x C, of any number of matrices, each with groups in front (G x A x B) or none."""
-    shapes = [tuple(map(int, re.split(r"\s*x\s*", words))) for words in re.findall(r"\d+(?:\s*x\s*\d+)+", row.case)]
+def shapes_of(case: str) -> list[tuple[int, ...]]:
+    """Matrices A x B @ B x C, of any number, each with groups in front (G x A x B) or none."""
+    shapes = [tuple(map(int, re.split(r"\s*x\s*", words))) for words in re.findall(r"\d+(?:\s*x\s*\d+)+", case)]
     for left, right in itertools.pairwise(shapes):
         if left[-1] != right[-2] or left[:-2] != right[:-2]:
-            raise CannotRun(f"the matrices of {row.case!r} do not fit together")
+            raise CannotRun(f"the matrices of {case!r} do not fit together")
+    return shapes
+
+
+def products(row: Row) -> Compiled:
+    shapes = shapes_of(row.case)
     flops = sum(2 * math.prod(shapes[0][:-1]) * math.prod(right[-2:]) for right in shapes[1:])
     return infer(Chain(shapes, dtype_of(row)), options_for(row), flops)
 
 
-def convolutions(row: Row) -> Compiled:
-    def find(pattern: str, default: tuple[str, ...] | None = None) -> tuple[int, ...]:
-        found = re.search(pattern, row.case)
-        if found is None and default is None:
-            raise CannotRun(f"{row.case!r} has no {pattern}")
-        return tuple(int(v) for v in (found.groups() if found else default or ()))
+def number(case: str, pattern: str, default: int | None = None) -> int:
+    found = re.search(pattern, case)
+    if found is None:
+        if default is None:
+            raise CannotRun(f"{case!r} does not say {pattern!r}")
+        return default
+    return int(found.group(1))
 
-    pairs = [(int(a), int(b)) for a, b in re.findall(r"(\d+)x(\d+)", row.case)]
+
+def kernel_and_field(case: str) -> list[tuple[int, int]]:
+    """Kernel and field, in this order, each as HxW."""
+    pairs = [(int(a), int(b)) for a, b in re.findall(r"(\d+)x(\d+)", case)]
     if len(pairs) != 2:
-        raise CannotRun(f"{row.case!r} does not say a kernel and a field, each as HxW")
-    kernel, field = pairs
-    channels = find(r"(\d+)\s*->\s*(\d+)")
-    (batch,), (stride,) = find(r"batch (\d+)", ("1",)), find(r"stride (\d+)", ("1",))
-    outs = [(f + 2 * (k // 2) - k) // stride + 1 for f, k in zip(field, kernel, strict=True)]
-    model = Convolution(
-        field, (channels[0], channels[1]), kernel, batch, stride, dtype_of(row), "copy out to in" in row.case
-    )
+        raise CannotRun(f"{case!r} does not say a kernel and a field, each as HxW")
+    return pairs
+
+
+def padding_of(case: str, kernel: tuple[int, int]) -> tuple[int, int]:
+    """As the case says, else half the kernel."""
+    return number(case, r"pad (\d+)", kernel[0] // 2), number(case, r"pad (\d+)", kernel[1] // 2)
+
+
+def convolutions(row: Row) -> Compiled:
+    kernel, field = kernel_and_field(row.case)
+    channels = number(row.case, r"(\d+)\s*->"), number(row.case, r"->\s*(\d+)")
+    batch, stride = number(row.case, r"batch (\d+)", 1), number(row.case, r"stride (\d+)", 1)
+    padding = padding_of(row.case, kernel)
+    outs = [(f + 2 * p - k) // stride + 1 for f, k, p in zip(field, kernel, padding, strict=True)]
+    back = "copy out to in" in row.case
+    model = Convolution(field, channels, kernel, padding, batch, stride, dtype_of(row), back)
     flops = 2 * batch * channels[0] * channels[1] * kernel[0] * kernel[1] * outs[0] * outs[1]
     return infer(model, options_for(row), flops)
 
 
 def compiled(row: Row) -> Compiled:
     """The row's case through the front end. Raises CannotRun, and the engine's own errors."""
+    from benchmarks.fidelity import models, operators
+
+    if operator := operators.find(row.case):
+        return operator(row)
     if "@" in row.case:
         return products(row)
     if "->" in row.case:
         return convolutions(row)
-    from benchmarks.fidelity import models
-
     build = models.find(row.case)
     if build is None:
         raise CannotRun(f"no model is written for {row.case!r}")
@@ -258,7 +292,7 @@ READINGS: dict[str, Callable[[Row, Compiled], float]] = {
     "convolve step": step_with_exchange("convolve"),
     "reduce step": step_with_exchange("reduce"),
     "tiles used": tiles_used,
-    "cycles per conv": lambda row, case: float(forward_cycles(case.executable)),
+    "cycles": lambda row, case: float(forward_cycles(case.executable)),  # of one pass, or per convolution
     "total memory without gaps": memory_of("total"),
     "always live": memory_of("always live"),
     "peak not-always-live": memory_of("peak"),

@@ -12,21 +12,12 @@ import torch
 from torch import nn
 
 import ipu_exec
-from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled_by, dtype_of, options_for
+from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled_by, dtype_of, number, options_for
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
     """Who builds this case."""
     return next((build for word, build in MODELS.items() if case.startswith(word) and "training" in case), None)
-
-
-def number(case: str, pattern: str, default: int | None = None) -> int:
-    found = re.search(pattern, case)
-    if found is None:
-        if default is None:
-            raise CannotRun(f"{case!r} does not say {pattern!r}")
-        return default
-    return int(found.group(1))
 
 
 def configured(row: Row) -> tuple[ipu_exec.Options, int]:
@@ -35,8 +26,11 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
     accumulation = number(row.case, r"gradient accumulation (\d+)", 1)
     options = options_for(row).replicationFactor(replicas)
     options.Training.gradientAccumulation(accumulation)
-    if found := re.search(r"proportion ([\d.]+)", row.case):
-        options.setAvailableMemoryProportion({f"IPU{i}": float(found.group(1)) for i in range(ipus(row))})
+    if found := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
+        each = [float(part) for part in found.group(1).split("/")]
+        options.setAvailableMemoryProportion({f"IPU{i}": each[min(i, len(each) - 1)] for i in range(ipus(row))})
+    if row.dtype == "fp16":  # as all public configurations have it: enable_half_partials, half_partial
+        options.Precision.setPartialsType(torch.half)
     if "off-chip" in row.case:
         location = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
         location.useReplicatedTensorSharding("sharding" in row.case)

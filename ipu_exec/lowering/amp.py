@@ -16,6 +16,7 @@ from ipu_exec.machine import Machine
 Ints = npt.ArrayLike
 WORKERS = 6
 COEFFICIENT_BYTES_PER_CYCLE = 8  # weights not interleaved, the planner's default
+MIXED_OUTPUTS = 8  # of fp16 operands with fp32 partials, on every generation
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,18 @@ def unit_for(machine: Machine, dtype: str) -> Unit:
     """The AMP unit: 16 x 16 channels for fp16 and 8 x 16 for fp32 on MK2, half the outputs on MK1.
 
     MK1 multiplies half as many a cycle (facts/machine.md) at the same 4 (8) cycles a row, so half the outputs [der].
-    Integers and bfloat16 take the type that holds them.
+    With fp32 partials of fp16 operands MK2 has 8 outputs too: four engines store two floats a cycle (poplibs
+    tools/single_conv_layer.cpp at fp16InFp32OutConvUnitsPerTile; codelets ConvPartial1x1Out_1_1.cpp, hasAssembly: 16
+    units are for half partials or float operands only). Integers and bfloat16 take the type that holds them.
     """
     half = dtype in ("float16", "bfloat16")
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
     in_group, row_cycles = (16, 4) if half else (8, 8)
     partial = {"float16": 2, "half": 2, "float32": 4, "float": 4}.get(machine.partials, 2 if half else 4)
-    return Unit(half, in_group, macs * row_cycles // in_group, 2 if half else 4, partial if half else 4)
+    outputs = macs * row_cycles // in_group
+    if half and partial == 4:
+        outputs = min(outputs, MIXED_OUTPUTS)
+    return Unit(half, in_group, outputs, 2 if half else 4, partial if half else 4)
 
 
 def _rows_fp16(rows: np.ndarray, zeroing: bool) -> np.ndarray:
@@ -137,23 +143,27 @@ def conv_nx1_cycles(
     return np.where(some, cycles, 0)
 
 
-def slic_cycles(segments: Ints, length: Ints, kernel_rows: Ints, kernel_cols: Ints, group_blocks: Ints) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartial1x4SLIC`` (facts/cycles.md 3, MK2, fp16): windows of 1 x 4, two passes each.
+def slic_cycles(
+    unit: Unit, segments: Ints, length: Ints, kernel_rows: Ints, kernel_cols: Ints, blocks: Ints
+) -> np.ndarray:
+    """Cycles of ``poplin::ConvPartial1x4SLIC`` (MK2, fp16), for windows of 1 x 4 and ``blocks`` of four channels.
 
-    ``group_blocks`` is how many blocks of 16 channels there are; a window's weights load in 34-85 cycles (60 taken).
+    8 units (fp32 partials) pass over the input twice, 16 once. Workers put the weights of a block in order before
+    they are loaded, 97 cycles (poplibs lib/poplin/PerformanceEstimation.hpp, getConvPartialSlicSupervisor*Estimate,
+    which counts the weights of one block only; here each block's are loaded).
     """
     segments, length, ky, kx, blocks = np.broadcast_arrays(
-        *(np.asarray(a, np.int64) for a in (segments, length, kernel_rows, kernel_cols, group_blocks))
+        *(np.asarray(a, np.int64) for a in (segments, length, kernel_rows, kernel_cols, blocks))
     )
-    row = 15 + np.maximum(length - 5, 0)
-    worker = 2 * ceil_div(segments, WORKERS) * row
-    windows = ky * ceil_div(kx, 4)
-    cycles = 109 + blocks * windows * (60 + WORKERS * worker)
+    wide = int(unit.partial_bytes == 4)
+    row = 15 + np.maximum(length - 5, 0) - wide
+    worker = 17 + ceil_div(segments, WORKERS) * (11 + 3 * wide + (1 + wide) * row)
+    cycles = 28 + blocks * (21 + ky * ceil_div(kx, 4) * (97 + 25 + WORKERS * worker))
     return np.where((segments > 0) & (length > 0) & (blocks > 0), cycles, 0)
 
 
-def vmac_cycles(unit: Unit, segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialVerticalMac``: v multiply-accumulates a worker cycle (facts/cycles.md 3).
+def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.ndarray:
+    """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle (facts/cycles.md 3).
 
     ``taps`` kernel elements times input channels of a group, ``vectors`` groups of v channels. A row segment
     costs the worker 17 cycles of set-up for each tap, as in the n x 1 vertex.
@@ -164,6 +174,28 @@ def vmac_cycles(unit: Unit, segments: Ints, length: Ints, taps: Ints, vectors: I
     worker = ceil_div(segments * vectors, WORKERS) * taps * (17 + length)
     cycles = 109 + WORKERS * worker
     return np.where((segments > 0) & (length > 0) & (taps > 0) & (vectors > 0), cycles, 0)
+
+
+def vmac_cycles(
+    unit: Unit, outputs: Ints, kernel_rows: Ints, kernel_cols: Ints, ins: Ints, vectors: Ints
+) -> np.ndarray:
+    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups; it is for fp16 only.
+
+    Workers share the ``outputs`` times kernel columns of each kernel row; a piece of a row costs 13 cycles and 2 for
+    each of its elements (11 and 2 with fp16 partials). Each has partials of its own, which are zeroed and added up
+    (poplibs lib/poplin/PerformanceEstimation.hpp, getConvPartialVerticalMacSupervisorCycleEstimate, four groups).
+    """
+    outputs, ky, kx, ins, vectors = np.broadcast_arrays(
+        *(np.asarray(a, np.int64) for a in (outputs, kernel_rows, kernel_cols, ins, vectors))
+    )
+    wide = unit.partial_bytes == 4
+    share = ceil_div(outputs * kx, WORKERS)
+    worker = (19 if wide else 18) + ky * ((13 if wide else 11) * ceil_div(share, np.maximum(kx, 1)) + 2 * share)
+    elements = 4 * outputs
+    zeroing = 4 + ceil_div(elements, 2 if wide else 4)
+    adding = (9 if wide else 10) + (19 if wide else 12) * ceil_div(ceil_div(elements, WORKERS), 4)
+    cycles = 101 + vectors * (zeroing + 32 + ins * (24 + WORKERS * worker) + adding)
+    return np.where((outputs > 0) & (ky > 0) & (kx > 0) & (ins > 0) & (vectors > 0), cycles, 0)
 
 
 def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) -> np.ndarray:

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, as_placed, search
 from ipu_exec.lowering.reduce import reduce_over
@@ -85,18 +86,29 @@ def forward_problem(g: Geometry) -> Problem:
 
 
 def input_gradient_problem(g: Geometry) -> Problem:
-    """Outgoing gradients convolved with flipped weights; a stride leaves each kernel element only some outputs."""
+    """Outgoing gradients convolved with flipped weights; a stride leaves each kernel element only some outputs.
+
+    Where a kernel covers the whole field, each element of the result meets one kernel element alone: that dimension is
+    further output channels (poplibs lib/poplin/ConvPlan.hpp, ConvTransform::outChanFlattenDims).
+    """
+    covered = [
+        out == 1 and size == reach and step == 1
+        for out, size, reach, step in zip(g.out_field, g.in_field, g.kernel, g.dilation, strict=True)
+    ]
+    field = [1 if one else size for one, size in zip(covered, g.in_field, strict=True)]
+    kernel = (1 if covered[0] else g.kernel[0], 1 if covered[1] else g.kernel[1])
+    stride = (1 if covered[0] else g.stride[0], 1 if covered[1] else g.stride[1])
     return Problem(
         g.groups,
-        g.batch * g.in_field[0],
-        g.in_field[1],
+        g.batch * field[0],
+        field[1],
         g.out_channels,
-        g.in_channels,
-        g.kernel,
+        g.in_channels * prod(g.kernel) // prod(kernel),
+        kernel,
         (1, 1),
         g.dilation,
-        g.stride,
-        g.in_field[0],
+        stride,
+        field[0],
         *g.out_field,
     )
 
@@ -144,10 +156,68 @@ def expanded(problem: Problem, inputs: int) -> Problem:
     )
 
 
+def undilated(problem: Problem) -> Problem:
+    """A strided gradient with a kernel of one element, at those outputs that it reaches."""
+    return replace(
+        problem,
+        segments=problem.segments // problem.image_rows * problem.in_rows,
+        width=problem.in_cols,
+        field_stride=(1, 1),
+        image_rows=problem.in_rows,
+    )
+
+
+def by_kernel_row(problem: Problem, inputs: int) -> Problem:
+    """The same with kernel rows as further input channels, so that tiles share them: the vendor's kernel split
+    (poplibs lib/poplin/ConvPlan.hpp, Partition::kernelSplit). Rows that overlap arrive once."""
+    split = replace(
+        problem,
+        in_channels=problem.in_channels * problem.kernel[0],
+        kernel=(1, problem.kernel[1]),
+        in_rows=problem.image_rows,
+        useful=problem.macs,
+    )
+    rows = problem.segments * problem.in_cols * split.in_channels * problem.groups
+    return replace(split, expansion=min(1.0, inputs / max(1, rows)))
+
+
+def combined(problem: Problem, dtype: str) -> list[Problem]:
+    """The same with groups put together, as many as fill the AMP unit: the weights between them are zeros (poplibs
+    lib/poplin/ConvPlan.hpp, ConvTransform::combineConvGroupsFactor)."""
+    most = (16 if dtype in ("float16", "bfloat16") else 8) // max(problem.in_channels, 1)
+    flat = problem.taps == 1 and problem.field_stride == (1, 1)
+    base = replace(problem, segments=problem.segments * problem.width, width=1) if flat else problem
+    return [
+        replace(
+            base,
+            groups=problem.groups // factor,
+            in_channels=problem.in_channels * factor,
+            out_channels=problem.out_channels * factor,
+            useful=problem.macs,
+        )
+        for factor in (2, 4, 8, 16)
+        if factor <= most and problem.groups % factor == 0
+    ]
+
+
 def convolve(
     build: Builder, name: str, problem: Problem, inputs: int, weights: int, turned: tuple[bool, bool]
 ) -> Product:
     """Append the cheapest way to compute ``problem``. ``turned``: operands whose channels are not together."""
+    if problem.taps > 1 or problem.field_stride == (1, 1):
+        return _cheapest(build, name, problem, inputs, weights, turned)
+    # computed without its zeros, which come between the outputs afterwards (ConvTransform::dilatePostConv)
+    done = _cheapest(build, name, undilated(problem), inputs, weights, turned)
+    size = problem.segments * problem.width * problem.out_channels * problem.groups
+    elements = apportion(size, done.outputs.elements)
+    build.map(f"{name}/dilate", "fill", elements, build.spec.operands[inputs].dtype)
+    lies: Any = done.outputs.key
+    return replace(done, outputs=Spread((*lies[:-1], digest(lies[-1], problem.field_stride)), elements))
+
+
+def _cheapest(
+    build: Builder, name: str, problem: Problem, inputs: int, weights: int, turned: tuple[bool, bool]
+) -> Product:
     dtype, input_elements = build.spec.operands[inputs].dtype, build.spec.operands[inputs].elements
     machine = build.machine
     half = dtype in ("float16", "bfloat16")
@@ -161,8 +231,12 @@ def convolve(
         candidates.append((problem, ("nx1",)))
         candidates.append((expanded(problem, input_elements), ("1x1",)))
     if problem.groups > 1 or problem.in_channels <= 4:
+        vertical = "vmac" if half and problem.groups > 1 else "hmac"
         slic = half and machine.target.architecture != "ipu1" and problem.in_channels <= 4 and problem.groups > 1
-        candidates.append((problem, ("vmac", *(("slic",) if slic else ()))))
+        candidates.append((problem, (vertical, *(("slic",) if slic else ()))))
+        if problem.kernel[0] > 1 and problem.field_stride == (1, 1):
+            candidates.append((by_kernel_row(problem, input_elements), (vertical,)))
+    candidates += [(together, ("1x1",) if plain else ("nx1",)) for together in combined(problem, dtype)]
     # ties go to the one named first: AMP, SLIC, vector MAC, outer product
     placed = [(as_placed(build, p, methods, inputs, weights, dtype), methods) for p, methods in candidates]
     best, methods = min(placed, key=lambda c: search(c[0], machine, dtype, c[1]).cycles)

@@ -1,13 +1,16 @@
 """Matrix products: mm, addmm, bmm, baddbmm, linear, mv, dot, by the planner in `product`.
 
-[G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel: the weights' other dimension are output channels, the
-inputs' are the field. A parameter is the weights; of two activations it is the left one, as the vendor's products
-have it (TUT4: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped for free.
+[G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights and its rows are the
+output channels, the right one's columns are the field, whichever is the parameter (poplibs lib/poplin/MatMul.cpp,
+getConvParams: "width = outputSize, output channels = batchSize"; TUT4: 800x500 @ 500x400 has 50 parts of 16 output
+channels). Operands are not swapped for free.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
@@ -33,14 +36,11 @@ class Sides:
 
 def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
     """Append the product. An operand that is placed and not contiguous along K is transposed first."""
-    left, right = (build.spec.operands[s] if isinstance(s, int) else s for s in (sides.left, sides.right))
-    right_is_weights = right.role == "weight" and left.role != "weight"
-    field, outs = (sides.m, sides.n) if right_is_weights else (sides.n, sides.m)
-    turned = sides.k > 1 and sides.left_k_stride != 1, sides.k > 1 and sides.right_k_stride != 1
-    problem = Problem(sides.groups, field, 1, sides.k, outs)
-    if right_is_weights:
-        return add_product(build, name, problem, ("1x1",), sides.left, sides.right, dtype, False, turned)
-    return add_product(build, name, problem, ("1x1",), sides.right, sides.left, dtype, True, turned[::-1])
+    turned = sides.k > 1 and sides.right_k_stride != 1, sides.k > 1 and sides.left_k_stride != 1
+    problem = Problem(sides.groups, sides.n, 1, sides.k, sides.m)
+    done = add_product(build, name, problem, ("1x1",), sides.right, sides.left, dtype, True, turned)
+    # a bias runs along the columns of the right operand, which are the field
+    return replace(done, channels=np.minimum(done.share.field * done.share.groups, done.outputs.elements))
 
 
 def sides_of(spec: OpSpec, left: int | Operand, right: int | Operand) -> Sides:

@@ -73,7 +73,7 @@ class Problem:
 class Splits:
     """How a problem is cut: parts of groups, field rows, field columns, output and input channels; serial steps."""
 
-    method: str  # "1x1", "nx1", "slic", "vmac", "outer"
+    method: str  # "1x1", "nx1", "slic", "hmac", "vmac", "outer"
     groups: int
     rows: int
     cols: int
@@ -96,6 +96,7 @@ VERTICES = {
     "1x1": "poplin::ConvPartial1x1Out<{t},{p},true,false,{u}>",
     "nx1": "poplin::ConvPartialnx1<{t},{p},true,false,{u}>",
     "slic": "poplin::ConvPartial1x4SLIC<{t},{p},8>",
+    "hmac": "poplin::ConvPartialHorizontalMac<{t},{p},true>",
     "vmac": "poplin::ConvPartialVerticalMac<{t},{p},true>",
     "outer": "poplin::OuterProduct<{t}>",
 }
@@ -128,10 +129,13 @@ def vertex_cycles(
     if method == "nx1":
         return amp.conv_nx1_cycles(unit, segments, width, *problem.kernel, gi, go, groups, filter_height)
     if method == "slic":
-        return amp.slic_cycles(segments, width, *problem.kernel, ceil_div(groups * outs, 16) * ins)
+        blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
+        return amp.slic_cycles(unit, segments, width, *problem.kernel, blocks)
+    lanes = 4 if unit.half else 2
+    if method == "hmac":
+        return amp.hmac_cycles(segments, width, problem.taps * ins, ceil_div(groups * outs, lanes))
     if method == "vmac":
-        lanes = 4 if unit.half else 2
-        return amp.vmac_cycles(unit, segments, width, problem.taps * ins, ceil_div(groups * outs, lanes))
+        return amp.vmac_cycles(unit, segments * width, *problem.kernel, ins, ceil_div(groups * outs, lanes))
     return amp.outer_product_cycles(unit, groups, segments * width, outs)
 
 
