@@ -56,8 +56,8 @@ GROUPS = (
         "ICustomArgParser": SAME,
         "registerCustomArgParser": SAME,
         "isRunningOnIpu": SAME,
-        "ipuHardwareIsAvailable": (SAME, "False: IPUs are modelled"),
-        "ipuHardwareVersion": (SAME, "an Error, as without hardware"),
+        "ipuHardwareIsAvailable": (SAME, "True: the modelled machine stands for it"),
+        "ipuHardwareVersion": (SAME, "of the modelled machine: 2; 1 with `ipu-run --target mk1`"),
         "hasMLIRSupportOnPlatform": (SAME, "True: models are captured by running them"),
         "setLogLevel": SAME,
         "Error": SAME,
@@ -223,6 +223,7 @@ GROUPS = (
         "AdamW": (PROFILE, _STATES),
         "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
         "LAMB": (PROFILE, _STATES),
+        "Optimizer": (SAME, "what the others have in common"),
         "VariableAttributes": (SAME, "what was marked as constant cannot change once compiled"),
     }),
     Group("VariableAttributes", "VariableAttributes.", VariableAttributes, {
