@@ -258,9 +258,10 @@ def _host_call(spec: OpSpec, machine: Machine) -> Plan:
     )
 
 
-def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, **attributes: Any) -> torch.Tensor:
     """Entries of the last dimension, rows apart: the custom operator that PopTorch brings along (graphcore/poptorch,
-    FastGatherLastDim.cpp; Hugging Face's DeBERTa uses it). Its cost is that of `torch.gather`, an estimate."""
+    FastGatherLastDim.cpp; Hugging Face's DeBERTa uses it). Its attributes are names for debugging and an axis that is
+    the last. Its cost is that of `torch.gather`, an estimate."""
     if data.dim() != index.dim() or data.shape[:-1] != index.shape[:-1]:
         raise UsageError(
             "FastGatherLastDim: the index has the dimensions of the data except for the last, unlike "

@@ -378,7 +378,7 @@ def test_the_custom_operator_that_poptorch_brings_along_is_there() -> None:
         def forward(self, data: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
             target = torch.zeros(2, 3, index.shape[-1])
             found = poptorch.custom_op([data * self.weight, index], "FastGatherLastDim", "poptorch.custom_ops", 1,
-                                       example_outputs=[target], attributes={})  # fmt: skip
+                                       example_outputs=[target], attributes={"axis": -1})  # fmt: skip
             return found[0] if not self.training else poptorch.identity_loss(found[0], "sum")
 
     model = Gathers()
