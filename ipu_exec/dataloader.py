@@ -27,7 +27,8 @@ class DataLoader(torch.utils.data.DataLoader):
     dataset, of each epoch's own order with ``shuffle``. Freezes ``options``.
     Error where the dataset cannot fill one batch.
 
-    Modes: Sync makes batches here when asked; Async in a process ahead of that (`AsynchronousDataAccessor`, which takes
+    Modes: Sync makes batches here when asked, and leaves the settings of the others aside, as PopTorch does
+    (graphcore/examples, vision/cnns/pytorch/datasets/dataset.py, hands them over in every mode); Async in a process ahead of that (`AsynchronousDataAccessor`, which takes
     ``async_options``); AsyncRebatched too, where workers make pieces of ``rebatched_worker_size`` samples (by default:
     their share of a batch) that are joined, so that less is dropped at the end of iterable datasets.
     """
@@ -55,8 +56,6 @@ class DataLoader(torch.utils.data.DataLoader):
             raise UsageError(
                 f"DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not {batch_size!r}"
             )
-        if mode is DataLoaderMode.Sync and (async_options or rebatched_worker_size is not None):
-            raise UsageError("DataLoader: async_options and rebatched_worker_size go with the asynchronous modes only")
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
         combined = None if batch_size is None else batch_size * options.batch_factor
