@@ -126,7 +126,7 @@ GROUPS = (
         "showCompilationProgressBar": SAME,
         "relaxOptimizerAttributesChecks": SAME,
         "loadFromFile": SAME,
-        "toDict": (SAME, "by dotted names"),
+        "toDict": (SAME, "by PopTorch's names, and by dotted names"),
         "clone": SAME,
         "enableSyntheticData": (PROFILE, "no host I/O is modelled; numbers are those of the data that is given"),
         "enableStableNorm": (PROFILE, "cycles and memory; numbers are PyTorch's, stable either way"),
