@@ -28,9 +28,10 @@ class DataLoader(torch.utils.data.DataLoader):
     Error where the dataset cannot fill one batch.
 
     Modes: Sync makes batches here when asked, and leaves the settings of the others aside, as PopTorch does
-    (graphcore/examples, vision/cnns/pytorch/datasets/dataset.py, hands them over in every mode); Async in a process ahead of that (`AsynchronousDataAccessor`, which takes
-    ``async_options``); AsyncRebatched too, where workers make pieces of ``rebatched_worker_size`` samples (by default:
-    their share of a batch) that are joined, so that less is dropped at the end of iterable datasets.
+    (graphcore/examples, vision/cnns/pytorch/datasets/dataset.py, hands them over in every mode). Async makes them in a
+    process ahead of that (`AsynchronousDataAccessor`, which takes ``async_options``); AsyncRebatched too, where workers
+    make pieces of ``rebatched_worker_size`` samples (by default: their share of a batch) that are joined, so that less
+    is dropped at the end of iterable datasets.
     """
 
     def __init__(
