@@ -134,7 +134,7 @@ class _Joined(torch.utils.data.Sampler[list[list[int]]]):
         self._sampler, self._count, self._drop_last = sampler, count, drop_last
 
     def __iter__(self) -> Iterator[Any]:
-        every = iter(self._sampler)
+        every = (batch for batch in self._sampler)  # not iter(...): Lightning gives one that starts again when asked
         while group := list(islice(every, self._count)):
             if len(group) < self._count and self._drop_last:
                 return

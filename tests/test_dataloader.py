@@ -273,6 +273,27 @@ def test_rebatching_drops_less_of_an_iterable_dataset() -> None:
     assert values(DataLoaderMode.AsyncRebatched, drop_last=False) == list(range(21))
 
 
+def test_a_batch_sampler_that_is_its_own_iterator_is_gone_through_once() -> None:
+    """As Lightning's, which notes what it gave: asking it for an iterator starts it again."""
+
+    class Noting:
+        def __init__(self) -> None:
+            self.batches = [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+        def __iter__(self) -> Noting:
+            self.left = iter(self.batches)
+            return self
+
+        def __next__(self) -> list[int]:
+            return next(self.left)
+
+        def __len__(self) -> int:
+            return len(self.batches)
+
+    loader = DataLoader(options(2, 1, 1), Numbers(8), batch_sampler=Noting())
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_what_is_for_the_asynchronous_modes_is_left_aside_in_the_other() -> None:
     """Applications hand it over in every mode (graphcore/examples, vision/cnns; Hugging Face's IPUTrainer)."""
     loader = DataLoader(options(1, 1, 1), Numbers(8), 4, async_options={"buffer_size": 2}, rebatched_worker_size=99)
