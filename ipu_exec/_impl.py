@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ipu_exec.executor import PoplarExecutor
 
-__all__ = ["PoplarExecutor", "isDispatchTracing", "unwrapIfWrapped"]
+__all__ = [
+    "PoplarExecutor",
+    "isDispatchTracing",
+    "rewrapModelIfNecessary",
+    "unwrapIfWrapped",
+    "unwrapModelIfNecessary",
+]
 
 
 def isDispatchTracing() -> bool:
@@ -17,3 +25,12 @@ def isDispatchTracing() -> bool:
 def unwrapIfWrapped(model: Any) -> Any:
     """The user's model: wrapping it leaves it as it is."""
     return model.model if isinstance(model, PoplarExecutor) else model
+
+
+def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
+    """Nothing: PopTorch marks a wrapped model's parameters and buffers, and takes the marks off here (Hugging Face's
+    optimum-graphcore asks for it around generation); ours are plain tensors all the time."""
+
+
+def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
+    """Nothing: see `unwrapModelIfNecessary`."""

@@ -256,3 +256,18 @@ def _host_call(spec: OpSpec, machine: Machine) -> Plan:
         tuple(None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype) for out in spec.outputs),
         note="the host's own time is not modelled",
     )
+
+
+def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, **attributes: Any) -> torch.Tensor:
+    """Entries of the last dimension, rows apart: the custom operator that PopTorch brings along (graphcore/poptorch,
+    FastGatherLastDim.cpp; Hugging Face's DeBERTa uses it). Its attributes are names for debugging and an axis that is
+    the last. Its cost is that of `torch.gather`, an estimate."""
+    if data.dim() != index.dim() or data.shape[:-1] != index.shape[:-1]:
+        raise UsageError(
+            "FastGatherLastDim: the index has the dimensions of the data except for the last, unlike "
+            f"{tuple(index.shape)} and {tuple(data.shape)}"
+        )
+    return torch.gather(data, -1, index.long())
+
+
+register_custom_op("FastGatherLastDim", "poptorch.custom_ops", _fast_gather_last_dim)

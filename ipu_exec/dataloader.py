@@ -27,9 +27,11 @@ class DataLoader(torch.utils.data.DataLoader):
     dataset, of each epoch's own order with ``shuffle``. Freezes ``options``.
     Error where the dataset cannot fill one batch.
 
-    Modes: Sync makes batches here when asked; Async in a process ahead of that (`AsynchronousDataAccessor`, which takes
-    ``async_options``); AsyncRebatched too, where workers make pieces of ``rebatched_worker_size`` samples (by default:
-    their share of a batch) that are joined, so that less is dropped at the end of iterable datasets.
+    Modes: Sync makes batches here when asked, and leaves the settings of the others aside, as PopTorch does
+    (graphcore/examples, vision/cnns/pytorch/datasets/dataset.py, hands them over in every mode). Async makes them in a
+    process ahead of that (`AsynchronousDataAccessor`, which takes ``async_options``); AsyncRebatched too, where workers
+    make pieces of ``rebatched_worker_size`` samples (by default: their share of a batch) that are joined, so that less
+    is dropped at the end of iterable datasets.
     """
 
     def __init__(
@@ -55,8 +57,6 @@ class DataLoader(torch.utils.data.DataLoader):
             raise UsageError(
                 f"DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not {batch_size!r}"
             )
-        if mode is DataLoaderMode.Sync and (async_options or rebatched_worker_size is not None):
-            raise UsageError("DataLoader: async_options and rebatched_worker_size go with the asynchronous modes only")
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
         combined = None if batch_size is None else batch_size * options.batch_factor
@@ -134,7 +134,7 @@ class _Joined(torch.utils.data.Sampler[list[list[int]]]):
         self._sampler, self._count, self._drop_last = sampler, count, drop_last
 
     def __iter__(self) -> Iterator[Any]:
-        every = iter(self._sampler)
+        every = (batch for batch in self._sampler)  # not iter(...): Lightning gives one that starts again when asked
         while group := list(islice(every, self._count)):
             if len(group) < self._count and self._drop_last:
                 return

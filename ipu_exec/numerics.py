@@ -168,6 +168,7 @@ def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
 
     Error where there is none that can be differentiated; of a ``frozen`` model it need not be.
     """
+    learn(returned)
     tensors = _tensors(returned)
     marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
     scalars = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.is_floating_point()]

@@ -137,8 +137,11 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
             )
 
 
-class _Extras:
-    """PopTorch's arguments of an optimiser, kept apart from torch's."""
+class Optimizer:
+    """PopTorch's arguments of an optimiser, kept apart from torch's: what its optimisers have in common.
+
+    Its name and methods are those of graphcore/poptorch, python/optim.py; applications ask ``isinstance`` of it.
+    """
 
     loss_scaling: float | None
     variable_attrs: VariableAttributes | None = None
@@ -171,6 +174,10 @@ class _Extras:
             self._ipu_loaded = {name: dict(state_dict[name] or {}) for name in ("ipu_state", "ipu_param")}
         if self._ipu_names is not None:
             attach(cast(torch.optim.Optimizer, self), self._ipu_names)
+
+    def has_state(self) -> bool:
+        """Whether there are states of the IPU's: from a model that was compiled with it, or loaded."""
+        return self._ipu_names is not None or self._ipu_loaded is not None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One weight update, the gradients scaled down first where their norm is above ``max_grad_norm``."""
@@ -208,7 +215,7 @@ class _Extras:
         return {**state, **kept}
 
 
-class SGD(_Extras, torch.optim.SGD):
+class SGD(Optimizer, torch.optim.SGD):
     """`torch.optim.SGD`; ``loss_scaling`` multiplies the loss and divides the gradients."""
 
     def __init__(
@@ -241,7 +248,7 @@ class SGD(_Extras, torch.optim.SGD):
         )
 
 
-class Adam(_Extras, torch.optim.Adam):
+class Adam(Optimizer, torch.optim.Adam):
     """`torch.optim.Adam` with PopTorch's arguments."""
 
     def __init__(
@@ -273,7 +280,7 @@ class Adam(_Extras, torch.optim.Adam):
         )
 
 
-class AdamW(_Extras, torch.optim.AdamW):
+class AdamW(Optimizer, torch.optim.AdamW):
     """`torch.optim.AdamW` with PopTorch's arguments."""
 
     def __init__(
@@ -305,7 +312,7 @@ class AdamW(_Extras, torch.optim.AdamW):
         )
 
 
-class RMSprop(_Extras, torch.optim.RMSprop):
+class RMSprop(Optimizer, torch.optim.RMSprop):
     """`torch.optim.RMSprop` with PopTorch's arguments.
 
     ``use_tf_variant``: TensorFlow's update, with eps inside the root, the learning rate inside the momentum and a
@@ -349,7 +356,7 @@ class RMSprop(_Extras, torch.optim.RMSprop):
         return loss
 
 
-class _OneByOne(_Extras, torch.optim.Optimizer):
+class _OneByOne(Optimizer, torch.optim.Optimizer):
     """An optimiser that PyTorch does not have: `_update` says what becomes of one parameter."""
 
     @torch.no_grad()
@@ -505,7 +512,7 @@ def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> No
 
     The states that were loaded before go to them.
     """
-    if isinstance(optimizer, _Extras):
+    if isinstance(optimizer, Optimizer):
         optimizer._ipu_names = names
         if optimizer._ipu_loaded is not None:
             optimiser_state.load(optimizer, names, optimizer._ipu_loaded["ipu_state"])
@@ -514,7 +521,7 @@ def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> No
 
 def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
     """True for those of this module: what they keep states in is theirs to say, not the weights'."""
-    return isinstance(optimizer, _Extras)
+    return isinstance(optimizer, Optimizer)
 
 
 def combined(optimizer: torch.optim.Optimizer) -> bool:

@@ -762,7 +762,12 @@ class Options(_Group):
             made |= dict(getattr(self, name)._flat(f"{name}."))
         return made
 
-    toDict = flat
+    def toDict(self) -> dict[str, Any]:
+        """`flat`, and what the options and those for training have under PopTorch's names ("replication_factor"), an
+        enumeration as its number: Lightning's IPUStrategy reads these."""
+        named = {**self._values, **self.Training._values}
+        numbers = {name: value.value if isinstance(value, Enum) else _json(value) for name, value in named.items()}
+        return {**self.flat(), **numbers}
 
     def _freeze(self, frozen: bool = True) -> None:
         for group in (self, *(getattr(self, name) for name in _GROUPS)):

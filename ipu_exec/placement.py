@@ -103,20 +103,45 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
     return placement
 
 
-def _check_order(graph: Graph, block_stage: list[int], word: str = "stage") -> None:
+def _check_order(graph: Graph, block_stage: list[int]) -> None:
+    """Error where an op reads what a later stage computed.
+
+    It is the data that must not go back: a Block that begins again later (an embedding that the decoder takes too,
+    Hugging Face's Pipelined Bart) is the stage it was (graphcore/poptorch, python/options.py, ``getStage``), and may
+    compute whatever earlier stages gave it.
+    """
+    made: dict[int, tuple[int, str]] = {}  # storage -> the stage and the Block that wrote it last
+    for op in graph.ops:
+        if op.direction != "forward":
+            continue
+        stage, name = (block_stage[op.block], graph.blocks[op.block].name) if op.block >= 0 else (0, "")
+        for value in read_values(op) if name else ():
+            later, at = made.get(graph.values[value].storage, (0, ""))
+            if later > stage:
+                raise _backwards(op, name, stage, at, later, "stage", "stages of a pipeline")
+        for output in op.outputs if not is_view(op.aten) else ():
+            if output is not None and graph.storages[graph.values[output].storage].role not in _PERSISTENT:
+                made[graph.values[output].storage] = (stage, name)
+
+
+def _check_phase_order(graph: Graph, block_phase: list[int]) -> None:
+    """Error where a Block begins whose phase is over."""
     furthest, at = 0, ""
     for op in graph.ops:
         if op.direction != "forward" or op.block < 0:
             continue
-        stage = block_stage[op.block]
-        if stage < furthest:
-            raise UsageError(
-                f"Block {graph.blocks[op.block].name!r} ({word} {stage}) runs after Block {at!r} ({word} {furthest}): "
-                f"{'stages of a pipeline' if word == 'stage' else 'phases'} must not go back along the model. Put it "
-                f"in {word} {furthest} or later",
-                location=f"{op.file}:{op.line}" if op.file else "",
-            )
-        furthest, at = stage, graph.blocks[op.block].name
+        phase, name = block_phase[op.block], graph.blocks[op.block].name
+        if phase < furthest:
+            raise _backwards(op, name, phase, at, furthest, "phase", "phases")
+        furthest, at = phase, name
+
+
+def _backwards(op: OpNode, name: str, place: int, at: str, furthest: int, word: str, words: str) -> UsageError:
+    return UsageError(
+        f"Block {name!r} ({word} {place}) runs after Block {at!r} ({word} {furthest}): {words} must not go back along "
+        f"the model. Put it in {word} {furthest} or later",
+        location=f"{op.file}:{op.line}" if op.file else "",
+    )
 
 
 def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> None:
@@ -183,7 +208,7 @@ def begins_outside(graph: Graph) -> bool:
 def check_phases(graph: Graph, placement: Placement) -> None:
     """Error where the model goes back to a phase that is over."""
     block_phase = {name: placement.phases[k] for k, stage in enumerate(placement.stages) for name in stage.blocks}
-    _check_order(graph, [block_phase[block.name] for block in graph.blocks], "phase")
+    _check_phase_order(graph, [block_phase[block.name] for block in graph.blocks])
 
 
 def check_blocks(graph: Graph, strategy: ExecutionStrategy) -> None:

@@ -11,7 +11,7 @@ from ipu_exec.compile import Executable, compile_step
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.layouts import linear_layout
-from ipu_exec.lowering.plan import Exchange
+from ipu_exec.lowering.plan import Exchange, Plan
 from ipu_exec.memory import STACK_BYTES
 from profiler import records
 from tests.operands import MK2, op, tensor
@@ -54,11 +54,27 @@ def test_exchange_code_is_three_instructions_a_message_and_one_for_64_words_sent
     assert set(step.fragments.tolist()) == {2, 3}
 
 
-def test_a_transposed_operand_arrives_element_by_element() -> None:
-    lies = linear_layout(tensor(256, 256), 1472)
-    x, y = tensor(256, 256, layout=lies), tensor(256, 256, strides=(1, 256), layout=lies)
-    (step,) = (s for s in lower(op("aten.add.Tensor", (x, y), tensor(256, 256)), MK2).steps if isinstance(s, Exchange))
-    assert (step.fragments == lies.bytes // 4).all()
+def test_a_transposed_operand_is_regrouped_first_or_arrives_element_by_element() -> None:
+    """popops regroups where both hold at least 8 bytes in a row, which 255 elements in a row do not allow."""
+
+    def turned(rows: int, columns: int) -> tuple[np.ndarray, Plan]:
+        lies = linear_layout(tensor(rows, columns), 1472)
+        x, y = tensor(rows, columns, layout=lies), tensor(rows, columns, strides=(1, rows), layout=lies)
+        return lies.bytes, lower(op("aten.add.Tensor", (x, y), tensor(rows, columns)), MK2)
+
+    for shape in ((255, 256), (256, 255)):
+        held, plan = turned(*shape)
+        (step,) = (s for s in plan.steps if isinstance(s, Exchange))
+        assert (step.fragments == held // 4).all()
+    held, plan = turned(256, 256)
+    assert [s.name for s in plan.steps] == ["regroup operand 1", "transpose operand 1", "operand 1", "add/add"]
+    for step in plan.steps:
+        if isinstance(step, Exchange):
+            assert int(step.bytes_in.sum()) == 256 * 256 * 4
+            # a block of a tile's size lies over four others, a larger one over nine
+            assert set(step.fragments.tolist()) == {4, 9}
+    (kept,) = (t for t in plan.temporaries if t.name == "regrouped operand 1")
+    assert (kept.bytes == held).all() and (kept.first, kept.last) == (0, 2)
 
 
 def test_control_code_is_for_the_steps_a_tile_takes_part_in() -> None:

@@ -114,6 +114,25 @@ class Result(collections.OrderedDict[str, torch.Tensor]):
     """A class made from dict, as libraries return."""
 
 
+def test_a_loss_is_found_in_a_class_made_from_dict() -> None:
+    """Hugging Face's models return such. A class of its own: nobody took one apart before the first training step."""
+
+    class Trained(collections.OrderedDict[str, torch.Tensor]):
+        pass
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> Trained:
+            out = self.layer(x)
+            return Trained(loss=out.pow(2).mean(), out=out)
+
+    made = poptorch.trainingModel(Model(), quiet())(torch.ones(2, 4))
+    assert isinstance(made, Trained) and made["loss"].numel() == 1 and made["out"].shape == (2, 3)
+
+
 def test_own_structures_are_cut_into_micro_batches_and_put_together() -> None:
     poptorch.registerCustomArgParser(Pair, PairParser())
 

@@ -134,6 +134,32 @@ def test_a_bag_is_a_lookup_and_a_sum_where_the_bag_lies() -> None:
     assert int(exchanges(plan)["values"].bytes_out.sum()) == 10 * 32 * 4
 
 
+def test_many_lookups_of_a_small_table_are_shared_by_groups_of_tiles() -> None:
+    """T5's relative positions: 32 rows of 8 for each pair of 512 tokens. popops splits the lookups of such a table."""
+    table, rows = tensor(32, 8, dtype="float16", role="weight"), tensor(512, 512, 8, dtype="float16")
+    indices = tensor(512, 512, dtype="int64")
+    gradient = ("aten.embedding_dense_backward.default", (rows, indices, 32, -1, False))
+    into = ("aten.index_put_.default", (table, (indices,), rows, True))  # PopART's SparseAccumulate
+    for name, args, out in (
+        ("aten.embedding.default", (table, indices), rows),
+        (*gradient, table),
+        (*into, table),
+    ):
+        spec = op(name, args, out)
+        plan = lower(spec, MK2)
+        check(plan, spec)
+        # 512 bytes are on 4 tiles, hence 262,144 / 1,024 groups: each tile has 1,024 of the indices, 4 bytes each
+        received = exchanges(plan)["indices"].bytes_in
+        assert np.count_nonzero(received) == 256 * 4
+        assert received.max() == 1024 * 4
+    sums = exchanges(lower(op(*gradient, table), MK2))["embedding_dense_backward/partial sums"]
+    assert sums.bytes_out.sum() == 256 * 32 * 8 * 2
+    assert sums.bytes_in.max() == 256 * 64 * 2
+    # what is written over cannot be shared
+    spec = op("aten.index_put_.default", (table, (indices,), rows, False), table)
+    assert exchanges(lower(spec, MK2))["indices"].bytes_in.max() == 512 * 512 * 4
+
+
 @pytest.mark.parametrize("name", ["gather", "scatter_add"])
 def test_an_index_that_repeats_itself_picks_rows_and_is_sent_once(name: str) -> None:
     table, values = tensor(4, 50, 64), tensor(4, 10, 64)
@@ -150,7 +176,7 @@ def test_an_index_that_repeats_itself_picks_rows_and_is_sent_once(name: str) -> 
         step = "slice" if name == "gather" else "update"
         slowest.append(int(computes(plan)[f"{name}/{step}"].cycles.max()))
     assert moved == [4 * 10 * 64 * 4, 4 * 10 * 4]
-    assert slowest[1] < slowest[0] / 10
+    assert slowest[1] < slowest[0] / 8
 
 
 def test_the_gradient_of_dropout_draws_again_where_the_mask_was_made() -> None:

@@ -20,6 +20,7 @@ from ipu_exec import Error, MatMulSerializationMode, UsageError, popart
 from ipu_exec.lowering import Builder
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
+from ipu_exec.options import TARGET_VARIABLE
 
 
 class Run(nn.Module):
@@ -365,6 +366,33 @@ def test_a_custom_operator_computes_trains_and_costs_what_its_user_says(lowered:
     torch.testing.assert_close(ours, plain)
 
 
+def test_the_custom_operator_that_poptorch_brings_along_is_there() -> None:
+    """Hugging Face's DeBERTa gathers with it, in training too."""
+    data, index = torch.randn(2, 3, 5), torch.randint(5, (2, 3, 7), dtype=torch.int32)
+
+    class Gathers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(5))
+
+        def forward(self, data: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            target = torch.zeros(2, 3, index.shape[-1])
+            found = poptorch.custom_op([data * self.weight, index], "FastGatherLastDim", "poptorch.custom_ops", 1,
+                                       example_outputs=[target], attributes={"axis": -1})  # fmt: skip
+            return found[0] if not self.training else poptorch.identity_loss(found[0], "sum")
+
+    model = Gathers()
+    made = poptorch.inferenceModel(model.eval())(data, index)
+    assert torch.equal(made, torch.gather(data, -1, index.long()))
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
+    poptorch.trainingModel(model.train(), optimizer=optimizer)(data, index)
+    counts = torch.nn.functional.one_hot(index.long(), 5).sum(2)
+    expected = 1 - (counts * data).sum((0, 1))
+    torch.testing.assert_close(model.weight.detach(), expected)
+    with pytest.raises(Error, match="except for the last"):
+        poptorch.inferenceModel(model.eval())(data, index[:, :2].contiguous())
+
+
 def test_a_custom_operator_without_a_backward_lowering_says_so_in_training() -> None:
     poptorch.register_custom_op("Half", "com.acme", lambda x: x / 2, lower_cube)
 
@@ -492,6 +520,8 @@ def test_what_poptorchs_tests_and_libraries_ask_of_its_parts() -> None:
     model = Run(torch.exp)
     for given in (model, poptorch.inferenceModel(model)):
         assert poptorch._impl.unwrapIfWrapped(given) is model
+    poptorch._impl.unwrapModelIfNecessary(model)
+    poptorch._impl.rewrapModelIfNecessary(model)
     poptorch._logging.setPopartLogLevel("DEBUG")
     with pytest.raises(ValueError, match="Level must be one of"):
         poptorch._logging.setPopartLogLevel("FOO")
@@ -510,10 +540,15 @@ def test_messages_go_to_what_stderr_is_by_then(monkeypatch: pytest.MonkeyPatch) 
         logger.setLevel(logging.NOTSET)
 
 
-def test_there_is_no_hardware() -> None:
-    assert poptorch.ipuHardwareIsAvailable() is False
-    with pytest.raises(Error, match="no IPU hardware"):
-        poptorch.ipuHardwareVersion()
+def test_the_modelled_machine_stands_for_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Applications stop where there is none, and where it is not the generation that they were tuned for."""
+    assert poptorch.ipuHardwareIsAvailable() and poptorch.ipuHardwareIsAvailable(num_ipus=64)
+    assert poptorch.ipuHardwareVersion() == 2
+    monkeypatch.setenv(TARGET_VARIABLE, "mk1")
+    assert poptorch.ipuHardwareVersion() == 1
+
+
+def test_what_stands_for_poptorchs_inner_modules() -> None:
     with pytest.raises(AttributeError, match="compiled core"):
         _ = poptorch.poptorch_core.compileWithTrace
     assert poptorch.testing.allclose([torch.ones(2).half()], (torch.ones(2),))

@@ -249,6 +249,16 @@ def test_offline_there_is_no_state_of_a_device() -> None:
     assert optimizer.state_dict()["ipu_state"] is None
 
 
+def test_poptorchs_optimisers_are_known_by_their_class() -> None:
+    """Hugging Face's optimum-graphcore turns an optimiser that is no `optim.Optimizer` into one."""
+    model = Trains()
+    ours = optim.LAMB(model.parameters())
+    assert isinstance(ours, optim.Optimizer) and not ours.has_state()
+    assert not isinstance(torch.optim.Adam(model.parameters()), optim.Optimizer)
+    ipu_exec.trainingModel(model, optimizer=ours).compile(X)
+    assert ours.has_state()
+
+
 def test_the_state_of_an_optimiser_of_pytorchs_is_refused() -> None:
     theirs = torch.optim.Adam(parameters(), lr=0.3).state_dict()
     ours = optim.Adam(parameters())

@@ -85,6 +85,34 @@ def test_a_skip_connection_pays_on_every_cut_it_crosses():
     assert [placement.cut_bytes(graph, cut, "forward") for cut in (0, 1)] == [one, 2 * one]
 
 
+def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
+    """As in Hugging Face's Bart: the decoder's embedding is in the encoder's Block, and reads only the inputs."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self, back):
+            super().__init__()
+            self.back, self.layers = back, torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x, y):
+            with ipu_exec.Block("first", ipu_id=0):
+                x = self.layers[0](x)
+            with ipu_exec.Block("second", ipu_id=1):
+                x = self.layers[1](x)
+            with ipu_exec.Block("first", ipu_id=0):
+                y = self.layers[2](x if self.back else y)
+            with ipu_exec.Block("third", ipu_id=2):
+                return (self.layers[3](y) + x).sum()
+
+    args = (torch.randn(2, 8), torch.randn(2, 8))
+    stages = [Stage(name).ipu(k) for k, name in enumerate(("first", "second", "third"))]
+    graph = graph_of(Twice(False), *args)
+    placement = place(graph, resolve_stages(PipelinedExecution(*stages), graph.blocks), pipelined=True)
+    products = [s for op, s in zip(graph.ops, placement.op_stage, strict=True) if op.aten == "aten.addmm.default"]
+    assert products == [0, 1, 0, 2]
+    assert [placement.cut_bytes(graph, cut, "forward") for cut in (0, 1)] == [2 * 64, 2 * 64]
+    assert "'first' (stage 0) runs after Block 'second' (stage 1)" in error(*stages, model=Twice(True), args=args)
+
+
 def error(*stages, model=None, args=None):
     model = model or Mlp([8, 8, 8], [0, 1])
     graph = graph_of(model, *(args or (torch.randn(2, 8), torch.randn(2, 8))))

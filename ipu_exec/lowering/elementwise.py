@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder, placed
+from ipu_exec.lowering.build import Builder, messages, placed
 from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering, words
@@ -212,6 +212,26 @@ def _innermost(operand: Operand) -> int:
     return min(wide, key=lambda d: operand.strides[d], default=-1)
 
 
+def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bool:
+    """Turn an operand round whose neighbours lie along another dimension, so that it can be sent in groups.
+
+    popops does so for operands of elementwise operators (poplibs, ElementWise.cpp, ``TransposeInputs``;
+    Rearrange.cpp, ``regroupIfBeneficial``): blocks of both dimensions are exchanged among the tiles that hold the
+    operand, and transposed there. False, and nothing done, where a group would be less than a grain.
+    """
+    grain = max(1, _REGROUP_BYTES // source.item_bytes)
+    for operand in (source, lead):
+        inner = _innermost(operand)
+        if inner < 0 or operand.shape[inner] % grain:
+            return False
+    held = spread_of(source, build.tiles).elements
+    nbytes = held * source.item_bytes
+    first = build.exchange(f"regroup operand {index}", nbytes, nbytes, messages(nbytes, nbytes, 2))
+    last = build.map(f"transpose operand {index}", "rearrange", held, source.dtype, flops=0)
+    build.hold(f"regrouped operand {index}", nbytes, first, last + 1)
+    return True
+
+
 def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str, int]:
     """Exchange operand ``index`` to where ``lead`` lies, if it is not there.
 
@@ -223,6 +243,8 @@ def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str,
         source = build.place(index, lies if is_dense(operand) and is_dense(lead) else None)
         if source.layout is None or not source.lies_with(lead):
             turned = not lies.run and _innermost(source) != _innermost(lead)
+            if turned and _regrouped(build, index, source, lead):
+                turned = False
             step = build.fetch(f"operand {index}", source, lies.elements, scattered=turned)
             build.hold(f"operand {index}", lies.elements * operand.item_bytes, step, _END)
         return "same", int(lies.elements.max(initial=0))
@@ -241,6 +263,7 @@ def expanded(operand: Operand) -> tuple[bool, ...]:
     return tuple(stride == 0 and n > 1 for n, stride in zip(operand.shape, operand.strides, strict=True))
 
 
+_REGROUP_BYTES = 8  # popops' least group: 4 of float16, 2 of float32
 _END = 1 << 30  # to the plan's last step: `Builder.plan` cuts it
 
 

@@ -21,6 +21,7 @@ from ipu_exec.machine import Machine
 
 WORKERS = 6
 _END = 1 << 30
+_LOOKUPS = 1024
 
 
 def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -> np.ndarray:
@@ -56,11 +57,26 @@ def repeated_row(index: Operand) -> int:
     return row
 
 
-def _send_indices(build: Builder, indices: list[int], held: np.ndarray) -> None:
-    """Exchange the whole index vector to every tile that holds a part of the table."""
+def in_groups(held: np.ndarray, lookups: int) -> tuple[np.ndarray, int]:
+    """Elements of the table on each tile when its lookups are shared by groups of tiles, and how many groups.
+
+    A table that leaves most tiles empty is held by several groups, each of which takes a part of the lookups: the
+    lookup split of popops' plan (facts/cycles.md 7). `_LOOKUPS` a group at least is an estimate. One group: as it lies.
+    """
+    parts = held[held > 0]
+    groups = min(held.size // max(1, parts.size), lookups // _LOOKUPS)
+    if groups < 2:
+        return held, 1
+    copies = np.zeros_like(held)
+    copies[: groups * parts.size] = np.tile(parts, groups)
+    return copies, groups
+
+
+def _send_indices(build: Builder, indices: list[int], held: np.ndarray, groups: int = 1) -> None:
+    """Exchange the index vector, or a group's part of it, to every tile that holds a part of the table."""
     for index in indices:
         source = build.place(index)
-        need = np.where(held > 0, distinct(source), 0)
+        need = np.where(held > 0, ceil_div(distinct(source), groups), 0)
         step = build.fetch("indices", source, need, broadcast=True)
         build.hold("indices", need * source.item_bytes, step, _END)
 
@@ -71,12 +87,16 @@ def look_up(spec: OpSpec, machine: Machine, table: int, indices: list[int], row:
     source = build.place(table)
     out = spec.outputs[0]
     assert out is not None
-    held = spread_of(source, machine.tiles).elements
-    _send_indices(build, indices, held)
+    lying = spread_of(source, machine.tiles).elements
+    held, groups = in_groups(lying, lookups)
+    if groups > 1:
+        step = build.exchange("copies of the table", held * source.item_bytes, lying * source.item_bytes)
+        build.hold("copies of the table", held * source.item_bytes, step, _END)
+    _send_indices(build, indices, held, groups)
     piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
     found = apportion(out.elements, held)
     hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
-    asked = np.where(held > 0, lookups, 0)
+    asked = np.where(held > 0, ceil_div(lookups, groups), 0)
     kind = f"popops::MultiSlice<{poplar_type(source.dtype)}>"
     step = build.compute(f"{base_name(spec)}/slice", kind, slice_cycles(hits, asked, piece * source.item_bytes))
     build.hold("found rows", found * source.item_bytes, step, step + 1)
@@ -97,11 +117,13 @@ def update(
     lookups: int,
     base: int | None,
     rows: int | None = None,
+    summed: bool = False,
 ) -> Plan:
     """Rows of values are exchanged to the tiles that hold their place in the result and added there.
 
     ``base`` is the operand that the result starts from (copied unless in place); None starts from zero. ``rows`` is
     how many arrive, where that is not one for each row of the values (a bag's gradient goes to all its indices).
+    ``summed``: rows are added, never written over each other, so that groups of tiles can make partial sums.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -113,22 +135,33 @@ def update(
     else:
         lies = build.linear(out.elements, out.dtype)
         build.map(f"{base_name(spec)}/zero", "fill", lies.elements, out.dtype, flops=0)
-    _send_indices(build, indices, lies.elements)
+    held, groups = in_groups(lies.elements, lookups) if summed else (lies.elements, 1)
+    if groups > 1:
+        step = build.map(f"{base_name(spec)}/zero partial sums", "fill", held, out.dtype, flops=0)
+        build.hold("partial sums", held * out.item_bytes, step, _END)
+    _send_indices(build, indices, held, groups)
     moved = 0
     if values is not None:
         source = build.place(values)
         moved = source.elements if rows is None else rows * row
-        arriving = apportion(moved, lies.elements)
+        arriving = apportion(moved, held)
         step = build.fetch("values", source, arriving, broadcast=rows is not None)
         build.hold("values", arriving * source.item_bytes, step, _END)
     else:
-        arriving = apportion(lookups * row, lies.elements)
+        arriving = apportion(lookups * row, held)
         moved = lookups * row
-    piece = np.minimum(lies.elements, row)
+    piece = np.minimum(held, row)
     hits = np.where(piece > 0, ceil_div(arriving, np.maximum(piece, 1)), 0)
-    asked = np.where(lies.elements > 0, lookups, 0)
+    asked = np.where(held > 0, ceil_div(lookups, groups), 0)
     kind = f"popops::MultiUpdateAdd<{poplar_type(out.dtype)},int>"
     build.compute(f"{base_name(spec)}/update", kind, update_cycles(hits, asked, piece, out.item_bytes), moved)
+    if groups > 1:
+        sums = lies.elements * groups
+        step = build.exchange(f"{base_name(spec)}/partial sums", sums * out.item_bytes, held * out.item_bytes)
+        build.hold("partial sums of all groups", sums * out.item_bytes, step, _END)
+        kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
+        cycles = reduce_cycles(sums, lies.elements, out.item_bytes)
+        build.compute(f"{base_name(spec)}/reduce", kind, cycles, int(sums.sum()))
     return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
 
 
@@ -178,7 +211,7 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
 def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, indices, bag of each index, ...): a bag's gradient is added to the row of each of its indices."""
     gradient, indices = spec.operands[0], spec.operands[1]
-    return update(spec, machine, 0, [1, 2], gradient.shape[-1], indices.elements, None, indices.elements)
+    return update(spec, machine, 0, [1, 2], gradient.shape[-1], indices.elements, None, indices.elements, summed=True)
 
 
 @lowering("aten._embedding_bag_per_sample_weights_backward")
@@ -211,7 +244,7 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
 def embedding_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, indices, rows, ...): gradients added up into a zero table."""
     gradient = spec.operands[0]
-    return update(spec, machine, 0, [1], gradient.shape[-1], spec.operands[1].elements, None)
+    return update(spec, machine, 0, [1], gradient.shape[-1], spec.operands[1].elements, None, summed=True)
 
 
 @lowering("aten.index_select", "aten.gather", "aten.take_along_dim")
@@ -245,7 +278,7 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
     picks = list(range(1, last))
     lookups = max((spec.operands[i].elements for i in picks), default=1)
     row = max(1, spec.operands[last].elements // max(lookups, 1))
-    return update(spec, machine, last, picks, row, lookups, 0)
+    return update(spec, machine, last, picks, row, lookups, 0, summed=spec.args[3:4] == (True,))
 
 
 @lowering("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce",
@@ -262,7 +295,8 @@ def scatter(spec: OpSpec, machine: Machine) -> Plan:
         row = max(1, min(inner, repeated_row(place)))
         lookups = place.elements // row
     values = 2 if len(spec.operands) > 2 and spec.operands[2].elements > 1 else None
-    return update(spec, machine, values, [1], row, lookups, 0)
+    summed = base_name(spec).rstrip("_") in ("scatter_add", "index_add")
+    return update(spec, machine, values, [1], row, lookups, 0, summed=summed)
 
 
 @lowering("aten.put", "aten.put_")
