@@ -225,6 +225,6 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     if mask[2] and spec.outputs[2] is not None:
         channels = 1 if len(grad.shape) == len(weight.shape) else 0
         dims = tuple(d for d in range(len(grad.shape)) if d != channels)
-        reduced = reduce_over(build, build.place(0), build.spread(0), dims, "ADD", "grad bias")
+        reduced = reduce_over(build, *build.lead(0), dims, "ADD", "grad bias")
         layouts[2] = reduced.spread.layout(spec.outputs[2].dtype)
     return build.plan(tuple(layouts), constants=constants, note="; ".join(notes))

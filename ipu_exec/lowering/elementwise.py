@@ -7,13 +7,12 @@ An operator that the IPU runs as several vertices is several compute sets. Cycle
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder, placed
+from ipu_exec.lowering.build import Builder, expanded, folded, placed
 from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering, words
@@ -226,19 +225,12 @@ def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str,
             step = build.fetch(f"operand {index}", source, lies.elements, scattered=turned)
             build.hold(f"operand {index}", lies.elements * operand.item_bytes, step, _END)
         return "same", int(lies.elements.max(initial=0))
-    shape = tuple(1 if wide else n for n, wide in zip(operand.shape, expanded(operand), strict=True))
-    source = replace(build.place(index), shape=shape)
-    operand = replace(operand, shape=shape)
+    source, operand = folded(build.place(index)), folded(operand)
     need = broadcast_need(operand, lead, lies)
     step = build.fetch(f"broadcast operand {index}", source, need, broadcast=True)
     build.hold(f"operand {index}", need * operand.item_bytes, step, _END)
     kind = "scalar" if operand.elements == 1 else "vector" if operand.shape[-1:] == lead.shape[-1:] else "broadcast"
     return kind, int(need.max(initial=0))
-
-
-def expanded(operand: Operand) -> tuple[bool, ...]:
-    """Which dimensions of a tensor only repeat their first element."""
-    return tuple(stride == 0 and n > 1 for n, stride in zip(operand.shape, operand.strides, strict=True))
 
 
 _END = 1 << 30  # to the plan's last step: `Builder.plan` cuts it

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.build import Builder, distinct
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, result_key, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -41,11 +41,6 @@ def _row(table: Operand, dim: int) -> int:
     return max(1, table.elements // max(1, table.shape[dim] if table.shape else 1))
 
 
-def distinct(operand: Operand) -> int:
-    """Elements that are there, not those that an expanded view repeats."""
-    return prod(extent for extent, stride in zip(operand.shape, operand.strides, strict=True) if stride)
-
-
 def repeated_row(index: Operand) -> int:
     """How often an expanded index repeats itself along the innermost dimensions: it picks rows of so many elements."""
     row = 1
@@ -68,10 +63,10 @@ def _send_indices(build: Builder, indices: list[int], held: np.ndarray) -> None:
 def look_up(spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int) -> Plan:
     """Each tile copies the rows it holds among those asked for; they are exchanged to a linear result."""
     build = Builder(spec, machine)
-    source = build.place(table)
+    source, lying = build.lead(table)
     out = spec.outputs[0]
     assert out is not None
-    held = spread_of(source, machine.tiles).elements
+    held = lying.elements
     _send_indices(build, indices, held)
     piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
     found = apportion(out.elements, held)
@@ -107,7 +102,7 @@ def update(
     out = spec.outputs[0]
     assert out is not None
     if base is not None:
-        lies = spread_of(build.place(base), machine.tiles)
+        lies = build.lead(base)[1]
         if out.layout is None:
             build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
     else:
@@ -289,7 +284,7 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     edges = build.place(theirs)
     if values is not None and values.elements == out.elements:
-        source, found = build.place(mine), build.spread(mine)
+        source, found = build.lead(mine)
         lies = Spread(result_key(found, source, out), found.elements)
     else:
         lies = build.linear(out.elements, out.dtype)

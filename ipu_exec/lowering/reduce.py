@@ -151,8 +151,7 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
 
         return elementwise(spec, machine, (name,))
     build = Builder(spec, machine)
-    operand = build.place(0)
-    lies = build.spread(0)
+    operand, lies = build.lead(0)
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
     out = next(o for o in spec.outputs if o is not None)
     if name.startswith("arg") or (name in ("max", "min") and len(spec.outputs) > 1):
@@ -172,7 +171,7 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
 def variance(spec: OpSpec, machine: Machine) -> Plan:
     """Variance and mean: two reductions (sum, sum of squares) and a few operations on the outputs."""
     build = Builder(spec, machine)
-    operand, lies, name = build.place(0), build.spread(0), base_name(spec)
+    operand, lies, name = build.lead(0), base_name(spec)
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
     mean = reduce_over(build, operand, lies, dims, "ADD", "sum")
     square = reduce_over(build, operand, lies, dims, "SQUARE_ADD", "sum of squares")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder, messages
+from ipu_exec.lowering.build import Builder, folded, messages
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, digest, is_contiguous, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -24,14 +24,13 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
     sent = np.zeros(build.tiles, np.int64)
     moved = 0
     for index in sources:
-        source = build.place(index)
-        held = spread_of(source, build.tiles).elements
-        sent += held * source.item_bytes
-        moved += source.elements
+        source = folded(build.place(index))
+        sent += spread_of(source, build.tiles).elements * source.item_bytes
+        moved += build.spec.operands[index].elements
     repeats = max(1, -(-out.elements // max(moved, 1)))
     moved = min(out.elements, moved * repeats)
     total = apportion(moved, lies.elements) * out.item_bytes
-    if repeats == 1:  # what is dropped (a narrower result) is not sent
+    if sent.sum() > total.sum():  # what is dropped (a narrower result) is not sent
         sent = apportion(int(total.sum()), sent)
     step = build.exchange(base_name(build.spec), total, sent, messages(total, sent, 2))
     build.hold("arriving", total, step, build.next)
@@ -86,7 +85,7 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     lies = build.linear(out.elements, out.dtype)
     border = apportion(grad.elements - out.elements, lies.elements)
     arriving = (lies.elements + border) * grad.item_bytes
-    sent = spread_of(grad, machine.tiles).elements * grad.item_bytes
+    sent = spread_of(folded(grad), machine.tiles).elements * grad.item_bytes
     step = build.exchange("gradient", arriving, sent, messages(arriving, sent, 2))
     build.hold("gradient", arriving, step, step + 2)
     build.map("place", "copy", lies.elements, out.dtype, flops=0)
@@ -119,7 +118,7 @@ def rearranged(spec: OpSpec, machine: Machine) -> Plan:
 def triangle(spec: OpSpec, machine: Machine) -> Plan:
     """A select against a constant mask, where the input lies."""
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
+    operand, lies = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     build.map(base_name(spec), "select", lies.elements, out.dtype)
@@ -148,7 +147,7 @@ def scan(spec: OpSpec, machine: Machine) -> Plan:
 def sort(spec: OpSpec, machine: Machine) -> Plan:
     """A bitonic sort: log2(n) (log2(n) + 1) / 2 compare-and-swap steps, those across tiles with an exchange before."""
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
+    operand, lies = build.lead(0)
     dim = dict(spec.kwargs).get("dim", -1)
     extent = operand.shape[dim] if operand.shape else 1
     levels = max(1, int(np.ceil(np.log2(max(extent, 2)))))
