@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.loss import ctc_cycles
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.lowering.resample import taps_of
-from tests.operands import MK2, op, tensor
+from tests.operands import MK2, op, plan_cycles, tensor
 from tests.test_lowering import check
 
 FULL = 1472 * 32  # fp32: 32 elements, 128 bytes, on each tile; 6 elements a worker at most
@@ -25,6 +26,77 @@ def computes(plan: Plan) -> dict[str, Compute]:
 
 def exchanges(plan: Plan) -> dict[str, Exchange]:
     return {step.name: step for step in plan.steps if isinstance(step, Exchange)}
+
+
+def test_an_expanded_gradient_is_written_out_over_all_tiles_before_it_is_multiplied() -> None:
+    """The gradient of a sum is one element on one tile: each tile gets it (4 bytes) and copies it to its share."""
+    one, dense, weight = tensor(1), tensor(512, 512), tensor(512, 512)
+    grad = replace(dense, strides=(0, 0), storage_elements=1, layout=linear_layout(one, 1472))
+    weight = replace(weight, layout=linear_layout(weight, 1472))
+    plan = lower(op("aten.mm.default", (grad, weight), dense), MK2)
+    whole = lower(op("aten.mm.default", (replace(dense, layout=linear_layout(dense, 1472)), weight), dense), MK2)
+    sent, written = exchanges(plan)["operand 0"], computes(plan)["write out operand 0"]
+    assert sent.bytes_in.max() == sent.bytes_out.sum() == 4
+    # 178 or 179 elements a tile, 30 a worker, 2 a cycle
+    assert written.cycles.max() == 22 + 6 * 15
+    product = [step.name for step in plan.steps if step is not sent and step is not written]
+    assert product == [step.name for step in whole.steps]
+    assert plan_cycles(plan, MK2) < plan_cycles(whole, MK2) + 600
+
+
+@pytest.mark.parametrize("name", ["sum.dim_IntList", "convolution_backward", "avg_pool2d_backward", "slice_backward"])
+def test_no_tile_does_the_work_of_all_on_an_expanded_gradient(name: str) -> None:
+    x = tensor(8, 16, 32, 32)
+    x = replace(x, layout=linear_layout(x, 1472))
+    grad = replace(x, strides=(0, 0, 0, 0), storage_elements=1, layout=linear_layout(tensor(1), 1472))
+    pooled = replace(tensor(8, 16, 16, 16), strides=(0, 0, 0, 0), storage_elements=1, layout=grad.layout)
+    weight = tensor(16, 16, 1, 1, layout=linear_layout(tensor(16, 16, 1, 1), 1472))
+    mask = (True, True, True)
+    calls = {
+        "sum.dim_IntList": ((grad, (0, 2, 3)), (tensor(16),)),
+        "convolution_backward": (
+            (grad, x, weight, (16,), (1, 1), (0, 0), (1, 1), False, (0, 0), 1, mask),
+            (tensor(8, 16, 32, 32), tensor(16, 16, 1, 1), tensor(16)),
+        ),
+        "avg_pool2d_backward": ((pooled, x, (2, 2), (2, 2), (0, 0)), (tensor(8, 16, 32, 32),)),
+        "slice_backward": ((pooled, (8, 16, 32, 32), 3, 0, 16, 1), (tensor(8, 16, 32, 32),)),
+    }
+    name = name if "." in name else f"{name}.default"
+    args, outputs = calls[name.removesuffix(".default")]
+    spec = op(f"aten.{name}", args, *outputs)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    # 131,072 elements on one tile would take it over 10,000 cycles to read
+    assert plan_cycles(plan, MK2) < 10_000
+
+
+def test_a_batch_that_is_summed_is_one_product() -> None:
+    a, b, out = tensor(4, 32, 16), tensor(4, 16, 48), tensor(32, 48)
+    plan = lower(op("aten.addbmm.default", (tensor(32, 48), a, b), out), MK2)
+    assert plan.output_layouts[0] is not None
+    assert plan.output_layouts[0].bytes.sum() == out.nbytes
+    multiplied = [s.flops for s in plan.steps if isinstance(s, Compute) and s.name.endswith("/convolve")]
+    assert multiplied == [2 * 4 * 32 * 16 * 48]
+
+
+@pytest.mark.parametrize("name", ["sum.dim_IntList", "var.correction", "amax.default"])
+def test_a_reduction_of_nothing_fills_its_outputs_and_one_of_single_elements_copies(name: str) -> None:
+    nothing = op(f"aten.{name}", (tensor(0, 40), (0,)), tensor(40))
+    filled = lower(nothing, MK2)
+    check(filled, nothing)
+    assert [step.vertices[0].type for step in filled.steps][:1] == ["popops::Fill<float>"]
+    if name != "var.correction":
+        copied = lower(op(f"aten.{name}", (tensor(1, 40), (0,)), tensor(40)), MK2)
+        assert [step.name.split("/")[1] for step in copied.steps] == ["copy"]
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 16), (4, 0, 16), (4, 8, 0)])
+def test_a_product_of_nothing_is_zero(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    spec = op("aten.addmm.default", (tensor(n), tensor(m, k), tensor(k, n)), tensor(m, n))
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    assert (plan.flops > 0) == (m * n > 0)  # the bias is added to zeros
 
 
 @pytest.mark.parametrize(

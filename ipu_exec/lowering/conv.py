@@ -13,7 +13,7 @@ from typing import Any
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
-from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, as_placed, search
+from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, as_placed, no_product, search
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
@@ -149,6 +149,8 @@ def convolve(
 ) -> Product:
     """Append the cheapest way to compute ``problem``. ``turned``: operands whose channels are not together."""
     dtype, input_elements = build.spec.operands[inputs].dtype, build.spec.operands[inputs].elements
+    if problem.is_empty:
+        return no_product(build, name, problem, inputs, weights, dtype)
     machine = build.machine
     half = dtype in ("float16", "bfloat16")
     plain = problem.taps == 1 and problem.field_stride == (1, 1)

@@ -78,6 +78,8 @@ UNARY: dict[str, tuple[str, ...]] = {
     "special_erfcx": ("series",),
     "polygamma": ("series",),
     "signbit": ("compare_scalar",),
+    "angle": ("compare_scalar", "select"),  # of real numbers: 0 or pi
+    "frexp": ("log", "round", "exp", "mul_"),  # x / 2^e with e = floor(log2 x) + 1
     "hardshrink": ("absolute", "compare_scalar", "select"),
     "softshrink": ("clamp", "sub_"),  # x less x held to [-lambda, lambda]
     "logical_not": ("logical",),
@@ -90,7 +92,18 @@ UNARY: dict[str, tuple[str, ...]] = {
     "nan_to_num": ("compare", "select"),
     "logit": ("add_scalar", "div", "log"),
 }
+# what has no vertex in popops: a scalar function of about as many terms as `erfinv`
+SERIES = words("""special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
+    special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
+    special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta special_chebyshev_polynomial_t
+    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
+    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac""")
 BINARY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SERIES, ("series",)),
+    "nextafter": ("compare", "select", "add_"),
     "add": ("add",),
     "sub": ("sub",),
     "rsub": ("sub",),

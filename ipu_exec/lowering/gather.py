@@ -101,7 +101,13 @@ def update(
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    if base is not None:
+    if base is not None and spec.operands[base].elements < out.elements:  # broadcast to the mask (masked_scatter)
+        source, lies = build.place(base), build.linear(out.elements, out.dtype)
+        need = np.minimum(lies.elements, source.elements)
+        step = build.fetch("input", source, need, broadcast=True)
+        build.hold("input", need * source.item_bytes, step, build.next)
+        build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
+    elif base is not None:
         lies = build.lead(base)[1]
         if out.layout is None:
             build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
@@ -245,7 +251,8 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce",
           "aten.scatter_reduce_", "aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_",
-          "aten.index_fill", "aten.index_fill_", "aten.masked_scatter", "aten.masked_scatter_")  # fmt: skip
+          "aten.index_fill", "aten.index_fill_", "aten.index_reduce", "aten.index_reduce_",
+          "aten.masked_scatter", "aten.masked_scatter_")  # fmt: skip
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
     """(input, dim, index, values): single elements, or rows for index_add, index_copy and an expanded index."""
     table, place = spec.operands[0], spec.operands[1]

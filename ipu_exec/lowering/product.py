@@ -61,6 +61,11 @@ class Problem:
         return prod(self.kernel)
 
     @property
+    def is_empty(self) -> bool:
+        """True where nothing is multiplied: a tensor without elements (a cache that is not filled yet)."""
+        return 0 in (self.groups, self.segments, self.width, self.in_channels, self.out_channels, *self.kernel)
+
+    @property
     def macs(self) -> int:
         """Multiply-accumulates, without what padding saves."""
         if self.useful:
@@ -409,6 +414,8 @@ def add_product(
     planned it is transposed there before it is sent: once, not on every tile that receives a part.
     ``field_first``: the result's storage runs along the field (NCHW), not along the output channels.
     """
+    if problem.is_empty:
+        return no_product(build, name, problem, inputs, weights, dtype)
     machine = build.machine
     unit = amp.unit_for(machine, dtype)
     problem = as_placed(build, problem, methods, inputs, weights, dtype)
@@ -492,6 +499,20 @@ def add_product(
     run = int((share.field if field_first else share.outs).max())
     spread = Spread((out_key[0], run, *out_key[2:]), elements)
     return Product(spread, share, splits, np.minimum(share.outs * share.groups, elements))
+
+
+def no_product(
+    build: Builder, name: str, problem: Problem, inputs: int | Operand, weights: int | Operand, dtype: str
+) -> Product:
+    """Append what is to do for a product of nothing: its result, where it has elements, is zero."""
+    for which in (inputs, weights):
+        if isinstance(which, int):
+            build.place(which)
+    lies = build.linear(problem.groups * problem.segments * problem.width * problem.out_channels, dtype)
+    build.map(f"{name}/zero", "fill", lies.elements, dtype, flops=0)
+    none = np.zeros(build.tiles, np.int64)
+    share = Share(none, none, none, none, none, none, none)
+    return Product(lies, share, Splits("1x1", 1, 1, 1, 1, 1, 1), lies.elements)
 
 
 def as_placed(

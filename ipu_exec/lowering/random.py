@@ -39,7 +39,8 @@ def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 _RANDOM = words("""bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal
-    normal_ randperm random_ exponential_ log_normal_ geometric_ normal_functional""")
+    normal_ randperm random_ exponential_ log_normal_ geometric_ cauchy_
+    normal_functional""")
 
 
 @lowering(*(f"aten.{name}" for name in _RANDOM))

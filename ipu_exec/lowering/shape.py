@@ -83,8 +83,9 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     out, grad = spec.outputs[0], build.place(0)
     assert out is not None
     lies = build.linear(out.elements, out.dtype)
-    border = apportion(grad.elements - out.elements, lies.elements)
-    arriving = (lies.elements + border) * grad.item_bytes
+    border = apportion(max(0, grad.elements - out.elements), lies.elements)
+    inner = apportion(min(grad.elements, out.elements), lies.elements)  # negative padding cut off the rest
+    arriving = (inner + border) * grad.item_bytes
     sent = spread_of(folded(grad), machine.tiles).elements * grad.item_bytes
     step = build.exchange("gradient", arriving, sent, messages(arriving, sent, 2))
     build.hold("gradient", arriving, step, step + 2)
@@ -143,7 +144,7 @@ def scan(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue", "aten.median", "aten.mode")
+@lowering("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue", "aten.median", "aten.nanmedian", "aten.mode")
 def sort(spec: OpSpec, machine: Machine) -> Plan:
     """A bitonic sort: log2(n) (log2(n) + 1) / 2 compare-and-swap steps, those across tiles with an exchange before."""
     build = Builder(spec, machine)
