@@ -21,12 +21,23 @@ Decomposition = Callable[..., Any]
 def decomposition(func: Any) -> Decomposition | None:
     """What to call instead of the operator ``func`` (an ``OpOverload``); None where it is recorded as it is."""
     name = str(func)
+    if name.startswith("torch_nn.") and not has_lowering(name):
+        return _body(func)
     if not name.startswith("aten.") or has_lowering(name):
         return None
     if _is_composite(func):  # met inside another decomposition only: before, PyTorch takes them apart itself
         whole: Decomposition = func.decompose
         return whole
     return None if is_view(name) else _OURS.get(name.split(".")[1]) or _core().get(func)
+
+
+@cache
+def _body(func: Any) -> Decomposition | None:
+    """The Python function of an operator that torch.nn defines itself (a linear layer and its loss in chunks)."""
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(func.name())
+    return None if found is None else found._init_fn
 
 
 @cache

@@ -70,6 +70,52 @@ def test_no_tile_does_the_work_of_all_on_an_expanded_gradient(name: str) -> None
     assert plan_cycles(plan, MK2) < 10_000
 
 
+def test_lookups_in_a_small_table_are_shared_by_copies_of_it() -> None:
+    """Token types: 2 rows of 768 halves lie on 24 tiles; 1,472 // 24 = 61 copies take 4,096 lookups."""
+    table, indices, out = (
+        tensor(2, 768, dtype="float16"),
+        tensor(4096, dtype="int64"),
+        tensor(4096, 768, dtype="float16"),
+    )
+    spec = op("aten.embedding.default", (table, indices), out)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    assert plan.note == "61 copies"
+    sent = exchanges(plan)
+    assert sent["copies of the table"].bytes_in.sum() == 60 * 2 * 768 * 2  # all but the first
+    assert sent["indices"].bytes_in.max() == math.ceil(4096 / 61) * 4
+    # a tile has 64 halves (128 bytes) of a row, and finds 4096 * 768 / 1464 / 64 = 33.6 of them
+    assert computes(plan)["embedding/slice"].cycles.max() == 6 * (30 + 6 * (19 + 2 * 16) + 8 * 6)
+    large = op("aten.embedding.default", (tensor(30000, 768, dtype="float16"), indices), out)
+    assert lower(large, MK2).note == ""
+
+
+def test_gradients_of_a_small_table_are_added_up_from_copies() -> None:
+    gradient, indices, table = tensor(4096, 768), tensor(4096, dtype="int64"), tensor(2, 768)
+    spec = op("aten.embedding_dense_backward.default", (gradient, indices, 2, -1, False), table)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    copies = int(plan.note.split()[0])
+    assert copies > 1
+    assert exchanges(plan)["embedding_dense_backward/partials"].bytes_in.sum() == copies * table.nbytes
+    assert plan_cycles(plan, MK2) < 40_000  # 4096 * 768 / 48 elements a tile, 4 bytes a cycle, would be 65,536 alone
+    written = op("aten.index_put.default", (table, (indices,), gradient), table)
+    assert lower(written, MK2).note == ""  # what is written has one place
+
+
+def test_a_cumulative_sum_is_a_product_with_a_triangle() -> None:
+    x = tensor(64, 96)
+    spec = op("aten.cumsum.default", (x, 1), x)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    assert computes(plan)["cumsum/convolve"].flops == 2 * 64 * 96 * 96
+    assert plan.constants is not None and plan.constants.sum() >= 96 * 96 * 4
+    for long in (tensor(2, 100_000), tensor(64, 96, dtype="int64")):
+        scanned = op("aten.cumsum.default", (long, 1), long)
+        check(lower(scanned, MK2), scanned)
+        assert "scan on tile" in computes(lower(scanned, MK2))
+
+
 def test_a_batch_that_is_summed_is_one_product() -> None:
     a, b, out = tensor(4, 32, 16), tensor(4, 16, 48), tensor(32, 48)
     plan = lower(op("aten.addbmm.default", (tensor(32, 48), a, b), out), MK2)

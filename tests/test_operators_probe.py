@@ -119,6 +119,8 @@ module("CrossMapLRN2d", IMAGES[2], 2)
 module("Linear", x2, 6, 3)
 module("LazyLinear", x2, 3)
 module("LinearCrossEntropyLoss", lambda: [r(4, 6), ints(3, 4)], 6, 3)
+module("LinearCrossEntropyLoss", lambda: [r(4, 6), ints(3, 4)], 6, 3,
+       options=nn.LinearCrossEntropyOptions(batch_chunk_size=2))  # fmt: skip
 module("Bilinear", lambda: [r(4, 6), r(4, 5)], 6, 5, 3)
 module("Embedding", lambda: [ints(9, 4, 3)], 9, 5)
 module("Embedding", lambda: [ints(9, 4, 3)], 9, 5, max_norm=1.0)

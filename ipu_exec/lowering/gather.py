@@ -6,6 +6,7 @@ exchanged to where the result lies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
@@ -15,11 +16,12 @@ from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, result_key, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_cycles
-from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.registry import lowering, words
 from ipu_exec.lowering.vertices import poplar_type
-from ipu_exec.machine import Machine
+from ipu_exec.machine import EXCHANGE_BASE_LATENCY, SYNC_CYCLES, Machine
 
 WORKERS = 6
+PHASE = SYNC_CYCLES + EXCHANGE_BASE_LATENCY  # of an exchange, for choosing between plans
 _END = 1 << 30
 
 
@@ -51,36 +53,80 @@ def repeated_row(index: Operand) -> int:
     return row
 
 
-def _send_indices(build: Builder, indices: list[int], held: np.ndarray) -> None:
-    """Exchange the whole index vector to every tile that holds a part of the table."""
+def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: int = 1) -> None:
+    """Exchange the index vector to every tile that holds a part of the table, a part of it to each copy."""
     for index in indices:
         source = build.place(index)
-        need = np.where(held > 0, distinct(source), 0)
+        need = np.where(held > 0, ceil_div(distinct(source), copies), 0)
         step = build.fetch("indices", source, need, broadcast=True)
         build.hold("indices", need * source.item_bytes, step, _END)
 
 
+def _copies(held: np.ndarray, lookups: int, cost: Callable[[int], int]) -> int:
+    """How many copies of a table that lies on a few tiles share its lookups: as many as ``cost`` is least for.
+
+    popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200 halves, none where
+    the table fills the tiles (graphcore/poplibs, tests/popops/EmbeddingPlanTest.cpp).
+    """
+    most = max(1, min(len(held) // max(1, int(np.count_nonzero(held))), lookups))
+    tried = {min(most, 2**power) for power in range(most.bit_length() + 1)}
+    return min(sorted(tried), key=cost)
+
+
+def _copied(held: np.ndarray, copies: int) -> np.ndarray:
+    """``held`` with its copies on the tiles that follow."""
+    if copies == 1:
+        return held
+    used = np.flatnonzero(held)
+    several = np.zeros_like(held)
+    several[(used[0] + np.arange(len(used) * copies)) % len(held)] = np.tile(held[used], copies)
+    return several
+
+
 def look_up(spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int) -> Plan:
-    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear result."""
+    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear result.
+
+    A table on a few tiles is copied to more of them, which share the lookups, where that takes less time.
+    """
     build = Builder(spec, machine)
     source, lying = build.lead(table)
     out = spec.outputs[0]
     assert out is not None
-    held = lying.elements
-    _send_indices(build, indices, held)
-    piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
-    found = apportion(out.elements, held)
-    hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
-    asked = np.where(held > 0, lookups, 0)
+
+    def sliced(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
+        """(elements found, cycles) of each tile."""
+        piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
+        found = apportion(out.elements, held)
+        hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
+        asked = np.where(held > 0, ceil_div(lookups, copies), 0)
+        return found, slice_cycles(hits, asked, piece * source.item_bytes)
+
+    def cost(copies: int) -> int:
+        held = _copied(lying.elements, copies)
+        sending = ceil_div(held.max() * source.item_bytes, 4) + PHASE if copies > 1 else 0
+        return int(sliced(held, copies)[1].max() + sending + ceil_div(lookups, copies))
+
+    copies = _copies(lying.elements, lookups, cost)
+    held = _copied(lying.elements, copies)
+    if copies > 1:
+        need = np.maximum(held - lying.elements, 0)
+        step = build.fetch("copies of the table", source, need, broadcast=True)
+        build.hold("copies of the table", need * source.item_bytes, step, _END)
+    _send_indices(build, indices, held, copies)
+    found, cycles = sliced(held, copies)
     kind = f"popops::MultiSlice<{poplar_type(source.dtype)}>"
-    step = build.compute(f"{base_name(spec)}/slice", kind, slice_cycles(hits, asked, piece * source.item_bytes))
+    step = build.compute(f"{base_name(spec)}/slice", kind, cycles)
     build.hold("found rows", found * source.item_bytes, step, step + 1)
     lies = build.linear(out.elements, out.dtype)
     build.exchange(f"{base_name(spec)}/collect", lies.elements * source.item_bytes, found * source.item_bytes)
     layouts: list[Layout | None] = [
         None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs
     ]
-    return build.plan(tuple(layouts))
+    return build.plan(tuple(layouts), note=f"{copies} copies" if copies > 1 else "")
+
+
+_ADDING = words("""embedding_dense_backward _embedding_bag_dense_backward index_add index_add_ scatter_add
+    scatter_add_""")
 
 
 def update(
@@ -114,23 +160,54 @@ def update(
     else:
         lies = build.linear(out.elements, out.dtype)
         build.map(f"{base_name(spec)}/zero", "fill", lies.elements, out.dtype, flops=0)
-    _send_indices(build, indices, lies.elements)
-    moved = 0
+    moved = lookups * row
+    if values is not None and rows is None:
+        moved = spec.operands[values].elements
+    elif rows is not None:
+        moved = rows * row
+
+    def updated(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
+        """(elements that arrive, cycles) of each tile."""
+        piece = np.minimum(held, row)
+        arriving = apportion(moved, held)
+        hits = np.where(piece > 0, ceil_div(arriving, np.maximum(piece, 1)), 0)
+        asked = np.where(held > 0, ceil_div(lookups, copies), 0)
+        return arriving, update_cycles(hits, asked, piece, out.item_bytes)
+
+    def added(copies: int) -> np.ndarray:
+        """Cycles to add up what the copies have gathered, where the result lies."""
+        return reduce_cycles(lies.elements * copies, lies.elements, out.item_bytes)
+
+    def cost(copies: int) -> int:
+        held = _copied(lies.elements, copies)
+        arriving, cycles = updated(held, copies)
+        adding = added(copies).max() + ceil_div(lies.elements.max() * copies * out.item_bytes, 4) + PHASE
+        reading = ceil_div(arriving.max() * out.item_bytes, 4) + ceil_div(lookups, copies)
+        return int(cycles.max() + reading + (adding if copies > 1 else 0))
+
+    # what is written, not added, has to be in its place
+    copies = _copies(lies.elements, lookups, cost) if base_name(spec) in _ADDING else 1
+    held = _copied(lies.elements, copies)
+    name = base_name(spec)
+    if copies > 1:
+        step = build.map(f"{name}/zero copies", "fill", held, out.dtype, flops=0)
+        build.hold("copies of the result", held * out.item_bytes, step, _END)
+    _send_indices(build, indices, held, copies)
+    arriving, cycles = updated(held, copies)
     if values is not None:
         source = build.place(values)
-        moved = source.elements if rows is None else rows * row
-        arriving = apportion(moved, lies.elements)
         step = build.fetch("values", source, arriving, broadcast=rows is not None)
         build.hold("values", arriving * source.item_bytes, step, _END)
-    else:
-        arriving = apportion(lookups * row, lies.elements)
-        moved = lookups * row
-    piece = np.minimum(lies.elements, row)
-    hits = np.where(piece > 0, ceil_div(arriving, np.maximum(piece, 1)), 0)
-    asked = np.where(lies.elements > 0, lookups, 0)
     kind = f"popops::MultiUpdateAdd<{poplar_type(out.dtype)},int>"
-    build.compute(f"{base_name(spec)}/update", kind, update_cycles(hits, asked, piece, out.item_bytes), moved)
-    return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
+    build.compute(f"{name}/update", kind, cycles, moved)
+    if copies > 1:
+        partials = lies.elements * copies * out.item_bytes
+        step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
+        build.hold("partials", partials, step, step + 1)
+        kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
+        build.compute(f"{name}/add up", kind, added(copies), int(lies.elements.sum()) * copies)
+    note = f"{copies} copies" if copies > 1 else ""
+    return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)), note=note)
 
 
 @lowering("aten.embedding")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder, folded, messages
+from ipu_exec.lowering.build import Builder, folded, messages, row_major
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, digest, is_contiguous, spread_of
+from ipu_exec.lowering.matmul import Sides, multiply
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
@@ -127,7 +128,35 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((Spread(key, lies.elements).layout(out.dtype),))
 
 
-@lowering("aten.cumsum", "aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
+@lowering("aten.cumsum")
+def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
+    """The product with a triangle of ones, a constant (graphcore/popart, willow/src/popx/op/cumsumx.cpp).
+
+    A triangle that would take over a quarter of the memory, and integers, which no AMP unit multiplies, are scanned.
+    """
+    out = spec.outputs[0]
+    assert out is not None
+    rank = len(out.shape)
+    dim = int(spec.args[1]) % max(rank, 1)
+    extent = out.shape[dim] if rank else 1
+    size = extent * extent * out.item_bytes
+    if (
+        "float" not in spec.operands[0].dtype
+        or not out.elements
+        or size > machine.tiles * machine.target.bytes_per_tile // 4
+    ):
+        return scan(spec, machine)
+    build = Builder(spec, machine)
+    lies = build.linear(extent * extent, out.dtype).layout(out.dtype)
+    triangle = row_major((extent, extent), out.dtype, lies)
+    stride = spec.operands[0].strides[dim] if rank else 1
+    sides = Sides(0, triangle, 1, out.elements // extent, extent, extent, stride, extent)
+    done = multiply(build, "cumsum", sides, out.dtype)
+    constants = done.worklists + lies.bytes
+    return build.plan((done.outputs.layout(out.dtype),), constants=constants, note=str(done.splits))
+
+
+@lowering("aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
 def scan(spec: OpSpec, machine: Machine) -> Plan:
     """Each tile scans its share, the last values are exchanged and scanned, and added to what follows them."""
     build = Builder(spec, machine)
