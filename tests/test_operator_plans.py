@@ -14,6 +14,7 @@ from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.loss import ctc_cycles
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.lowering.resample import taps_of
+from ipu_exec.lowering.shape import bitonic_steps
 from tests.operands import MK2, op, plan_cycles, tensor
 from tests.test_lowering import check
 
@@ -101,6 +102,29 @@ def test_gradients_of_a_small_table_are_added_up_from_copies() -> None:
     assert plan_cycles(plan, MK2) < 40_000  # 4096 * 768 / 48 elements a tile, 4 bytes a cycle, would be 65,536 alone
     written = op("aten.index_put.default", (table, (indices,), gradient), table)
     assert lower(written, MK2).note == ""  # what is written has one place
+
+
+def test_the_steps_of_a_bitonic_sort() -> None:
+    """Batcher's network has log n (log n + 1) / 2 steps; for the best 5 of 100 sequences of 8 are sorted and merged."""
+    assert len(bitonic_steps(1024, 1024)) == 10 * 11 // 2
+    assert bitonic_steps(4, 4) == [(4, 1), (4, 2), (4, 1)]
+    assert bitonic_steps(1, 1) == []
+    best = bitonic_steps(100, 5)
+    assert len(best) == 6 + 4 * 4  # log2 8 = 3: 1 + 2 + 3, then 4 merges that sort again
+    assert [present for present, _ in best[6::4]] == [100, 52, 28, 16]  # 12 pairs of 8 and a rest of 4, 3 and 4, ...
+    assert best[-1] == (8, 1)
+
+
+@pytest.mark.parametrize(("dim", "steps"), [(0, 6 * 7 // 2), (1, 10 * 11 // 2)])
+def test_sorting_goes_by_the_dimension_and_over_all_tiles(dim: int, steps: int) -> None:
+    x, where = tensor(64, 1000), tensor(64, 1000, dtype="int64")
+    spec = op("aten.sort.default", (x, dim, False), x, where)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    compared = [s for s in plan.steps if isinstance(s, Compute) and s.name.endswith("/compare")]
+    assert len(compared) == steps
+    # 32,000 pairs on 1,472 tiles: 22 a tile at the most, 4 a worker
+    assert all(s.cycles.max() == 6 * (17 + 20 * 4) for s in compared)
 
 
 def test_a_cumulative_sum_is_a_product_with_a_triangle() -> None:
@@ -254,7 +278,7 @@ def test_a_bag_is_a_lookup_and_a_sum_where_the_bag_lies() -> None:
 
 @pytest.mark.parametrize("name", ["gather", "scatter_add"])
 def test_an_index_that_repeats_itself_picks_rows_and_is_sent_once(name: str) -> None:
-    table, values = tensor(4, 50, 64), tensor(4, 10, 64)
+    table, values = tensor(4, 200, 64), tensor(4, 10, 64)  # on all tiles
     whole = tensor(4, 10, 64, dtype="int64")
     expanded = tensor(4, 10, 64, dtype="int64", strides=(10, 1, 0))
     moved, slowest = [], []
