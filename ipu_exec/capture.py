@@ -123,7 +123,15 @@ def capture(
         reset_blocks()
 
         def forward_and_backward(*args: Any, **kwargs: Any) -> Any:
-            with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), dtypes, recorder:
+            with (
+                context,
+                _without_fused_attention(),
+                _fused_dropout(),
+                _ctc_of_numbers(),
+                recorder.modules(model),
+                dtypes,
+                recorder,
+            ):
                 returned = model(*args, **kwargs)
                 _check_buffers(model, {name: fake_state[name] for name in buffers})
                 if fake_optimizer is not None:
@@ -344,7 +352,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is torch.ops.aten._ctc_loss.Tensor:
+        if func in (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss.default):
             return _ctc_loss_of_most(*args, **kwargs)
         try:
             return func(*args, **kwargs)
@@ -559,15 +567,38 @@ class Recorder(TorchDispatchMode):
 
 
 def _ctc_loss_of_most(
-    scores: torch.Tensor, targets: torch.Tensor, *args: Any, **kwargs: Any
+    scores: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """aten._ctc_loss on nothing: its table has room for the longest target there can be, as a fixed program must.
 
-    ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2 longest + 1].
+    ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2 longest + 1]. ``lengths``
+    of targets are numbers, or a tensor that nobody may read here.
     """
     batch = scores.shape[1] if scores.dim() == 3 else 1
-    table = scores.new_empty(batch, scores.shape[0], 2 * targets.shape[-1] + 1)
+    longest = targets.shape[-1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0)
+    table = scores.new_empty(batch, scores.shape[0], 2 * longest + 1)
     return scores.new_empty(batch), table
+
+
+@contextlib.contextmanager
+def _ctc_of_numbers() -> Iterator[None]:
+    """The mean of a CTC loss whose lengths are numbers: PyTorch makes a tensor of them where no mode can see it."""
+    apart = torch.ctc_loss
+
+    def ctc_loss(
+        scores: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, blank: int = 0, reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        if reduction != 1 or isinstance(lengths, torch.Tensor):
+            return apart(scores, targets, steps, lengths, blank, reduction, zero_infinity)
+        losses = apart(scores, targets, steps, lengths, blank, 0, zero_infinity)
+        return (losses / torch.tensor(lengths, dtype=losses.dtype).clamp_min(1)).mean()
+
+    vars(torch)["ctc_loss"] = ctc_loss
+    try:
+        yield
+    finally:
+        vars(torch)["ctc_loss"] = apart
 
 
 @contextlib.contextmanager

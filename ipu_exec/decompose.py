@@ -21,12 +21,23 @@ Decomposition = Callable[..., Any]
 def decomposition(func: Any) -> Decomposition | None:
     """What to call instead of the operator ``func`` (an ``OpOverload``); None where it is recorded as it is."""
     name = str(func)
+    if name.startswith("torch_nn.") and not has_lowering(name):
+        return _body(func)
     if not name.startswith("aten.") or has_lowering(name):
         return None
     if _is_composite(func):  # met inside another decomposition only: before, PyTorch takes them apart itself
         whole: Decomposition = func.decompose
         return whole
     return None if is_view(name) else _OURS.get(name.split(".")[1]) or _core().get(func)
+
+
+@cache
+def _body(func: Any) -> Decomposition | None:
+    """The Python function of an operator that torch.nn defines itself (a linear layer and its loss in chunks)."""
+    from torch._library.custom_ops import OPDEFS
+
+    found = OPDEFS.get(func.name())
+    return None if found is None else found._init_fn
 
 
 @cache
@@ -96,6 +107,11 @@ def weight_norm_gradient(
     return g / norms * (grad - grad_g * v / norms), grad_g
 
 
+def _rows(scores: torch.Tensor) -> torch.Tensor:
+    """A row of classes for each sample: one row of a vector, one class of a single number."""
+    return scores.reshape(-1, scores.shape[-1] if scores.dim() else 1)
+
+
 def multi_margin_gradient(
     grad: torch.Tensor,
     scores: torch.Tensor,
@@ -106,31 +122,31 @@ def multi_margin_gradient(
     reduction: int = 1,
 ) -> torch.Tensor:
     """Of sum_i max(0, margin - x[y] + x[i])^p / classes: its sign pattern, less the sum of it at the target."""
-    classes = scores.shape[-1]
-    row = target.unsqueeze(-1)
-    violation = (margin - scores.gather(-1, row) + scores).clamp_min(0)
+    rows, row = _rows(scores), target.reshape(-1, 1)
+    violation = (margin - rows.gather(-1, row) + rows).clamp_min(0)
     slope = (violation > 0).to(scores.dtype) if p == 1 else violation * 2
-    slope = slope.scatter(-1, row, 0.0) / classes
+    slope = slope.scatter(-1, row, 0.0) / rows.shape[-1]
     if weight is not None:
-        slope = slope * weight[target].unsqueeze(-1)
+        slope = slope * weight[row]
     slope = slope.scatter(-1, row, 0.0) - torch.zeros_like(slope).scatter(-1, row, slope.sum(-1, keepdim=True))
-    if reduction == 1 and scores.dim() > 1:
-        slope = slope / scores.shape[0]
-    return slope * (grad.unsqueeze(-1) if grad.dim() else grad)
+    if reduction == 1:
+        slope = slope / rows.shape[0]
+    return (slope * (grad.reshape(-1, 1) if grad.dim() else grad)).reshape(scores.shape)
 
 
 def multilabel_margin_gradient(
     grad: torch.Tensor, scores: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
 ) -> torch.Tensor:
     """Of sum_ij max(0, 1 - x[y_j] + x[i]) / classes over labels y_j up to the first -1 and all i that are no label."""
+    rows, target, is_target = _rows(scores), _rows(target), _rows(is_target)
     label = (target >= 0).to(scores.dtype).cumprod(-1)
     place = target.clamp_min(0)
-    pairs = (1 - scores.gather(-1, place).unsqueeze(-1) + scores.unsqueeze(-2) > 0).to(scores.dtype)
-    pairs = pairs * label.unsqueeze(-1) * (1 - is_target).unsqueeze(-2) / scores.shape[-1]
-    slope = pairs.sum(-2) - torch.zeros_like(scores).scatter_add(-1, place, pairs.sum(-1))
-    if reduction == 1 and scores.dim() > 1:
-        slope = slope / scores.shape[0]
-    return slope * (grad.unsqueeze(-1) if grad.dim() else grad)
+    pairs = (1 - rows.gather(-1, place).unsqueeze(-1) + rows.unsqueeze(-2) > 0).to(scores.dtype)
+    pairs = pairs * label.unsqueeze(-1) * (1 - is_target).unsqueeze(-2) / rows.shape[-1]
+    slope = pairs.sum(-2) - torch.zeros_like(rows).scatter_add(-1, place, pairs.sum(-1))
+    if reduction == 1:
+        slope = slope / rows.shape[0]
+    return (slope * (grad.reshape(-1, 1) if grad.dim() else grad)).reshape(scores.shape)
 
 
 def zero_tensor(size: list[int], *, dtype: torch.dtype | None = None, **unused: Any) -> torch.Tensor:
@@ -160,8 +176,31 @@ def embedding_bag_gradient(
     return dense(grad, indices, bags, sizes, largest, rows, by_frequency, mode, weights, padding)
 
 
+def diagonal_scatter(
+    whole: torch.Tensor, part: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor:
+    """A copy with another diagonal."""
+    result = whole.clone()
+    result.diagonal(offset, dim1, dim2).copy_(part)
+    return result
+
+
+def renormalised(weight: torch.Tensor, indices: torch.Tensor, most: float, p: float) -> torch.Tensor:
+    """nn.Embedding's max_norm: the rows looked up, scaled to a norm of ``most`` at the most, in their place."""
+    indices = indices.reshape(-1)
+    rows = weight.index_select(0, indices)
+    norms = torch.linalg.vector_norm(rows, p, -1, keepdim=True)
+    scale = torch.where(norms > most, most / (norms + 1e-7), torch.ones_like(norms))
+    return weight.index_copy_(0, indices, rows * scale)
+
+
 _OURS: dict[str, Decomposition] = {
     "_is_all_true": all_true,
+    "as_strided_copy": lambda x, *args, **kwargs: x.as_strided(*args, **kwargs).clone(),
+    "diagonal_scatter": diagonal_scatter,
+    "embedding_renorm_": renormalised,
+    "narrow_copy": lambda x, *args, **kwargs: x.narrow(*args, **kwargs).clone(),
+    "unbind_copy": lambda x, dim=0: [part.clone() for part in x.unbind(dim)],
     "_trilinear": trilinear,
     "multinomial": multinomial,
     "dist": distance,

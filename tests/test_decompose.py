@@ -47,6 +47,34 @@ def test_the_gradient_of_the_margin_loss_of_many_labels(reduction: str) -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_gradients_of_the_margin_losses_of_one_sample(reduction: str) -> None:
+    scores, number = torch.randn(5, requires_grad=True), {"none": 0, "mean": 1, "sum": 2}[reduction]
+    target = torch.tensor([3])
+    loss = F.multi_margin_loss(scores, target, reduction=reduction)
+    (expected,) = torch.autograd.grad(loss, scores, torch.full_like(loss, 0.3))
+    got = decompose.multi_margin_gradient(torch.full_like(loss, 0.3), scores.detach(), target, 1, 1.0, None, number)
+    torch.testing.assert_close(got, expected)
+    target = torch.tensor([3, 1, -1, 0, 2])
+    loss, is_target = torch.ops.aten.multilabel_margin_loss_forward(scores, target, number)
+    (expected,) = torch.autograd.grad(loss, scores, torch.full_like(loss, 0.3))
+    grad = torch.full_like(loss, 0.3)
+    got = decompose.multilabel_margin_gradient(grad, scores.detach(), target, number, is_target)
+    torch.testing.assert_close(got, expected)
+
+
+def test_rows_are_scaled_to_their_greatest_norm_where_they_are_looked_up() -> None:
+    weight, indices = torch.randn(6, 4), torch.tensor([[1, 3], [3, 5]])
+    expected = torch.embedding_renorm_(weight.clone(), indices, 0.7, 2.0)
+    torch.testing.assert_close(decompose.renormalised(weight, indices, 0.7, 2.0), expected)
+
+
+def test_another_diagonal() -> None:
+    whole, part = torch.randn(3, 4, 5), torch.randn(4, 3)
+    got = decompose.diagonal_scatter(whole, part, 1, 0, 2)
+    torch.testing.assert_close(got, torch.diagonal_scatter(whole, part, 1, 0, 2))
+
+
 def test_the_gradient_of_weight_norm() -> None:
     v, g = torch.randn(5, 3, 2, requires_grad=True), torch.randn(5, 1, 1, requires_grad=True)
     w, norms = torch._weight_norm_interface(v, g, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.loss import ctc_cycles
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.lowering.resample import taps_of
-from tests.operands import MK2, op, tensor
+from ipu_exec.lowering.shape import bitonic_steps
+from tests.operands import MK2, op, plan_cycles, tensor
 from tests.test_lowering import check
 
 FULL = 1472 * 32  # fp32: 32 elements, 128 bytes, on each tile; 6 elements a worker at most
@@ -25,6 +27,146 @@ def computes(plan: Plan) -> dict[str, Compute]:
 
 def exchanges(plan: Plan) -> dict[str, Exchange]:
     return {step.name: step for step in plan.steps if isinstance(step, Exchange)}
+
+
+def test_an_expanded_gradient_is_written_out_over_all_tiles_before_it_is_multiplied() -> None:
+    """The gradient of a sum is one element on one tile: each tile gets it (4 bytes) and copies it to its share."""
+    one, dense, weight = tensor(1), tensor(512, 512), tensor(512, 512)
+    grad = replace(dense, strides=(0, 0), storage_elements=1, layout=linear_layout(one, 1472))
+    weight = replace(weight, layout=linear_layout(weight, 1472))
+    plan = lower(op("aten.mm.default", (grad, weight), dense), MK2)
+    whole = lower(op("aten.mm.default", (replace(dense, layout=linear_layout(dense, 1472)), weight), dense), MK2)
+    sent, written = exchanges(plan)["operand 0"], computes(plan)["write out operand 0"]
+    assert sent.bytes_in.max() == sent.bytes_out.sum() == 4
+    # 178 or 179 elements a tile, 30 a worker, 2 a cycle
+    assert written.cycles.max() == 22 + 6 * 15
+    product = [step.name for step in plan.steps if step is not sent and step is not written]
+    assert product == [step.name for step in whole.steps]
+    assert plan_cycles(plan, MK2) < plan_cycles(whole, MK2) + 600
+
+
+@pytest.mark.parametrize("name", ["sum.dim_IntList", "convolution_backward", "avg_pool2d_backward", "slice_backward"])
+def test_no_tile_does_the_work_of_all_on_an_expanded_gradient(name: str) -> None:
+    x = tensor(8, 16, 32, 32)
+    x = replace(x, layout=linear_layout(x, 1472))
+    grad = replace(x, strides=(0, 0, 0, 0), storage_elements=1, layout=linear_layout(tensor(1), 1472))
+    pooled = replace(tensor(8, 16, 16, 16), strides=(0, 0, 0, 0), storage_elements=1, layout=grad.layout)
+    weight = tensor(16, 16, 1, 1, layout=linear_layout(tensor(16, 16, 1, 1), 1472))
+    mask = (True, True, True)
+    calls = {
+        "sum.dim_IntList": ((grad, (0, 2, 3)), (tensor(16),)),
+        "convolution_backward": (
+            (grad, x, weight, (16,), (1, 1), (0, 0), (1, 1), False, (0, 0), 1, mask),
+            (tensor(8, 16, 32, 32), tensor(16, 16, 1, 1), tensor(16)),
+        ),
+        "avg_pool2d_backward": ((pooled, x, (2, 2), (2, 2), (0, 0)), (tensor(8, 16, 32, 32),)),
+        "slice_backward": ((pooled, (8, 16, 32, 32), 3, 0, 16, 1), (tensor(8, 16, 32, 32),)),
+    }
+    name = name if "." in name else f"{name}.default"
+    args, outputs = calls[name.removesuffix(".default")]
+    spec = op(f"aten.{name}", args, *outputs)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    # 131,072 elements on one tile would take it over 10,000 cycles to read
+    assert plan_cycles(plan, MK2) < 10_000
+
+
+def test_lookups_in_a_small_table_are_shared_by_copies_of_it() -> None:
+    """Token types: 2 rows of 768 halves lie on 24 tiles; 1,472 // 24 = 61 copies take 4,096 lookups."""
+    table, indices, out = (
+        tensor(2, 768, dtype="float16"),
+        tensor(4096, dtype="int64"),
+        tensor(4096, 768, dtype="float16"),
+    )
+    spec = op("aten.embedding.default", (table, indices), out)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    assert plan.note == "61 copies"
+    sent = exchanges(plan)
+    assert sent["copies of the table"].bytes_in.sum() == 60 * 2 * 768 * 2  # all but the first
+    assert sent["indices"].bytes_in.max() == math.ceil(4096 / 61) * 4
+    # a tile has 64 halves (128 bytes) of a row, and finds 4096 * 768 / 1464 / 64 = 33.6 of them
+    assert computes(plan)["embedding/slice"].cycles.max() == 6 * (30 + 6 * (19 + 2 * 16) + 8 * 6)
+    large = op("aten.embedding.default", (tensor(30000, 768, dtype="float16"), indices), out)
+    assert lower(large, MK2).note == ""
+
+
+def test_gradients_of_a_small_table_are_added_up_from_copies() -> None:
+    gradient, indices, table = tensor(4096, 768), tensor(4096, dtype="int64"), tensor(2, 768)
+    spec = op("aten.embedding_dense_backward.default", (gradient, indices, 2, -1, False), table)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    copies = int(plan.note.split()[0])
+    assert copies > 1
+    assert exchanges(plan)["embedding_dense_backward/partials"].bytes_in.sum() == copies * table.nbytes
+    assert plan_cycles(plan, MK2) < 40_000  # 4096 * 768 / 48 elements a tile, 4 bytes a cycle, would be 65,536 alone
+    written = op("aten.index_put.default", (table, (indices,), gradient), table)
+    assert lower(written, MK2).note == ""  # what is written has one place
+
+
+def test_the_steps_of_a_bitonic_sort() -> None:
+    """Batcher's network has log n (log n + 1) / 2 steps; for the best 5 of 100 sequences of 8 are sorted and merged."""
+    assert len(bitonic_steps(1024, 1024)) == 10 * 11 // 2
+    assert bitonic_steps(4, 4) == [(4, 1), (4, 2), (4, 1)]
+    assert bitonic_steps(1, 1) == []
+    best = bitonic_steps(100, 5)
+    assert len(best) == 6 + 4 * 4  # log2 8 = 3: 1 + 2 + 3, then 4 merges that sort again
+    assert [present for present, _ in best[6::4]] == [100, 52, 28, 16]  # 12 pairs of 8 and a rest of 4, 3 and 4, ...
+    assert best[-1] == (8, 1)
+
+
+@pytest.mark.parametrize(("dim", "steps"), [(0, 6 * 7 // 2), (1, 10 * 11 // 2)])
+def test_sorting_goes_by_the_dimension_and_over_all_tiles(dim: int, steps: int) -> None:
+    x, where = tensor(64, 1000), tensor(64, 1000, dtype="int64")
+    spec = op("aten.sort.default", (x, dim, False), x, where)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    compared = [s for s in plan.steps if isinstance(s, Compute) and s.name.endswith("/compare")]
+    assert len(compared) == steps
+    # 32,000 pairs on 1,472 tiles: 22 a tile at the most, 4 a worker
+    assert all(s.cycles.max() == 6 * (17 + 20 * 4) for s in compared)
+
+
+def test_a_cumulative_sum_is_a_product_with_a_triangle() -> None:
+    x = tensor(64, 96)
+    spec = op("aten.cumsum.default", (x, 1), x)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    assert computes(plan)["cumsum/convolve"].flops == 2 * 64 * 96 * 96
+    assert plan.constants is not None and plan.constants.sum() >= 96 * 96 * 4
+    for long in (tensor(2, 100_000), tensor(64, 96, dtype="int64")):
+        scanned = op("aten.cumsum.default", (long, 1), long)
+        check(lower(scanned, MK2), scanned)
+        assert "scan on tile" in computes(lower(scanned, MK2))
+
+
+def test_a_batch_that_is_summed_is_one_product() -> None:
+    a, b, out = tensor(4, 32, 16), tensor(4, 16, 48), tensor(32, 48)
+    plan = lower(op("aten.addbmm.default", (tensor(32, 48), a, b), out), MK2)
+    assert plan.output_layouts[0] is not None
+    assert plan.output_layouts[0].bytes.sum() == out.nbytes
+    multiplied = [s.flops for s in plan.steps if isinstance(s, Compute) and s.name.endswith("/convolve")]
+    assert multiplied == [2 * 4 * 32 * 16 * 48]
+
+
+@pytest.mark.parametrize("name", ["sum.dim_IntList", "var.correction", "amax.default"])
+def test_a_reduction_of_nothing_fills_its_outputs_and_one_of_single_elements_copies(name: str) -> None:
+    nothing = op(f"aten.{name}", (tensor(0, 40), (0,)), tensor(40))
+    filled = lower(nothing, MK2)
+    check(filled, nothing)
+    assert [step.vertices[0].type for step in filled.steps][:1] == ["popops::Fill<float>"]
+    if name != "var.correction":
+        copied = lower(op(f"aten.{name}", (tensor(1, 40), (0,)), tensor(40)), MK2)
+        assert [step.name.split("/")[1] for step in copied.steps] == ["copy"]
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 16), (4, 0, 16), (4, 8, 0)])
+def test_a_product_of_nothing_is_zero(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    spec = op("aten.addmm.default", (tensor(n), tensor(m, k), tensor(k, n)), tensor(m, n))
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    assert (plan.flops > 0) == (m * n > 0)  # the bias is added to zeros
 
 
 @pytest.mark.parametrize(
@@ -162,7 +304,7 @@ def test_many_lookups_of_a_small_table_are_shared_by_groups_of_tiles() -> None:
 
 @pytest.mark.parametrize("name", ["gather", "scatter_add"])
 def test_an_index_that_repeats_itself_picks_rows_and_is_sent_once(name: str) -> None:
-    table, values = tensor(4, 50, 64), tensor(4, 10, 64)
+    table, values = tensor(4, 200, 64), tensor(4, 10, 64)  # on all tiles
     whole = tensor(4, 10, 64, dtype="int64")
     expanded = tensor(4, 10, 64, dtype="int64", strides=(10, 1, 0))
     moved, slowest = [], []

@@ -119,8 +119,11 @@ module("CrossMapLRN2d", IMAGES[2], 2)
 module("Linear", x2, 6, 3)
 module("LazyLinear", x2, 3)
 module("LinearCrossEntropyLoss", lambda: [r(4, 6), ints(3, 4)], 6, 3)
+module("LinearCrossEntropyLoss", lambda: [r(4, 6), ints(3, 4)], 6, 3,
+       options=nn.LinearCrossEntropyOptions(batch_chunk_size=2))  # fmt: skip
 module("Bilinear", lambda: [r(4, 6), r(4, 5)], 6, 5, 3)
 module("Embedding", lambda: [ints(9, 4, 3)], 9, 5)
+module("Embedding", lambda: [ints(9, 4, 3)], 9, 5, max_norm=1.0)
 for mode in ("sum", "mean", "max"):
     module("EmbeddingBag", lambda: [ints(9, 4, 3)], 9, 5, mode=mode)
 module("EmbeddingBag", lambda: [ints(9, 12), torch.tensor([0, 3, 7])], 9, 5, mode="sum")
@@ -173,7 +176,9 @@ for name in ("SoftMarginLoss", "HingeEmbeddingLoss"):
     module(name, lambda: [r(4, 6), signs(4, 6).int()])
 module("CosineEmbeddingLoss", lambda: [r(4, 6), r(4, 6), signs(4).int()])
 module("MarginRankingLoss", lambda: [r(4), r(4), signs(4).int()])
+module("MultiMarginLoss", lambda: [r(6), ints(6, 1)])
 module("MultiLabelMarginLoss", lambda: [r(4, 6), ints(6, 4, 6)])
+module("MultiLabelMarginLoss", lambda: [r(6), ints(6, 6)])
 module("CTCLoss", lambda: [r(12, 2, 6), ints(5, 2, 4) + 1, torch.tensor([12, 12]), torch.tensor([4, 3])])
 MODULES["AdaptiveLogSoftmaxWithLoss"] = (
     lambda: nn.AdaptiveLogSoftmaxWithLoss(6, 20, [5, 10]),
@@ -223,11 +228,12 @@ named(square, """abs acos asin asinh atan atanh ceil cos cosh deg2rad digamma er
     isnan isinf isfinite lgamma log log10 log1p log2 logit nan_to_num neg rad2deg reciprocal relu round rsqrt sgn
     sigmoid sign signbit sin sinc sinh sqrt square tan tanh trunc logical_not amax amin argmax argmin all any max min
     mean median nansum norm prod std var sum std_mean var_mean count_nonzero tril triu fliplr flipud rot90 trace
-    diagonal diag diagflat diff clone ravel nonzero corrcoef cov msort aminmax""")  # fmt: skip
+    diagonal diag diagflat diff clone ravel nonzero corrcoef cov msort aminmax nanmedian angle frexp
+    unbind_copy""")  # fmt: skip
 function(lambda: [r(5, 5) + 1], acosh=torch.acosh)
 named(lambda: [r(5, 5), r(5, 5)], """add sub mul div atan2 fmod remainder maximum minimum fmax fmin pow eq ne lt le gt
     ge logical_and logical_or logical_xor hypot xlogy logaddexp logaddexp2 true_divide dist inner kron cdist matmul mm
-    copysign float_power isclose ldexp""")  # fmt: skip
+    copysign float_power isclose ldexp nextafter""")  # fmt: skip
 for name in words("cumsum cumprod cummax cummin logcumsumexp sort argsort mode logsumexp softmax log_softmax"):
     function(square, **{name: partial(getattr(torch, name), dim=0)})
 function(x2, flip=lambda a: a.flip(0), lp_norm=lambda a: a.norm(3, dim=1), max_norm=lambda a: a.norm(float("inf")),
@@ -250,7 +256,12 @@ function(x2, flip=lambda a: a.flip(0), lp_norm=lambda a: a.norm(3, dim=1), max_n
          glu=F.glu, softmin=lambda a: F.softmin(a, -1), powers=lambda a: 2**a + a**2.5 + a**3,
          pdist=F.pdist, renorm=lambda a: a.renorm(2, 0, 1.0), expand=lambda a: a.expand(2, 4, 6),
          trapezoid=torch.trapezoid, svdvals=torch.linalg.svdvals, rfft=lambda a: torch.fft.rfft(a).abs(),
-         entr=torch.special.entr, polygamma=lambda a: torch.polygamma(1, a),
+         entr=torch.special.entr, i0e=torch.special.i0e, bessel=torch.special.bessel_j0,
+         narrow_copy=lambda a: torch.narrow_copy(a, 1, 1, 3), igamma=lambda a: torch.igamma(torch.ones(6), a),
+         as_strided_copy=lambda a: torch.as_strided_copy(a, (3, 2), (6, 2)),
+         diagonal_scatter=lambda a: a.diagonal_scatter(a[0, :4]), cauchy=lambda a: a + torch.empty_like(a).cauchy_(),
+         nothing=lambda a: a[:, :0] @ a[:, :0].t() + a[:0].sum() + a[:0].var(1).sum(),
+         polygamma=lambda a: torch.polygamma(1, a),
          view_as_complex=lambda a: torch.view_as_real(torch.view_as_complex(a.reshape(4, 3, 2)) * 2))  # fmt: skip
 function(two, where=lambda a, b: torch.where(a > b, a, b), lerp=lambda a, b: torch.lerp(a, b, 0.3),
          cosine_similarity=F.cosine_similarity, cdist_of_ones=lambda a, b: torch.cdist(a, b, p=1),
@@ -269,10 +280,14 @@ function(lambda: [r(4, 6), ints(6, 4, 3), r(4, 3)], scatter=lambda a, b, c: a.sc
             for how in ("sum", "prod", "mean", "amax", "amin")})  # fmt: skip
 function(lambda: [r(4, 6), torch.tensor([0, 3, 1]), r(3, 6)], index_add=lambda a, b, c: a.index_add(0, b, c),
          index_put=lambda a, b, c: a.index_put((b,), c), index_copy=lambda a, b, c: a.index_copy(0, b, c),
+         index_reduce=lambda a, b, c: a.index_reduce(0, b, c, "amax"),
          index_fill=lambda a, b, c: a.index_fill(0, b, 0.0))  # fmt: skip
 function(lambda: [r(2, 3, 4), r(2, 5, 4)], einsum=lambda a, b: torch.einsum("bij,bkj->bik", a, b))
 function(lambda: [r(3, 5), r(3, 4), r(4, 5)], addmm=torch.addmm)
 function(lambda: [r(2, 3, 5), r(2, 3, 4), r(2, 4, 5)], baddbmm=torch.baddbmm)
+function(lambda: [r(3, 5), r(2, 3, 4), r(2, 4, 5)], addbmm=torch.addbmm)
+function(lambda: [r(6), r(4, 6) > 0.5, r(4, 6)], masked_scatter_broadcast=torch.masked_scatter)
+function(lambda: [r(12, 2, 6), ints(5, 2, 4) + 1], ctc_of_known_lengths=lambda p, t: F.ctc_loss(p, t, (12, 9), (4, 3)))
 function(lambda: [r(3, 4), r(3), r(4)], addr=torch.addr)
 function(lambda: [r(5, 3), r(5, 3)], cross=lambda a, b: torch.linalg.cross(a, b))
 function(lambda: [r(3, 4), r(4, 5), r(5, 2)], multi_dot=lambda *a: torch.linalg.multi_dot(a))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.build import Builder, row_major
 from ipu_exec.lowering.elementwise import bring
 from ipu_exec.lowering.layouts import Spread
 from ipu_exec.lowering.matmul import multiply, sides_of
@@ -13,16 +13,6 @@ from ipu_exec.lowering.registry import lowering, words
 from ipu_exec.machine import Machine
 
 _END = 1 << 30
-
-
-def dense(shape: tuple[int, ...], dtype: str, layout: Layout) -> Operand:
-    """A row-major intermediate on a layout."""
-    strides: list[int] = []
-    size = 1
-    for extent in reversed(shape):
-        strides.insert(0, size)
-        size *= extent
-    return Operand(shape, dtype, tuple(strides), 0, size, layout)
 
 
 def transposed(operand: Operand) -> Operand:
@@ -44,7 +34,7 @@ def _part(build: Builder, name: str, left: Operand, right: Operand) -> tuple[Ope
     first = build.next
     done = multiply(build, name, sides_of(build.spec, left, right), left.dtype)
     shape = (*left.shape[:-1], right.shape[-1])
-    result = dense(shape, left.dtype, done.outputs.layout(left.dtype))
+    result = row_major(shape, left.dtype, done.outputs.layout(left.dtype))
     assert result.layout is not None
     build.hold(name, result.layout.bytes, max(first, build.next - 1), _END)
     return result, done

@@ -5,7 +5,7 @@ Lowerings use `Builder` so that each reads as the list of its compute sets and e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Builder:
     steps: list[Compute | Exchange] = field(default_factory=list)
     temporaries: list[Temporary] = field(default_factory=list)
     wishes: dict[int, Layout] = field(default_factory=dict)
+    written: dict[int, Operand] = field(default_factory=dict)
 
     @property
     def tiles(self) -> int:
@@ -111,14 +112,36 @@ class Builder:
         """How operand ``index`` lies, placed if need be."""
         return spread_of(self.place(index), self.tiles)
 
+    def lead(self, index: int) -> tuple[Operand, Spread]:
+        """Operand ``index``, and how it lies, for a lowering that works where it lies.
+
+        An expanded tensor (the gradient of a sum) repeats elements that may lie on a single tile: it is written out
+        first, over all tiles. Each gets the elements that are there and copies them, the way poplar::program::Copy
+        writes a broadcast tensor.
+        """
+        operand = self.place(index)
+        if not any(expanded(operand)):
+            return operand, spread_of(operand, self.tiles)
+        lies = self.linear(operand.elements, operand.dtype)
+        if index not in self.written:
+            step = self.fetch(f"operand {index}", operand, lies.elements)
+            self.map(f"write out operand {index}", "copy", lies.elements, operand.dtype, flops=0)
+            self.hold(f"operand {index} written out", lies.elements * operand.item_bytes, step, 1 << 30)
+            self.written[index] = row_major(operand.shape, operand.dtype, lies.layout(operand.dtype), operand.role)
+        return self.written[index], lies
+
     def fetch(
         self, name: str, source: Operand, need: np.ndarray, broadcast: bool = False, scattered: bool = False
     ) -> int:
         """Exchange ``need[tile]`` elements of ``source`` to the tiles. Returns the step that brings them.
 
-        ``scattered``: no two elements that a tile needs lie together, so that each is a fragment of its own.
+        ``scattered``: no two elements that a tile needs lie together, so that each is a fragment of its own. Of an
+        expanded tensor only the elements that are there are sent, each of them to all who need it.
         """
         item = source.item_bytes
+        if any(expanded(source)) and not broadcast:
+            need = np.where(need > 0, np.maximum(1, ceil_div(need * distinct(source), max(source.elements, 1))), 0)
+            source, broadcast, scattered = folded(source), True, False
         lies = spread_of(source, self.tiles)
         held, key = lies.elements, lies.key
         sent = held if broadcast else apportion(int(need.sum()), held)
@@ -142,6 +165,33 @@ class Builder:
             if last >= 0
         )
         return Plan(tuple(self.steps), kept, layouts, tuple(sorted(self.wishes.items())), constants, note)
+
+
+def expanded(operand: Operand) -> tuple[bool, ...]:
+    """Which dimensions of a tensor only repeat their first element."""
+    return tuple(stride == 0 and n > 1 for n, stride in zip(operand.shape, operand.strides, strict=True))
+
+
+def folded(operand: Operand) -> Operand:
+    """An expanded tensor without its repeats."""
+    return replace(
+        operand, shape=tuple(1 if wide else n for n, wide in zip(operand.shape, expanded(operand), strict=True))
+    )
+
+
+def distinct(operand: Operand) -> int:
+    """Elements that are there, not those that an expanded view repeats."""
+    return folded(operand).elements
+
+
+def row_major(shape: tuple[int, ...], dtype: str, layout: Layout, role: str = "activation") -> Operand:
+    """A dense tensor in row-major order on a layout."""
+    strides: list[int] = []
+    size = 1
+    for extent in reversed(shape):
+        strides.insert(0, size)
+        size *= extent
+    return Operand(shape, dtype, tuple(strides), 0, size, layout, role)
 
 
 def placed(operand: Operand, layout: Layout) -> Operand:

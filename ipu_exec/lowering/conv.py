@@ -14,7 +14,7 @@ from typing import Any
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
-from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, as_placed, search
+from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, as_placed, no_product, search
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
@@ -219,6 +219,8 @@ def _cheapest(
     build: Builder, name: str, problem: Problem, inputs: int, weights: int, turned: tuple[bool, bool]
 ) -> Product:
     dtype, input_elements = build.spec.operands[inputs].dtype, build.spec.operands[inputs].elements
+    if problem.is_empty:
+        return no_product(build, name, problem, inputs, weights, dtype)
     machine = build.machine
     half = dtype in ("float16", "bfloat16")
     plain = problem.taps == 1 and problem.field_stride == (1, 1)
@@ -299,6 +301,6 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     if mask[2] and spec.outputs[2] is not None:
         channels = 1 if len(grad.shape) == len(weight.shape) else 0
         dims = tuple(d for d in range(len(grad.shape)) if d != channels)
-        reduced = reduce_over(build, build.place(0), build.spread(0), dims, "ADD", "grad bias")
+        reduced = reduce_over(build, *build.lead(0), dims, "ADD", "grad bias")
         layouts[2] = reduced.spread.layout(spec.outputs[2].dtype)
     return build.plan(tuple(layouts), constants=constants, note="; ".join(notes))

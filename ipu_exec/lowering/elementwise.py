@@ -7,13 +7,12 @@ An operator that the IPU runs as several vertices is several compute sets. Cycle
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder, messages, placed
+from ipu_exec.lowering.build import Builder, expanded, folded, messages, placed
 from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering, words
@@ -79,6 +78,8 @@ UNARY: dict[str, tuple[str, ...]] = {
     "special_erfcx": ("series",),
     "polygamma": ("series",),
     "signbit": ("compare_scalar",),
+    "angle": ("compare_scalar", "select"),  # of real numbers: 0 or pi
+    "frexp": ("log", "round", "exp", "mul_"),  # x / 2^e with e = floor(log2 x) + 1
     "hardshrink": ("absolute", "compare_scalar", "select"),
     "softshrink": ("clamp", "sub_"),  # x less x held to [-lambda, lambda]
     "logical_not": ("logical",),
@@ -91,7 +92,18 @@ UNARY: dict[str, tuple[str, ...]] = {
     "nan_to_num": ("compare", "select"),
     "logit": ("add_scalar", "div", "log"),
 }
+# what has no vertex in popops: a scalar function of about as many terms as `erfinv`
+SERIES = words("""special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
+    special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
+    special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta special_chebyshev_polynomial_t
+    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
+    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac""")
 BINARY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SERIES, ("series",)),
+    "nextafter": ("compare", "select", "add_"),
     "add": ("add",),
     "sub": ("sub",),
     "rsub": ("sub",),
@@ -248,19 +260,12 @@ def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str,
             step = build.fetch(f"operand {index}", source, lies.elements, scattered=turned)
             build.hold(f"operand {index}", lies.elements * operand.item_bytes, step, _END)
         return "same", int(lies.elements.max(initial=0))
-    shape = tuple(1 if wide else n for n, wide in zip(operand.shape, expanded(operand), strict=True))
-    source = replace(build.place(index), shape=shape)
-    operand = replace(operand, shape=shape)
+    source, operand = folded(build.place(index)), folded(operand)
     need = broadcast_need(operand, lead, lies)
     step = build.fetch(f"broadcast operand {index}", source, need, broadcast=True)
     build.hold(f"operand {index}", need * operand.item_bytes, step, _END)
     kind = "scalar" if operand.elements == 1 else "vector" if operand.shape[-1:] == lead.shape[-1:] else "broadcast"
     return kind, int(need.max(initial=0))
-
-
-def expanded(operand: Operand) -> tuple[bool, ...]:
-    """Which dimensions of a tensor only repeat their first element."""
-    return tuple(stride == 0 and n > 1 for n, stride in zip(operand.shape, operand.strides, strict=True))
 
 
 _REGROUP_BYTES = 8  # popops' least group: 4 of float16, 2 of float32

@@ -6,22 +6,23 @@ exchanged to where the result lies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.build import Builder, distinct
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, result_key, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_cycles
-from ipu_exec.lowering.registry import lowering
+from ipu_exec.lowering.registry import lowering, words
 from ipu_exec.lowering.vertices import poplar_type
-from ipu_exec.machine import Machine
+from ipu_exec.machine import EXCHANGE_BASE_LATENCY, SYNC_CYCLES, Machine
 
 WORKERS = 6
+PHASE = SYNC_CYCLES + EXCHANGE_BASE_LATENCY  # of an exchange, for choosing between plans
 _END = 1 << 30
-_LOOKUPS = 1024
 
 
 def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -> np.ndarray:
@@ -42,11 +43,6 @@ def _row(table: Operand, dim: int) -> int:
     return max(1, table.elements // max(1, table.shape[dim] if table.shape else 1))
 
 
-def distinct(operand: Operand) -> int:
-    """Elements that are there, not those that an expanded view repeats."""
-    return prod(extent for extent, stride in zip(operand.shape, operand.strides, strict=True) if stride)
-
-
 def repeated_row(index: Operand) -> int:
     """How often an expanded index repeats itself along the innermost dimensions: it picks rows of so many elements."""
     row = 1
@@ -57,55 +53,80 @@ def repeated_row(index: Operand) -> int:
     return row
 
 
-def in_groups(held: np.ndarray, lookups: int) -> tuple[np.ndarray, int]:
-    """Elements of the table on each tile when its lookups are shared by groups of tiles, and how many groups.
-
-    A table that leaves most tiles empty is held by several groups, each of which takes a part of the lookups: the
-    lookup split of popops' plan (facts/cycles.md 7). `_LOOKUPS` a group at least is an estimate. One group: as it lies.
-    """
-    parts = held[held > 0]
-    groups = min(held.size // max(1, parts.size), lookups // _LOOKUPS)
-    if groups < 2:
-        return held, 1
-    copies = np.zeros_like(held)
-    copies[: groups * parts.size] = np.tile(parts, groups)
-    return copies, groups
-
-
-def _send_indices(build: Builder, indices: list[int], held: np.ndarray, groups: int = 1) -> None:
-    """Exchange the index vector, or a group's part of it, to every tile that holds a part of the table."""
+def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: int = 1) -> None:
+    """Exchange the index vector to every tile that holds a part of the table, a part of it to each copy."""
     for index in indices:
         source = build.place(index)
-        need = np.where(held > 0, ceil_div(distinct(source), groups), 0)
+        need = np.where(held > 0, ceil_div(distinct(source), copies), 0)
         step = build.fetch("indices", source, need, broadcast=True)
         build.hold("indices", need * source.item_bytes, step, _END)
 
 
+def _copies(held: np.ndarray, lookups: int, cost: Callable[[int], int]) -> int:
+    """How many copies of a table that lies on a few tiles share its lookups: as many as ``cost`` is least for.
+
+    popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200 halves, none where
+    the table fills the tiles (graphcore/poplibs, tests/popops/EmbeddingPlanTest.cpp).
+    """
+    most = max(1, min(len(held) // max(1, int(np.count_nonzero(held))), lookups))
+    tried = {min(most, 2**power) for power in range(most.bit_length() + 1)}
+    return min(sorted(tried), key=cost)
+
+
+def _copied(held: np.ndarray, copies: int) -> np.ndarray:
+    """``held`` with its copies on the tiles that follow."""
+    if copies == 1:
+        return held
+    used = np.flatnonzero(held)
+    several = np.zeros_like(held)
+    several[(used[0] + np.arange(len(used) * copies)) % len(held)] = np.tile(held[used], copies)
+    return several
+
+
 def look_up(spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int) -> Plan:
-    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear result."""
+    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear result.
+
+    A table on a few tiles is copied to more of them, which share the lookups, where that takes less time.
+    """
     build = Builder(spec, machine)
-    source = build.place(table)
+    source, lying = build.lead(table)
     out = spec.outputs[0]
     assert out is not None
-    lying = spread_of(source, machine.tiles).elements
-    held, groups = in_groups(lying, lookups)
-    if groups > 1:
-        step = build.exchange("copies of the table", held * source.item_bytes, lying * source.item_bytes)
-        build.hold("copies of the table", held * source.item_bytes, step, _END)
-    _send_indices(build, indices, held, groups)
-    piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
-    found = apportion(out.elements, held)
-    hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
-    asked = np.where(held > 0, ceil_div(lookups, groups), 0)
+
+    def sliced(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
+        """(elements found, cycles) of each tile."""
+        piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
+        found = apportion(out.elements, held)
+        hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
+        asked = np.where(held > 0, ceil_div(lookups, copies), 0)
+        return found, slice_cycles(hits, asked, piece * source.item_bytes)
+
+    def cost(copies: int) -> int:
+        held = _copied(lying.elements, copies)
+        sending = ceil_div(held.max() * source.item_bytes, 4) + PHASE if copies > 1 else 0
+        return int(sliced(held, copies)[1].max() + sending + ceil_div(lookups, copies))
+
+    copies = _copies(lying.elements, lookups, cost)
+    held = _copied(lying.elements, copies)
+    if copies > 1:
+        need = np.maximum(held - lying.elements, 0)
+        step = build.fetch("copies of the table", source, need, broadcast=True)
+        build.hold("copies of the table", need * source.item_bytes, step, _END)
+    _send_indices(build, indices, held, copies)
+    found, cycles = sliced(held, copies)
     kind = f"popops::MultiSlice<{poplar_type(source.dtype)}>"
-    step = build.compute(f"{base_name(spec)}/slice", kind, slice_cycles(hits, asked, piece * source.item_bytes))
+    step = build.compute(f"{base_name(spec)}/slice", kind, cycles)
     build.hold("found rows", found * source.item_bytes, step, step + 1)
     lies = build.linear(out.elements, out.dtype)
     build.exchange(f"{base_name(spec)}/collect", lies.elements * source.item_bytes, found * source.item_bytes)
     layouts: list[Layout | None] = [
         None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs
     ]
-    return build.plan(tuple(layouts))
+    return build.plan(tuple(layouts), note=f"{copies} copies" if copies > 1 else "")
+
+
+_ADDING = words("""embedding_dense_backward _embedding_bag_dense_backward index_add index_add_ scatter_add
+    scatter_add_""")
 
 
 def update(
@@ -117,52 +138,77 @@ def update(
     lookups: int,
     base: int | None,
     rows: int | None = None,
-    summed: bool = False,
 ) -> Plan:
     """Rows of values are exchanged to the tiles that hold their place in the result and added there.
 
     ``base`` is the operand that the result starts from (copied unless in place); None starts from zero. ``rows`` is
     how many arrive, where that is not one for each row of the values (a bag's gradient goes to all its indices).
-    ``summed``: rows are added, never written over each other, so that groups of tiles can make partial sums.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    if base is not None:
-        lies = spread_of(build.place(base), machine.tiles)
+    if base is not None and spec.operands[base].elements < out.elements:  # broadcast to the mask (masked_scatter)
+        source, lies = build.place(base), build.linear(out.elements, out.dtype)
+        need = np.minimum(lies.elements, source.elements)
+        step = build.fetch("input", source, need, broadcast=True)
+        build.hold("input", need * source.item_bytes, step, build.next)
+        build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
+    elif base is not None:
+        lies = build.lead(base)[1]
         if out.layout is None:
             build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
     else:
         lies = build.linear(out.elements, out.dtype)
         build.map(f"{base_name(spec)}/zero", "fill", lies.elements, out.dtype, flops=0)
-    held, groups = in_groups(lies.elements, lookups) if summed else (lies.elements, 1)
-    if groups > 1:
-        step = build.map(f"{base_name(spec)}/zero partial sums", "fill", held, out.dtype, flops=0)
-        build.hold("partial sums", held * out.item_bytes, step, _END)
-    _send_indices(build, indices, held, groups)
-    moved = 0
+    moved = lookups * row
+    if values is not None and rows is None:
+        moved = spec.operands[values].elements
+    elif rows is not None:
+        moved = rows * row
+
+    def updated(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
+        """(elements that arrive, cycles) of each tile."""
+        piece = np.minimum(held, row)
+        arriving = apportion(moved, held)
+        hits = np.where(piece > 0, ceil_div(arriving, np.maximum(piece, 1)), 0)
+        asked = np.where(held > 0, ceil_div(lookups, copies), 0)
+        return arriving, update_cycles(hits, asked, piece, out.item_bytes)
+
+    def added(copies: int) -> np.ndarray:
+        """Cycles to add up what the copies have gathered, where the result lies."""
+        return reduce_cycles(lies.elements * copies, lies.elements, out.item_bytes)
+
+    def cost(copies: int) -> int:
+        held = _copied(lies.elements, copies)
+        arriving, cycles = updated(held, copies)
+        adding = added(copies).max() + ceil_div(lies.elements.max() * copies * out.item_bytes, 4) + PHASE
+        reading = ceil_div(arriving.max() * out.item_bytes, 4) + ceil_div(lookups, copies)
+        return int(cycles.max() + reading + (adding if copies > 1 else 0))
+
+    # what is written, not added, has to be in its place
+    name = base_name(spec)
+    adds = name in _ADDING or (name.startswith("index_put") and spec.args[3:4] == (True,))
+    copies = _copies(lies.elements, lookups, cost) if adds else 1
+    held = _copied(lies.elements, copies)
+    if copies > 1:
+        step = build.map(f"{name}/zero copies", "fill", held, out.dtype, flops=0)
+        build.hold("copies of the result", held * out.item_bytes, step, _END)
+    _send_indices(build, indices, held, copies)
+    arriving, cycles = updated(held, copies)
     if values is not None:
         source = build.place(values)
-        moved = source.elements if rows is None else rows * row
-        arriving = apportion(moved, held)
         step = build.fetch("values", source, arriving, broadcast=rows is not None)
         build.hold("values", arriving * source.item_bytes, step, _END)
-    else:
-        arriving = apportion(lookups * row, held)
-        moved = lookups * row
-    piece = np.minimum(held, row)
-    hits = np.where(piece > 0, ceil_div(arriving, np.maximum(piece, 1)), 0)
-    asked = np.where(held > 0, ceil_div(lookups, groups), 0)
     kind = f"popops::MultiUpdateAdd<{poplar_type(out.dtype)},int>"
-    build.compute(f"{base_name(spec)}/update", kind, update_cycles(hits, asked, piece, out.item_bytes), moved)
-    if groups > 1:
-        sums = lies.elements * groups
-        step = build.exchange(f"{base_name(spec)}/partial sums", sums * out.item_bytes, held * out.item_bytes)
-        build.hold("partial sums of all groups", sums * out.item_bytes, step, _END)
+    build.compute(f"{name}/update", kind, cycles, moved)
+    if copies > 1:
+        partials = lies.elements * copies * out.item_bytes
+        step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
+        build.hold("partials", partials, step, step + 1)
         kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
-        cycles = reduce_cycles(sums, lies.elements, out.item_bytes)
-        build.compute(f"{base_name(spec)}/reduce", kind, cycles, int(sums.sum()))
-    return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
+        build.compute(f"{name}/add up", kind, added(copies), int(lies.elements.sum()) * copies)
+    note = f"{copies} copies" if copies > 1 else ""
+    return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)), note=note)
 
 
 @lowering("aten.embedding")
@@ -211,7 +257,7 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
 def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, indices, bag of each index, ...): a bag's gradient is added to the row of each of its indices."""
     gradient, indices = spec.operands[0], spec.operands[1]
-    return update(spec, machine, 0, [1, 2], gradient.shape[-1], indices.elements, None, indices.elements, summed=True)
+    return update(spec, machine, 0, [1, 2], gradient.shape[-1], indices.elements, None, indices.elements)
 
 
 @lowering("aten._embedding_bag_per_sample_weights_backward")
@@ -244,7 +290,7 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
 def embedding_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, indices, rows, ...): gradients added up into a zero table."""
     gradient = spec.operands[0]
-    return update(spec, machine, 0, [1], gradient.shape[-1], spec.operands[1].elements, None, summed=True)
+    return update(spec, machine, 0, [1], gradient.shape[-1], spec.operands[1].elements, None)
 
 
 @lowering("aten.index_select", "aten.gather", "aten.take_along_dim")
@@ -278,12 +324,13 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
     picks = list(range(1, last))
     lookups = max((spec.operands[i].elements for i in picks), default=1)
     row = max(1, spec.operands[last].elements // max(lookups, 1))
-    return update(spec, machine, last, picks, row, lookups, 0, summed=spec.args[3:4] == (True,))
+    return update(spec, machine, last, picks, row, lookups, 0)
 
 
 @lowering("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce",
           "aten.scatter_reduce_", "aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_",
-          "aten.index_fill", "aten.index_fill_", "aten.masked_scatter", "aten.masked_scatter_")  # fmt: skip
+          "aten.index_fill", "aten.index_fill_", "aten.index_reduce", "aten.index_reduce_",
+          "aten.masked_scatter", "aten.masked_scatter_")  # fmt: skip
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
     """(input, dim, index, values): single elements, or rows for index_add, index_copy and an expanded index."""
     table, place = spec.operands[0], spec.operands[1]
@@ -295,8 +342,7 @@ def scatter(spec: OpSpec, machine: Machine) -> Plan:
         row = max(1, min(inner, repeated_row(place)))
         lookups = place.elements // row
     values = 2 if len(spec.operands) > 2 and spec.operands[2].elements > 1 else None
-    summed = base_name(spec).rstrip("_") in ("scatter_add", "index_add")
-    return update(spec, machine, values, [1], row, lookups, 0, summed=summed)
+    return update(spec, machine, values, [1], row, lookups, 0)
 
 
 @lowering("aten.put", "aten.put_")
@@ -323,7 +369,7 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     edges = build.place(theirs)
     if values is not None and values.elements == out.elements:
-        source, found = build.place(mine), build.spread(mine)
+        source, found = build.lead(mine)
         lies = Spread(result_key(found, source, out), found.elements)
     else:
         lies = build.linear(out.elements, out.dtype)

@@ -44,7 +44,7 @@ def _gather_cycles(rows: np.ndarray) -> np.ndarray:
 def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
     """Each row's target score is picked where the scores lie, then summed (and divided by the weight's sum)."""
     build = Builder(spec, machine)
-    scores, lies = build.place(0), build.spread(0)
+    scores, lies = build.lead(0)
     target = build.place(1)
     rows = _rows(target, scores, lies)
     step = build.fetch("targets", target, rows, broadcast=True)
@@ -82,7 +82,7 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
 def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Zeros where the scores lie, then minus the incoming gradient at each row's target."""
     build = Builder(spec, machine)
-    scores, lies = build.place(1), build.spread(1)
+    scores, lies = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
     target = build.place(2)
@@ -128,7 +128,7 @@ def _reduction(spec: OpSpec) -> Any:
 def pointwise_loss(spec: OpSpec, machine: Machine) -> Plan:
     """A few maps where the prediction lies, then a sum over everything, and the mean's division."""
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
+    operand, lies = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     for index in range(1, len(spec.operands)):
@@ -148,7 +148,7 @@ def pointwise_loss(spec: OpSpec, machine: Machine) -> Plan:
 def pointwise_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     """The incoming gradient is broadcast to where the prediction lies, then a few maps."""
     build = Builder(spec, machine)
-    operand, lies = build.place(1), build.spread(1)
+    operand, lies = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
     for index in range(len(spec.operands)):

@@ -81,7 +81,10 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     out = spec.outputs[0]
     assert out is not None
     name = base_name(spec)
-    done = multiply(build, name, sides_of(spec, 1, 2), spec.operands[1].dtype)
+    sides = sides_of(spec, 1, 2)
+    if name == "addbmm":  # the sum over the batch is one product of all its columns with all its rows
+        sides = replace(sides, groups=1, k=sides.groups * sides.k)
+    done = multiply(build, name, sides, spec.operands[1].dtype)
     addend = spec.operands[0]
     if addend.elements < out.elements:
         add_bias(build, name, done, 0, out.dtype)

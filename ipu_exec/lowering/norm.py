@@ -80,7 +80,7 @@ def _forward(
 ) -> Plan:
     """A norm over ``dims`` with scale and shift along ``axes``; ``lead`` is the input regrouped, if it is."""
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
+    operand, lies = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     statistics = build.linear(prod(n for d, n in enumerate(operand.shape) if d not in dims), "float32")
@@ -126,7 +126,7 @@ def layer_norm(spec: OpSpec, machine: Machine) -> Plan:
 def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
     """One reduction (sum of squares), inverse root, scale."""
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
+    operand, lies = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     count = len(spec.args[1]) if isinstance(spec.args[1], tuple) else 1
@@ -187,7 +187,7 @@ def _backward(
     ``dims`` are those normalised over, ``affine_dims`` those the gradients of scale and shift are summed over.
     """
     build = Builder(spec, machine)
-    operand, lies = build.place(data), build.spread(data)
+    operand, lies = build.lead(data)
     seen = lead or operand
     axes = tuple(d for d in range(len(operand.shape)) if d not in affine_dims)
     bring(build, 0, operand, lies)

@@ -103,7 +103,7 @@ def norms(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     layouts: list[Any] = []
     for index, out in enumerate(spec.outputs):
-        operand, lies = build.place(index), build.spread(index)
+        operand, lies = build.lead(index)
         dims = tuple(range(len(operand.shape)))
         reduced = reduce_over(build, operand, lies, dims, "SQUARE_ADD", f"norm {index}")
         build.map(f"norm {index}/sqrt", "sqrt", reduced.spread.elements, "float32")

@@ -12,7 +12,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
-from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, spread_of
+from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
@@ -90,7 +90,7 @@ def _halo(build: Builder, source: Operand, lies: Spread, share: float, width: in
 def pool(spec: OpSpec, machine: Machine) -> Plan:
     """Outputs lie where their windows do. The indices of a maximum are another compare and select."""
     build = Builder(spec, machine)
-    data, lies = build.place(0), build.spread(0)
+    data, lies = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     window = _window(spec, 1, data, out)
@@ -123,8 +123,8 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Each input gradient looks at the windows that hold it, where the input lies; gradients come to it."""
     build = Builder(spec, machine)
-    grad, data = build.place(0), build.place(1)
-    lies = spread_of(data, machine.tiles)
+    grad = build.place(0)
+    data, lies = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
     window = _window(spec, 2, data, grad)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ipu_exec.lowering import amp
-from ipu_exec.lowering.build import Builder, messages, placed
+from ipu_exec.lowering.build import Builder, expanded, messages, placed
 from ipu_exec.lowering.costs import copy_cycles, rearrange_cycles
 from ipu_exec.lowering.layouts import Spread, apportion, blocks, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand
@@ -59,6 +59,11 @@ class Problem:
     @property
     def taps(self) -> int:
         return prod(self.kernel)
+
+    @property
+    def is_empty(self) -> bool:
+        """True where nothing is multiplied: a tensor without elements (a cache that is not filled yet)."""
+        return 0 in (self.groups, self.segments, self.width, self.in_channels, self.out_channels, *self.kernel)
 
     @property
     def macs(self) -> int:
@@ -413,6 +418,8 @@ def add_product(
     planned it is transposed there before it is sent: once, not on every tile that receives a part.
     ``field_first``: the result's storage runs along the field (NCHW), not along the output channels.
     """
+    if problem.is_empty:
+        return no_product(build, name, problem, inputs, weights, dtype)
     machine = build.machine
     unit = amp.unit_for(machine, dtype)
     problem = as_placed(build, problem, methods, inputs, weights, dtype)
@@ -435,7 +442,7 @@ def add_product(
     padded = input_elements(problem, splits.method, share.segments, share.width, padded_in, share.groups)
     arriving = np.rint(slices * problem.expansion).astype(np.int64) * item
     lying = spread_of(source, machine.tiles).elements * item
-    if turned[0] and not in_place:
+    if turned[0] and not in_place and not _repeats(build, inputs):
         _turn(build, f"{name}/transpose inputs", source, half)
     first = build.next
     if in_place:
@@ -471,7 +478,7 @@ def add_product(
     wanted = ceil_div(real_weights, splits.serial) * item
     lying = spread_of(source, machine.tiles).elements * item
     lying = lying if splits.serial == 1 else apportion(int(lying.sum()) // splits.serial, lying)
-    if turned[1] and not weights_in_place:
+    if turned[1] and not weights_in_place and not _repeats(build, weights):
         _turn(build, f"{name}/transpose weights", source, half)
     if weights_in_place:
         home = np.minimum(lying, wanted)
@@ -498,6 +505,20 @@ def add_product(
     return Product(spread, share, splits, np.minimum(share.outs * share.groups, elements))
 
 
+def no_product(
+    build: Builder, name: str, problem: Problem, inputs: int | Operand, weights: int | Operand, dtype: str
+) -> Product:
+    """Append what is to do for a product of nothing: its result, where it has elements, is zero."""
+    for which in (inputs, weights):
+        if isinstance(which, int):
+            build.place(which)
+    lies = build.linear(problem.groups * problem.segments * problem.width * problem.out_channels, dtype)
+    build.map(f"{name}/zero", "fill", lies.elements, dtype, flops=0)
+    none = np.zeros(build.tiles, np.int64)
+    share = Share(none, none, none, none, none, none, none)
+    return Product(lies, share, Splits("1x1", 1, 1, 1, 1, 1, 1), lies.elements)
+
+
 def as_placed(
     build: Builder,
     problem: Problem,
@@ -518,6 +539,11 @@ def as_placed(
     return replace(problem, input_free=found[0], weight_free=found[1])
 
 
+def _repeats(build: Builder, which: int | Operand) -> bool:
+    """True for an expanded operand: it is written out first, in the order that is wanted."""
+    return isinstance(which, int) and any(expanded(build.spec.operands[which]))
+
+
 def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
     """Append the transposition of an operand where it lies."""
     held = spread_of(source, build.tiles).elements
@@ -530,6 +556,8 @@ def _operand(
 ) -> tuple[Operand, bool]:
     """An operand on tiles and whether it lies as planned; one that nobody placed is, in proportion to ``want``."""
     operand = which if isinstance(which, Operand) else build.spec.operands[which]
+    if isinstance(which, int) and _repeats(build, which):
+        operand = build.lead(which)[0]
     problem, dtype, splits, what = plan
     key = planned_key(problem, build.machine, dtype, splits, what, operand)
     layout = operand.layout

@@ -14,7 +14,7 @@ from ipu_exec.machine import Machine
 def dropout(spec: OpSpec, machine: Machine) -> Plan:
     """One vertex makes mask and scaled result, where the input lies."""
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
+    operand, lies = build.lead(0)
     build.map("dropout", "dropout", lies.elements, operand.dtype)
     layouts: list[Layout | None] = []
     for out in spec.outputs:
@@ -30,7 +30,7 @@ def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
     They are the same only on the same tiles (poprand's reference tensor): the gradient comes to where it was dropped.
     """
     build = Builder(spec, machine)
-    mask, lies = build.place(1), build.spread(1)
+    mask, lies = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
     bring(build, 0, mask, lies)
@@ -39,7 +39,8 @@ def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 _RANDOM = words("""bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal
-    normal_ randperm random_ exponential_ log_normal_ geometric_ normal_functional""")
+    normal_ randperm random_ exponential_ log_normal_ geometric_ cauchy_
+    normal_functional""")
 
 
 @lowering(*(f"aten.{name}" for name in _RANDOM))

@@ -64,6 +64,10 @@ def reduce_over(
     """Append the steps that reduce ``operand`` over ``dims``; ``op`` names the operation in the vertex type."""
     kept = tuple(d not in dims for d in range(len(operand.shape)))
     outputs = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
+    if not operand.elements:  # nothing to reduce: what the operation gives of nothing
+        empty = output_spread(outputs, build.tiles)
+        build.map(f"{name}/fill", "fill", empty.elements, "float32", flops=0)
+        return Reduced(empty, np.zeros(build.tiles, np.int64), True)
     partials = touched(operand, kept, lies.elements, lies.run)
     dtype = poplar_type(operand.dtype)
     total = int(partials.sum())
@@ -151,14 +155,15 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
 
         return elementwise(spec, machine, (name,))
     build = Builder(spec, machine)
-    operand = build.place(0)
-    lies = build.spread(0)
+    operand, lies = build.lead(0)
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
     out = next(o for o in spec.outputs if o is not None)
     if name.startswith("arg") or (name in ("max", "min") and len(spec.outputs) > 1):
         # the position travels with the value: a compare and two selects an element before anything is added up
         build.map("index", "compare", lies.elements, operand.dtype)
     reduced = reduce_over(build, operand, lies, dims, _OPS[name], name)
+    if not build.steps:  # one element an output: popops::reduce copies
+        build.map(f"{name}/copy", "copy", reduced.spread.elements, operand.dtype, flops=0)
     after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt", "logsumexp": "log"}.get(name)
     if after:
         build.map(f"{name}/{after}", after, reduced.spread.elements, out.dtype)
@@ -172,7 +177,7 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
 def variance(spec: OpSpec, machine: Machine) -> Plan:
     """Variance and mean: two reductions (sum, sum of squares) and a few operations on the outputs."""
     build = Builder(spec, machine)
-    operand, lies, name = build.place(0), build.spread(0), base_name(spec)
+    (operand, lies), name = build.lead(0), base_name(spec)
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
     mean = reduce_over(build, operand, lies, dims, "ADD", "sum")
     square = reduce_over(build, operand, lies, dims, "SQUARE_ADD", "sum of squares")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder, messages
+from ipu_exec.lowering.build import Builder, folded, messages
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import apportion, ceil_div, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -39,7 +39,7 @@ def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neig
     """Exchange ``arriving`` elements a tile of an operand, and keep them to the end."""
     source = build.place(index)
     nbytes = arriving * source.item_bytes
-    sent = spread_of(source, build.tiles).elements * source.item_bytes
+    sent = spread_of(folded(source), build.tiles).elements * source.item_bytes
     step = build.exchange(name, nbytes, sent, messages(nbytes, sent, 2))
     build.hold(name, nbytes, step, _END)
 
@@ -137,9 +137,9 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     from ipu_exec.lowering.gather import slice_cycles, update_cycles
 
     build = Builder(spec, machine)
-    grad, source, grid = build.place(0), build.place(1), build.place(2)
+    source, grid = build.place(1), build.place(2)
     corners, points = _corners(spec, grid), grid.elements // grid.shape[-1]
-    lies = build.spread(0)
+    grad, lies = build.lead(0)
     held = spread_of(source, machine.tiles).elements
     asked = np.where(held > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
     step = build.exchange("coordinates", asked * 4, spread_of(grid, machine.tiles).elements * 4)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ipu_exec.lowering.attention import dense, transposed
-from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.attention import transposed
+from ipu_exec.lowering.build import Builder, row_major
 from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.matmul import multiply, sides_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -38,7 +38,7 @@ def _matrix(operand: Operand, columns: int) -> Operand:
 def _product(build: Builder, name: str, left: Operand, right: Operand) -> tuple[Operand, Product]:
     done = multiply(build, name, sides_of(build.spec, left, right), left.dtype)
     shape = (left.shape[-2], right.shape[-1])
-    return dense(shape, left.dtype, done.outputs.layout(left.dtype)), done
+    return row_major(shape, left.dtype, done.outputs.layout(left.dtype)), done
 
 
 def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
@@ -78,7 +78,7 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     assert all_gates.layout is not None
     build.hold("gates of inputs", all_gates.layout.bytes, max(0, build.next - 1), _END)
     first = build.next
-    state = dense((batch, hidden), data.dtype, build.linear(batch * hidden, data.dtype).layout(data.dtype))
+    state = row_major((batch, hidden), data.dtype, build.linear(batch * hidden, data.dtype).layout(data.dtype))
     recurrent, again = _product(build, "recurrent", state, transposed(kernel[1]))
     mine = again.outputs.elements
     step = build.fetch("gates", replace(all_gates, shape=recurrent.shape, storage_elements=all_gates.elements), mine)
@@ -107,21 +107,21 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     x = _matrix(build.place(0), data.shape[-1])
     w_in, w_rec = (replace(build.place(i), role="weight") for i in (1, 2))
     lies = build.linear(batch * hidden, dtype)
-    grad = dense((batch, gates * hidden), dtype, build.linear(batch * gates * hidden, dtype).layout(dtype))
+    grad = row_major((batch, gates * hidden), dtype, build.linear(batch * gates * hidden, dtype).layout(dtype))
     first = build.next
     _cell_gradient(build, lies.elements, gates, dtype)
     _, done = _product(build, "grad recurrent", grad, w_rec)
-    source = dense((batch, hidden), dtype, done.outputs.layout(dtype))
+    source = row_major((batch, hidden), dtype, done.outputs.layout(dtype))
     step = build.fetch("collect gradient", source, lies.elements)
     build.hold("gradient of state", lies.elements * data.item_bytes, step, build.next)
     build.map("add gradient of output", "add_", lies.elements, dtype)
     repeat(build, first, steps)
     every = build.linear(steps * batch * gates * hidden, dtype)
-    grads = dense((steps * batch, gates * hidden), dtype, every.layout(dtype))
+    grads = row_major((steps * batch, gates * hidden), dtype, every.layout(dtype))
     build.hold("gradients of gates", every.layout(dtype).bytes, first, _END)
     _, grad_input = _product(build, "grad input", grads, w_in)
     _, grad_w_in = _product(build, "grad input weights", transposed(grads), x)
-    states = dense((steps * batch, hidden), dtype, build.linear(steps * batch * hidden, dtype).layout(dtype))
+    states = row_major((steps * batch, hidden), dtype, build.linear(steps * batch * hidden, dtype).layout(dtype))
     _, grad_w_rec = _product(build, "grad recurrent weights", transposed(grads), states)
     bias = reduce_over(build, grads, every, (0,), "ADD", "grad bias").spread
     known = {0: grad_input.outputs, 1: grad_w_in.outputs, 2: grad_w_rec.outputs, 3: bias, 4: bias}
@@ -142,7 +142,7 @@ def cell(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    state, lies = build.place(2), build.spread(2)
+    state, lies = build.lead(2)
     for index in (0, 1):
         source = build.place(index)
         need = apportion(source.elements, lies.elements)

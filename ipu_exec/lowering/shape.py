@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder, messages
+from ipu_exec.lowering.build import Builder, folded, messages, row_major
+from ipu_exec.lowering.costs import copy_cycles
 from ipu_exec.lowering.elementwise import base_name
-from ipu_exec.lowering.layouts import Spread, apportion, digest, is_contiguous, spread_of
+from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, is_contiguous, spread_of
+from ipu_exec.lowering.matmul import Sides, multiply
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
+from ipu_exec.lowering.reduce import PARTIAL_BYTES
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
@@ -24,14 +27,13 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
     sent = np.zeros(build.tiles, np.int64)
     moved = 0
     for index in sources:
-        source = build.place(index)
-        held = spread_of(source, build.tiles).elements
-        sent += held * source.item_bytes
-        moved += source.elements
+        source = folded(build.place(index))
+        sent += spread_of(source, build.tiles).elements * source.item_bytes
+        moved += build.spec.operands[index].elements
     repeats = max(1, -(-out.elements // max(moved, 1)))
     moved = min(out.elements, moved * repeats)
     total = apportion(moved, lies.elements) * out.item_bytes
-    if repeats == 1:  # what is dropped (a narrower result) is not sent
+    if sent.sum() > total.sum():  # what is dropped (a narrower result) is not sent
         sent = apportion(int(total.sum()), sent)
     step = build.exchange(base_name(build.spec), total, sent, messages(total, sent, 2))
     build.hold("arriving", total, step, build.next)
@@ -84,9 +86,10 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     out, grad = spec.outputs[0], build.place(0)
     assert out is not None
     lies = build.linear(out.elements, out.dtype)
-    border = apportion(grad.elements - out.elements, lies.elements)
-    arriving = (lies.elements + border) * grad.item_bytes
-    sent = spread_of(grad, machine.tiles).elements * grad.item_bytes
+    border = apportion(max(0, grad.elements - out.elements), lies.elements)
+    inner = apportion(min(grad.elements, out.elements), lies.elements)  # negative padding cut off the rest
+    arriving = (inner + border) * grad.item_bytes
+    sent = spread_of(folded(grad), machine.tiles).elements * grad.item_bytes
     step = build.exchange("gradient", arriving, sent, messages(arriving, sent, 2))
     build.hold("gradient", arriving, step, step + 2)
     build.map("place", "copy", lies.elements, out.dtype, flops=0)
@@ -119,7 +122,7 @@ def rearranged(spec: OpSpec, machine: Machine) -> Plan:
 def triangle(spec: OpSpec, machine: Machine) -> Plan:
     """A select against a constant mask, where the input lies."""
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
+    operand, lies = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     build.map(base_name(spec), "select", lies.elements, out.dtype)
@@ -127,7 +130,35 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((Spread(key, lies.elements).layout(out.dtype),))
 
 
-@lowering("aten.cumsum", "aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
+@lowering("aten.cumsum")
+def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
+    """The product with a triangle of ones, a constant (graphcore/popart, willow/src/popx/op/cumsumx.cpp).
+
+    A triangle that would take over a sixteenth of the memory, and integers, which no AMP unit multiplies, are scanned.
+    """
+    out = spec.outputs[0]
+    assert out is not None
+    rank = len(out.shape)
+    dim = int(spec.args[1]) % max(rank, 1)
+    extent = out.shape[dim] if rank else 1
+    size = extent * extent * out.item_bytes
+    if (
+        "float" not in spec.operands[0].dtype
+        or not out.elements
+        or size > machine.tiles * machine.target.bytes_per_tile // 16
+    ):
+        return scan(spec, machine)
+    build = Builder(spec, machine)
+    lies = build.linear(extent * extent, out.dtype).layout(out.dtype)
+    triangle = row_major((extent, extent), out.dtype, lies)
+    stride = spec.operands[0].strides[dim] if rank else 1
+    sides = Sides(0, triangle, 1, out.elements // extent, extent, extent, stride, extent)
+    done = multiply(build, "cumsum", sides, out.dtype)
+    constants = done.worklists + lies.bytes
+    return build.plan((done.outputs.layout(out.dtype),), constants=constants, note=str(done.splits))
+
+
+@lowering("aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
 def scan(spec: OpSpec, machine: Machine) -> Plan:
     """Each tile scans its share, the last values are exchanged and scanned, and added to what follows them."""
     build = Builder(spec, machine)
@@ -144,27 +175,69 @@ def scan(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue", "aten.median", "aten.mode")
+COMPARE_AND_SWAP = 20  # worker cycles of a pair of keys and values (estimate: generic C++, facts/cycles.md 5)
+
+
+def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
+    """(elements of a row that are there, distance at which pairs of them are compared) of each step of popops::topK.
+
+    Sequences of k' = ``most`` rounded up to a power of two are sorted, then two at a time are merged, of which the
+    better k' stay (graphcore/poplibs, lib/popops/BitonicTopK.cpp). With k' no less than ``extent`` it is a bitonic
+    sort, of log2(n) (log2(n) + 1) / 2 steps.
+    """
+    log_most, kept = (most - 1).bit_length(), 1 << (most - 1).bit_length()
+    steps = []
+    for merge in range((extent - 1).bit_length()):
+        distance = min(merge, log_most)
+        steps.append((extent, 1 << distance))
+        if merge >= log_most and extent > kept:
+            extent = extent // (2 * kept) * kept + min(extent % (2 * kept), kept)
+        steps += [(extent, 1 << (distance - 1 - step)) for step in range(distance)]
+    return steps
+
+
+def _sorted(spec: OpSpec) -> tuple[int, int]:
+    """(extent of the dimension that is sorted, how many of it are wanted)."""
+    name, shape, named = base_name(spec), spec.operands[0].shape, dict(spec.kwargs)
+    counted = name in ("topk", "kthvalue")
+    position = 2 if counted else 1
+    dim = named.get("dim", spec.args[position] if len(spec.args) > position else None)
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        dim = None if name.endswith("median") else -1
+    extent = spec.operands[0].elements if dim is None else shape[dim] if shape else 1
+    return extent, min(int(spec.args[1]), extent) if counted else extent
+
+
+@lowering("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue", "aten.median", "aten.nanmedian", "aten.mode")
 def sort(spec: OpSpec, machine: Machine) -> Plan:
-    """A bitonic sort: log2(n) (log2(n) + 1) / 2 compare-and-swap steps, those across tiles with an exchange before."""
+    """Steps of compare-and-swap, an exchange before each: the pairs of a step are spread over all tiles.
+
+    Keys are sorted in fp32, their positions travel with them. Pairs that lie on one tile already are copied there.
+    """
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
-    dim = dict(spec.kwargs).get("dim", -1)
-    extent = operand.shape[dim] if operand.shape else 1
-    levels = max(1, int(np.ceil(np.log2(max(extent, 2)))))
-    on_tile = int(np.log2(max(2, int(lies.elements.max(initial=1)))))
-    local = np.where(lies.elements > 0, lies.elements * min(levels, on_tile) * (min(levels, on_tile) + 1) // 2, 0)
-    build.map("sort on tile", "generic", local, operand.dtype)
-    nbytes = lies.elements * (operand.item_bytes + 4)
-    for level in range(on_tile, levels):
-        step = build.exchange(f"swap {level}", nbytes, nbytes)
-        build.hold(f"partners {level}", nbytes, step, build.next)
-        build.map(f"compare {level}", "generic", lies.elements * (level + 1), operand.dtype)
-    layouts: list[Layout | None] = []
-    for out in spec.outputs:
-        if out is None:
-            layouts.append(None)
-            continue
-        key = ("sorted", lies.run, digest(lies.key, operand.shape, out.shape))
-        layouts.append(Spread(key, apportion(out.elements, lies.elements)).layout(out.dtype))
-    return build.plan(tuple(layouts))
+    operand, lies = build.lead(0)
+    extent, most = _sorted(spec)
+    rows = operand.elements // max(extent, 1)
+    if operand.item_bytes < PARTIAL_BYTES:
+        build.map("cast keys", "cast", lies.elements, operand.dtype, flops=0)
+    pair_bytes = 2 * 2 * PARTIAL_BYTES  # two keys and two values
+    pairs = np.zeros(machine.tiles, np.int64)
+    for number, (present, distance) in enumerate(bitonic_steps(extent, most) if rows else ()):
+        total = present // 2 * rows
+        share = int(ceil_div(total, machine.tiles))
+        pairs = np.clip(total - share * np.arange(machine.tiles, dtype=np.int64), 0, share)
+        nbytes = pairs * pair_bytes
+        if share < distance * rows or number == 0:
+            step = build.exchange(f"step {number}/exchange", nbytes, nbytes)
+        else:
+            step = build.compute(f"step {number}/copy", "poplar_rt::Memcpy64BitSupervisor", copy_cycles(nbytes))
+        build.hold(f"step {number}", 2 * nbytes, step, build.next)
+        cycles = np.where(pairs > 0, 6 * (17 + COMPARE_AND_SWAP * ceil_div(pairs, 6)), 0)
+        kind = "popops::CompareAndSwapAtDistanceKeyVal<float,unsigned int,false>"
+        build.compute(f"step {number}/compare", kind, cycles, total)
+    if not build.steps:  # one element a row
+        build.map("copy", "copy", lies.elements, operand.dtype, flops=0)
+    found = pairs if pairs.any() else lies.elements
+    key = ("sorted", 0, digest(lies.key, operand.shape, extent, most))
+    layouts = (None if o is None else Spread(key, apportion(o.elements, found)).layout(o.dtype) for o in spec.outputs)
+    return build.plan(tuple(layouts), note=f"{len(bitonic_steps(extent, most))} steps")

@@ -31,7 +31,7 @@ def log_softmax(spec: OpSpec, machine: Machine) -> Plan:
 
 def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
     build = Builder(spec, machine)
-    operand, lies = build.place(0), build.spread(0)
+    operand, lies = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     dims = _dim(spec.args[1], len(operand.shape))
@@ -51,7 +51,7 @@ def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
 def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Softmax: multiply, reduce, subtract, multiply. Log-softmax: reduce, exp, multiply, subtract."""
     build = Builder(spec, machine)
-    operand, lies = build.place(1), build.spread(1)
+    operand, lies = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
     bring(build, 0, operand, lies)
