@@ -1,72 +1,186 @@
-"""Pooling and its gradients: each output's window is on its tile but for the halo, which is exchanged.
+"""Pooling and its gradients: the splits of batch, channels and field that take the least cycles, as popnn plans them.
 
-3 cycles a vector of each window element (5 for the gradient of a maximum) and about 30 a field row (facts/cycles.md 6).
+What a tile's outputs need is brought to it, and every worker takes a stretch of field rows (graphcore/poplibs,
+popnn/PoolPlan.cpp: kernel never split; popnn/PerformanceEstimation.hpp, ``getPoolingCycles``; facts/cycles.md 6).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache, reduce
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from ipu_exec.lowering.build import Builder
+from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
-from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest
+from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 WORKERS = 6
-PER_ROW = 30
+_TRIED = 12  # splits of a dimension: those that make different parts, thinned out to so many
+_END = 1 << 30
 
 
-def pooling_cycles(outputs: np.ndarray, window: int, width: int, lanes: int, per_element: int) -> np.ndarray:
-    """Cycles for ``outputs`` on each tile from windows of ``window`` elements, in field rows of ``width``."""
-    share = ceil_div(outputs, WORKERS)
-    worker = 24 + per_element * window * ceil_div(share, lanes) + PER_ROW * ceil_div(share, max(width, 1))
-    return np.where(outputs > 0, WORKERS * worker, 0)
+@dataclass(frozen=True)
+class Pooling:
+    """Sizes of one pass. ``field`` is what it makes, ``other`` what it reads windows of; a gradient makes the input's
+    field. ``lanes``: channels of a vector."""
+
+    batch: int
+    channels: int
+    field: tuple[int, ...]
+    other: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    lanes: int
+    maximum: bool
+    backward: bool
+
+    @property
+    def per_element(self) -> int:
+        return 5 if self.maximum and self.backward else 3
 
 
-def _window(spec: OpSpec, position: int, data: Operand, out: Operand) -> int:
-    """Elements of a window: as given, or input over output extents for adaptive pooling."""
-    rank = len(data.shape) - 2
-    if "adaptive" in spec.name:
-        return max(1, prod(-(-a // b) for a, b in zip(data.shape[-rank:], out.shape[-rank:], strict=True)))
-    kernel: Any = dict(spec.kwargs).get("kernel_size", spec.args[position] if len(spec.args) > position else 1)
-    many = kernel if isinstance(kernel, tuple) else (kernel,)
-    spatial = (
-        max(1, int(spec.name.split("d.")[0][-1]))
-        if "d." in spec.name and spec.name.split("d.")[0][-1].isdigit()
-        else rank
-    )
-    return prod(many) if len(many) > 1 else many[0] ** spatial
+@dataclass(frozen=True)
+class Split:
+    """In how many parts each dimension is cut; channels come in groups of ``group``."""
+
+    batch: int
+    channels: int
+    field: tuple[int, ...]
+    group: int
+
+    @property
+    def tiles(self) -> int:
+        return self.batch * self.channels * prod(self.field)
 
 
-def _stride(spec: OpSpec, position: int, window: int) -> int:
-    """Input elements that separate two windows (a product over dimensions); the window's own size by default."""
-    if "adaptive" in spec.name or len(spec.args) <= position or not spec.args[position]:
-        return window
-    if "fractional" in spec.name:  # (kernel, output size): windows lie at random, input over output apart
-        source, pooled = spec.operands["backward" in spec.name], spec.args[position]
-        return max(1, prod(source.shape[-len(pooled) :]) // max(1, prod(pooled)))
-    stride = spec.args[position]
-    many = stride if isinstance(stride, tuple) else (stride,)
-    return int(prod(many)) if len(many) > 1 else int(many[0] ** (len(spec.operands[0].shape) - 2))
+Parts = tuple[Any, Any, tuple[Any, ...]]  # of a tile: batch, channels, field; ints or arrays that broadcast
 
 
-def _halo(build: Builder, source: Operand, lies: Spread, share: float, width: int) -> None:
-    """Exchange the part of the windows that lies on other tiles.
+def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
+    """Cycles of one tile's part: ``getPoolingCycles`` with pointers that take two cycles to unpack.
 
-    A tile's share is whole field rows and fragments of rows: a border of a row on each side of its piece, and
-    ``share`` of a window that overlaps its neighbour.
+    A worker has a sixth of the outputs, as stretches of field rows. For each row and position of the kernel that meets
+    it, and each vector of channels, its inner loop runs along the row.
     """
-    border = np.minimum(lies.elements, np.ceil(width * (1 + share)).astype(np.int64))
-    border = np.where((lies.elements > 0) & (lies.elements < source.elements), border, 0)
-    nbytes = border * source.item_bytes
-    step = build.exchange("halo", nbytes, nbytes)
-    build.hold("halo", nbytes, step, build.next)
+    batch, channels, field = parts
+    groups, vectors = ceil_div(channels, group), -(-group // pooling.lanes)
+    outputs = reduce(np.multiply, field, batch)
+    share = ceil_div(outputs, WORKERS)
+    along = np.minimum(field[-1], share)
+    rows = ceil_div(share, np.maximum(along, 1))
+    met = prod(pooling.kernel)
+    if pooling.backward:  # of a gradient's elements every stride-th is in the same place of its window
+        met = prod(-(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True))
+        met *= pooling.kernel[-1]
+        along = ceil_div(along, pooling.stride[-1])
+    begin = {3: 4 if pooling.maximum else 5, 5: 7}[pooling.per_element]
+    vector = 3 + begin + pooling.per_element * along
+    position = 23 + groups * (2 + vectors * vector) + 4 * (groups - 1)
+    first = ceil_div(outputs * vectors, WORKERS)  # what it fills with the least number, or zero
+    worker = 43 + 10 * (pooling.per_element == 5) + (4 + first) * groups + rows * (15 + met * position)
+    return np.where(np.asarray(outputs * channels) > 0, 13 + WORKERS * worker, 0)
+
+
+def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
+    """Elements of ``other`` that a tile's part needs: its windows without gaps between them."""
+    batch, channels, field = parts
+    need = batch * channels
+    for own, extent, kernel, stride in zip(field, pooling.other, pooling.kernel, pooling.stride, strict=True):
+        reach = ceil_div(own + kernel - 1, stride) if pooling.backward else (own - 1) * stride + kernel
+        need = need * np.minimum(np.maximum(reach, 0), extent)
+    outputs = reduce(np.multiply, field, batch * channels)
+    return np.where(np.asarray(outputs) > 0, need, 0)
+
+
+@lru_cache(maxsize=4096)
+def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
+    """The split with the least cycles for computing and for bringing all that it needs, 4 bytes a cycle."""
+    most = _TRIED if len(pooling.field) < 3 else _TRIED // 2
+    best: tuple[int, Split] | None = None
+    group = pooling.lanes
+    while best is None or group < 2 * pooling.channels:
+        groups = -(-pooling.channels // group)
+        tried = [_splits(n, most) for n in (pooling.batch, groups, *pooling.field)]
+        grid = np.meshgrid(*tried, indexing="ij", sparse=True)
+        fits = reduce(np.multiply, grid) <= tiles
+        batch, held, *field = (
+            ceil_div(n, s) for n, s in zip((pooling.batch, groups, *pooling.field), grid, strict=True)
+        )
+        parts = batch, np.minimum(held * group, pooling.channels), tuple(field)
+        read = window_elements(pooling, parts) * (2 if pooling.maximum and pooling.backward else 1)
+        own = reduce(np.multiply, field, batch * parts[1]) if pooling.maximum and pooling.backward else 0
+        cycles = np.where(fits, pooling_cycles(pooling, parts, group) + (read + own) * item_bytes // 4, 1 << 60)
+        at = np.unravel_index(int(cycles.argmin()), cycles.shape)
+        splits = [int(options[i]) for options, i in zip(tried, at, strict=True)]
+        if best is None or int(cycles[at]) < best[0]:
+            best = int(cycles[at]), Split(splits[0], splits[1], tuple(splits[2:]), group)
+        group *= 2
+    return best[1]
+
+
+def _splits(extent: int, most: int) -> np.ndarray:
+    """Numbers of parts that differ in the size of the largest, as few as that takes, thinned out to ``most``."""
+    sizes = np.unique(ceil_div(extent, np.arange(1, max(extent, 1) + 1)))
+    parts = np.unique(ceil_div(extent, np.maximum(sizes, 1)))
+    if len(parts) <= most:
+        return parts
+    keep = np.unique(np.rint(np.geomspace(1, len(parts), most)).astype(np.int64)) - 1
+    return np.unique(np.append(parts[keep], parts[-1]))
+
+
+def tile_parts(pooling: Pooling, split: Split, tiles: int) -> Parts:
+    """What each tile has of batch, channels and field: int64[tile] each."""
+    cut = [blocks(pooling.batch, split.batch), blocks(pooling.channels, split.channels, split.group),
+           *(blocks(n, parts) for n, parts in zip(pooling.field, split.field, strict=True))]  # fmt: skip
+    grid = [np.pad(one.ravel(), (0, tiles - split.tiles)) for one in np.meshgrid(*cut, indexing="ij")]
+    return grid[0], grid[1], tuple(grid[2:])
+
+
+def _run(pooling: Pooling, split: Split) -> int:
+    """Contiguous elements that a tile has of what it makes, channels before the field."""
+    run = 1
+    for extent, parts in zip(reversed((pooling.channels, *pooling.field)), reversed((split.channels, *split.field)),
+                             strict=True):  # fmt: skip
+        run *= int(ceil_div(extent, parts))
+        if parts > 1:
+            return run
+    return run if split.batch > 1 else 0
+
+
+def _spatial(spec: OpSpec, position: int, read: Operand, made: Operand) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Kernel and stride, from arguments at ``position`` and the next; what adaptive pooling makes of its extents."""
+    rank = int(spec.name.split("d.")[0].split("d_")[0][-1]) if "pool" in spec.name else len(read.shape) - 2
+    extents = list(zip(read.shape[-rank:], made.shape[-rank:], strict=True))
+    apart = tuple(max(1, a // max(1, b)) for a, b in extents)
+    if "adaptive" in spec.name:
+        return tuple(max(1, -(-a // max(1, b))) for a, b in extents), apart
+
+    def given(where: int, name: str) -> tuple[int, ...]:
+        value: Any = dict(spec.kwargs).get(name, spec.args[where] if len(spec.args) > where else ())
+        value = value if isinstance(value, tuple) else (value,)
+        return tuple(int(n) for n in value) * (rank if len(value) == 1 else 1)
+
+    kernel = given(position, "kernel_size")
+    if "fractional" in spec.name:  # windows lie at random, input over output apart
+        return kernel, apart
+    return kernel, given(position + 1, "stride") or kernel
+
+
+def _pooling(spec: OpSpec, position: int, data: Operand, pooled: Operand, backward: bool) -> Pooling:
+    kernel, stride = _spatial(spec, position, data, pooled)
+    rank = len(kernel)
+    made, read = (data, pooled) if backward else (pooled, data)
+    batch = prod(made.shape[: -rank - 1])
+    channels = made.shape[-rank - 1] if len(made.shape) > rank else 1
+    return Pooling(batch, channels, made.shape[-rank:], read.shape[-rank:], kernel, stride,
+                   max(1, 8 // data.item_bytes), "max" in base_name(spec), backward)  # fmt: skip
 
 
 @lowering(
@@ -88,24 +202,32 @@ def _halo(build: Builder, source: Operand, lies: Spread, share: float, width: in
     "aten.fractional_max_pool3d",
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
-    """Outputs lie where their windows do. The indices of a maximum are another compare and select."""
+    """Windows are brought to where the plan has their outputs. Nobody computes the indices of a maximum: its gradient
+    compares (popnn::MaxPoolingGrad)."""
     build = Builder(spec, machine)
-    data, lies = build.lead(0)
-    out = spec.outputs[0]
+    data, out = build.place(0), spec.outputs[0]
     assert out is not None
-    window = _window(spec, 1, data, out)
-    overlap = max(0.0, window / _stride(spec, 2, window) - 1)
-    _halo(build, data, lies, overlap, data.shape[-1])
-    outputs = apportion(out.elements, lies.elements)
-    lanes = 4 if data.item_bytes == 2 else 2
-    maximum = "max" in base_name(spec)
-    per_element = 3 + (5 if maximum and len(spec.outputs) > 1 else 0)
-    kind = f"popnn::{'MaxPooling' if maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
-    cycles = pooling_cycles(outputs, window, out.shape[-1], lanes, per_element)
-    build.compute(base_name(spec), kind, cycles, window * out.elements)
-    key = ("pooled", lies.run and max(1, lies.run // window), digest(lies.key, data.shape, data.strides, out.shape))
-    spread = Spread(key, outputs)
+    pooling = _pooling(spec, 1, data, out, False)
+    split = plan_pooling(pooling, data.item_bytes, machine.tiles)
+    parts = tile_parts(pooling, split, machine.tiles)
+    _bring(build, 0, "windows", window_elements(pooling, parts))
+    kind = f"popnn::{'MaxPooling' if pooling.maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
+    cycles = pooling_cycles(pooling, parts, split.group)
+    build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * out.elements)
+    spread = _lies(pooling, split, parts, out)
     return build.plan(tuple(None if o is None else spread.layout(o.dtype) for o in spec.outputs))
+
+
+def _bring(build: Builder, index: int, name: str, need: np.ndarray) -> None:
+    source = build.place(index)
+    overlap = int(need.sum()) > source.elements and not any(expanded(source))
+    step = build.fetch(name, source, need, broadcast=overlap)
+    build.hold(name, need * source.item_bytes, step, _END)
+
+
+def _lies(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
+    key = ("pooled", _run(pooling, split), digest(pooling, split, out.shape, out.strides))
+    return Spread(key, reduce(np.multiply, parts[2], parts[0] * parts[1]))
 
 
 @lowering(
@@ -121,25 +243,21 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     "aten.fractional_max_pool3d_backward",
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Each input gradient looks at the windows that hold it, where the input lies; gradients come to it."""
+    """Each element looks at the windows that hold it. The gradient of a maximum needs besides their gradients the input
+    and the pooled output; torch keeps indices in the latter's place, which are brought instead."""
     build = Builder(spec, machine)
-    grad = build.place(0)
-    data, lies = build.lead(1)
-    out = spec.outputs[0]
+    grad, data, out = build.place(0), build.place(1), spec.outputs[0]
     assert out is not None
-    window = _window(spec, 2, data, grad)
-    stride = _stride(spec, 3, window)
-    lanes = 4 if data.item_bytes == 2 else 2
-    maximum = "max" in base_name(spec)
-    for index in (0, 2) if maximum and len(spec.operands) > 2 else (0,):
-        source = build.place(index)
-        need = apportion(source.elements, lies.elements)
-        step = build.fetch(f"operand {index}", source, need)
-        build.hold(f"operand {index}", need * source.item_bytes, step, 1 << 30)
-    reached = max(1, round(window / stride))
-    kind = f"popnn::{'MaxPoolingGrad' if maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
-    cycles = pooling_cycles(lies.elements, reached, data.shape[-1], lanes, 5 if maximum else 3)
-    build.compute(base_name(spec), kind, cycles, reached * out.elements)
-    same = (data.shape, data.strides) == (out.shape, out.strides)
-    key = lies.key if same else ("pooled", lies.run, digest(lies.key, out.shape, out.strides))
-    return build.plan((Spread(key, lies.elements).layout(out.dtype),))
+    pooling = _pooling(spec, 2, data, grad, True)
+    split = plan_pooling(pooling, data.item_bytes, machine.tiles)
+    parts = tile_parts(pooling, split, machine.tiles)
+    windows, lies = window_elements(pooling, parts), _lies(pooling, split, parts, out)
+    _bring(build, 0, "gradients", windows)
+    if pooling.maximum:
+        _bring(build, 1, "input", lies.elements)
+        if len(spec.operands) > 2:
+            _bring(build, 2, "pooled", windows)
+    kind = f"popnn::{'MaxPoolingGrad' if pooling.maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
+    cycles = pooling_cycles(pooling, parts, split.group)
+    build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * grad.elements)
+    return build.plan((lies.layout(out.dtype),))
