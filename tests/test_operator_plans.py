@@ -12,6 +12,7 @@ from ipu_exec.lowering.distance import pair_cycles
 from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.loss import ctc_cycles
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
+from ipu_exec.lowering.pooling import pooling_cycles
 from ipu_exec.lowering.resample import taps_of
 from tests.operands import MK2, op, tensor
 from tests.test_lowering import check
@@ -209,3 +210,11 @@ def test_the_table_of_a_ctc_loss_is_filled_step_by_step() -> None:
     check(plan, back)
     assert "operand 6" not in exchanges(plan)  # the table lies there already
     assert list(computes(plan)) == ["beta", "gradient", "exp"]
+
+
+def test_pooling_pays_for_each_element_of_a_window_on_each_piece_of_a_row() -> None:
+    """960 outputs in groups of 16 channels: 10 positions a worker, two pieces of rows of 8, four vectors of fp16."""
+    worker = 36 + 4 * 10 + 2 * (17 + 9 * (34 + 4 * 7)) + 9 * 4 * 3 * 10
+    assert pooling_cycles(np.array([960, 0]), 9, 8, 64, 4, "max").tolist() == [13 + 6 * worker, 0]
+    steeper = 46 + 4 * 10 + 2 * (17 + 9 * (44 + 4 * 10)) + 9 * 4 * 5 * 10
+    assert pooling_cycles(np.array([960]), 9, 8, 64, 4, "gradient").tolist() == [13 + 6 * steeper]

@@ -1,6 +1,7 @@
 """Pooling and its gradients: each output's window is on its tile but for the halo, which is exchanged.
 
-3 cycles a vector of each window element (5 for the gradient of a maximum) and about 30 a field row (facts/cycles.md 6).
+3 cycles a vector of each window element (5 for the gradient of a maximum), and what each piece of a field row costs for
+each window element. No indices are made: the gradient looks for the largest values again, as popnn's.
 """
 
 from __future__ import annotations
@@ -14,19 +15,35 @@ from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, spread_of
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
+from ipu_exec.lowering.product import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 WORKERS = 6
-PER_ROW = 30
 
 
-def pooling_cycles(outputs: np.ndarray, window: int, width: int, lanes: int, per_element: int) -> np.ndarray:
-    """Cycles for ``outputs`` on each tile from windows of ``window`` elements, in field rows of ``width``."""
-    share = ceil_div(outputs, WORKERS)
-    worker = 24 + per_element * window * ceil_div(share, lanes) + PER_ROW * ceil_div(share, max(width, 1))
-    return np.where(outputs > 0, WORKERS * worker, 0)
+def pooling_cycles(outputs: np.ndarray, items: int, width: int, channels: int, lanes: int, kind: str) -> np.ndarray:
+    """Cycles of ``popnn::MaxPooling``, ``SumPooling`` or ``MaxPoolingGradient`` for ``outputs`` on each tile.
+
+    A worker has positions of a group of channels, in pieces of field rows of ``width``. For each piece and each of the
+    ``items`` elements of a window it goes over the vectors of the group, and over the piece for each of them
+    (poplibs lib/popnn/PerformanceEstimation.hpp, getPoolingCycles).
+    """
+    group = max(1, min(channels, CHANNEL_RUN))
+    vectors = -(-group // lanes)
+    share = ceil_div(ceil_div(outputs, group), WORKERS)
+    pieces, start = ceil_div(share, max(width, 1)), 10 if kind == "gradient" else 0
+    before, each = {"max": (4, 3), "sum": (5, 3), "gradient": (7, 5)}[kind]
+    # per piece and item: the item, the channel group, and for each vector the start of the loop over the piece
+    through = 23 + 11 + start + vectors * (3 + before)
+    worker = 36 + start + vectors * share + pieces * (17 + items * through) + items * vectors * each * share
+    return np.where(outputs > 0, 13 + WORKERS * worker, 0)
+
+
+def _channels(data: Operand) -> int:
+    """Of a batch of images; an image alone has them first."""
+    return data.shape[1] if len(data.shape) > 3 else data.shape[0]
 
 
 def _window(spec: OpSpec, position: int, data: Operand, out: Operand) -> int:
@@ -88,7 +105,7 @@ def _halo(build: Builder, source: Operand, lies: Spread, share: float, width: in
     "aten.fractional_max_pool3d",
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
-    """Outputs lie where their windows do. The indices of a maximum are another compare and select."""
+    """Outputs lie where their windows do."""
     build = Builder(spec, machine)
     data, lies = build.place(0), build.spread(0)
     out = spec.outputs[0]
@@ -99,9 +116,8 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     outputs = apportion(out.elements, lies.elements)
     lanes = 4 if data.item_bytes == 2 else 2
     maximum = "max" in base_name(spec)
-    per_element = 3 + (5 if maximum and len(spec.outputs) > 1 else 0)
     kind = f"popnn::{'MaxPooling' if maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
-    cycles = pooling_cycles(outputs, window, out.shape[-1], lanes, per_element)
+    cycles = pooling_cycles(outputs, window, out.shape[-1], _channels(data), lanes, "max" if maximum else "sum")
     build.compute(base_name(spec), kind, cycles, window * out.elements)
     key = ("pooled", lies.run and max(1, lies.run // window), digest(lies.key, data.shape, data.strides, out.shape))
     spread = Spread(key, outputs)
@@ -138,7 +154,11 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
         build.hold(f"operand {index}", need * source.item_bytes, step, 1 << 30)
     reached = max(1, round(window / stride))
     kind = f"popnn::{'MaxPoolingGrad' if maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
-    cycles = pooling_cycles(lies.elements, reached, data.shape[-1], lanes, 5 if maximum else 3)
+    # an element of the window meets every ``apart``-th input of a row
+    apart = max(1, round(stride ** (1 / max(1, len(data.shape) - 2))))
+    width, items = max(1, data.shape[-1] // apart), max(1, round(reached * apart))
+    met = ceil_div(lies.elements, apart)
+    cycles = pooling_cycles(met, items, width, _channels(data), lanes, "gradient" if maximum else "sum")
     build.compute(base_name(spec), kind, cycles, reached * out.elements)
     same = (data.shape, data.strides) == (out.shape, out.strides)
     key = lies.key if same else ("pooled", lies.run, digest(lies.key, out.shape, out.strides))
