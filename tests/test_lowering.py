@@ -307,6 +307,22 @@ def test_a_recurrent_layer_takes_its_time_steps_one_after_another() -> None:
     assert sum(step.name == "inputs/convolve" for step in plan.steps) == 1
 
 
+def test_a_recurrent_layer_transposes_its_weights_once() -> None:
+    """Backward they are needed the other way round at all 8 time steps, and kept so until the last one."""
+    state = tensor(1, 2, 64)
+    operands = (
+        tensor(8, 2, 32), tensor(256, 32, role="weight"), tensor(256, 64, role="weight"), tensor(256), tensor(256),
+        state, state, tensor(8, 2, 64), state, state, tensor(8, 2, 64), state, state,
+    )  # fmt: skip
+    outputs = (operands[0], *operands[1:5], state, state)
+    plan = lower(op("aten.mkldnn_rnn_layer_backward.default", operands, *outputs), MK2)
+    names = [step.name for step in plan.steps]
+    turned = [k for k, name in enumerate(names) if name == "grad recurrent/transpose inputs"]
+    last = max(k for k, name in enumerate(names) if name == "grad recurrent/convolve")
+    assert names.count("grad recurrent/convolve") == 8 and turned == [0]
+    assert any(t.first == 0 and t.last >= last for t in plan.temporaries if t.name == "grad recurrent/transpose inputs")
+
+
 def test_an_expanded_operand_is_sent_once() -> None:
     x = tensor(64, 100, layout=linear_layout(tensor(64, 100), MK2.tiles))
     row = tensor(100, layout=linear_layout(tensor(100), MK2.tiles))

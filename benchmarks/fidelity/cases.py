@@ -67,7 +67,7 @@ class Row:
             return "layers" if self.case.startswith("training") else "products"
         if "->" in self.case:
             return "depthwise" if re.search(r"groups \d+", self.case) else "convolutions"
-        return "LSTM" if self.case.startswith("LSTM") else "reductions"
+        return "LSTM" if self.case.startswith("LSTM") else "pooling" if "pooling" in self.case else "reductions"
 
 
 class Chain(nn.Module):

@@ -4,6 +4,7 @@
 - ``training 3x3 pad 1 56x56 64->64 batch 4; partials fp32``: the same of a convolution (``groups 32``, ``stride 2``)
 - ``200x64 @ 64x10000 + C; partials fp32``: a product added to a third matrix
 - ``sum over 1,3 of 16x4x16x32x8`` (``max``, ``sum of squares``)
+- ``max pooling 3x3 stride 2 147x147 of 64 channels``: forward and gradient
 - ``LSTM of 1024 to 1024, 25 steps, batch 16``
 
 Everything is on the chip already and lies as the first operator that takes it wants it.
@@ -130,6 +131,23 @@ def reduction(row: Row) -> Compiled:
     return infer(OnChip(run, held(*shapes[0], dtype=dtype_of(row))), options_for(row), prod(shapes[0]))
 
 
+def pooling(row: Row) -> Compiled:
+    """The largest of each window, and the gradient. Without padding unless the case says it."""
+    kernel, field = kernel_and_field(row.case)
+    channels, batch = number(row.case, r"of (\d+) channels"), number(row.case, r"batch (\d+)", 1)
+    settings = [*kernel], [number(row.case, r"stride (\d+)", 1)] * 2, [number(row.case, r"pad (\d+)", 0)] * 2
+    outs = [(f + 2 * settings[2][0] - k) // settings[1][0] + 1 for f, k in zip(field, kernel, strict=True)]
+
+    def run(x: torch.Tensor, grad: torch.Tensor) -> Any:
+        out, indices = torch.ops.aten.max_pool2d_with_indices(x, *settings)
+        backward = torch.ops.aten.max_pool2d_with_indices_backward
+        return out, backward(grad, x, *settings, [1, 1], False, indices)
+
+    shapes = (batch, channels, *field), (batch, channels, *outs)
+    model = OnChip(run, *(held(*shape, dtype=dtype_of(row)) for shape in shapes))
+    return infer(model, options_for(row), 2 * prod(kernel) * prod(shapes[1]))
+
+
 class Recurrent(nn.Module):
     """One recurrent layer over a sequence."""
 
@@ -154,6 +172,7 @@ def recurrent(row: Row) -> Compiled:
 
 OPERATORS: dict[str, Callable[[Row], Compiled]] = {
     r"@.*\+ C": product_and_sum,
+    r"^max pooling": pooling,
     r"^(sum|max)\b": reduction,
     r"^LSTM": recurrent,
 }

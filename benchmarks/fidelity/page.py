@@ -115,15 +115,15 @@ one. The tied embedding and head are stages 0 and 4, both on IPU 0.
 
 MORE = """**Poplibs' benchmarks** (PLB): cycles of Poplar's own IPUModel for GC2 and MK2, which graphcore/poplibs keeps
 for regressions: tests/benchmark_results.csv at commit 53a4707, the commands in tests/CMakeLists.txt, the programs in
-tools/. Products are C += A B; layers and convolutions are a forward pass, both gradients and the update of the weights;
-LSTMs a forward pass. Partials are fp32 there, by default: on MK2 that halves the units of fp16, which the rows of MK2
-show plainly. Ratio is of cycles, so below 1 we are too fast. Large products and ordinary convolutions agree to a few
-per cent. GC2's largest products, which do not fit its memory at once, are cut into serial steps more cheaply here
-(0.6-0.8). Layers with few rows or few outputs take 2,000-10,000 cycles more than we predict for their three products
-together, in fp16 above all: rearrangements of operands between passes that we leave out. Depthwise convolutions of MK2
-(0.6-0.9) lack regrouping of channels, reductions a step of a few hundred cycles. Left out: pooling (we are 2-3 times
-too fast; its formula here has no overhead for each window element) and embeddings (IPUModel counts the worst case, all
-indices in one worker's part), GRU (popnn's resets before its second product, torch's after it).
+tools/. Products are C += A B; layers and convolutions are a forward pass, both gradients and the update of the
+weights; pooling is forward and backward, LSTMs a forward pass. Partials are fp32 there, by default: on MK2 that
+halves the units of fp16, which the rows of MK2 show plainly. Ratio is of cycles, so below 1 we are too fast. Large
+products and ordinary convolutions agree to a few per cent. GC2's largest products, which do not fit its memory at
+once, are cut into serial steps more cheaply here (0.6-0.8). Layers with few rows or few outputs take 2,000-10,000
+cycles more than we predict for their three products together, in fp16 above all: rearrangements of operands between
+passes that we leave out. Depthwise convolutions of MK2 (0.6-0.9) lack regrouping of channels, reductions a step of a
+few hundred cycles. Left out: embeddings (IPUModel counts the worst case, all indices in one worker's part) and GRU
+(popnn's resets before its second product, torch's after it).
 
 **Whole models** (GCP: graphcore.cn/performance-results as archived, Pre-SDK 2.5, and SDK 3.1 and 3.3 for BERT-Base;
 configurations from graphcore/examples: nlp/bert/pytorch/configs_pretraining.yml, vision/vit/pytorch/configs.yml,

@@ -17,6 +17,7 @@ from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
+from ipu_exec.lowering.product import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
@@ -101,10 +102,13 @@ def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
-    """The split with the least cycles for computing and for bringing all that it needs, 4 bytes a cycle."""
+    """The split with the least cycles for computing and for bringing all that it needs, 4 bytes a cycle.
+
+    Channels stay in the groups that convolutions leave them in, or several of them: popnn puts a price on other groups.
+    """
     most = _TRIED if len(pooling.field) < 3 else _TRIED // 2
     best: tuple[int, Split] | None = None
-    group = pooling.lanes
+    group = min(CHANNEL_RUN, -(-pooling.channels // pooling.lanes) * pooling.lanes)
     while best is None or group < 2 * pooling.channels:
         groups = -(-pooling.channels // group)
         tried = [_splits(n, most) for n in (pooling.batch, groups, *pooling.field)]

@@ -29,6 +29,26 @@ def repeat(build: Builder, first: int, times: int) -> None:
         build.temporaries += [replace(t, first=t.first + shift, last=min(t.last + shift, _END)) for t in held]
 
 
+def transpose_once(build: Builder, start: int, product: int) -> int:
+    """Transpose the right operand of the product that begins at step ``product`` before the loop that begins at
+    ``start``; returns where the loop then begins.
+
+    That operand is the weights: they are the same at all time steps (poplibs lib/popnn/Lstm.cpp, Gru.cpp:
+    preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the loop).
+    """
+    if not build.steps[product].name.endswith("/transpose inputs"):
+        return start
+    build.steps.insert(start, build.steps.pop(product))
+
+    def place(index: int) -> int:
+        return start if index == product else index + 1 if start <= index < product else index
+
+    build.temporaries[:] = [
+        replace(t, first=place(t.first), last=_END if t.first == product else place(t.last)) for t in build.temporaries
+    ]
+    return start + 1
+
+
 def _matrix(operand: Operand, columns: int) -> Operand:
     """All but the last dimension flattened."""
     rows = operand.elements // columns
@@ -110,7 +130,9 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     grad = row_major((batch, gates * hidden), dtype, build.linear(batch * gates * hidden, dtype).layout(dtype))
     first = build.next
     _cell_gradient(build, lies.elements, gates, dtype)
+    product = build.next
     _, done = _product(build, "grad recurrent", grad, w_rec)
+    first = transpose_once(build, first, product)
     source = row_major((batch, hidden), dtype, done.outputs.layout(dtype))
     step = build.fetch("collect gradient", source, lies.elements)
     build.hold("gradient of state", lies.elements * data.item_bytes, step, build.next)
