@@ -133,7 +133,6 @@ _OPS = {
     "argmin": "MIN",
     "norm": "SQUARE_ADD",
     "linalg_vector_norm": "SQUARE_ADD",
-    "logsumexp": "LOG_ADD",
     "count_nonzero": "ADD",
 }
 
@@ -164,7 +163,7 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
     reduced = reduce_over(build, operand, lies, dims, _OPS[name], name)
     if not build.steps:  # one element an output: popops::reduce copies
         build.map(f"{name}/copy", "copy", reduced.spread.elements, operand.dtype, flops=0)
-    after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt", "logsumexp": "log"}.get(name)
+    after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt"}.get(name)
     if after:
         build.map(f"{name}/{after}", after, reduced.spread.elements, out.dtype)
     elif out.dtype in ("float16", "bfloat16") and not reduced.local:
