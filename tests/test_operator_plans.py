@@ -183,6 +183,18 @@ def test_a_reduction_of_nothing_fills_its_outputs_and_one_of_single_elements_cop
         assert [step.name.split("/")[1] for step in copied.steps] == ["copy"]
 
 
+def test_booleans_are_counted_as_numbers_and_joined_one_by_one() -> None:
+    x = tensor(FULL, dtype="bool")
+    x = replace(x, layout=linear_layout(tensor(FULL, dtype="float32"), 1472))
+    x = replace(x, layout=type(x.layout)(x.layout.key, x.layout.bytes // 4))
+    counted = computes(lower(op("aten.sum.default", (x,), tensor(dtype="int64")), MK2))
+    assert counted["sum/cast"].cycles.max() == 12 + 6 * (37 + 6)
+    # 32 numbers of 4 bytes are 16 of 8 bytes, 3 a worker, after 20 cycles and 35 for the output
+    assert counted["sum/on tile"].cycles.max() == 6 * (20 + 35 + 3)
+    joined = computes(lower(op("aten.any.default", (x,), tensor(dtype="bool")), MK2))
+    assert joined["any/on tile"].cycles.max() == 6 * (20 + 35 + 25 * 6)
+
+
 @pytest.mark.parametrize("shape", [(0, 8, 16), (4, 0, 16), (4, 8, 0)])
 def test_a_product_of_nothing_is_zero(shape: tuple[int, int, int]) -> None:
     m, k, n = shape
