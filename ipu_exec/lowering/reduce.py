@@ -6,7 +6,7 @@ Where a tile's share holds whole outputs nothing is exchanged. The costs are of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -26,9 +26,14 @@ PARTIAL_BYTES = 4  # sums are kept in fp32
 TWO_STAGES = 32  # more partials an output than this are added in two stages
 
 
-def reduce_cycles(elements: np.ndarray, outputs: np.ndarray, item_bytes: int) -> np.ndarray:
+LOGICAL = 25  # worker cycles an element: 24 and the operation, in C++ (poplibs, reduction/CycleEstimationFunctions.cpp)
+
+
+def reduce_cycles(elements: np.ndarray, outputs: np.ndarray, item_bytes: int, op: str = "ADD") -> np.ndarray:
     """Cycles to reduce ``elements`` to ``outputs`` on each tile, shared out over the workers."""
     inner = ceil_div(ceil_div(elements * item_bytes, 8), WORKERS)
+    if op in ("OR", "AND"):
+        inner = LOGICAL * ceil_div(elements, WORKERS)
     return np.where(elements > 0, WORKERS * (20 + PER_OUTPUT * ceil_div(outputs, WORKERS) + inner), 0)
 
 
@@ -75,7 +80,7 @@ def reduce_over(
         build.compute(
             f"{name}/on tile",
             f"popops::Reduce<popops::Reduce{op.title()},{dtype},float>",
-            reduce_cycles(lies.elements, partials, operand.item_bytes),
+            reduce_cycles(lies.elements, partials, operand.item_bytes, op),
             flops=operand.elements - total,
         )
         build.hold(f"{name} partials", partials * PARTIAL_BYTES, build.next - 1, build.next + 1)
@@ -102,7 +107,7 @@ def _stage(build: Builder, name: str, op: str, held: np.ndarray, outputs: np.nda
     build.compute(
         name,
         f"popops::Reduce<popops::Reduce{op.title()},float,float>",
-        reduce_cycles(arriving, outputs, PARTIAL_BYTES),
+        reduce_cycles(arriving, outputs, PARTIAL_BYTES, op),
         flops=int(arriving.sum() - outputs.sum()),
     )
     build.hold(f"{name} partials", arriving * PARTIAL_BYTES, step, build.next - 1)
@@ -133,7 +138,6 @@ _OPS = {
     "argmin": "MIN",
     "norm": "SQUARE_ADD",
     "linalg_vector_norm": "SQUARE_ADD",
-    "logsumexp": "LOG_ADD",
     "count_nonzero": "ADD",
 }
 
@@ -161,10 +165,14 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
     if name.startswith("arg") or (name in ("max", "min") and len(spec.outputs) > 1):
         # the position travels with the value: a compare and two selects an element before anything is added up
         build.map("index", "compare", lies.elements, operand.dtype)
+    if _OPS[name] == "ADD" and operand.item_bytes == 1:  # booleans are counted as numbers
+        build.map(f"{name}/cast", "cast", lies.elements, out.dtype, flops=0)
+        build.hold(f"{name}/numbers", lies.elements * out.item_bytes, build.next - 1, build.next)
+        operand = replace(operand, dtype=out.dtype)
     reduced = reduce_over(build, operand, lies, dims, _OPS[name], name)
     if not build.steps:  # one element an output: popops::reduce copies
         build.map(f"{name}/copy", "copy", reduced.spread.elements, operand.dtype, flops=0)
-    after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt", "logsumexp": "log"}.get(name)
+    after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt"}.get(name)
     if after:
         build.map(f"{name}/{after}", after, reduced.spread.elements, out.dtype)
     elif out.dtype in ("float16", "bfloat16") and not reduced.local:
