@@ -123,7 +123,15 @@ def capture(
         reset_blocks()
 
         def forward_and_backward(*args: Any, **kwargs: Any) -> Any:
-            with context, _without_fused_attention(), _fused_dropout(), recorder.modules(model), dtypes, recorder:
+            with (
+                context,
+                _without_fused_attention(),
+                _fused_dropout(),
+                _masked_assignment(),
+                recorder.modules(model),
+                dtypes,
+                recorder,
+            ):
                 returned = model(*args, **kwargs)
                 _check_buffers(model, {name: fake_state[name] for name in buffers})
                 if fake_optimizer is not None:
@@ -589,6 +597,40 @@ def _fused_dropout() -> Iterator[None]:
         yield
     finally:
         vars(torch)["dropout"] = vars(torch._VF)["dropout"] = apart
+
+
+@contextlib.contextmanager
+def _masked_assignment() -> Iterator[None]:
+    """``x[mask] = value`` is ``torch.where`` where the value is trained.
+
+    PyTorch's gradient for the value picks what is under the mask, as many elements as the data has it; an IPU writes
+    every element, and so does its gradient (Hugging Face's Wav2Vec2 masks time steps with a trained vector).
+    """
+    original = torch.Tensor.__setitem__
+
+    def assign(into: torch.Tensor, index: Any, value: Any) -> None:
+        mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        if (
+            isinstance(mask, torch.Tensor)
+            and mask.dtype is torch.bool
+            and mask.dim()
+            and mask.shape == into.shape[: mask.dim()]
+            and isinstance(value, torch.Tensor)
+            and value.requires_grad
+        ):
+            inner = into.dim() - mask.dim()
+            value = value.squeeze(0) if value.dim() > inner and value.shape[0] == 1 else value
+            if value.dim() <= inner:
+                whole = mask.reshape(*mask.shape, *(1,) * inner)
+                into.copy_(torch.where(whole, value.to(into.dtype), into))
+                return
+        original(into, index, value)
+
+    torch.Tensor.__setitem__ = assign  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.__setitem__ = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

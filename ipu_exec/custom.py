@@ -271,6 +271,4 @@ def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, **attributes:
     return torch.gather(data, -1, index.long())
 
 
-register_custom_op(
-    "FastGatherLastDim", "poptorch.custom_ops", _fast_gather_last_dim, gather_in_rows, gather_in_rows
-)
+register_custom_op("FastGatherLastDim", "poptorch.custom_ops", _fast_gather_last_dim, gather_in_rows, gather_in_rows)
