@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ipu_exec import overlap
 from ipu_exec.annotations import attributes, block_ended, current_block, multi_conv, name_scopes, reset_blocks
+from ipu_exec.casting import Casting
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
 from ipu_exec.errors import ContentError, Error
@@ -161,6 +162,7 @@ def capture(
         recorder.graph.outputs = tuple(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
+    recorder.graph.promotes = isinstance(casting, Casting) and casting.promoted
     recorder.mark_overlaps(model)
     recorder.name_gradients(trained)
     if optimizer is not None:
