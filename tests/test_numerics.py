@@ -654,3 +654,15 @@ def test_a_trained_vector_may_be_written_under_a_mask() -> None:
     poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))(x, mask)
     for parameter, value in zip(model.parameters(), expected, strict=True):
         assert torch.equal(parameter, value)
+
+
+def test_inputs_arrive_contiguous_whatever_the_caller_did_to_them() -> None:
+    class Flat(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.view(-1), y.view(-1)
+
+    x, y = torch.arange(3.0).expand(4, 3), torch.arange(12.0).view(3, 4).t()
+    options = Options().deviceIterations(2).showCompilationProgressBar(False)
+    first, second = poptorch.inferenceModel(Flat(), options)(x, y)
+    assert torch.equal(first, x.reshape(-1))
+    assert torch.equal(second, y.reshape(-1))
