@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from ipu_exec import overlap
 from ipu_exec.annotations import attributes, block_ended, current_block, multi_conv, name_scopes, reset_blocks
+from ipu_exec.casting import Casting
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
 from ipu_exec.errors import ContentError, Error
@@ -128,6 +129,7 @@ def capture(
                 _without_fused_attention(),
                 _fused_dropout(),
                 _ctc_of_numbers(),
+                _masked_assignment(),
                 recorder.modules(model),
                 dtypes,
                 recorder,
@@ -161,6 +163,7 @@ def capture(
         recorder.graph.outputs = tuple(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
+    recorder.graph.promotes = isinstance(casting, Casting) and casting.promoted
     recorder.mark_overlaps(model)
     recorder.name_gradients(trained)
     if optimizer is not None:
@@ -620,6 +623,40 @@ def _fused_dropout() -> Iterator[None]:
         yield
     finally:
         vars(torch)["dropout"] = vars(torch._VF)["dropout"] = apart
+
+
+@contextlib.contextmanager
+def _masked_assignment() -> Iterator[None]:
+    """``x[mask] = value`` is ``torch.where`` where the value is trained.
+
+    PyTorch's gradient for the value picks what is under the mask, as many elements as the data has it; an IPU writes
+    every element, and so does its gradient (Hugging Face's Wav2Vec2 masks time steps with a trained vector).
+    """
+    original = torch.Tensor.__setitem__
+
+    def assign(into: torch.Tensor, index: Any, value: Any) -> None:
+        mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        if (
+            isinstance(mask, torch.Tensor)
+            and mask.dtype is torch.bool
+            and mask.dim()
+            and mask.shape == into.shape[: mask.dim()]
+            and isinstance(value, torch.Tensor)
+            and value.requires_grad
+        ):
+            inner = into.dim() - mask.dim()
+            value = value.squeeze(0) if value.dim() > inner and value.shape[0] == 1 else value
+            if value.dim() <= inner:
+                whole = mask.reshape(*mask.shape, *(1,) * inner)
+                into.copy_(torch.where(whole, value.to(into.dtype), into))
+                return
+        original(into, index, value)
+
+    torch.Tensor.__setitem__ = assign  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.Tensor.__setitem__ = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

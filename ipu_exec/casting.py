@@ -1,7 +1,8 @@
 """float16 next to float32 in a model's forward: what ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running statistics have the
-dtype that the model gives them (graphcore/poptorch, python/options.py). Then nothing here is active.
+dtype that the model gives them (graphcore/poptorch, python/options.py). It promotes those of products and norms too,
+which PyTorch refuses (`Casting.promoted`); in a model without such nothing here is active.
 """
 
 from __future__ import annotations
@@ -21,20 +22,31 @@ if TYPE_CHECKING:
 
 # Functions that take a second tensor for its dtype or shape, or that set one.
 _UNCAST = {"to", "type_as", "view_as", "expand_as", "result_type", "__set__", "__get__", "register_hook", "backward"}
+# What PyTorch computes only where all operands have one dtype; a norm of float16 may have parameters in float32.
+_ALIKE = {
+    "linear", "bilinear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm",
+    "addmv", "einsum", "tensordot", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "scaled_dot_product_attention", "prelu",
+}  # fmt: skip
+_NORMS = {"layer_norm", "group_norm"}
 
 
 class Casting(TorchFunctionMode):
-    """While entered, a model computes with the dtypes that the options ask for."""
+    """While entered, a model computes with the dtypes that the options ask for.
+
+    ``promoted``: whether one of `_ALIKE` had float16 beside float32 and was computed in float32.
+    """
 
     def __init__(self, downcast: bool, float_statistics: bool | None) -> None:
         super().__init__()
         self._downcast, self._float_statistics = downcast, float_statistics
+        self.promoted = False
         self._exact: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.replica = 0  # whose running statistics the model has now
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.nn.functional.batch_norm:
+        if func is torch.nn.functional.batch_norm and (self._downcast or self._float_statistics is not None):
             return self._batch_norm(*args, **kwargs)
         name = getattr(func, "__name__", "")
         in_place = name.endswith("_") and not name.endswith("__")
@@ -42,6 +54,11 @@ class Casting(TorchFunctionMode):
             dtypes = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
             if {torch.float16, torch.float32} <= dtypes:
                 args, kwargs = tree_map(_half, (args, kwargs))
+        elif name in _ALIKE or (name in _NORMS and args[0].dtype is torch.float32):
+            dtypes = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            if {torch.float16, torch.float32} <= dtypes:
+                args, kwargs = tree_map(_float, (args, kwargs))
+                self.promoted = True
         return func(*args, **kwargs)
 
     def _batch_norm(
@@ -86,8 +103,16 @@ def _half(leaf: Any) -> Any:
     return leaf.half() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
 
 
-def casting(options: Options) -> contextlib.AbstractContextManager[Any]:
-    """The mode that the options ask for; one that does nothing where they ask for PyTorch's rules."""
+def _float(leaf: Any) -> Any:
+    return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 else leaf
+
+
+def casting(options: Options, promotes: bool) -> contextlib.AbstractContextManager[Any]:
+    """The mode that the options ask for; one that does nothing where they ask for PyTorch's rules.
+
+    ``promotes``: the model has, or may have, products or norms of float16 and float32.
+    """
     downcast = options.Precision.half_float_casting is HalfFloatCastingBehavior.FloatDowncastToHalf
     statistics = options.Precision.running_statistics_always_float
-    return contextlib.nullcontext() if not downcast and statistics is None else Casting(downcast, statistics)
+    asked = downcast or statistics is not None or promotes
+    return Casting(downcast, statistics) if asked else contextlib.nullcontext()

@@ -71,7 +71,7 @@ def compile_step(
         accumulate=training and micro_batches > 1,
         find_loss=partial(numerics.find_final_loss, frozen=numerics.frozen(model)),
         contents=contents,
-        casting=casting(options),
+        casting=casting(options, promotes=True),
     )
     patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.errors import UsageError
 from ipu_exec.lowering import Builder
+from ipu_exec.lowering.gather import gather_in_rows
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import Lowering, lowering
 from ipu_exec.machine import HOST_LATENCY_SECONDS, Machine
@@ -261,7 +262,7 @@ def _host_call(spec: OpSpec, machine: Machine) -> Plan:
 def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, **attributes: Any) -> torch.Tensor:
     """Entries of the last dimension, rows apart: the custom operator that PopTorch brings along (graphcore/poptorch,
     FastGatherLastDim.cpp; Hugging Face's DeBERTa uses it). Its attributes are names for debugging and an axis that is
-    the last. Its cost is that of `torch.gather`, an estimate."""
+    the last."""
     if data.dim() != index.dim() or data.shape[:-1] != index.shape[:-1]:
         raise UsageError(
             "FastGatherLastDim: the index has the dimensions of the data except for the last, unlike "
@@ -270,4 +271,4 @@ def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, **attributes:
     return torch.gather(data, -1, index.long())
 
 
-register_custom_op("FastGatherLastDim", "poptorch.custom_ops", _fast_gather_last_dim)
+register_custom_op("FastGatherLastDim", "poptorch.custom_ops", _fast_gather_last_dim, gather_in_rows, gather_in_rows)

@@ -217,7 +217,7 @@ class PoplarExecutor:
             self._precision = Precision(
                 LossScaler.of(scale, options._Popart.settings) if scaled else None,
                 torch.Generator().manual_seed(seed) if rounded else None,
-                casting(options),
+                casting(options, self._executable.graph.promotes),
             )
         return self._precision
 

@@ -134,13 +134,16 @@ def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
 
 
 def micro_batch(inputs: Any, plan: CallPlan, iteration: int = 0, step: int = 0, replica: int = 0) -> Any:
-    """``inputs`` with each tensor narrowed to one micro-batch; tuples, lists and dicts stay what they are."""
+    """``inputs`` with each tensor narrowed to one micro-batch; tuples, lists and dicts stay what they are.
+
+    Contiguous, as they arrive on an IPU: a model may take a ``view`` of what its caller expanded or transposed.
+    """
 
     def narrow(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
             return leaf
         size = leaf.shape[0] // plan.factor
-        return leaf.narrow(0, plan.micro_batch_index(iteration, step, replica) * size, size)
+        return leaf.narrow(0, plan.micro_batch_index(iteration, step, replica) * size, size).contiguous()
 
     return tree_map(narrow, inputs)
 

@@ -195,7 +195,7 @@ class Optimizer:
         for name, value in extras.items():
             if name.endswith("accum_type") and value not in (torch.float32, torch.float16):
                 raise Error(f"{type(self).__name__}: {name} is torch.float32 or torch.float16, not {value!r}")
-            least = 0 if name == "max_weight_norm" else math.ulp(0.0)  # a weight norm of 0 stops the training
+            least = 0 if name == "max_weight_norm" else math.ulp(0.0)  # a bound of 0 is none: LAMB is Adam
             if name in ("loss_scaling", "velocity_scaling", "max_weight_norm", "max_grad_norm") and not (
                 value is None or (isinstance(value, (int, float)) and value >= least)
             ):
@@ -380,7 +380,8 @@ class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where ``max_weight_norm``
-    bounds ||w||; the ratio is 1 where either norm is 0, and 0, which stops the training, where the bound is 0.
+    bounds ||w||; the ratio is 1 where a norm or the bound is 0 (graphcore/popart, adamvarupdatex.cpp). A group of
+    parameters may have a bound of its own: Graphcore's BERT gives its biases 0, which is Adam for them.
     ``bias_correction`` as in Adam.
     """
 
@@ -430,11 +431,15 @@ class LAMB(_OneByOne):
         unbias2 = 1 - beta2 ** state["step"] if self.bias_correction else 1.0
         direction = (first / unbias1) / ((second / unbias2).sqrt() + group["eps"])
         direction = direction.add(parameter, alpha=group["weight_decay"])
+        bound = group.get("max_weight_norm", self.max_weight_norm)
+        if bound == 0:
+            parameter.sub_(direction * group["lr"])
+            return
         weight_norm, direction_norm = parameter.norm(), direction.norm()
         # torch.where, not a branch on data: the update must be the same program whatever the numbers are.
         usable = (weight_norm > 0) & (direction_norm > 0)
-        if self.max_weight_norm is not None and math.isfinite(self.max_weight_norm):
-            weight_norm = weight_norm.clamp(max=self.max_weight_norm)
+        if bound is not None and math.isfinite(bound):
+            weight_norm = weight_norm.clamp(max=bound)
         trust = torch.where(usable, weight_norm / direction_norm, torch.ones_like(weight_norm))
         parameter.sub_(direction * (trust * group["lr"]))
 

@@ -134,6 +134,32 @@ def test_statistics_that_are_set_from_outside_are_taken() -> None:
     assert model.running_mean.tolist() == [2.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: nn.functional.linear(x, w),
+        lambda x, w: x @ w,
+        lambda x, w: w @ x.t(),
+        lambda x, w: torch.einsum("ij,jk->ik", x, w),
+        lambda x, w: nn.functional.conv1d(x[None], w[:, :2, None].expand(4, 2, 1)),
+        lambda x, w: nn.functional.layer_norm(w, (4,), x[0]),
+    ],
+)
+def test_products_and_norms_of_half_and_float_are_made_in_float(function: Any) -> None:
+    """PyTorch refuses them, PopTorch promotes: Graphcore's BERT gathers float16 with a one-hot matrix in float32."""
+    x, model = torch.randn(2, 4), Calls(function)
+    with pytest.raises(RuntimeError):
+        model(x.half())
+    made = poptorch.inferenceModel(model, options())(x.half())
+    assert made.dtype is torch.float32
+    assert torch.equal(made, model(x.half().float()))
+    loss = Calls(lambda x, w: function(x, w).sum())
+    poptorch.trainingModel(loss, options(), torch.optim.SGD(loss.parameters(), lr=1.0))(x.half())
+    plain = Calls(lambda x, w: function(x, w).sum())
+    plain(x.half().float()).backward()
+    assert torch.equal(loss.weight, 1 - plain.weight.grad)  # type: ignore[operator]
+
+
 # -- floating-point exceptions ---------------------------------------------------------------------------------------
 
 ONE, INF, NAN = torch.ones(2, 4), torch.full((2, 4), torch.inf), torch.full((2, 4), torch.nan)

@@ -68,11 +68,10 @@ def test_a_transposed_operand_is_regrouped_first_or_arrives_element_by_element()
         assert (step.fragments == held // 4).all()
     held, plan = turned(256, 256)
     assert [s.name for s in plan.steps] == ["regroup operand 1", "transpose operand 1", "operand 1", "add/add"]
-    for step in plan.steps:
-        if isinstance(step, Exchange):
-            assert int(step.bytes_in.sum()) == 256 * 256 * 4
-            # a block of a tile's size lies over four others, a larger one over nine
-            assert set(step.fragments.tolist()) == {4, 9}
+    regroup, bring = (s for s in plan.steps if isinstance(s, Exchange))
+    assert regroup.bytes_in.sum() == bring.bytes_in.sum() == 256 * 256 * 4
+    # a block of a tile's size lies over four others, a larger one over nine; a line over two or three
+    assert set(regroup.fragments.tolist()) == {4, 9} and set(bring.fragments.tolist()) == {2, 3}
     (kept,) = (t for t in plan.temporaries if t.name == "regrouped operand 1")
     assert (kept.bytes == held).all() and (kept.first, kept.last) == (0, 2)
 

@@ -630,3 +630,39 @@ def test_without_an_optimiser_weights_step_as_in_plain_sgd() -> None:
     model = Scale()
     poptorch.trainingModel(model, options())(torch.tensor([1.0, 2.0, 4.0, 9.0]))
     torch.testing.assert_close(model.weight.detach(), torch.tensor(2.0 - 0.01 * 4.0))
+
+
+def test_a_trained_vector_may_be_written_under_a_mask() -> None:
+    """As in Wav2Vec2: PyTorch's gradient for it has a shape that depends on the mask."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer, self.vector = nn.Linear(3, 4), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            hidden = self.layer(x)
+            hidden[mask] = self.vector
+            return hidden.pow(2).mean()
+
+    x, mask = torch.randn(2, 5, 3), torch.tensor([[True, False, False, True, False], [False] * 5])
+    plain, model = Masked(), Masked()
+    plain(x, mask).backward()
+    with torch.no_grad():
+        expected = [parameter - parameter.grad for parameter in plain.parameters()]  # type: ignore[operator]
+    poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))(x, mask)
+    for parameter, value in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter, value)
+
+
+def test_inputs_arrive_contiguous_whatever_the_caller_did_to_them() -> None:
+    class Flat(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.view(-1), y.view(-1)
+
+    x, y = torch.arange(3.0).expand(4, 3), torch.arange(12.0).view(3, 4).t()
+    options = Options().deviceIterations(2).showCompilationProgressBar(False)
+    first, second = poptorch.inferenceModel(Flat(), options)(x, y)
+    assert torch.equal(first, x.reshape(-1))
+    assert torch.equal(second, y.reshape(-1))

@@ -334,6 +334,23 @@ def test_many_lookups_of_a_small_table_are_shared_by_its_copies_whatever_they_do
     assert exchanges(lower(spec, MK2))["indices"].bytes_in.max() == 512 * 512 * 4
 
 
+def test_a_gather_in_rows_sends_a_row_of_the_index_to_one_tile() -> None:
+    data, index = tensor(12, 368, 512, dtype="float16"), tensor(12, 368, 368, dtype="int32")
+    out = tensor(12, 368, 368, dtype="float16")
+    spec = op("ipu_custom.poptorch_custom_ops_FastGatherLastDim.default", ((data, index), "{}"), out)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    # 4,416 rows are 3 a tile: 3 x 368 elements, 184 a worker, 10 cycles each
+    assert (exchanges(plan)["data"].bytes_in == 3 * 512 * 2).all()
+    assert (exchanges(plan)["index"].bytes_in == 3 * 368 * 4).all()
+    assert (computes(plan)["gather"].cycles == 6 * (30 + 184 * 10)).all()
+    back = op("ipu_custom.poptorch_custom_ops_FastGatherLastDim_backward.default", ((data, index), (out,), "{}"), data)
+    plan = lower(back, MK2)
+    check(plan, back)
+    assert (exchanges(plan)["gradient"].bytes_in == 3 * 368 * 2).all()
+    assert (computes(plan)["gather gradient"].cycles == 6 * (30 + 184 * 15)).all()
+
+
 @pytest.mark.parametrize("name", ["gather", "scatter_add"])
 def test_an_index_that_repeats_itself_picks_rows_and_is_sent_once(name: str) -> None:
     table, values = tensor(4, 50, 64), tensor(4, 10, 64)

@@ -111,9 +111,17 @@ def test_a_loss_scaling_of_none_is_1() -> None:
     assert optim.loss_scaling(optim.AdamW([torch.nn.Parameter(torch.ones(1))], loss_scaling=None)) == 1.0
 
 
-def test_a_bound_of_0_on_lambs_weight_norm_stops_the_training() -> None:
-    weight = torch.tensor([3.0, 4.0])
-    assert torch.equal(lamb_step(weight, torch.tensor([0.1, -0.7]), max_weight_norm=0.0), weight)
+def test_lamb_with_a_bound_of_0_is_adam_for_the_group_that_has_it() -> None:
+    weight, gradient = torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.7])
+    moved = weight - lamb_step(weight, gradient, weight_decay=0.0, max_weight_norm=0.0)
+    torch.testing.assert_close(moved, gradient.sign() * 0.1, rtol=1e-5, atol=1e-5)
+    bias, matrix = (torch.nn.Parameter(weight.clone()) for _ in range(2))
+    groups = [{"params": [bias], "max_weight_norm": 0}, {"params": [matrix]}]
+    optimizer = optim.LAMB(groups, lr=1.0, weight_decay=0.0, max_weight_norm=2.0)
+    bias.grad = matrix.grad = gradient
+    optimizer.step()
+    torch.testing.assert_close((weight - bias).detach(), gradient.sign(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close((weight - matrix).detach(), gradient.sign() * 2 / 2**0.5, rtol=1e-5, atol=1e-5)
 
 
 def test_lamb_does_not_scale_where_the_weight_is_zero() -> None:

@@ -23,6 +23,7 @@ from ipu_exec.machine import EXCHANGE_BASE_LATENCY, SYNC_CYCLES, Machine
 WORKERS = 6
 PHASE = SYNC_CYCLES + EXCHANGE_BASE_LATENCY  # of an exchange, for choosing between plans
 _END = 1 << 30
+_INDEXED = 10  # cycles of an element that is read or written where an index says (facts/cycles.md 8: measured)
 
 
 def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -> np.ndarray:
@@ -394,3 +395,32 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
     for turn in range(max(1, int(np.ceil(np.log2(row + 1))))):
         build.map(f"halve {turn}", "generic", lies.elements, edges.dtype)
     return build.plan((lies.layout(out.dtype),))
+
+
+def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
+    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient of (data, index, gradient).
+
+    A row of each is on one tile, so that an index is read there only (graphcore/poptorch, FastGatherLastDim.cpp). One
+    step an element; for the gradient, which adds to what is there, half as much again (an estimate).
+    """
+    build = Builder(spec, machine)
+    out = spec.outputs[0]
+    assert out is not None
+    backward = len(spec.operands) > 2
+    lies = build.linear(out.elements, out.dtype)
+    rows = ceil_div(lies.elements, out.shape[-1])
+    index = spec.operands[1]
+    for name, position in (("index", 1), ("gradient", 2)) if backward else (("data", 0), ("index", 1)):
+        source = build.place(position)
+        need = np.minimum(rows * source.shape[-1], source.elements)
+        step = build.fetch(name, source, need, broadcast=int(need.sum()) > source.elements)
+        build.hold(name, need * source.item_bytes, step, _END)
+    if backward:
+        build.map("zero", "fill", lies.elements, out.dtype, flops=0)
+    picked = ceil_div(rows * index.shape[-1], WORKERS)
+    each = _INDEXED + _INDEXED // 2 if backward else _INDEXED
+    kind = f"poptorch::FastGather{'Grad' if backward else ''}Vertex<{poplar_type(out.dtype)},int>"
+    cycles = np.where(rows > 0, WORKERS * (30 + each * picked), 0)
+    build.compute("gather gradient" if backward else "gather", kind, cycles, index.elements if backward else 0)
+    rest = [None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs[1:]]
+    return build.plan((lies.layout(out.dtype), *rest))
