@@ -128,6 +128,7 @@ def capture(
                 _without_fused_attention(),
                 _fused_dropout(),
                 _ctc_of_numbers(),
+                _dense_embedding(),
                 recorder.modules(model),
                 dtypes,
                 recorder,
@@ -233,6 +234,13 @@ class Recorder(TorchDispatchMode):
         known = self._values.get(id(tensor))
         if known is not None:
             return known
+        if tensor.layout != torch.strided:
+            file, line = self._location()
+            raise Error(
+                f"an IPU has no sparse tensors ({str(tensor.layout).removeprefix('torch.')}): use a dense one, or "
+                "torch.where with a mask",
+                location=f"{file}:{line}" if file else "",
+            )
         untyped = tensor.untyped_storage()
         key = untyped._cdata
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -343,6 +351,8 @@ class Recorder(TorchDispatchMode):
         if name == "aten._local_scalar_dense.default":
             return self._content(args[0])
         parts = decomposition(func)
+        if self.direction == "backward" and name == "aten.index.Tensor" and _is_mask(args[1]):
+            parts = _under_mask
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)
@@ -578,6 +588,40 @@ def _ctc_loss_of_most(
     longest = targets.shape[-1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0)
     table = scores.new_empty(batch, scores.shape[0], 2 * longest + 1)
     return scores.new_empty(batch), table
+
+
+def _is_mask(indices: Sequence[torch.Tensor | None]) -> bool:
+    """True where one mask is the only index."""
+    given = [index for index in indices if index is not None]
+    return len(given) == 1 and given[0].dtype == torch.bool
+
+
+def _under_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """``values[mask]`` where autograd goes on to sum it up: what is not under the mask is there too, as zeros.
+
+    The gradient of ``v`` in ``x[mask] = v``. How many elements are under a mask no compiled program knows.
+    """
+    first, mask = next((d, index) for d, index in enumerate(indices) if index is not None)
+    after = first + mask.dim()
+    kept = torch.where(mask.reshape(*mask.shape, *(1,) * (values.dim() - after)), values, torch.zeros_like(values))
+    return kept.reshape(*values.shape[:first], mask.numel(), *values.shape[after:])
+
+
+@contextlib.contextmanager
+def _dense_embedding() -> Iterator[None]:
+    """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags: an IPU has no sparse tensors."""
+    apart = torch.embedding
+
+    def embedding(
+        weight: torch.Tensor, indices: torch.Tensor, padding: int = -1, by_frequency: bool = False, sparse: bool = False
+    ) -> torch.Tensor:
+        return apart(weight, indices, padding, by_frequency, False)
+
+    vars(torch)["embedding"] = embedding
+    try:
+        yield
+    finally:
+        vars(torch)["embedding"] = apart
 
 
 @contextlib.contextmanager
