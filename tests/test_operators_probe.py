@@ -267,6 +267,7 @@ function(x2, flip=lambda a: a.flip(0), lp_norm=lambda a: a.norm(3, dim=1), max_n
          entr=torch.special.entr, i0e=torch.special.i0e, bessel=torch.special.bessel_j0,
          narrow_copy=lambda a: torch.narrow_copy(a, 1, 1, 3), igamma=lambda a: torch.igamma(torch.ones(6), a),
          as_strided_copy=lambda a: torch.as_strided_copy(a, (3, 2), (6, 2)),
+         nonzero_static=lambda a: torch.nonzero_static(a > 0.5, size=7),
          diagonal_scatter=lambda a: a.diagonal_scatter(a[0, :4]), cauchy=lambda a: a + torch.empty_like(a).cauchy_(),
          nothing=lambda a: a[:, :0] @ a[:, :0].t() + a[:0].sum() + a[:0].var(1).sum(),
          polygamma=lambda a: torch.polygamma(1, a),
