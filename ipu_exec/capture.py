@@ -129,7 +129,7 @@ def capture(
                 _without_fused_attention(),
                 _fused_dropout(),
                 _ctc_of_numbers(),
-                _masked_assignment(),
+                _dense_embedding(),
                 recorder.modules(model),
                 dtypes,
                 recorder,
@@ -236,6 +236,13 @@ class Recorder(TorchDispatchMode):
         known = self._values.get(id(tensor))
         if known is not None:
             return known
+        if tensor.layout != torch.strided:
+            file, line = self._location()
+            raise Error(
+                f"an IPU has no sparse tensors ({str(tensor.layout).removeprefix('torch.')}): use a dense one, or "
+                "torch.where with a mask",
+                location=f"{file}:{line}" if file else "",
+            )
         untyped = tensor.untyped_storage()
         key = untyped._cdata
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -346,6 +353,8 @@ class Recorder(TorchDispatchMode):
         if name == "aten._local_scalar_dense.default":
             return self._content(args[0])
         parts = decomposition(func)
+        if self.direction == "backward" and name == "aten.index.Tensor" and _is_mask(args[1]):
+            parts = _under_mask
         if parts is not None:
             with self:
                 return parts(*args, **kwargs)
@@ -583,6 +592,40 @@ def _ctc_loss_of_most(
     return scores.new_empty(batch), table
 
 
+def _is_mask(indices: Sequence[torch.Tensor | None]) -> bool:
+    """True where one mask is the only index."""
+    given = [index for index in indices if index is not None]
+    return len(given) == 1 and given[0].dtype == torch.bool
+
+
+def _under_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """``values[mask]`` where autograd goes on to sum it up: what is not under the mask is there too, as zeros.
+
+    The gradient of ``v`` in ``x[mask] = v``. How many elements are under a mask no compiled program knows.
+    """
+    first, mask = next((d, index) for d, index in enumerate(indices) if index is not None)
+    after = first + mask.dim()
+    kept = torch.where(mask.reshape(*mask.shape, *(1,) * (values.dim() - after)), values, torch.zeros_like(values))
+    return kept.reshape(*values.shape[:first], mask.numel(), *values.shape[after:])
+
+
+@contextlib.contextmanager
+def _dense_embedding() -> Iterator[None]:
+    """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags: an IPU has no sparse tensors."""
+    apart = torch.embedding
+
+    def embedding(
+        weight: torch.Tensor, indices: torch.Tensor, padding: int = -1, by_frequency: bool = False, sparse: bool = False
+    ) -> torch.Tensor:
+        return apart(weight, indices, padding, by_frequency, False)
+
+    vars(torch)["embedding"] = embedding
+    try:
+        yield
+    finally:
+        vars(torch)["embedding"] = apart
+
+
 @contextlib.contextmanager
 def _ctc_of_numbers() -> Iterator[None]:
     """The mean of a CTC loss whose lengths are numbers: PyTorch makes a tensor of them where no mode can see it."""
@@ -623,40 +666,6 @@ def _fused_dropout() -> Iterator[None]:
         yield
     finally:
         vars(torch)["dropout"] = vars(torch._VF)["dropout"] = apart
-
-
-@contextlib.contextmanager
-def _masked_assignment() -> Iterator[None]:
-    """``x[mask] = value`` is ``torch.where`` where the value is trained.
-
-    PyTorch's gradient for the value picks what is under the mask, as many elements as the data has it; an IPU writes
-    every element, and so does its gradient (Hugging Face's Wav2Vec2 masks time steps with a trained vector).
-    """
-    original = torch.Tensor.__setitem__
-
-    def assign(into: torch.Tensor, index: Any, value: Any) -> None:
-        mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-        if (
-            isinstance(mask, torch.Tensor)
-            and mask.dtype is torch.bool
-            and mask.dim()
-            and mask.shape == into.shape[: mask.dim()]
-            and isinstance(value, torch.Tensor)
-            and value.requires_grad
-        ):
-            inner = into.dim() - mask.dim()
-            value = value.squeeze(0) if value.dim() > inner and value.shape[0] == 1 else value
-            if value.dim() <= inner:
-                whole = mask.reshape(*mask.shape, *(1,) * inner)
-                into.copy_(torch.where(whole, value.to(into.dtype), into))
-                return
-        original(into, index, value)
-
-    torch.Tensor.__setitem__ = assign  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        torch.Tensor.__setitem__ = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

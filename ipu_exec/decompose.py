@@ -185,6 +185,22 @@ def diagonal_scatter(
     return result
 
 
+def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
+    """[size, dimensions]: where the first ``size`` non-zero elements are; the only nonzero of a fixed shape.
+
+    A cumulative sum numbers them, and each puts its position at its number (those too many at one place more).
+    """
+    found = (values != 0).reshape(-1)
+    number = torch.where(found, found.to(torch.int32).cumsum(0) - 1, size).clamp_max(size)
+    position = torch.full((size + 1,), -1).scatter(0, number, torch.arange(found.numel()))[:size]
+    coordinates: list[torch.Tensor] = []
+    rest = position
+    for extent in reversed(values.shape):
+        coordinates.insert(0, torch.where(position < 0, fill_value, rest % extent))
+        rest = torch.div(rest, extent, rounding_mode="floor")
+    return torch.stack(coordinates, -1) if coordinates else position.new_empty(size, 0)
+
+
 def renormalised(weight: torch.Tensor, indices: torch.Tensor, most: float, p: float) -> torch.Tensor:
     """nn.Embedding's max_norm: the rows looked up, scaled to a norm of ``most`` at the most, in their place."""
     indices = indices.reshape(-1)
@@ -199,6 +215,7 @@ _OURS: dict[str, Decomposition] = {
     "as_strided_copy": lambda x, *args, **kwargs: x.as_strided(*args, **kwargs).clone(),
     "diagonal_scatter": diagonal_scatter,
     "embedding_renorm_": renormalised,
+    "nonzero_static": nonzero_static,
     "narrow_copy": lambda x, *args, **kwargs: x.narrow(*args, **kwargs).clone(),
     "unbind_copy": lambda x, dim=0: [part.clone() for part in x.unbind(dim)],
     "_trilinear": trilinear,

@@ -111,6 +111,12 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
     for name, what in (("nesterov", "Nesterov momentum"), ("amsgrad", "amsgrad"), ("maximize", "maximize=True")):
         if any(group.get(name) for group in optimizer.param_groups):
             raise Error(f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False")
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise Error(f"{name} evaluates the model as often as the data asks for, and a weight update on an IPU is a "
+                    "fixed program: take SGD, Adam, AdamW or another that steps once")  # fmt: skip
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise Error(f"{name} updates sparse gradients, and an IPU has no sparse tensors: take Adam")
 
 
 def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -128,8 +128,9 @@ def test_a_branch_on_data_is_an_error_with_the_line():
     [
         (lambda x: x[x > 0], r"aten::nonzero are unsupported.*test_capture\.py:\d+"),
         (lambda x: torch.fft.rfft(x).abs(), r"an IPU has no complex64.*test_capture\.py:\d+"),
+        (lambda x: x.to_sparse().to_dense(), r"an IPU has no sparse tensors.*test_capture\.py:\d+"),
     ],
-    ids=["a shape from data", "complex numbers"],
+    ids=["a shape from data", "complex numbers", "sparse tensors"],
 )
 def test_what_no_ipu_can_do_is_an_error_with_the_line(call, message):
     class Model(nn.Module):

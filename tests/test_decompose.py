@@ -69,6 +69,13 @@ def test_rows_are_scaled_to_their_greatest_norm_where_they_are_looked_up() -> No
     torch.testing.assert_close(decompose.renormalised(weight, indices, 0.7, 2.0), expected)
 
 
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_the_places_of_the_first_so_many_that_are_not_zero(size: int) -> None:
+    values = torch.randint(0, 2, (3, 4, 2))
+    expected = torch.nonzero_static(values, size=size, fill_value=-7)
+    assert torch.equal(decompose.nonzero_static(values, size=size, fill_value=-7), expected)
+
+
 def test_another_diagonal() -> None:
     whole, part = torch.randn(3, 4, 5), torch.randn(4, 3)
     got = decompose.diagonal_scatter(whole, part, 1, 0, 2)

@@ -229,6 +229,13 @@ def test_tensorflows_rmsprop_compiles_and_trains(momentum: float, centered: bool
     assert ("fc.weight/grad_avg" in states) == centered
 
 
+@pytest.mark.parametrize(("name", "why"), [("LBFGS", "fixed program"), ("SparseAdam", "no sparse tensors")])
+def test_optimisers_that_no_fixed_program_can_be_are_refused(name: str, why: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(poptorch.Error, match=f"{name} .*{why}"):
+        poptorch.trainingModel(model, quiet(), getattr(torch.optim, name)(model.parameters()))
+
+
 def test_nesterov_is_refused_as_poptorch_does() -> None:
     model = small()
     with pytest.raises(ValueError, match="Nesterov momentum is currently not supported"):

@@ -183,6 +183,21 @@ def test_a_reduction_of_nothing_fills_its_outputs_and_one_of_single_elements_cop
         assert [step.name.split("/")[1] for step in copied.steps] == ["copy"]
 
 
+def test_a_row_under_a_mask_is_a_select() -> None:
+    """wav2vec2's masked frames: one learned vector where the mask [batch, time] says so."""
+    x, mask, row = tensor(32, 46, 32), tensor(32, 46, dtype="bool"), tensor(32)
+    x = replace(x, layout=linear_layout(x, 1472))
+    spec = op("aten.index_put_.default", (x, (mask,), row), x)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    selected = computes(plan)
+    assert list(selected) == ["index_put_/select"]
+    assert selected["index_put_/select"].cycles.max() == 20 + 6 * (17 + 5 * 6)
+    assert exchanges(plan)["broadcast operand 1"].bytes_in.max() <= 2  # of the mask what a tile's elements need
+    one_each = op("aten.index_put_.default", (x, (mask,), tensor(700, 32)), x)
+    assert "index_put_/update" in computes(lower(one_each, MK2))
+
+
 def test_booleans_are_counted_as_numbers_and_joined_one_by_one() -> None:
     x = tensor(FULL, dtype="bool")
     x = replace(x, layout=linear_layout(tensor(FULL, dtype="float32"), 1472))

@@ -124,6 +124,7 @@ module("LinearCrossEntropyLoss", lambda: [r(4, 6), ints(3, 4)], 6, 3,
 module("Bilinear", lambda: [r(4, 6), r(4, 5)], 6, 5, 3)
 module("Embedding", lambda: [ints(9, 4, 3)], 9, 5)
 module("Embedding", lambda: [ints(9, 4, 3)], 9, 5, max_norm=1.0)
+module("Embedding", lambda: [ints(9, 4, 3)], 9, 5, sparse=True)
 for mode in ("sum", "mean", "max"):
     module("EmbeddingBag", lambda: [ints(9, 4, 3)], 9, 5, mode=mode)
 module("EmbeddingBag", lambda: [ints(9, 12), torch.tensor([0, 3, 7])], 9, 5, mode="sum")
@@ -220,6 +221,13 @@ def set_rows(x: Tensor) -> Tensor:
     return x
 
 
+def set_masked(x: Tensor, row: Tensor) -> Tensor:
+    x = x.clone()
+    x[x[..., 0] > 0.5] = row
+    x[:, x[0, :, 0] > 0.5] = row[0]
+    return x
+
+
 def square() -> list[Tensor]:
     return [r(5, 5)]
 
@@ -259,6 +267,7 @@ function(x2, flip=lambda a: a.flip(0), lp_norm=lambda a: a.norm(3, dim=1), max_n
          entr=torch.special.entr, i0e=torch.special.i0e, bessel=torch.special.bessel_j0,
          narrow_copy=lambda a: torch.narrow_copy(a, 1, 1, 3), igamma=lambda a: torch.igamma(torch.ones(6), a),
          as_strided_copy=lambda a: torch.as_strided_copy(a, (3, 2), (6, 2)),
+         nonzero_static=lambda a: torch.nonzero_static(a > 0.5, size=7),
          diagonal_scatter=lambda a: a.diagonal_scatter(a[0, :4]), cauchy=lambda a: a + torch.empty_like(a).cauchy_(),
          nothing=lambda a: a[:, :0] @ a[:, :0].t() + a[:0].sum() + a[:0].var(1).sum(),
          polygamma=lambda a: torch.polygamma(1, a),
@@ -286,6 +295,7 @@ function(lambda: [r(2, 3, 4), r(2, 5, 4)], einsum=lambda a, b: torch.einsum("bij
 function(lambda: [r(3, 5), r(3, 4), r(4, 5)], addmm=torch.addmm)
 function(lambda: [r(2, 3, 5), r(2, 3, 4), r(2, 4, 5)], baddbmm=torch.baddbmm)
 function(lambda: [r(3, 5), r(2, 3, 4), r(2, 4, 5)], addbmm=torch.addbmm)
+function(lambda: [r(4, 5, 6), r(6)], assigned_under_a_mask=set_masked)
 function(lambda: [r(6), r(4, 6) > 0.5, r(4, 6)], masked_scatter_broadcast=torch.masked_scatter)
 function(lambda: [r(12, 2, 6), ints(5, 2, 4) + 1], ctc_of_known_lengths=lambda p, t: F.ctc_loss(p, t, (12, 9), (4, 3)))
 function(lambda: [r(3, 4), r(3), r(4)], addr=torch.addr)

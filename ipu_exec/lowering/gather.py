@@ -7,12 +7,13 @@ exchanged to where the result lies.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from ipu_exec.lowering.build import Builder, distinct
-from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.elementwise import base_name, elementwise
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, result_key, split_evenly, spread_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_cycles
@@ -332,11 +333,25 @@ def index(spec: OpSpec, machine: Machine) -> Plan:
     return look_up(spec, machine, 0, picks, max(1, out.elements // max(lookups, 1)), lookups)
 
 
+def _put_under_mask(spec: OpSpec, machine: Machine, first: int) -> Plan:
+    """``x[mask] = value``, a mask of the dimensions from ``first`` on: a select where the value is one for all."""
+    whole, mask, value = spec.operands
+    behind = len(whole.shape) - first - len(mask.shape)
+    if len(value.shape) > behind:  # a value for each element under the mask: each goes to its place
+        row = prod(whole.shape[len(whole.shape) - behind :])
+        return update(spec, machine, 2, [1], row, mask.elements, 0)
+    wide = replace(mask, shape=(*mask.shape, *(1,) * behind), strides=(*mask.strides, *(1,) * behind))
+    return elementwise(replace(spec, args=(whole, wide, value)), machine, ("select",))
+
+
 @lowering("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten._index_put_impl_")
 def index_put(spec: OpSpec, machine: Machine) -> Plan:
     """(input, indices, values): the last operand is written or added where the indices say."""
     last = len(spec.operands) - 1
     picks = list(range(1, last))
+    masks = [i for i, index in enumerate(spec.args[1]) if isinstance(index, Operand) and index.dtype == "bool"]
+    if len(masks) == len(picks) == 1:
+        return _put_under_mask(spec, machine, masks[0])
     lookups = max((spec.operands[i].elements for i in picks), default=1)
     row = max(1, spec.operands[last].elements // max(lookups, 1))
     return update(spec, machine, last, picks, row, lookups, 0)
