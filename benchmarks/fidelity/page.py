@@ -109,7 +109,10 @@ one. The tied embedding and head are stages 0 and 4, both on IPU 0.
 
 ## Rows found elsewhere
 
-`benchmarks/fidelity/more.csv` has rows that nobody gave us and nothing was fitted to.
+`benchmarks/fidelity/more.csv` has rows that nobody gave us. No constant was fitted to them, but they are not blind
+either: they showed faults that published sources then mended, and choices were made with them in view: the orientation
+of a product's operands, an LSTM's forward weights rearranged at each step, layers wired as torch.nn.Linear is, and
+which of the source's rows to type in, by hand.
 
 """
 
@@ -127,8 +130,10 @@ few hundred cycles. Left out: embeddings (IPUModel counts the worst case, all in
 
 **Whole models** (GCP: graphcore.cn/performance-results as archived, Pre-SDK 2.5, and SDK 3.1 and 3.3 for BERT-Base;
 configurations from graphcore/examples: nlp/bert/pytorch/configs_pretraining.yml, vision/vit/pytorch/configs.yml,
-vision/cnns/pytorch/train/configs.yml). ViT is predicted 1.3 times too fast; its public configuration mixes and augments
-images on the host (mixup, extra_aug), which may be what holds the published run back.
+vision/cnns/pytorch/train/configs.yml). Some were published for PopART or TensorFlow, and are set beside PyTorch's
+configuration of the same model; ViT's 512 accumulations are worked out from its global batch. ViT is predicted 1.3
+times too fast; its public configuration mixes and augments images on the host (mixup, extra_aug), which may be what
+holds the published run back, as a guess.
 
 ## What no row here can tell
 
