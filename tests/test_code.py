@@ -55,17 +55,17 @@ def test_exchange_code_is_three_instructions_a_message_and_one_for_64_words_sent
 
 
 def test_a_transposed_operand_is_regrouped_first_or_arrives_element_by_element() -> None:
-    """popops regroups where both hold at least 8 bytes in a row, which 255 elements in a row do not allow."""
+    """popops regroups where groups of 8 bytes go to, which 255 elements in a row do not allow."""
 
     def turned(rows: int, columns: int) -> tuple[np.ndarray, Plan]:
         lies = linear_layout(tensor(rows, columns), 1472)
         x, y = tensor(rows, columns, layout=lies), tensor(rows, columns, strides=(1, rows), layout=lies)
         return lies.bytes, lower(op("aten.add.Tensor", (x, y), tensor(rows, columns)), MK2)
 
-    for shape in ((255, 256), (256, 255)):
-        held, plan = turned(*shape)
-        (step,) = (s for s in plan.steps if isinstance(s, Exchange))
-        assert (step.fragments == held // 4).all()
+    held, plan = turned(256, 255)
+    (step,) = (s for s in plan.steps if isinstance(s, Exchange))
+    assert (step.fragments == held // 4).all()
+    assert len(turned(255, 256)[1].steps) == 4
     held, plan = turned(256, 256)
     assert [s.name for s in plan.steps] == ["regroup operand 1", "transpose operand 1", "operand 1", "add/add"]
     regroup, bring = (s for s in plan.steps if isinstance(s, Exchange))

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 import ipu_exec as poptorch
 from ipu_exec import Error, MeanReductionStrategy, Options, OutputMode, ReductionType, numerics
+from ipu_exec.graph import Graph
 
 MICRO = 4
 
@@ -28,6 +29,7 @@ MICRO = 4
 class Executable:
     cycles_per_call = 1234
     contents = ()
+    graph = Graph()
 
     def __init__(self, fits: bool = True) -> None:
         self.fits = fits
