@@ -13,6 +13,7 @@ from ipu_exec.lowering.distance import pair_cycles
 from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.loss import ctc_cycles
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
+from ipu_exec.lowering.reduce import reduce_cycles
 from ipu_exec.lowering.resample import taps_of
 from ipu_exec.lowering.shape import bitonic_steps
 from tests.operands import MK2, op, plan_cycles, tensor
@@ -204,10 +205,17 @@ def test_booleans_are_counted_as_numbers_and_joined_one_by_one() -> None:
     x = replace(x, layout=type(x.layout)(x.layout.key, x.layout.bytes // 4))
     counted = computes(lower(op("aten.sum.default", (x,), tensor(dtype="int64")), MK2))
     assert counted["sum/cast"].cycles.max() == 12 + 6 * (37 + 6)
-    # 32 numbers of 4 bytes are 16 of 8 bytes, 3 a worker, after 20 cycles and 35 for the output
-    assert counted["sum/on tile"].cycles.max() == 6 * (20 + 35 + 3)
+    # 32 numbers of 4 bytes are 16 of 8 bytes, 3 a worker, after 17 cycles and 12 for the output; then six partials
+    assert counted["sum/on tile"].cycles.max() == 6 * (17 + 12 + 3 + 15 + 10 + 6)
     joined = computes(lower(op("aten.any.default", (x,), tensor(dtype="bool")), MK2))
-    assert joined["any/on tile"].cycles.max() == 6 * (20 + 35 + 25 * 6)
+    assert joined["any/on tile"].cycles.max() == 6 * (17 + 12 + 25 * 6 + 15 + 10 + 6)
+
+
+def test_outputs_that_lie_side_by_side_are_reduced_8_bytes_at_a_time() -> None:
+    """A layer norm's gradient of its scale: 2 rows of 768 on a tile, of which one is left."""
+    cycles = reduce_cycles(np.array([2 * 768]), np.array([768]), 4, True)
+    assert cycles == 6 * (15 + 10 * 64 + 128)  # 384 pairs of outputs, 64 a worker; 768 pairs of elements, 128 a worker
+    assert reduce_cycles(np.array([768]), np.array([2]), 4, False) == 6 * (17 + 12 + 64 + 15 + 10 + 6 + 16)
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 16), (4, 0, 16), (4, 8, 0)])

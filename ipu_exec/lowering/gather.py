@@ -187,7 +187,7 @@ def update(
 
     def added(copies: int) -> np.ndarray:
         """Cycles to add up what the copies have gathered, where the result lies."""
-        return reduce_cycles(lies.elements * copies, lies.elements, out.item_bytes)
+        return reduce_cycles(lies.elements * copies, lies.elements, out.item_bytes, True)
 
     def cost(copies: int) -> int:
         held = _copied(lies.elements, copies)
@@ -262,7 +262,9 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     if len(spec.operands) > 3:
         build.map("weigh", "mul", arriving, out.dtype)
     kind = f"popops::Reduce<popops::Reduce{'Max' if mode == 2 else 'Add'},{poplar_type(table.dtype)},float>"
-    build.compute("reduce", kind, reduce_cycles(arriving, lies.elements, table.item_bytes), indices.elements * row)
+    build.compute(
+        "reduce", kind, reduce_cycles(arriving, lies.elements, table.item_bytes, True), indices.elements * row
+    )
     if mode == 1:
         build.map("mean", "mul_vector", lies.elements, out.dtype)
     rest = [None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs[1:]]
@@ -298,7 +300,7 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
         build.hold(name, need * source.item_bytes, step, _END)
     build.map("multiply", "mul", need, out.dtype)
     kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
-    build.compute("reduce", kind, reduce_cycles(need, lies.elements, out.item_bytes), int(need.sum()))
+    build.compute("reduce", kind, reduce_cycles(need, lies.elements, out.item_bytes, False), int(need.sum()))
     return build.plan((lies.layout(out.dtype),))
 
 

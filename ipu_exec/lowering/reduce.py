@@ -1,7 +1,8 @@
 """Reductions over any dimensions: each tile reduces what it holds, partials are exchanged, the rest is reduced there.
 
-Where a tile's share holds whole outputs nothing is exchanged. The costs are of `popops::Reduce`
-(facts/cycles.md 6): about 35 worker cycles an output and one for 8 bytes of partials.
+Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that popops::reduce takes
+for regular regions (graphcore/poplibs, lib/popops/reduction/CycleEstimationFunctions.cpp): one worker cycle for 8
+bytes of partials, and per output, or per 8 bytes of outputs that lie side by side, what a loop takes to begin and end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 WORKERS = 6
-PER_OUTPUT = 35  # facts 6 give 26-50
+CONTINUOUS = (17, 12)  # worker cycles of a call, and of an output whose elements follow each other in memory
+STRIDED = (15, 10)  # of a call, and of 8 bytes of outputs whose elements lie a stride apart
 PARTIAL_BYTES = 4  # sums are kept in fp32
 TWO_STAGES = 32  # more partials an output than this are added in two stages
 
@@ -29,12 +31,30 @@ TWO_STAGES = 32  # more partials an output than this are added in two stages
 LOGICAL = 25  # worker cycles an element: 24 and the operation, in C++ (poplibs, reduction/CycleEstimationFunctions.cpp)
 
 
-def reduce_cycles(elements: np.ndarray, outputs: np.ndarray, item_bytes: int, op: str = "ADD") -> np.ndarray:
-    """Cycles to reduce ``elements`` to ``outputs`` on each tile, shared out over the workers."""
-    inner = ceil_div(ceil_div(elements * item_bytes, 8), WORKERS)
+def reduce_cycles(
+    elements: np.ndarray, outputs: np.ndarray, item_bytes: int, strided: bool, op: str = "ADD"
+) -> np.ndarray:
+    """Cycles to reduce ``elements`` to ``outputs`` on each tile, shared out over the workers.
+
+    ``strided``: outputs lie side by side and are made 8 bytes at a time (getCyclesEstimateForStridedReduce: 3 + 5 + 3
+    a loop, and a cycle for each further partial). Else an output's elements lie side by side
+    (getCycleEstimateReduceAllRegionsContinuous: 12 an output, and a cycle for 8 bytes). Outputs too few for six
+    workers have their elements shared out, and what the workers found is reduced by one of them.
+    """
+    call, each = STRIDED if strided else CONTINUOUS
+    units = ceil_div(np.asarray(outputs) * item_bytes, 8) if strided else np.asarray(outputs, np.int64)
+    inner = ceil_div(ceil_div(np.asarray(elements) * item_bytes, 8), WORKERS)
     if op in ("OR", "AND"):
         inner = LOGICAL * ceil_div(elements, WORKERS)
-    return np.where(elements > 0, WORKERS * (20 + PER_OUTPUT * ceil_div(outputs, WORKERS) + inner), 0)
+    shared = (units < WORKERS) & (elements > outputs)
+    again = np.where(shared, STRIDED[0] + (STRIDED[1] + WORKERS) * units, 0)
+    return np.where(elements > 0, WORKERS * (call + each * ceil_div(units, WORKERS) + inner + again), 0)
+
+
+def _innermost(operand: Operand, dims: tuple[int, ...]) -> bool:
+    """True where neighbours in memory are reduced to one output."""
+    wide = [d for d, extent in enumerate(operand.shape) if extent > 1]
+    return bool(wide) and min(wide, key=lambda d: operand.strides[d]) in dims
 
 
 @dataclass(frozen=True)
@@ -80,7 +100,7 @@ def reduce_over(
         build.compute(
             f"{name}/on tile",
             f"popops::Reduce<popops::Reduce{op.title()},{dtype},float>",
-            reduce_cycles(lies.elements, partials, operand.item_bytes, op),
+            reduce_cycles(lies.elements, partials, operand.item_bytes, not _innermost(operand, dims), op),
             flops=operand.elements - total,
         )
         build.hold(f"{name} partials", partials * PARTIAL_BYTES, build.next - 1, build.next + 1)
@@ -107,7 +127,7 @@ def _stage(build: Builder, name: str, op: str, held: np.ndarray, outputs: np.nda
     build.compute(
         name,
         f"popops::Reduce<popops::Reduce{op.title()},float,float>",
-        reduce_cycles(arriving, outputs, PARTIAL_BYTES, op),
+        reduce_cycles(arriving, outputs, PARTIAL_BYTES, True, op),
         flops=int(arriving.sum() - outputs.sum()),
     )
     build.hold(f"{name} partials", arriving * PARTIAL_BYTES, step, build.next - 1)
