@@ -423,19 +423,21 @@ class Executable:
         ]
 
     def _block_rows(self) -> list[records.Block]:
+        stage_of = {name: k for k, stage in enumerate(self.placement.stages) for name in stage.blocks}
         spent: dict[tuple[int, str], int] = {}
         for body in self.tree.bodies:
             for step in body.steps:
                 if step.op >= 0:
                     op = self.graph.ops[step.op]
                     direction = _DIRECTION.get(body.task, "update")
-                    key = (op.block if direction != "update" else self._update_block(op.id), direction)
-                    spent[key] = spent.get(key, 0) + step.cycles
+                    block = op.block if direction != "update" else self._update_block(op.id)
+                    if body.stage >= 0 and block >= 0 and stage_of[self.graph.blocks[block].name] != body.stage:
+                        continue  # another stage stashes what the Block made
+                    spent[block, direction] = spent.get((block, direction), 0) + step.cycles
         weights: dict[int, int] = {}
         for variable in self.variables:
             if variable.role == "weight":
                 weights[variable.block] = weights.get(variable.block, 0) + variable.bytes
-        stage_of = {name: k for k, stage in enumerate(self.placement.stages) for name in stage.blocks}
         # What would cross each cut: placed as if every Block were a stage.
         alone = placement.place(self.graph, [StagePlace(0, (block.name,)) for block in self.graph.blocks], False)
         inputs = self._input_bytes()
