@@ -374,28 +374,53 @@ def test_what_a_stranger_says_of_code_is_checked(equal_layers: list[Report]) -> 
     report.__dict__["meta"] = header
 
 
-def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:
-    class Tied(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.word = torch.nn.Embedding(64, 32)
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2))
+class Tied(torch.nn.Module):
+    """The head reads the embedding's weight, as BERT's does."""
 
-        def forward(self, x: torch.Tensor, target: torch.Tensor):
-            with ipu_exec.Block("embedding", ipu_id=0):
-                y = self.word(x)
-            for index, layer in enumerate(self.layers):
-                with ipu_exec.Block(f"layer{index}", ipu_id=1):
-                    y = torch.relu(layer(y))
-            with ipu_exec.Block("head", ipu_id=1):
-                scores = torch.nn.functional.linear(y, self.word.weight)
-                return scores, torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
+    def __init__(self, words: int, head: int) -> None:
+        super().__init__()
+        self.head, self.word = head, torch.nn.Embedding(words, 32)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2))
 
-    model = Tied()
-    options = ipu_exec.Options(autoreport=True, autoreport_dir=str(tmp_path)).showCompilationProgressBar(False)
+    def forward(self, x: torch.Tensor, target: torch.Tensor):
+        with ipu_exec.Block("embedding", ipu_id=0):
+            y = self.word(x)
+        for index, layer in enumerate(self.layers):
+            with ipu_exec.Block(f"layer{index}", ipu_id=1):
+                y = torch.relu(layer(y))
+        with ipu_exec.Block("head", ipu_id=self.head):
+            scores = torch.nn.functional.linear(y, self.word.weight)
+            return scores, torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
+
+
+def tied(folder: Path, words: int = 64, head: int = 1) -> Report:
+    model = Tied(words, head)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=str(folder)).showCompilationProgressBar(False)
     options.Training.gradientAccumulation(8)
+    names = (
+        [("embedding",), ("layer0", "layer1", "head")] if head else [("embedding",), ("layer0", "layer1"), ("head",)]
+    )
+    stages = [Stage(*mine).ipu(k % 2) for k, mine in enumerate(names)]
+    options.setExecutionStrategy(PipelinedExecution(*stages))
     executor = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
-    executor.compile(*(torch.randint(0, 64, (8 * 4, 8)) for _ in range(2)))
+    executor(*(torch.randint(0, words, (8 * 4, 8)) for _ in range(2)))
+    return open_report(folder / "training")
+
+
+def test_a_tied_weight_travels_only_to_another_ipu(tmp_path: Path) -> None:
+    apart, home = tied(tmp_path / "apart", 4096, 1), tied(tmp_path / "home", 4096, 0)
+    splits = Assignment((0, 1), (0, 1)), Assignment((0, 1, 3), (0, 1, 0))
+    for profiled in (apart, home):
+        costs = Costs.from_report(profiled)
+        assert costs.tied_bytes == (4096 * 32 * 4,)
+        for split, obtained in zip(splits, (apart, home), strict=True):
+            assert what_if(costs, split).total == pytest.approx(int(obtained.runs["cycles"].iloc[0]), rel=0.01)
+        spared = costs.crossing((0, 1, 1, 2), (0, 1, 0))
+        assert [int(way[1]) for way in spared] == [4 * 8 * 32 * 4] * 2  # the activation and its gradient
+
+
+def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:
+    tied(tmp_path)
     costs = Costs.from_report(open_report(tmp_path / "training"))
     assert costs.names == ("embedding", "layer0", "layer1", "head")
     assert costs.tied == (("word.weight", (0, 3)),)

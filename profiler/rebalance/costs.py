@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ class Costs:
     again_final: np.ndarray
     closed: np.ndarray  # bool: what earlier Blocks save is made again only after the Block's backward has run
     inputs: np.ndarray  # bytes from the host that the Block is the first to read
-    copy: np.ndarray  # bytes forward over a cut behind the Block
+    copy: np.ndarray  # bytes forward over a cut behind the Block, if every Block were an IPU's own
     copy_back: np.ndarray
     stashes: np.ndarray  # int64[tensor, 4]: a stage that begins with one of the first two Blocks (or between them) and
     # has the third stashes so many bytes of it (the fourth), if it recomputes
@@ -97,6 +97,7 @@ class Costs:
     across: bool = False  # ... from one device iteration into the next (`profiler.schedules.Costs`)
     host_sync: str = ""  # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
     tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # weights that several Blocks read, and which Blocks
+    tied_bytes: tuple[int, ...] = ()  # of each of them
     # Code that Blocks share: an IPU has it once, whichever of them it runs
     code_users: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))  # bool[piece, Block]
     code: np.ndarray = field(
@@ -156,7 +157,7 @@ class Costs:
         reduces = bodies[bodies["name"].str.contains("reduce", case=False, regex=False)].groupby("ipu")["cycles"].sum()
         gathers = steps[(steps["name"] == "AllGather") & (steps["block"] < 0)].groupby("ipu")["cycles"].sum()
         reduces = reduces.add(gathers, fill_value=0)  # of weights, behind an update in parts
-        memory = _memory(report, stage)
+        memory, tied = _memory(report, stage), _tied(report)
         options = report.options
         rate_on_board = number(report.meta, "link_bytes_per_cycle", 0) or 1.0
         accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
@@ -211,7 +212,8 @@ class Costs:
             region0_bytes=target.region0_bytes,
             clock_hz=target.clock_hz,
             rounds=bool(options.get("autoRoundNumIpus", False)),
-            tied=_tied(report),
+            tied=tuple((name, blocks) for name, blocks, _ in tied),
+            tied_bytes=tuple(nbytes for _, _, nbytes in tied),
             recompute_alone=not pipelined or options.get("_Popart.autoRecomputation") is not None,
             offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
             streaming_bytes_per_cycle=streaming_bytes_per_cycle(report),
@@ -222,6 +224,20 @@ class Costs:
         with_others = (steps["direction"] == "update") & steps["name"].str.contains(_STATE_STEPS, regex=True)
         by_block = steps[with_others].groupby("block")["cycles"].sum().reindex(range(count), fill_value=0)
         return replace(costs, update=updates - np.minimum(costs.moves, by_block.to_numpy()))
+
+    def crossing(self, stage_of: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes forward and back over a cut behind each Block: ``copy`` and ``copy_back`` without the tied weights that
+        do not travel, as the Block that reads one is on the IPU that has it, or in a stage that got it already."""
+        ahead, back = self.copy, self.copy_back
+        for (_, (home, *readers)), nbytes in zip(self.tied, self.tied_bytes, strict=False):
+            there = {k for k, ipu in enumerate(ipus) if ipu == ipus[stage_of[home]]}
+            for reader in readers:
+                if stage_of[reader] in there:
+                    spared = np.zeros_like(ahead)
+                    spared[home:reader] = nbytes
+                    ahead, back = np.maximum(0, ahead - spared), np.maximum(0, back - spared)
+                there.add(stage_of[reader])
+        return ahead, back
 
     def link_rate(self, a: int, b: int) -> float:
         """Bytes a cycle, one way, between two IPUs of a replica: less where they are on different boards."""
@@ -311,8 +327,8 @@ def offload_cycles(nbytes: np.ndarray | int, weights: np.ndarray | int, bytes_pe
     return 2 * (STREAM_STEPS * weights + nbytes / bytes_per_cycle)
 
 
-def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Weights that forward operators of more than one Block read. Profiles of format 1 do not know."""
+def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+    """Weights that forward operators of more than one Block read, and their bytes. Profiles of format 1 do not know."""
     if report.format < 2:
         return ()
     uses, ops, variables = report.columns_of(records.Use), report.ops, report.variables
@@ -323,7 +339,8 @@ def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...]], ...]:
     found: dict[str, set[int]] = {}
     for name, block in zip(used["name"][here].tolist(), by["block"][here].tolist(), strict=True):
         found.setdefault(name, set()).add(block)
-    return tuple((name, tuple(sorted(blocks))) for name, blocks in sorted(found.items()) if len(blocks) > 1)
+    size = used[here].groupby("name")["bytes"].max().to_dict()
+    return tuple((name, tuple(sorted(of)), int(size[name])) for name, of in sorted(found.items()) if len(of) > 1)
 
 
 def _stash_fit(report: Report) -> tuple[float, float]:
