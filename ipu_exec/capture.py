@@ -14,6 +14,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +34,7 @@ from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, Valu
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.lowering.registry import is_view, packet, words
 from ipu_exec.multi_conv import Group, fuse, is_convolution
+from ipu_exec.numerics import keeping_what_is_saved
 from ipu_exec.optim import combined, kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
@@ -53,6 +55,7 @@ _SUMS = {"aten.add", "aten.add_"}
 _NOTHING = Asked()
 _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+_CHANGED = "has been modified by an inplace operation"  # what PyTorch's error says
 
 
 def capture(
@@ -72,7 +75,31 @@ def capture(
     accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss from what the model
     returns. ``contents``: what the forward reads off tensors, in order, for fake tensors hold nothing; ContentError
     where it asks for more. ``casting``: entered around forward and backward (`ipu_exec.casting`).
+
+    A model that changes in place what its backward still needs is recorded with a copy of it, as PopART's programs,
+    where no tensor is changed, have it (``Graph.mutates``); PyTorch refuses such a backward.
     """
+    once = partial(_capture, model, args, kwargs, optimizer, accumulate, find_loss, contents, casting)
+    try:
+        return once(mutates=False)
+    except RuntimeError as error:
+        if _CHANGED not in str(error):
+            raise
+    return once(mutates=True)
+
+
+def _capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    optimizer: torch.optim.Optimizer | None,
+    accumulate: bool,
+    find_loss: Callable[[Any], torch.Tensor] | None,
+    contents: Sequence[bool | int | float],
+    casting: contextlib.AbstractContextManager[Any] | None,
+    *,
+    mutates: bool,
+) -> Graph:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state: dict[int, torch.Tensor] = {}
 
@@ -133,6 +160,7 @@ def capture(
                 recorder.modules(model),
                 dtypes,
                 recorder,
+                keeping_what_is_saved(mutates),
             ):
                 returned = model(*args, **kwargs)
                 _check_buffers(model, {name: fake_state[name] for name in buffers})
@@ -163,6 +191,7 @@ def capture(
         recorder.graph.outputs = tuple(
             recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
         )
+    recorder.graph.mutates = mutates
     recorder.graph.promotes = isinstance(casting, Casting) and casting.promoted
     recorder.mark_overlaps(model)
     recorder.name_gradients(trained)

@@ -170,7 +170,8 @@ class PoplarExecutor:
 
             watch = Watch(self._model, self._anchors, self._plan, self._training, exceptions)
         start = time.time_ns() // 1_000
-        with on_ipu(), PathWatch(self._model, self._executable.contents) as followed:
+        keeping = numerics.keeping_what_is_saved(self._executable.graph.mutates)
+        with on_ipu(), keeping, PathWatch(self._model, self._executable.contents) as followed:
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(

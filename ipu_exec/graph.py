@@ -118,5 +118,6 @@ class Graph:
     overlapped_outputs: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
     training: bool = False
+    mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture`)
     promotes: bool = False  # a product or norm has float16 beside float32 (`ipu_exec.casting`)
     outside: int = -1  # the first forward op after a ``with Block``, in none

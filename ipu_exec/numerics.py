@@ -37,6 +37,11 @@ Gradients = dict[torch.Tensor, torch.Tensor]
 _ON_IPU = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
+def keeping_what_is_saved(mutates: bool) -> contextlib.AbstractContextManager[Any]:
+    """Around forward and backward: what is saved for the backward is copied before it is changed in place."""
+    return torch.autograd.graph.allow_mutation_on_saved_tensors() if mutates else contextlib.nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class CallPlan:
     """How many micro-batches a call has and what becomes of their gradients and outputs."""

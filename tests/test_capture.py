@@ -272,3 +272,46 @@ def test_several_losses_that_are_not_marked_as_one_are_said(caplog: pytest.LogCa
     assert captured(lambda a, b: a + 5 * b)
     for combine in (lambda a, b: ipu_exec.identity_loss(a + 5 * b, "none"), lambda a, b: 5 * b, lambda a, b: (a, b)):
         assert not captured(combine)
+
+
+class Masked(nn.Module):
+    """Changes a softmax that its backward needs, in place or not (as Wav2Vec2's pretraining does)."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.in_place = nn.Linear(8, 8), in_place
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, target: torch.Tensor):
+        scores = torch.softmax(self.layer(x), -1)
+        if self.in_place:
+            scores *= mask
+        else:
+            scores = scores * mask
+        return scores, nn.functional.mse_loss(scores, target)
+
+
+def test_what_the_backward_needs_may_be_changed_in_place_as_in_poptorch():
+    """PyTorch refuses it; nothing in a program of PopART's changes, so that its backward has what the forward had."""
+    batch = torch.randn(8, 8), (torch.rand(8, 8) > 0.5).float(), torch.randn(8, 8)
+    plain = Masked(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        plain(*batch)[1].backward()
+    trained = []
+    for in_place in (True, False):
+        model = Masked(in_place)
+        options = ipu_exec.Options().showCompilationProgressBar(False)
+        options.Training.gradientAccumulation(2)
+        executor = ipu_exec.trainingModel(model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.5))
+        for _ in range(3):
+            executor(*batch)
+        trained.append(model.layer.weight.detach().clone())
+        graph = executor.executable.graph
+        names = [op.aten.split(".")[1] for op in graph.ops]
+        assert graph.mutates is in_place
+        # the softmax is kept for its gradient, and the product needs a copy of it only if it takes its place
+        assert ("clone" in names) is in_place
+        gradient = next(op for op in graph.ops if op.aten.startswith("aten._softmax_backward_data"))
+        made = {value for op in graph.ops for value in op.outputs}
+        assert all(v in made for v in gradient.inputs)
+    assert torch.equal(*trained)
