@@ -230,7 +230,12 @@ class PrecisionOptions(_Group):
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Data type of partial sums of matrix products and convolutions: ``torch.float`` or ``torch.half``."""
+        """Data type of partial sums of matrix products and convolutions: ``torch.float`` or ``torch.half``.
+
+        Of float16 operands float partials take half of the multiply-accumulate units of an MK2. Where it is not set,
+        convolutions keep float partials as the vendor's do (facts/cycles.md 12.6), but products half ones: that is what
+        agrees with measurements (docs/fidelity.md). A script for hardware had better set it.
+        """
         if dtype not in (torch.float32, torch.float16):
             raise UsageError(f"Precision.setPartialsType takes torch.float or torch.half, not {dtype!r}")
         return self._set(partials_type=str(dtype).removeprefix("torch."))
