@@ -149,7 +149,7 @@ GROUPS = (
         "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
     }),
     Group("Options.Precision", "Options.Precision.", _options.Precision, {
-        "setPartialsType": (PROFILE, "cycles and memory; numbers are PyTorch's. Unset, products of float16 have half partials"),
+        "setPartialsType": (PROFILE, "cycles and memory; numbers are PyTorch's; unset, fp16 products keep half"),
         "enableStochasticRounding": (SAME, "of float16 weights at their update"),
         "enableFloatingPointExceptions": (SAME, "an Error that names the operator, as it is called in the profile"),
         "runningStatisticsAlwaysFloat": (PROFILE, "casts; memory counts the buffers as the model has them"),
