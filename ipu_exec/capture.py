@@ -9,6 +9,7 @@ running: its sequence number was taken when the forward op made it (design.md, d
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import sys
@@ -243,6 +244,7 @@ class Recorder(TorchDispatchMode):
         self._writers: dict[int, int] = {}  # storage -> last op that wrote it
         self._parameter_storages: dict[int, int] = {}
         self._nodes: dict[int, int] = {}  # autograd sequence number -> forward op
+        self._sequence: list[int] = []  # the numbers in order
         self._blocks: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._groups: dict[int, Group] = {}  # the multi-convolutions, by identity
@@ -529,25 +531,35 @@ class Recorder(TorchDispatchMode):
         """(forward op, block, module path, source line) of the call being recorded."""
         ops = self.graph.ops
         if self.direction == "forward":
-            sequence = torch._C._autograd._get_sequence_nr() - 1
-            if torch.is_grad_enabled() and sequence >= 0:
-                self._nodes.setdefault(sequence, len(ops))
+            # also where no gradient is asked for: what an autograd.Function runs belongs to its node, which is there
+            self._made_node(len(ops))
             return -1, self._open_block(), "/".join(part for part in self._module_stack if part), self._location()
         if self.direction == "backward":
             forward = self._forward_of(torch._C._current_autograd_node())
             if forward >= 0:
                 op = ops[forward]
+                if torch.is_grad_enabled():  # a checkpointed layer runs again, and will have a backward of its own
+                    self._made_node(forward)
                 return forward, op.block, op.module, (op.file, op.line)
             block = max((op.block for op in ops if op.direction == "forward"), default=-1)
             return -1, block, "", ("", 0)
         return -1, -1, "", ("", 0)
 
+    def _made_node(self, op: int) -> None:
+        """The newest autograd node is of this forward op, unless it is known to be of another."""
+        sequence = torch._C._autograd._get_sequence_nr() - 1
+        if sequence >= 0 and sequence not in self._nodes:
+            self._nodes[sequence] = op
+            bisect.insort(self._sequence, sequence)
+
     def _forward_of(self, node: Any) -> int:
-        """The forward op that made an autograd node; for an accumulation, the first op that used the weight."""
+        """The forward op that made an autograd node, or the last one before it (an autograd.Function may run none); for
+        an accumulation, the first op that used the weight."""
         if node is None:
             return -1
         if node.name() != _ACCUMULATE:
-            return self._nodes.get(node._sequence_nr(), -1)
+            before = bisect.bisect_right(self._sequence, node._sequence_nr())
+            return self._nodes[self._sequence[before - 1]] if before else -1
         storage = self.graph.values[self.value(node.variable)].storage
         return self._first_use(storage)
 

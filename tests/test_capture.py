@@ -315,3 +315,61 @@ def test_what_the_backward_needs_may_be_changed_in_place_as_in_poptorch():
         made = {value for op in graph.ops for value in op.outputs}
         assert all(v in made for v in gradient.inputs)
     assert torch.equal(*trained)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * gradient * x
+
+
+class Reversed(torch.autograd.Function):
+    """Runs nothing forward, and changes the gradient (domain adaptation's reversal)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def reentrant(x):
+    return torch.utils.checkpoint.checkpoint(lambda x: torch.tanh(x * 3), x, use_reentrant=True)
+
+
+def custom(x):
+    ipu_exec.register_custom_op("CaptureSquare", "com.acme", lambda x: x * x)
+    return ipu_exec.custom_op([x], "CaptureSquare", "com.acme", 1, [x])[0]
+
+
+@pytest.mark.parametrize("apart", [Square.apply, Reversed.apply, reentrant, custom, torch.relu])
+def test_the_backward_of_what_autograd_does_not_see_into_stays_in_its_block(apart):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            with ipu_exec.Block("A", ipu_id=0):
+                x = apart(self.first(x))
+            with ipu_exec.Block("B", ipu_id=1):
+                return self.last(x).square().sum()
+
+    graph = training_graph(Model(), torch.randn(4, 8))
+    backward = [op for op in graph.ops if op.direction == "backward"]
+    # the last Block's comes first, and nothing of it comes after the first op of the other
+    blocks = [op.block for op in backward if op.forward_op >= 0 and op.aten.split(".")[1] != "add_"]
+    assert blocks == sorted(blocks, reverse=True)
+    assert set(blocks) == {0, 1}
+    for op in backward:
+        if op.forward_op >= 0:
+            assert op.block == graph.ops[op.forward_op].block
+    assert sum(op.forward_op < 0 for op in backward) <= 2  # of the loss, which no op made
