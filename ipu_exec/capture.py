@@ -37,6 +37,7 @@ from ipu_exec.lowering.registry import is_view, packet, words
 from ipu_exec.multi_conv import Group, fuse, is_convolution
 from ipu_exec.numerics import keeping_what_is_saved
 from ipu_exec.optim import combined, kept_as
+from ipu_exec.recurrent import whole_layers
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -158,6 +159,7 @@ def _capture(
                 _fused_dropout(),
                 _ctc_of_numbers(),
                 _dense_embedding(),
+                whole_layers(),
                 recorder.modules(model),
                 dtypes,
                 recorder,

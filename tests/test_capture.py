@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -373,3 +375,49 @@ def test_the_backward_of_what_autograd_does_not_see_into_stays_in_its_block(apar
         if op.forward_op >= 0:
             assert op.block == graph.ops[op.forward_op].block
     assert sum(op.forward_op < 0 for op in backward) <= 2  # of the loss, which no op made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("layer", "name", "count"),
+    [
+        (nn.LSTM(8, 16, num_layers=2, batch_first=True), "lstm", 2),
+        (nn.GRU(8, 16, bidirectional=True, dropout=0.5, num_layers=2), "gru", 4),
+        (nn.RNN(8, 16, bias=False), "rnn_tanh", 1),
+        (nn.RNN(8, 16, nonlinearity="relu"), "rnn_relu", 1),
+    ],
+)
+def test_a_recurrent_layer_is_one_operator_each_way(layer, name, count, dtype):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = copy.deepcopy(layer)
+
+        def forward(self, x):
+            outputs, states = self.layer(x)
+            last = states[0] if isinstance(states, tuple) else states
+            assert outputs.shape == (5, 3, 16 * (1 + self.layer.bidirectional))
+            assert last.shape == (count, 5 if self.layer.batch_first else 3, 16)
+            return outputs.float().square().sum()
+
+    before = torch._VF.lstm, torch._VF.gru
+    graph = training_graph(Model().to(dtype), torch.randn(5, 3, 8, dtype=dtype))
+    assert (torch._VF.lstm, torch._VF.gru) == before
+    found = [op.aten for op in graph.ops if op.aten.startswith("ipu_rnn.")]
+    assert found == [f"ipu_rnn.{name}.default"] * count + [f"ipu_rnn.{name}_backward.default"] * count
+    # every weight has its gradient, of its own shape
+    shapes = {graph.values[v].shape for op in graph.ops if op.aten.endswith("_backward.default") for v in op.outputs}
+    assert {tuple(p.shape) for p in layer.parameters()} <= shapes
+
+
+def test_a_packed_sequence_and_a_projection_are_taken_apart_as_pytorch_does():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(8, 16, proj_size=4)
+
+        def forward(self, x):
+            return self.layer(x)[0].square().sum()
+
+    graph = training_graph(Model(), torch.randn(5, 3, 8))
+    assert not any(op.aten.startswith("ipu_rnn.") for op in graph.ops)

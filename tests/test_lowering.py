@@ -307,6 +307,19 @@ def test_a_recurrent_layer_takes_its_time_steps_one_after_another() -> None:
     assert sum(step.name == "inputs/convolve" for step in plan.steps) == 1
 
 
+def test_a_recurrent_layer_keeps_what_its_backward_needs_at_each_step() -> None:
+    """A GRU of 8 steps keeps its gates and the candidate's recurrent part, 4 x 64 of each of 2 samples."""
+    x, h = tensor(8, 2, 32), tensor(2, 64)
+    weights = (tensor(192, 32, role="weight"), tensor(192, 64, role="weight"), tensor(192), tensor(192))
+    outputs = (tensor(8, 2, 64), tensor(2, 64), tensor(0), tensor(8, 2, 256))
+    trained = lower(op("ipu_rnn.gru.default", (x, *weights, h, None, True), *outputs), MK2)
+    assert sum(step.name == "keep" for step in trained.steps) == 8
+    assert trained.output_layouts[3] is not None
+    assert trained.output_layouts[3].bytes.sum() == 8 * 2 * 256 * 4
+    only = lower(op("ipu_rnn.gru.default", (x, *weights, h, None, False), *outputs[:3], tensor(8, 2, 0)), MK2)
+    assert [step.name for step in only.steps] == [step.name for step in trained.steps if step.name != "keep"]
+
+
 def test_a_recurrent_layer_transposes_its_weights_once() -> None:
     """Backward they are needed the other way round at all 8 time steps, and kept so until the last one."""
     state = tensor(1, 2, 64)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ipu_exec.lowering.attention import transposed
 from ipu_exec.lowering.build import Builder, row_major
+from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.matmul import multiply, sides_of
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
@@ -64,7 +65,7 @@ def _product(build: Builder, name: str, left: Operand, right: Operand) -> tuple[
 def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
     """The maps of one time step, ``states`` elements of hidden state a tile."""
     if gates == 1:
-        build.map("activation", "tanh", states, dtype)
+        build.map("activation", "relu" if base_name(build.spec) == "rnn_relu" else "tanh", states, dtype)
         return
     build.map("gates/sigmoid", "sigmoid", states * (gates - 1), dtype)
     build.map("candidate/tanh", "tanh", states, dtype)
@@ -83,9 +84,10 @@ def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -
     build.map("grad state", "add_", states, dtype)
 
 
-@lowering("aten.mkldnn_rnn_layer")
+@lowering("aten.mkldnn_rnn_layer", "ipu_rnn.lstm", "ipu_rnn.gru", "ipu_rnn.rnn_tanh", "ipu_rnn.rnn_relu")
 def layer(spec: OpSpec, machine: Machine) -> Plan:
-    """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell, one after another."""
+    """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell, one after another. What the backward
+    needs of a step is copied to its place (`ipu_exec.recurrent`)."""
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]
     hidden = w_hidden.shape[-1]
@@ -105,6 +107,9 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     build.hold("gates", mine * data.item_bytes, step, build.next)
     build.map("add gates", "add_", mine, data.dtype)
     _cell(build, apportion(batch * hidden, mine), gates, data.dtype)
+    kept = spec.outputs[3]
+    if kept is not None and kept.dtype == data.dtype and kept.elements:
+        build.map("keep", "copy", apportion(kept.elements // steps, mine), data.dtype, flops=0)
     repeat(build, first, steps)
     layouts: list[Layout | None] = []
     for out in spec.outputs:
@@ -115,7 +120,13 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts), constants=done.worklists + again.worklists, note=f"{steps} steps; {again.splits}")
 
 
-@lowering("aten.mkldnn_rnn_layer_backward")
+@lowering(
+    "aten.mkldnn_rnn_layer_backward",
+    "ipu_rnn.lstm_backward",
+    "ipu_rnn.gru_backward",
+    "ipu_rnn.rnn_tanh_backward",
+    "ipu_rnn.rnn_relu_backward",
+)
 def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     """T steps back through the cell, then the gradients of inputs and weights as products over all steps."""
     build = Builder(spec, machine)
