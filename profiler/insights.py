@@ -68,7 +68,7 @@ def _costs(report: Report) -> Costs | None:
 
 def _overflow(report: Report) -> list[Insight]:
     found = []
-    for ipu in range(report.target.num_ipus):
+    for ipu in range(report.target.ipus_per_replica):
         tiles = report.tiles(ipu)
         over = int(tiles["overflow"].max())
         if over:

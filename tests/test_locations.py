@@ -18,6 +18,7 @@ from ipu_exec.compile import Executable
 from ipu_exec.lowering import costs
 from ipu_exec.machine import TARGETS, link_hops, link_latency_cycles, link_rate
 from profiler import records, schedules
+from profiler.analysis import fullest_tiles
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, what_if
 from reports.cli import main as ipu_report
@@ -387,6 +388,10 @@ def test_rebalance_and_insights_know_of_it(
         return profiler.open_report(next((tmp_path / name).rglob("profile.pop")))
 
     whole = profiled("whole", lambda o: None)
+    assert whole.target.num_ipus == 4  # replicas of one IPU: there is no more to show
+    assert len(fullest_tiles(whole)) == 1
+    assert ipu_report(["memory", str(whole.path), "--ipu", "1"]) != 0
+    assert "It has 1 (of one replica: all 4 are alike): --ipu 0 to 0" in capsys.readouterr().err
     (found,) = (i for i in insights(whole) if i.title.startswith("each of 4 replicas keeps the same optimiser state"))
     parts = profiled("parts", lambda o: o.TensorLocations.setOptimizerLocation(settings))
     assert parts.target.num_ipus == 4 and ipu_report(["summary", str(parts.path)]) == 0

@@ -60,8 +60,10 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
             if (!main || !main.children.length || document.title.startsWith('Updating')) { return false; }
             if (document.querySelector('[data-dash-is-loading=true]')) { return false; }
             const plots = Array.from(document.querySelectorAll('.dash-graph'));
-            return plots.every((plot) =>
-              plot.querySelector('.main-svg') && plot.querySelector('.js-plotly-plot').data?.length);
+            return plots.every((plot) => {
+              const drawn = plot.querySelector('.main-svg') && plot.querySelector('.js-plotly-plot');
+              return drawn && (drawn.data?.length || drawn.layout?.annotations?.length);  // or says why there is none
+            });
         }""",
         timeout=timeout,
         polling=50,  # not by frames: a page at rest draws none

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def fullest_tiles(report: Report) -> np.ndarray:
-    """Bytes of each IPU's fullest tile, gaps included: int64[ipu]."""
-    return np.array([report.tiles(ipu)["total"].max() for ipu in range(report.target.num_ipus)], dtype=np.int64)
+    """Bytes of each IPU's fullest tile, gaps included: int64[ipu of a replica]; replicas are alike."""
+    ipus = range(report.target.ipus_per_replica)
+    return np.array([report.tiles(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
 
 
 def memory_peaks(report: Report) -> pd.DataFrame:

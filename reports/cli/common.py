@@ -213,9 +213,10 @@ def check_run(report: Report, run: int) -> None:
 
 def check_ipu(report: Report, ipu: int) -> None:
     """CommandError where the profile has no such IPU."""
-    known = report.target.num_ipus
+    known, replicas = report.target.ipus_per_replica, report.target.num_replicas
     if not 0 <= ipu < known:
-        raise CommandError(f"{report.path}: there is no IPU {ipu}. It has {known}: --ipu 0 to {known - 1}")
+        alike = f" (of one replica: all {replicas} are alike)" if replicas > 1 else ""
+        raise CommandError(f"{report.path}: there is no IPU {ipu}. It has {known}{alike}: --ipu 0 to {known - 1}")
 
 
 def ipus(report: Report) -> Iterator[int]:

@@ -163,7 +163,7 @@ def number_field(view: View, name: str, label: str, low: int, high: int | None) 
 def chosen(profiles: Profiles, profile: Any, ipu: Any) -> tuple[Report, int]:
     """The report and the IPU that two parameters say."""
     report = profiles.get(whole(profile, 0))
-    return report, whole(ipu, 0, 0, report.target.num_ipus - 1)
+    return report, whole(ipu, 0, 0, report.target.ipus_per_replica - 1)
 
 
 def other_switch(view: View) -> Children:
@@ -198,7 +198,7 @@ def unit_switch(view: View) -> Children:
 
 
 def ipu_choice(view: View) -> Children:
-    count = view.report.target.num_ipus
+    count = view.report.target.ipus_per_replica
     stages = view.report.stages
     options = []
     for ipu in range(count):

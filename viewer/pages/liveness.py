@@ -135,7 +135,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             one = frame.assign(total=values, tile=on)[["position", "total", "tile"]]
         limit = report.target.bytes_per_tile
         second = common.other_of(profiles, profile, other)
-        beside = second.liveness(ipu) if second is not None and ipu < second.target.num_ipus else None
+        beside = second.liveness(ipu) if second is not None and ipu < second.target.ipus_per_replica else None
         return figures.liveness(frame, limit, common.theme_of(where), one, scale == "limit", beside)
 
     @app.callback(

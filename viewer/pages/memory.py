@@ -111,7 +111,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         kib = by_tile[column].to_numpy() / figures.KIB
         to_limit = scale != "data"
         second = common.other_of(profiles, profile, other)
-        beside = second.tiles(ipu) if second is not None and ipu < second.target.num_ipus else None
+        beside = second.tiles(ipu) if second is not None and ipu < second.target.ipus_per_replica else None
         return (
             figures.tiles(by_tile, limit, theme, _tile(report, ipu, tile), gaps != "without", to_limit, beside),
             figures.chip(kib, limit / figures.KIB, theme, to_limit=to_limit),

@@ -35,7 +35,7 @@ _COLUMNS = (
 
 def layout(view: View) -> Any:
     """The page."""
-    ipus = [("all", "all"), *((str(ipu), str(ipu)) for ipu in range(view.report.target.num_ipus))]
+    ipus = [("all", "all"), *((str(ipu), str(ipu)) for ipu in range(view.report.target.ipus_per_replica))]
     return [
         common.controls(
             view,
@@ -88,7 +88,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     )
     def rows(profile: Any, ipu: Any, find: Any, toggled: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        chip = common.whole(ipu, -1, 0, report.target.num_ipus - 1)
+        chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
         tree = profiles.made(report, "program tree", lambda: Tree(report))
         flipped = {common.whole(id, -1) for id in str(toggled or "").split(",")[:MOST]}
         shown, found = tree.shown(str(find or "").strip().lower(), chip, flipped)

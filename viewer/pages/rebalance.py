@@ -260,11 +260,15 @@ def _why(costs: Costs, prediction: Prediction) -> Any:
     except ValueError as error:
         return common.message(str(error), "warning")
     rest = prediction.total - best.prediction.total
-    lead = (
-        f"This is the best split into {count} stages."
-        if rest <= 0
-        else f"The best split into {count} stages takes {rest:,} cycles less."
-    )
+    if best.prediction.assignment == prediction.assignment:
+        lead = f"This is the best split into {count} stages."
+    elif prediction.problems and not best.prediction.problems:
+        more = "less" if rest > 0 else "more"
+        lead = f"The best split into {count} stages without these problems takes {abs(rest):,} cycles {more}."
+    elif rest > 0:
+        lead = f"The best split into {count} stages takes {rest:,} cycles less."
+    else:
+        lead = f"No split into {count} stages is quicker."
     return [html.P(lead), html.Ul([html.Li(words[0].upper() + words[1:] + ".") for words in best.why])]
 
 

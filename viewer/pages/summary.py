@@ -98,7 +98,10 @@ def machine(report: Report) -> list[tuple[str, Any]]:
         ("operators", f"{len(report.ops):,}"),
         ("program steps", f"{len(report.program_steps()):,}"),
         ("variables", f"{len(report.variables):,}"),
-        ("profiled calls", ", ".join(f"{row.name}: {row.iterations} iterations" for row in report.runs.itertuples())),
+        (
+            "profiled calls",
+            ", ".join(f"{row.name}: {row.iterations} iterations" for row in report.runs.itertuples()) or "none",
+        ),
         ("written", f"{meta['created']} by {meta['writer']}"),
         ("file", f"{report.path} ({units.size(size)})"),
     ]

@@ -38,7 +38,7 @@ def layout(view: View) -> Any:
     if not len(report.runs):
         words = "No call was profiled, so there is no trace: the profile ends with the compile."
         return [common.controls(view), common.card("Execution trace", common.message(words))]
-    ipus = [("all", "all"), *((str(ipu), str(ipu)) for ipu in range(report.target.num_ipus))]
+    ipus = [("all", "all"), *((str(ipu), str(ipu)) for ipu in range(report.target.ipus_per_replica))]
     return [
         common.controls(
             view,
@@ -80,8 +80,8 @@ def rows_of(profiles: Profiles, report: Report, run: int, iteration: int | None,
         if form == "flame":
             return figures.flame(report.steps(run, ipu or 0, iteration), report.tasks(run, ipu or 0, iteration))
         steps = report.steps(run, ipu, iteration)
-        made = figures.flat(steps, report.target.num_ipus)
-        return made if ipu is None else only(made, [ipu, *range(report.target.num_ipus, len(made.names))])
+        made = figures.flat(steps, report.target.ipus_per_replica)
+        return made if ipu is None else only(made, [ipu, *range(report.target.ipus_per_replica, len(made.names))])
 
     return profiles.made(report, ("trace", run, iteration, ipu, form), make)
 
@@ -164,7 +164,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         run = common.whole(run, 0, 0, max(0, len(report.runs) - 1))
         last = max(0, int(report.runs["iterations"].iloc[run]) - 1)
         which = None if span == "call" else common.whole(iteration, 0, 0, last)
-        chip = common.whole(ipu, -1, 0, report.target.num_ipus - 1)
+        chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
         kind = "flame" if form == "flame" else "flat"
         rows = rows_of(profiles, report, run, which, chip if chip >= 0 else None, kind)
         return rows, Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles"), (run, which, chip, kind)
