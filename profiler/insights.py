@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
 _MORE_MICRO_BATCHES = 4
+_MUCH = 0.05  # of a stage: an operator with less is not named
 _LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to
 
 
@@ -43,10 +44,12 @@ class Insight:
 def insights(report: Report) -> list[Insight]:
     """What there is to say, what gains most cycles first, then bytes, then the rest."""
     found: list[Insight] = [*_overflow(report)]
-    pace = analysis.pace(report)
+    pace, costs = analysis.pace(report), _costs(report)
+    if not pace.cycles and costs is not None:  # compiled only: as the schedule has it
+        run = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
+        pace = analysis.Pace(run.total, costs.micro_batches, run.samples_per_second)
     if pace.cycles:
         least = int(_LEAST_SHARE * pace.cycles)
-        costs = _costs(report)
         if costs is not None:
             found += [
                 i for i in (*_split(report, costs, pace.cycles), *_ramps(report, costs)) if i.gain_cycles >= least
@@ -94,11 +97,8 @@ def _split(report: Report, costs: Costs, now: int) -> list[Insight]:
     mean = float(stages["cycles"].mean())
     ops = report.ops[(report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
-    most = (
-        f" {largest['cycles'] / max(1, ops['cycles'].sum()):.0%} of it is {largest['name']}."
-        if largest is not None
-        else ""
-    )
+    share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
+    most = f" {share:.0%} of it is {largest['name']}." if largest is not None and share >= _MUCH else ""
     present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     best: Split | None = None
     for count in range(1, len(costs.ipus) + 1):
@@ -142,13 +142,18 @@ def _ramps(report: Report, costs: Costs) -> list[Insight]:
     present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     longer = what_if(replace(costs, micro_batches=costs.micro_batches * _MORE_MICRO_BATCHES), present.assignment)
     gain = present.total - longer.total // _MORE_MICRO_BATCHES
-    cycles = report.pipeline_cycles(0, 0)
-    ramps = int(cycles.loc[cycles["phase"].isin(["ramp-up", "ramp-down"]), "cycles"].sum())
+    if len(report.runs):
+        cycles = report.pipeline_cycles(0, 0)
+        phases, lengths = cycles["phase"].to_numpy(), cycles["cycles"].to_numpy()
+    else:
+        schedule = present.schedule
+        phases, lengths = np.array(schedule.phases), schedule.cycle_end - schedule.cycle_start
+    ramps = int(lengths[np.isin(phases, ["ramp-up", "ramp-down"])].sum())
     more = costs.micro_batches * _MORE_MICRO_BATCHES
     name = "gradient accumulation" if costs.training else "device iterations"
     return [
         Insight(
-            f"ramp-up and ramp-down take {ramps / max(1, int(cycles['cycles'].sum())):.0%} of {_turn(costs)}",
+            f"ramp-up and ramp-down take {ramps / max(1, int(lengths.sum())):.0%} of {_turn(costs)}",
             f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each time.",
             f"{name} of {more} instead of {costs.micro_batches} would take {gain:,} cycles less for as many samples",
             "/pipeline",

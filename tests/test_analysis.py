@@ -129,9 +129,28 @@ def test_what_optimiser_state_off_the_chip_costs_is_said(tmp_path: Path) -> None
 def test_a_profile_without_runs_has_insights_of_its_memory(tmp_path: Path) -> None:
     report = open_report(synthetic_profile(tmp_path / "profile.pop", runs=0))
     found = insights(report)
-    assert all(one.gain_cycles == 0 for one in found)
     assert any("tile" in one.title for one in found)
     assert analysis.waiting(report) == 0
+
+
+def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Path) -> None:
+    """``ipu-run --compile-only`` asks no less of it: the schedule knows what a run takes."""
+    found = []
+    for name, calls in (("compiled", False), ("ran", True)):
+        options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path / name)
+        options.showCompilationProgressBar(False).Training.gradientAccumulation(8)
+        model = Mlp([1024] * 5, [0, 0, 0, 1])
+        executor = ipu_exec.trainingModel(model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.1))
+        batch = torch.randn(8 * 32, 1024), torch.randn(8 * 32, 1024)
+        executor(*batch) if calls else executor.compile(*batch)
+        report = open_report(tmp_path / name / "training")
+        assert bool(len(report.runs)) == calls
+        found.append({one.where.split("?")[0]: one for one in insights(report)})
+    compiled, ran = found
+    assert compiled.keys() == ran.keys() >= {"/rebalance", "/pipeline"}
+    for where, one in compiled.items():
+        assert one.gain_cycles == pytest.approx(ran[where].gain_cycles, rel=0.02)
+        assert one.action == ran[where].action
 
 
 def test_vertices_on_a_tile_are_those_of_its_steps(report: Report) -> None:
