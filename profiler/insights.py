@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import analysis
-from profiler.rebalance import Assignment, Costs, Split, best_split, what_if
+from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
 from profiler.rebalance.costs import offload_cycles, streaming_bytes_per_cycle
 from profiler.report import Report
 
@@ -45,17 +45,17 @@ def insights(report: Report) -> list[Insight]:
     """What there is to say, what gains most cycles first, then bytes, then the rest."""
     found: list[Insight] = [*_overflow(report)]
     pace, costs = analysis.pace(report), _costs(report)
-    if not pace.cycles and costs is not None:  # compiled only: as the schedule has it
-        run = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
-        pace = analysis.Pace(run.total, costs.micro_batches, run.samples_per_second)
+    present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus)) if costs is not None else None
+    if not pace.cycles and costs is not None and present is not None:  # compiled only: as the schedule has it
+        pace = analysis.Pace(present.total, costs.micro_batches, present.samples_per_second)
     if pace.cycles:
-        least = int(_LEAST_SHARE * pace.cycles)
-        if costs is not None:
-            found += [
-                i for i in (*_split(report, costs, pace.cycles), *_ramps(report, costs)) if i.gain_cycles >= least
-            ]
-            found += [i for i in _host(report, costs) if i.gain_cycles >= least]
-        found += [i for i in _balance(report, pace) if i.gain_cycles >= least]
+        of_cycles: list[Insight] = []
+        if costs is not None and present is not None:
+            of_cycles += _split(report, costs, present, pace.cycles)
+            of_cycles += _ramps(report, costs, present)
+            of_cycles += _host(costs, present)
+        of_cycles += _balance(report, pace)
+        found += [one for one in of_cycles if one.gain_cycles >= int(_LEAST_SHARE * pace.cycles)]
     found += _memory(report)
     return sorted(found, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
 
@@ -91,7 +91,7 @@ def _overflow(report: Report) -> list[Insight]:
     return found
 
 
-def _split(report: Report, costs: Costs, now: int) -> list[Insight]:
+def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[Insight]:
     stages = report.stages
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     mean = float(stages["cycles"].mean())
@@ -99,7 +99,6 @@ def _split(report: Report, costs: Costs, now: int) -> list[Insight]:
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
     most = f" {share:.0%} of it is {largest['name']}." if largest is not None and share >= _MUCH else ""
-    present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     best: Split | None = None
     for count in range(1, len(costs.ipus) + 1):
         try:
@@ -136,10 +135,9 @@ def _even(costs: Costs) -> Costs:
     return replace(costs, **{name: (getattr(costs, name) * scale).astype(np.int64) for name in cycles})
 
 
-def _ramps(report: Report, costs: Costs) -> list[Insight]:
+def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     if not costs.pipelined:
         return []
-    present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     longer = what_if(replace(costs, micro_batches=costs.micro_batches * _MORE_MICRO_BATCHES), present.assignment)
     gain = present.total - longer.total // _MORE_MICRO_BATCHES
     if len(report.runs):
@@ -162,11 +160,10 @@ def _ramps(report: Report, costs: Costs) -> list[Insight]:
     ]
 
 
-def _host(report: Report, costs: Costs) -> list[Insight]:
-    present = Assignment.of(costs.stage.tolist(), costs.ipus)
-    none = np.zeros(len(costs), dtype=np.int64)
-    now = what_if(costs, present).total
-    gain = now - what_if(replace(costs, stream_in=none, stream_out=none, load=none, unload=none), present).total
+def _host(costs: Costs, present: Prediction) -> list[Insight]:
+    none, now = np.zeros(len(costs), dtype=np.int64), present.total
+    without = replace(costs, stream_in=none, stream_out=none, load=none, unload=none)
+    gain = now - what_if(without, present.assignment).total
     less = "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device"
     overlapped = bool(len(costs.load) and (costs.load.any() or costs.unload.any()))
     if overlapped:
@@ -179,7 +176,8 @@ def _host(report: Report, costs: Costs) -> list[Insight]:
     if alone and not overlapped and costs.micro_batches > 1:
         unload = none if costs.stream_out_once else costs.stream_out
         moved = replace(costs, stream_in=none, load=costs.stream_in, unload=unload)
-        saved = now - what_if(moved if costs.stream_out_once else replace(moved, stream_out=none), present).total
+        kept = moved if costs.stream_out_once else replace(moved, stream_out=none)
+        saved = now - what_if(kept, present.assignment).total
         less = (
             f"Have I/O tiles move them beside computing, which saves at most {saved:,}: ShardedExecution, "
             f"TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or All. {less}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -225,18 +226,23 @@ class Costs:
         by_block = steps[with_others].groupby("block")["cycles"].sum().reindex(range(count), fill_value=0)
         return replace(costs, update=updates - np.minimum(costs.moves, by_block.to_numpy()))
 
-    def crossing(self, stage_of: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes forward and back over a cut behind each Block: ``copy`` and ``copy_back`` without the tied weights that
-        do not travel, as the Block that reads one is on the IPU that has it, or in a stage that got it already."""
+    def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes forward and back over a cut behind each Block, where stages begin with the Blocks ``starts``.
+
+        ``copy`` and ``copy_back`` without the tied weights that do not travel: the Block that reads one is on the IPU
+        that has it, or in a stage that got it already.
+        """
         ahead, back = self.copy, self.copy_back
         for (_, (home, *readers)), nbytes in zip(self.tied, self.tied_bytes, strict=False):
-            there = {k for k, ipu in enumerate(ipus) if ipu == ipus[stage_of[home]]}
+            own = ipus[bisect_right(starts, home) - 1]
+            there = {k for k, ipu in enumerate(ipus) if ipu == own}
             for reader in readers:
-                if stage_of[reader] in there:
+                stage = bisect_right(starts, reader) - 1
+                if stage in there:
                     spared = np.zeros_like(ahead)
                     spared[home:reader] = nbytes
                     ahead, back = np.maximum(0, ahead - spared), np.maximum(0, back - spared)
-                there.add(stage_of[reader])
+                there.add(stage)
         return ahead, back
 
     def link_rate(self, a: int, b: int) -> float:

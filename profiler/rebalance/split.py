@@ -231,7 +231,7 @@ class _Totals:
             if part not in self.seen:
                 self.seen[part] = stage_cycles(self.costs, part, k == len(parts) - 1)
         forward, backward = zip(*(self.seen[part] for part in parts), strict=True)
-        ahead, back = self.costs.crossing(assignment.stage_of(len(self.costs)), assignment.ipus)
+        ahead, back = self.costs.crossing(assignment.starts, assignment.ipus)
         cuts = [part.last for part in parts[:-1]]
         link = max((max(int(ahead[cut]), int(back[cut])) for cut in cuts), default=0)
         overhead = self.costs.sync + copy_cycles(self.costs, link)

@@ -188,8 +188,7 @@ def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received
     latency = np.zeros(count)
-    stage_of = [k for k, (first, last) in enumerate(spans) for _ in range(first, last + 1)]
-    over, over_back = costs.crossing(stage_of, ipus)
+    over, over_back = costs.crossing([first for first, _ in spans], ipus)
     for k in range(len(spans) - 1):
         here, there, cut = ipus[k], ipus[k + 1], spans[k][1]
         ahead, back = int(over[cut]), int(over_back[cut])
