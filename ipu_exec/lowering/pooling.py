@@ -43,8 +43,9 @@ class Pooling:
     backward: bool
 
     @property
-    def per_element(self) -> int:
-        return 5 if self.maximum and self.backward else 3
+    def compares(self) -> bool:
+        """Whether it is the gradient of a maximum, which looks for where that was."""
+        return self.maximum and self.backward
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
         met = prod(-(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True))
         met *= pooling.kernel[-1]
         along = ceil_div(along, pooling.stride[-1])
-    begin = {3: 4 if pooling.maximum else 5, 5: 7}[pooling.per_element]
-    vector = 3 + begin + pooling.per_element * along
+    begin, each = (7, 5) if pooling.compares else (4 if pooling.maximum else 5, 3)
+    vector = 3 + begin + each * along
     position = 23 + groups * (2 + vectors * vector) + 4 * (groups - 1)
     first = ceil_div(outputs * vectors, WORKERS)  # what it fills with the least number, or zero
-    worker = 43 + 10 * (pooling.per_element == 5) + (4 + first) * groups + rows * (15 + met * position)
+    worker = 43 + 10 * pooling.compares + (4 + first) * groups + rows * (15 + met * position)
     return np.where(np.asarray(outputs * channels) > 0, 13 + WORKERS * worker, 0)
 
 
@@ -118,9 +119,10 @@ def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
             ceil_div(n, s) for n, s in zip((pooling.batch, groups, *pooling.field), grid, strict=True)
         )
         parts = batch, np.minimum(held * group, pooling.channels), tuple(field)
-        read = window_elements(pooling, parts) * (2 if pooling.maximum and pooling.backward else 1)
-        own = reduce(np.multiply, field, batch * parts[1]) if pooling.maximum and pooling.backward else 0
-        cycles = np.where(fits, pooling_cycles(pooling, parts, group) + (read + own) * item_bytes // 4, 1 << 60)
+        read = window_elements(pooling, parts)
+        if pooling.compares:  # with the gradients the pooled output, and the input
+            read = 2 * read + reduce(np.multiply, field, batch * parts[1])
+        cycles = np.where(fits, pooling_cycles(pooling, parts, group) + read * item_bytes // 4, 1 << 60)
         at = np.unravel_index(int(cycles.argmin()), cycles.shape)
         splits = [int(options[i]) for options, i in zip(tried, at, strict=True)]
         if best is None or int(cycles[at]) < best[0]:
