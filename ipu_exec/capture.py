@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ipu_exec import overlap
 from ipu_exec.annotations import attributes, block_ended, current_block, multi_conv, name_scopes, reset_blocks
 from ipu_exec.casting import Casting
+from ipu_exec.context import replaced
 from ipu_exec.control_flow import in_argument_check
 from ipu_exec.decompose import decomposition
 from ipu_exec.errors import ContentError, Error
@@ -652,8 +653,7 @@ def _under_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) ->
     return kept.reshape(*values.shape[:first], mask.numel(), *values.shape[after:])
 
 
-@contextlib.contextmanager
-def _dense_embedding() -> Iterator[None]:
+def _dense_embedding() -> contextlib.AbstractContextManager[None]:
     """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags: an IPU has no sparse tensors."""
     apart = torch.embedding
 
@@ -662,15 +662,10 @@ def _dense_embedding() -> Iterator[None]:
     ) -> torch.Tensor:
         return apart(weight, indices, padding, by_frequency, False)
 
-    vars(torch)["embedding"] = embedding
-    try:
-        yield
-    finally:
-        vars(torch)["embedding"] = apart
+    return replaced({"embedding": embedding}, torch)
 
 
-@contextlib.contextmanager
-def _ctc_of_numbers() -> Iterator[None]:
+def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
     """The mean of a CTC loss whose lengths are numbers: PyTorch makes a tensor of them where no mode can see it."""
     apart = torch.ctc_loss
 
@@ -683,20 +678,11 @@ def _ctc_of_numbers() -> Iterator[None]:
         losses = apart(scores, targets, steps, lengths, blank, 0, zero_infinity)
         return (losses / torch.tensor(lengths, dtype=losses.dtype).clamp_min(1)).mean()
 
-    vars(torch)["ctc_loss"] = ctc_loss
-    try:
-        yield
-    finally:
-        vars(torch)["ctc_loss"] = apart
+    return replaced({"ctc_loss": ctc_loss}, torch)
 
 
-@contextlib.contextmanager
-def _fused_dropout() -> Iterator[None]:
-    """Dropout as one operator, as poprand has it; on a CPU PyTorch makes a mask of the input's type and multiplies.
-
-    Replaced where functions find it, not by a TorchFunctionMode: none is open in a backward that runs a checkpointed
-    layer again.
-    """
+def _fused_dropout() -> contextlib.AbstractContextManager[None]:
+    """Dropout as one operator, as poprand has it; on a CPU PyTorch makes a mask of the input's type and multiplies."""
     apart = torch.dropout
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -704,11 +690,7 @@ def _fused_dropout() -> Iterator[None]:
         kept: torch.Tensor = torch.native_dropout(input, p, True)[0] if whole else apart(input, p, train)
         return kept
 
-    vars(torch)["dropout"] = vars(torch._VF)["dropout"] = dropout
-    try:
-        yield
-    finally:
-        vars(torch)["dropout"] = vars(torch._VF)["dropout"] = apart
+    return replaced({"dropout": dropout}, torch, torch._VF)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
-"""Whether the model runs as on an IPU now, rather than on the CPU by its user."""
+"""What is different while the model runs as on an IPU: that it does, and torch's functions that stand for others."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
 
 _depth = 0
 
@@ -22,3 +24,20 @@ def on_ipu() -> Iterator[None]:
 def isRunningOnIpu() -> bool:
     """True inside a model that `trainingModel` or `inferenceModel` compiles or runs; False where its user calls it."""
     return _depth > 0
+
+
+@contextlib.contextmanager
+def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) -> Iterator[None]:
+    """Inside, these functions are what their names stand for in torch's modules.
+
+    Replaced where callers find them, not by a TorchFunctionMode: none is open in a backward that runs a checkpointed
+    layer again.
+    """
+    before = {name: getattr(modules[0], name) for name in functions}
+    for module in modules:
+        vars(module).update(functions)
+    try:
+        yield
+    finally:
+        for module in modules:
+            vars(module).update(before)

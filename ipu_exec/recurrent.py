@@ -7,10 +7,12 @@ numbers are PyTorch's all the same: what is here runs on fake tensors only.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from ipu_exec.context import replaced
 
 NAMESPACE = "ipu_rnn"
 # Gates of a layer, and the tensors of a state's size that a time step leaves for the backward (poplibs lib/popnn:
@@ -111,14 +113,6 @@ def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@contextlib.contextmanager
-def whole_layers() -> Iterator[None]:
+def whole_layers() -> contextlib.AbstractContextManager[None]:
     """Recurrent layers are one operator each, where nn.LSTM, nn.GRU and nn.RNN find torch's functions."""
-    before = {kind: getattr(torch._VF, kind) for kind in KINDS}
-    for kind, apart in before.items():
-        vars(torch._VF)[kind] = _replacement(kind, apart)
-    try:
-        yield
-    finally:
-        for kind, apart in before.items():
-            vars(torch._VF)[kind] = apart
+    return replaced({kind: _replacement(kind, getattr(torch._VF, kind)) for kind in KINDS}, torch._VF)
