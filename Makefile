@@ -59,7 +59,7 @@ format: $(STAMP) ## Put the sources into the house's form
 	$(BIN)/ruff format .
 
 docs: $(STAMP) ## Check the pages against the code they describe
-	$(BIN)/python -m pytest tests/test_docs.py
+	$(BIN)/python -m pytest tests/docs/test_pages.py
 
 compatibility: $(STAMP) ## Write docs/compatibility.md again
 	$(BIN)/python -m tools.compatibility > docs/compatibility.md

@@ -49,7 +49,6 @@ from ipu_exec.enums import (
     VariableRetrievalMode,
 )
 from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError, UsageError
-from ipu_exec.executor import PoplarExecutor, inferenceModel, load, trainingModel
 from ipu_exec.logs import hasMLIRSupportOnPlatform, ipuHardwareIsAvailable, ipuHardwareVersion, setLogLevel
 from ipu_exec.ops import (
     MultiConv,
@@ -68,6 +67,7 @@ from ipu_exec.ops import (
 )
 from ipu_exec.options import Options, TensorLocationSettings
 from ipu_exec.search import ctc_beam_search_decoder, fps, nearest
+from ipu_exec.session.executor import PoplarExecutor, inferenceModel, load, trainingModel
 from ipu_exec.structures import ICustomArgParser, registerCustomArgParser
 
 AnchorMode = OutputMode  # PopTorch's old name

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ipu_exec.executor import PoplarExecutor
+from ipu_exec.session.executor import PoplarExecutor
 
 __all__ = [
     "PoplarExecutor",

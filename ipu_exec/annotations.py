@@ -15,9 +15,9 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from ipu_exec.capture.multi_conv import Group
 from ipu_exec.enums import AutoStage, Liveness
 from ipu_exec.errors import UsageError
-from ipu_exec.multi_conv import Group
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
 

@@ -6,7 +6,7 @@ from enum import Enum, IntEnum
 
 
 class OutputMode(IntEnum):
-    """Which micro-batches a call returns the outputs of; see `ipu_exec.numerics.Outputs`."""
+    """Which micro-batches a call returns the outputs of; see `ipu_exec.numerics.loop.Outputs`."""
 
     Final = 0
     EveryN = 1
@@ -81,7 +81,7 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """Which values of a weight that differs between replicas the host sees; see `ipu_exec.grouping`."""
+    """Which values of a weight that differs between replicas the host sees; see `ipu_exec.replica_groups`."""
 
     OnePerGroup = 0
     AllReplicas = 2

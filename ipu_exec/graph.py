@@ -1,6 +1,6 @@
 """The captured step: what one micro-batch and one weight update compute, before anything is placed.
 
-Made by `ipu_exec.capture`, read by every later pass. Values are tensors (keyed by identity), storages are
+Made by `ipu_exec.capture.step`, read by every later pass. Values are tensors (keyed by identity), storages are
 memory: a view or an in-place result is a new value on an old storage.
 """
 
@@ -118,6 +118,6 @@ class Graph:
     overlapped_outputs: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
     training: bool = False
-    mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture`)
-    promotes: bool = False  # a product or norm has float16 beside float32 (`ipu_exec.casting`)
+    mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
+    promotes: bool = False  # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
     outside: int = -1  # the first forward op after a ``with Block``, in none

@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
-from ipu_exec import overlap
 from ipu_exec.annotations import open_multi_conv
+from ipu_exec.capture.step import overlap
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from ipu_exec.errors import UsageError
@@ -317,7 +317,7 @@ class MultiConv:
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`). Use what it returns, and
-    the inputs for nothing else. Numbers do not depend on it; `ipu_exec.overlap` has the rules."""
+    the inputs for nothing else. Numbers do not depend on it; `ipu_exec.capture.overlap` has the rules."""
     return _overlap(overlap.INPUT, input_tensors, mode)
 
 

@@ -2,7 +2,7 @@
 
 The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as attributes; the update
 of a float32 weight is PyTorch's, bit for bit, before states are rounded to the types they name (`kept_as`), which is
-done by who runs the update (`ipu_exec.precision`). A float16 weight is updated in float32 there.
+done by who runs the update (`ipu_exec.numerics.precision`). A float16 weight is updated in float32 there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import torch
 
-from ipu_exec import optimiser_state
 from ipu_exec.errors import UsageError as Error
+from ipu_exec.numerics.loop import optimiser_state
 
 logger = logging.getLogger("ipu_exec")
 
@@ -157,7 +157,7 @@ class Optimizer:
     _ipu_loaded: Mapping[str, Any] | None = None  # what was loaded before
 
     def state_dict(self) -> dict[str, Any]:
-        """PyTorch's, with ``ipu_state`` and ``ipu_param`` (`ipu_exec.optimiser_state`)."""
+        """PyTorch's, with ``ipu_state`` and ``ipu_param`` (`ipu_exec.numerics.optimiser_state`)."""
         ipu: Mapping[str, Any] = self._ipu_loaded or {"ipu_state": None, "ipu_param": None}
         if self._ipu_names is not None:
             optimizer = cast(torch.optim.Optimizer, self)

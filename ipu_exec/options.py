@@ -34,7 +34,7 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
 from ipu_exec.ops import check_proportion
-from ipu_exec.placements import load_stages
+from ipu_exec.placement_file import load_stages
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
@@ -182,7 +182,7 @@ class TrainingOptions(_Group):
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
         """Change the loss scale by what float16 gradients look like, from the optimiser's ``loss_scaling`` on.
 
-        See `ipu_exec.precision.LossScaler`. The counting is not in the profile.
+        See `ipu_exec.numerics.precision.LossScaler`. The counting is not in the profile.
         """
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
@@ -243,7 +243,7 @@ class PrecisionOptions(_Group):
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
         """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN; it names the operator.
 
-        See `ipu_exec.exceptions`. Every result is looked at, which takes time.
+        See `ipu_exec.numerics.floating_point`. Every result is looked at, which takes time.
         """
         return self._flag("Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled)
 
@@ -424,7 +424,7 @@ class PopartOptions(_Group):
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
         """PopART's rewritings by name. ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed
-        (`ipu_exec.patterns`), the others recorded."""
+        (`ipu_exec.capture.patterns`), the others recorded."""
         if not isinstance(patterns, Mapping):
             raise UsageError(f"_Popart.setPatterns takes a dict of names and whether they are on, not {patterns!r}")
         return self._set(patterns=dict(patterns), patterns_level=level)
@@ -621,7 +621,7 @@ class Options(_Group):
         """Keep compiled models in that directory and take them from there; "" or None: do not.
 
         What decides what is compiled decides the name of the file: the captured model, the inputs, these options, the
-        compiler's sources. Nothing in it is unpickled that could run code (see `ipu_exec.executables`).
+        compiler's sources. Nothing in it is unpickled that could run code (see `ipu_exec.session.executable_file`).
         """
         return self._set(executable_cache=os.fspath(path or ""))
 
@@ -652,7 +652,7 @@ class Options(_Group):
     ) -> Self:
         """Keep the tensor ``long_name`` of the model in each call: the executor's ``getAnchoredTensor(short_name)``.
 
-        ``long_name`` is one of the executor's ``getTensorNames()``; see `ipu_exec.anchors`. Without a mode it is kept
+        ``long_name`` is one of the executor's ``getTensorNames()``; see `ipu_exec.numerics.anchors`. Without a mode it is kept
         for the micro-batches whose outputs are.
         """
         if not isinstance(short_name, str) or not isinstance(long_name, str):

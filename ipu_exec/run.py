@@ -26,7 +26,7 @@ from ipu_exec import machine
 from ipu_exec.accessor import STAND_IN_VARIABLE
 from ipu_exec.errors import Error
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, ENGINE_OPTIONS_VARIABLE, PLACEMENT_VARIABLE, TARGET_VARIABLE
-from ipu_exec.placements import load_stages
+from ipu_exec.placement_file import load_stages
 
 _STANDS_FOR = {
     "poptorch": "ipu_exec",

@@ -13,10 +13,10 @@ from typing import Any
 
 import ipu_exec
 from ipu_exec import optim
-from ipu_exec.executor import PoplarExecutor
-from ipu_exec.grouping import GroupedParameter
 from ipu_exec.optim import VariableAttributes
 from ipu_exec.options import _NOT_HONOURED
+from ipu_exec.replica_groups import GroupedParameter
+from ipu_exec.session.executor import PoplarExecutor
 
 SAME, PROFILE = "same", "same + profile"
 ACCEPTED, ABSENT = "accepted, no effect here", "not there"

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import ipu_exec
-from ipu_exec.compile import compile_step
+from ipu_exec.compiler.passes import compile_step
 from ipu_exec.machine import STREAM_STEP_CYCLES, TARGETS
 from profiler.schedules import FORWARD
 

@@ -52,7 +52,7 @@ def compiled(case: Case) -> Any:
 
     import ipu_exec
     from examples.models import bert, build, split
-    from ipu_exec.compile import compile_step
+    from ipu_exec.compiler.passes import compile_step
     from tests.models import Mnist, mnist_batch
 
     options = ipu_exec.Options().showCompilationProgressBar(False).deviceIterations(case.iterations)

@@ -24,7 +24,7 @@ from benchmarks.memory import configure, optimiser
 from benchmarks.rebalance import others
 from benchmarks.rebalance.random_costs import random_costs
 from examples.models import Example, build, split
-from ipu_exec.compile import Executable, compile_step
+from ipu_exec.compiler.passes import Executable, compile_step
 from profiler import ProfileWriter, Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.split import ALL_CHOICES

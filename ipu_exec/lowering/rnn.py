@@ -87,7 +87,7 @@ def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -
 @lowering("aten.mkldnn_rnn_layer", "ipu_rnn.lstm", "ipu_rnn.gru", "ipu_rnn.rnn_tanh", "ipu_rnn.rnn_relu")
 def layer(spec: OpSpec, machine: Machine) -> Plan:
     """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell, one after another. What the backward
-    needs of a step is copied to its place (`ipu_exec.recurrent`)."""
+    needs of a step is copied to its place (`ipu_exec.capture.recurrent`)."""
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]
     hidden = w_hidden.shape[-1]

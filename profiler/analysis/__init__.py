@@ -8,7 +8,7 @@ from profiler.analysis.memory import fullest_tiles, held_at_peak, memory_peaks
 from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
 from profiler.analysis.pace import Pace, efficiency, pace, waiting
-from profiler.pipeline import Bubble, bubble, cycle_table
+from profiler.analysis.pipeline import Bubble, bubble, cycle_table
 
 __all__ = [
     "Bubble",

@@ -411,7 +411,7 @@ def _recomputes(report: Report, pipelined_training: bool) -> bool:
 
 
 def _recomputation(report: Report, forward: np.ndarray, entering: Callable[[], np.ndarray]) -> dict[str, Any]:
-    """What the compiler wrote of it (`ipu_exec.recompute.by_block`); of profiles without that, estimates.
+    """What the compiler wrote of it (`ipu_exec.compiler.recompute.by_block`); of profiles without that, estimates.
 
     Those are: no checkpoints, one tensor that enters a stage, and a mean over the profiled stages of what a stage does
     not run again at its end.
@@ -546,7 +546,7 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
 
 
 def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, list[tuple[list[int], list[int], list[int]]]]:
-    """What the compiler wrote of it (`ipu_exec.memory.Code`): bytes of calls on each tile, int64[Block]; and code that
+    """What the compiler wrote of it (`ipu_exec.compiler.memory.Code`): bytes of calls on each tile, int64[Block]; and code that
     Blocks have in common: which Blocks, the ids of its variables, of those with the same on further IPUs.
 
     An older profile has neither, nor has a stranger's that makes no sense: code then is the Block's that ran it first.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.room import Choice
 from profiler.rebalance.split import Split, best_split
+from profiler.rebalance.tile_memory import Choice
 
 
 def fewest_ipus(costs: Costs, choices: Sequence[Choice] = (), together: Sequence[Sequence[int]] = ()) -> Split:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.rebalance.bands import INFINITE, Bands, bands, depth_of
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.room import Choice, Part, ipu_bytes, room
+from profiler.rebalance.interval_costs import INFINITE, Bands, bands, depth_of
+from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes, room
 
 
 @dataclass(frozen=True)

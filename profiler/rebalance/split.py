@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler import schedules
-from profiler.rebalance.bands import INFINITE, Bands, bands, copy_cycles, least_maximum
 from profiler.rebalance.costs import Costs
+from profiler.rebalance.interval_costs import INFINITE, Bands, bands, copy_cycles, least_maximum
 from profiler.rebalance.proof import does_not_fit
-from profiler.rebalance.returning import least_bottleneck_returning
-from profiler.rebalance.room import Choice, ipu_bytes
+from profiler.rebalance.revisiting import least_bottleneck_returning
+from profiler.rebalance.tile_memory import Choice, ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 
 _WHOLE_SCHEDULES = 400  # Blocks x stages up to which neighbours are tried by laying out their schedules

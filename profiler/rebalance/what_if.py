@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler import schedules
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.room import Choice, Part, ipu_bytes
+from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
 from profiler.schedules import Schedule, stash_depth
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from profiler import Report
-    from profiler.pipeline import Bubble
+    from profiler.analysis.pipeline import Bubble
     from reports.tables import Fact, Page
 
 HELP = "each pipeline cycle: the slowest stage and why, ramps, bubbles"
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(report: Report, args: argparse.Namespace) -> Page:
-    from profiler import pipeline
+    from profiler.analysis import pipeline
     from reports.tables import Column, Facts, Lines, Page, Table, identity, percent, say, speaks_unicode, terminal_width
     from reports.tables import text as words
     from reports.timeline import timeline

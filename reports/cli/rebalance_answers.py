@@ -11,7 +11,7 @@ from reports.cli import common
 if TYPE_CHECKING:
     from profiler import Report
     from profiler.rebalance import Costs, Split
-    from profiler.rebalance.room import Choice
+    from profiler.rebalance.tile_memory import Choice
     from reports.tables import Facts, Lines, Table
 
     Part = Table | Facts | Lines
@@ -86,7 +86,7 @@ def _pareto(
 ) -> list[Part]:
     import pandas as pd
 
-    from profiler.rebalance.front import pareto
+    from profiler.rebalance.pareto import pareto
     from reports.tables import Column, Table, kibibytes, text
 
     _one_an_ipu(split)
@@ -124,7 +124,7 @@ def saves(costs: Costs, choices: Sequence[Choice]) -> str:
 def _inside(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler.rebalance.inside import best_cut_inside
+    from profiler.rebalance.block_splitting import best_cut_inside
     from reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)

@@ -1,0 +1,1 @@
+"""The passes from a captured graph to an executable."""

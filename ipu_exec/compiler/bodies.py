@@ -1,0 +1,239 @@
+"""What a program is made of: bodies of bulk-synchronous steps over tiles, and the tree that holds them all.
+
+Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a stream copy has a
+beginning and an end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from ipu_exec.compiler.locations import Locations
+from ipu_exec.compiler.phases import PhaseOptions
+from ipu_exec.compiler.recompute import Recomputation
+from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Plan, Vertices
+from ipu_exec.machine import (
+    HOST_LATENCY_SECONDS,
+    STREAM_STEP_CYCLES,
+    SYNC_CYCLES,
+    TARGETS,
+    Machine,
+    exchange_tile_cycles,
+)
+from ipu_exec.replica_groups import Groupings
+from profiler import records
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """One step of a body. Vectors over tiles are shared with the plan they come from."""
+
+    type: str  # of records.PROGRAM_TYPES
+    name: str
+    cycles: int
+    op: int = -1
+    tile_cycles: np.ndarray | None = None
+    bytes_in: np.ndarray | None = None
+    bytes_out: np.ndarray | None = None
+    fragments: np.ndarray | None = None
+    vertices: tuple[Vertices, ...] = ()
+    flops: int = 0
+    plan: Plan | None = None
+    part: int = -1  # which step of the plan; equal parts of equal plans share their code
+
+
+@dataclass(slots=True)
+class Use:
+    """Something in tile memory while a body runs: from step ``first`` to step ``last`` of it, inclusive."""
+
+    name: str
+    role: str
+    tile_bytes: np.ndarray
+    first: int
+    last: int
+    op: int = -1
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    interleaved: bool = False
+    storage: int = -1
+
+
+@dataclass(slots=True)
+class Body:
+    """A piece of program that one IPU runs as a whole. ``task`` is one of `profiler.schedules.TASKS`."""
+
+    name: str
+    ipu: int
+    stage: int  # -1: none
+    task: int
+    steps: list[StepDraft] = field(default_factory=list)
+    temporaries: list[Use] = field(default_factory=list)
+    touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> first, last step
+
+    @property
+    def cycles(self) -> int:
+        return sum(step.cycles for step in self.steps)
+
+    def begin_with(self, steps: list[StepDraft]) -> None:
+        """Put steps before all others."""
+        count = len(steps)
+        self.steps[:0] = steps
+        self.touched = {storage: (first + count, last + count) for storage, (first, last) in self.touched.items()}
+        for use in self.temporaries:
+            use.first, use.last = use.first + count, use.last + count
+
+    def touch(self, storage: int, first: int, last: int) -> None:
+        old = self.touched.get(storage, (first, last))
+        self.touched[storage] = (min(old[0], first), max(old[1], last))
+
+
+@dataclass(slots=True)
+class ProgramTree:
+    """All bodies, in program order on each IPU, and where every storage lies on each stage."""
+
+    bodies: list[Body]
+    layouts: dict[tuple[int, int], Layout]  # (storage, stage)
+    stashed: dict[int, list[int]]  # stage -> storages
+    recomputed: dict[int, set[int]]  # stage -> storages made again before its backward
+    op_plans: dict[int, Plan]
+    op_cycles: dict[int, int]
+    moving: dict[int, bool] = field(default_factory=dict)  # what leaves the chip, and if after every phase
+    parts: dict[tuple[int, int], Layout] = field(default_factory=dict)  # (weight, stage): a replica's, always there
+    turning: frozenset[int] = frozenset()  # phased: stages whose backward follows their forward at once
+    loads: dict[tuple[int, int], int] = field(default_factory=dict)  # (task, stage) -> cycles at its body's beginning
+    stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
+    buffers: list[Use] = field(default_factory=list)  # of streams, always there; ``first`` is the stage
+    beside: frozenset[int] = frozenset()  # storages that come or leave over I/O tiles
+
+    def all_of(self, stage: int, *tasks: int) -> list[Body]:
+        """Bodies of these tasks of a stage, in the order in which they run."""
+        return [body for body in self.bodies if body.stage == stage and body.task in tasks]
+
+    def of(self, task: int, stage: int) -> Body | None:
+        """The first."""
+        return next(iter(self.all_of(stage, task)), None)
+
+    def cycles(self, task: int, stage: int) -> int:
+        return sum(body.cycles for body in self.all_of(stage, task))
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOptions:
+    """What of the options changes the program."""
+
+    replicas: int = 1
+    stream_out_once: bool = True
+    locations: Locations = field(default_factory=Locations)
+    recompute: Recomputation = Recomputation.NONE
+    estimate: bool = False  # guess an operator that nobody lowered
+    phases: PhaseOptions = field(default_factory=PhaseOptions)
+    groupings: Groupings = field(default_factory=dict)  # weights that differ between replicas, by name
+    host_io: bool = True  # inputs come from the host and outputs go there
+    host_latency: float = HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
+    across: bool = False  # what is overlapped is so from one device iteration into the next
+
+
+def one_step(name: str, ipu: int, task: int, kind: str, step: str, cycles: int) -> Body:
+    """A body of an IPU's own."""
+    return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles)])
+
+
+def drafts(step: Compute | Exchange, target: str) -> list[StepDraft]:
+    """The program steps of one step of a plan: an exchange is preceded by a sync of the tiles."""
+    if isinstance(step, Compute):
+        cycles = int(step.cycles.max(initial=0))
+        return [
+            StepDraft(
+                records.ON_TILE_EXECUTE, step.name, cycles, -1, step.cycles, vertices=step.vertices, flops=step.flops
+            )
+        ]
+    tile_cycles = _exchange_cycles(_Held(step), target)
+    return [
+        StepDraft(records.SYNC, f"{step.name}/Internal", SYNC_CYCLES),
+        StepDraft(
+            records.DO_EXCHANGE,
+            step.name,
+            int(tile_cycles.max(initial=0)),
+            -1,
+            tile_cycles,
+            step.bytes_in,
+            step.bytes_out,
+            step.fragments,
+        ),
+    ]
+
+
+class _Held:
+    """An exchange of a cached plan as a dictionary key: plans live on, so identity is enough."""
+
+    def __init__(self, step: Exchange) -> None:
+        self.step = step
+
+    def __hash__(self) -> int:
+        return id(self.step)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.step is other.step
+
+
+@lru_cache(maxsize=65_536)
+def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
+    step = held.step
+    return exchange_tile_cycles(TARGETS[target], step.bytes_in, step.bytes_out, step.fragments, step.shared_bus)
+
+
+def stream_steps(name: str, cycles: int, nbytes: np.ndarray, to_host: bool) -> list[StepDraft]:
+    """Begin, mid and end of a stream copy (facts/cycles.md 10)."""
+    none = np.zeros_like(nbytes)
+    bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
+    return [
+        StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES),
+        StepDraft(records.STREAM_COPY_MID, f"{name}/mid", cycles, bytes_in=bytes_in, bytes_out=bytes_out),
+        StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES),
+    ]
+
+
+def slice_step(name: str, elements: np.ndarray, dtype: str, op: int = -1, *, update: bool = False) -> StepDraft:
+    """Copy ``elements`` of every tile out of one slot of something larger, or into it."""
+    item = ITEM_BYTES[dtype]
+    cycles = dynamic_slice_cycles(elements, item)
+    poplar = {4: "float", 2: "half", 1: "char"}[item]
+    vertices = Vertices(
+        f"popops::Dynamic{'Update' if update else ''}Slice1D<{poplar}>", (elements > 0).astype(np.int64)
+    )
+    return StepDraft(records.ON_TILE_EXECUTE, name, int(cycles.max()), op, cycles, vertices=(vertices,))
+
+
+def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
+    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v) (PL, cycles.md 7)."""
+    lanes = max(1, 8 // item_bytes)
+    per_worker = -(-elements // 6)
+    cycles = 25 + 6 * (39 + 24 + -(-2 * per_worker // lanes))
+    return np.where(elements > 0, cycles, 0).astype(np.int64)
+
+
+def widened(plan: Plan, machine: Machine) -> Plan:
+    """With vectors over all tiles; layouts stay as lowerings know them."""
+    steps: list[Compute | Exchange] = []
+    for step in plan.steps:
+        if isinstance(step, Compute):
+            vertices = tuple(Vertices(v.type, machine.whole(v.count)) for v in step.vertices)
+            steps.append(replace(step, cycles=machine.whole(step.cycles), vertices=vertices))
+        else:
+            into, out, fragments = map(machine.whole, (step.bytes_in, step.bytes_out, step.fragments))
+            steps.append(Exchange(step.name, into, out, fragments, step.shared_bus))
+    held = tuple(replace(held, bytes=machine.whole(held.bytes)) for held in plan.temporaries)
+    constants = None if plan.constants is None else machine.whole(plan.constants)
+    return replace(plan, steps=tuple(steps), temporaries=held, constants=constants)
+
+
+def step_name(op: str, step: str) -> str:
+    """``layer/addmm`` and ``addmm/reduce`` make ``layer/addmm/reduce``."""
+    short = op.rpartition("/")[2]
+    head, _, rest = step.partition("/")
+    if short == head or short.startswith(head + "_"):
+        return f"{op}/{rest}" if rest else op
+    return f"{op}/{step}"

@@ -1,0 +1,164 @@
+"""Phased execution: what each phase loads from streaming memory, stores there and receives from other IPUs.
+
+A phase's weights come before its forward and again before its backward; gradients go to streaming memory after the
+backward, where the weight update finds them. Activations that a backward reads wait on the chip or in streaming memory,
+as `Liveness` says. The end of the last phase's forward and the beginning of its backward are one phase unless that is
+separate, so that nothing moves there (facts/pipeline.md, 'Phased': 2P - 1 phases).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ipu_exec.compiler.locations import Locations
+from ipu_exec.compiler.placement import Placement
+from ipu_exec.compiler.reads import read_values
+from ipu_exec.enums import Liveness
+from ipu_exec.graph import Graph, OpNode
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseOptions:
+    """What of the options changes phased execution."""
+
+    liveness: Liveness = Liveness.AlwaysLive
+    separate: bool = False  # the backward of the last phase is a phase of its own
+    locations: Locations = field(default_factory=Locations)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Storages that one body of phased execution loads before it computes, receives, and stores behind it."""
+
+    load: list[int] = field(default_factory=list)
+    receive: list[int] = field(default_factory=list)
+    store: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Moves:
+    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether after every phase."""
+
+    traffic: dict[tuple[str, int], Traffic] = field(default_factory=dict)
+    moving: dict[int, bool] = field(default_factory=dict)
+
+
+def moves(
+    graph: Graph, placement: Placement, ops: Mapping[tuple[str, int], list[OpNode]], options: PhaseOptions
+) -> Moves:
+    """What moves in one micro-batch, by the operators of each (direction, stage), views left out."""
+    return _Finder(graph, placement, ops, options).find()
+
+
+class _Finder:
+    def __init__(
+        self, graph: Graph, placement: Placement, ops: Mapping[tuple[str, int], list[OpNode]], options: PhaseOptions
+    ) -> None:
+        self.graph, self.placement, self.ops, self.options = graph, placement, ops, options
+        self.made: dict[int, tuple[str, int]] = {}  # storage -> direction and stage of what makes it
+        for (direction, stage), mine in ops.items():
+            for op in mine:
+                for value in op.outputs:
+                    if value is not None:
+                        self.made.setdefault(self._storage(value), (direction, stage))
+        self.updated = {
+            self._storage(v) for (d, _), mine in ops.items() if d == "update" for op in mine for v in op.inputs
+        }
+        self.result = Moves()
+        self.there: dict[int, set[int]] = {}  # IPU -> storages that came to it and stay
+        self.stored: set[int] = set()
+
+    def find(self) -> Moves:
+        stages = range(len(self.placement.stages))
+        order = [("forward", stage) for stage in stages]
+        if self.graph.training:
+            order += [("backward", stage) for stage in reversed(stages)]
+        for key in order:
+            self.result.traffic[key] = Traffic()
+        for direction, stage in order:
+            self._body(direction, stage)
+        return self.result
+
+    def _storage(self, value: int) -> int:
+        return self.graph.values[value].storage
+
+    def _reads(self, direction: str, stage: int) -> Iterable[int]:
+        return dict.fromkeys(self._storage(v) for op in self.ops.get((direction, stage), []) for v in read_values(op))
+
+    def _body(self, direction: str, stage: int) -> None:
+        ipu, traffic = self.placement.ipus[stage], self.result.traffic[direction, stage]
+        there = self.there.setdefault(ipu, set())
+        for storage in self._reads(direction, stage):
+            role = self.graph.storages[storage].role
+            home = self.placement.home.get(storage, stage)
+            maker, source = self.made.get(storage, ("forward", home))
+            if role in ("weight", "buffer"):
+                if self.placement.ipus[home] != ipu:
+                    traffic.receive.append(storage)
+                elif role == "weight" and self._off_chip(storage) and not self._turns(direction, stage):
+                    self._load(traffic, storage, True)
+            elif role == "accumulator":
+                if self._off_chip(storage):
+                    self._load(traffic, storage, True)
+            elif role in ("activation", "input", "gradient"):
+                if self.placement.ipus[source] != ipu and storage not in there:
+                    traffic.receive.append(storage)
+                    there.add(storage)
+                elif direction == "backward" and maker == "forward":
+                    self._wait_for_backward(traffic, storage, stage)
+                elif source != stage and self._apart(source, stage) and self._leaves(storage):
+                    self._keep(self.result.traffic[maker, source], storage)
+                    self._load(traffic, storage, True)
+        if direction == "backward":
+            self._keep_gradients(traffic, stage)
+
+    def _off_chip(self, storage: int) -> bool:
+        return self.options.locations.off_chip(self.graph.storages[storage])
+
+    @property
+    def _each_phase(self) -> bool:
+        return self.options.liveness is Liveness.OffChipAfterEachPhase
+
+    def _leaves(self, storage: int) -> bool:
+        """Whether something leaves the chip after each phase. Where activations lie says nothing of other tensors."""
+        return self._each_phase and (self.graph.storages[storage].role != "activation" or self._off_chip(storage))
+
+    def _apart(self, one: int, other: int) -> bool:
+        return self.placement.phases[one] != self.placement.phases[other]
+
+    def _turns(self, direction: str, stage: int) -> bool:
+        """Whether it is the backward that follows its own forward at once."""
+        last = self.placement.phases[stage] == self.placement.phases[-1]
+        return direction == "backward" and last and not self.options.separate
+
+    def _wait_for_backward(self, traffic: Traffic, storage: int, stage: int) -> None:
+        stays = self.graph.storages[storage].role == "activation" and not self._off_chip(storage)
+        if self.options.liveness is Liveness.AlwaysLive or self._turns("backward", stage) or stays:
+            return
+        self._keep(self.result.traffic["forward", stage], storage)
+        self._load(traffic, storage, self._each_phase)
+
+    def _keep_gradients(self, traffic: Traffic, stage: int) -> None:
+        """Accumulators that were added to, and gradients that the update reads, wait in streaming memory."""
+        for op in self.ops.get(("backward", stage), []):
+            for value in (*op.outputs, *op.writes):
+                if value is None:
+                    continue
+                storage = self._storage(value)
+                role = self.graph.storages[storage].role
+                kept = role == "accumulator" and self._off_chip(storage)
+                if kept or (role == "gradient" and storage in self.updated):
+                    self._keep(traffic, storage)
+                    self.result.moving.setdefault(storage, True)
+
+    def _load(self, traffic: Traffic, storage: int, after_every_phase: bool) -> None:
+        if storage not in traffic.load:
+            traffic.load.append(storage)
+        self.result.moving[storage] = self.result.moving.get(storage, False) or after_every_phase
+
+    def _keep(self, traffic: Traffic, storage: int) -> None:
+        if storage not in self.stored or self.graph.storages[storage].role == "accumulator":
+            if storage not in traffic.store:
+                traffic.store.append(storage)
+            self.stored.add(storage)

@@ -1,0 +1,321 @@
+"""Placement: ops to stages, stages to IPUs, and the copies between them (facts/poptorch.md, 'Placement')."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, Stage
+from ipu_exec.compiler.reads import read_values
+from ipu_exec.enums import AutoStage
+from ipu_exec.errors import UsageError, warn_once
+from ipu_exec.graph import BlockInfo, Graph, OpNode
+from ipu_exec.lowering.plan import ITEM_BYTES
+from ipu_exec.lowering.registry import is_view
+from profiler import schedules
+
+MAX_IPUS = 256  # of the largest system (facts/machine.md)
+_PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """One forward stage: its IPU and the names of its Blocks."""
+
+    ipu: int
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A storage that travels between stages, hop by hop over every cut it crosses."""
+
+    storage: int
+    direction: str  # "forward" or "backward"
+    source: int  # stage that makes it
+    target: int  # furthest stage that needs it
+
+    def crosses(self, cut: int) -> bool:
+        """Whether it is copied over the cut between stage ``cut`` and ``cut + 1``."""
+        low, high = sorted((self.source, self.target))
+        return low <= cut < high
+
+
+@dataclass(slots=True)
+class Placement:
+    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage and input."""
+
+    pipelined: bool
+    stages: tuple[StagePlace, ...]
+    op_stage: list[int] = field(default_factory=list)
+    home: dict[int, int] = field(default_factory=dict)
+    transfers: list[Transfer] = field(default_factory=list)
+    phases: tuple[int, ...] = ()  # of phased execution: the phase of each stage
+
+    @property
+    def ipus(self) -> tuple[int, ...]:
+        return tuple(stage.ipu for stage in self.stages)
+
+    @property
+    def num_ipus(self) -> int:
+        return max(self.ipus) + 1
+
+    def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
+        """Bytes of one micro-batch over the cut after stage ``cut``."""
+        return sum(
+            storage_bytes(graph, t.storage) for t in self.transfers if t.direction == direction and t.crosses(cut)
+        )
+
+
+def storage_bytes(graph: Graph, storage: int) -> int:
+    """Bytes of a storage on the device (64-bit types are narrowed to 32 bits, as PopTorch does)."""
+    item = graph.storages[storage]
+    return item.elements * ITEM_BYTES[item.dtype]
+
+
+def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placement:
+    """Give every op its stage and find what has to travel.
+
+    Errors: a stage that goes back along the model, a Block in no stage, a Stage naming no Block.
+    """
+    placement = Placement(pipelined, tuple(stages) or (StagePlace(0, ()),))
+    by_name = {name: index for index, stage in enumerate(placement.stages) for name in stage.blocks}
+    block_stage = []
+    for block in graph.blocks:
+        if block.name not in by_name:
+            known = ", ".join(repr(name) for name in by_name) or "none"
+            raise UsageError(
+                f"Block {block.name!r} is in no Stage of the execution strategy; the stages name {known}. "
+                f"Add it to a Stage"
+            )
+        block_stage.append(by_name[block.name])
+    used = {block.name for block in graph.blocks}
+    for name in by_name:
+        if name not in used:
+            raise UsageError(
+                f"a Stage names Block {name!r}, but the model opens no such Block; it opens "
+                f"{', '.join(repr(n) for n in sorted(used)) or 'none'}. Correct the name or remove it from the Stage"
+            )
+    if pipelined:
+        _check_order(graph, block_stage)
+    _place_ops(graph, placement, block_stage)
+    _find_transfers(graph, placement)
+    return placement
+
+
+def _check_order(graph: Graph, block_stage: list[int]) -> None:
+    """Error where an op reads what a later stage computed.
+
+    It is the data that must not go back: a Block that begins again later (an embedding that the decoder takes too,
+    Hugging Face's Pipelined Bart) is the stage it was (graphcore/poptorch, python/options.py, ``getStage``), and may
+    compute whatever earlier stages gave it.
+    """
+    made: dict[int, tuple[int, str]] = {}  # storage -> the stage and the Block that wrote it last
+    for op in graph.ops:
+        if op.direction != "forward":
+            continue
+        stage, name = (block_stage[op.block], graph.blocks[op.block].name) if op.block >= 0 else (0, "")
+        for value in read_values(op) if name else ():
+            later, at = made.get(graph.values[value].storage, (0, ""))
+            if later > stage:
+                raise _backwards(op, name, stage, at, later, "stage", "stages of a pipeline")
+        for output in op.outputs if not is_view(op.aten) else ():
+            if output is not None and graph.storages[graph.values[output].storage].role not in _PERSISTENT:
+                made[graph.values[output].storage] = (stage, name)
+
+
+def _check_phase_order(graph: Graph, block_phase: list[int]) -> None:
+    """Error where a Block begins whose phase is over."""
+    furthest, at = 0, ""
+    for op in graph.ops:
+        if op.direction != "forward" or op.block < 0:
+            continue
+        phase, name = block_phase[op.block], graph.blocks[op.block].name
+        if phase < furthest:
+            raise _backwards(op, name, phase, at, furthest, "phase", "phases")
+        furthest, at = phase, name
+
+
+def _backwards(op: OpNode, name: str, place: int, at: str, furthest: int, word: str, words: str) -> UsageError:
+    return UsageError(
+        f"Block {name!r} ({word} {place}) runs after Block {at!r} ({word} {furthest}): {words} must not go back along "
+        f"the model. Put it in {word} {furthest} or later",
+        location=f"{op.file}:{op.line}" if op.file else "",
+    )
+
+
+def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> None:
+    last = len(placement.stages) - 1
+    values, storages = graph.values, graph.storages
+    made_at: dict[int, int] = {}
+
+    def home_of(op: OpNode) -> int | None:
+        """Update ops run where their weight lives; ops on what they make run beside it."""
+        owned = [values[v].storage for v in op.inputs]
+        for storage in owned:
+            owner = storages[storage].parameter if storages[storage].parameter >= 0 else storage
+            if owner in placement.home:
+                return placement.home[owner]
+        return next((made_at[storage] for storage in owned if storage in made_at), None)
+
+    for op in graph.ops:
+        if op.direction == "update":
+            stage = home_of(op)
+            stage = 0 if stage is None else stage
+        elif op.block >= 0:
+            stage = block_stage[op.block]
+        else:
+            stage = 0 if op.direction == "forward" or op.forward_op >= 0 else last
+        placement.op_stage.append(stage)
+        for value in op.inputs:
+            storage = values[value].storage
+            if storages[storage].role in (*_PERSISTENT, "input"):
+                placement.home.setdefault(storage, stage)
+        for output in op.outputs:
+            if output is not None:
+                made_at.setdefault(values[output].storage, stage)
+    for state in storages.values():
+        if state.parameter >= 0:
+            placement.home[state.id] = placement.home.get(state.parameter, 0)
+
+
+def _find_transfers(graph: Graph, placement: Placement) -> None:
+    """What a stage needs and another makes. A backward op that reads what the forward made needs it forward."""
+    made: dict[int, tuple[int, str]] = {}
+    wanted: dict[tuple[int, str, int, bool], int] = {}
+    values = graph.values
+    for op, stage in zip(graph.ops, placement.op_stage, strict=True):
+        for value in read_values(op):
+            storage = values[value].storage
+            source, direction = made.get(storage, (placement.home.get(storage, stage), "forward"))
+            if source != stage and op.direction != "update":
+                key = (storage, direction, source, stage > source)
+                furthest = wanted.get(key, stage)
+                wanted[key] = max(furthest, stage) if stage > source else min(furthest, stage)
+        for output in op.outputs:
+            if output is not None:
+                made.setdefault(values[output].storage, (stage, op.direction))
+    placement.transfers = [
+        Transfer(storage, direction, source, target) for (storage, direction, source, _), target in wanted.items()
+    ]
+
+
+def begins_outside(graph: Graph) -> bool:
+    """Whether the forward computes something before its first Block."""
+    return any(op.direction == "forward" and op.block < 0 and not is_view(op.aten) for op in graph.ops)
+
+
+def check_phases(graph: Graph, placement: Placement) -> None:
+    """Error where the model goes back to a phase that is over."""
+    block_phase = {name: placement.phases[k] for k, stage in enumerate(placement.stages) for name in stage.blocks}
+    _check_phase_order(graph, [block_phase[block.name] for block in graph.blocks])
+
+
+def check_blocks(graph: Graph, strategy: ExecutionStrategy) -> None:
+    """Error with AutoIncrement where an op follows a ``with Block`` and is in none; else a warning.
+
+    PopTorch refuses it with every strategy. Here it belongs to the Block before.
+    """
+    if graph.outside < 0:
+        return
+    op = graph.ops[graph.outside]
+    where = f"{op.file}:{op.line}" if op.file else ""
+    message = (
+        f"No active Block: {op.name} runs after the end of a `with Block` and before the next one begins. Put it into "
+        "a Block, or begin Blocks with BeginBlock or Block.start, which last until the next one"
+    )
+    if not strategy.stages and strategy.auto_stage is AutoStage.AutoIncrement:
+        raise UsageError(message, location=where)
+    warn_once(f"{message}. PopTorch refuses this; here it belongs to {graph.blocks[op.block].name!r} [{where}]")
+
+
+def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> None:
+    """A pipeline must be deep enough to fill: Error names the smallest number that works."""
+    least = schedules.pipeline_stages(stages, training)
+    if micro_batches < least:
+        doubled = (
+            f" Please note that a model with {stages} pipeline stages in PopTorch will have an additional "
+            f"{least - stages} stages when training."
+        )
+        raise UsageError(
+            f"poptorch.Options().{name} must be greater than or equal to the number of pipeline stages ({least}) when "
+            f"using poptorch.PipelinedExecution.{doubled if training else ''} It is {micro_batches}: set "
+            f"{name}({least}) or more, or use fewer stages"
+        )
+
+
+def resolve_stages(
+    strategy: ExecutionStrategy, blocks: Sequence[BlockInfo], begins_outside: bool = False
+) -> list[StagePlace]:
+    """The forward stages of a strategy for the Blocks a model opened (facts/poptorch.md, 'Placement').
+
+    Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's stage is its
+    ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU merge. ``begins_outside``: the
+    model computes before its first Block, which AutoStage puts on IPU 0.
+    """
+    if isinstance(strategy, PhasedExecution):
+        named = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
+        return [_phased_stage(strategy, index, place, blocks) for index, place in enumerate(named)]
+    if strategy.stages:
+        found = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
+    else:
+        found = _automatic_stages(strategy.auto_stage, blocks)
+        if begins_outside and found and found[0].ipu:
+            found.insert(0, StagePlace(0, ()))
+    merged: list[StagePlace] = []
+    for stage in found:
+        if merged and merged[-1].ipu == stage.ipu:
+            merged[-1] = StagePlace(stage.ipu, merged[-1].blocks + stage.blocks)
+        else:
+            merged.append(stage)
+    return merged or [StagePlace(0, ())]
+
+
+def _named_stage(index: int, stage: Stage, blocks: Sequence[BlockInfo]) -> StagePlace:
+    if stage.ipu_id is not None:
+        return StagePlace(stage.ipu_id, stage.blocks)
+    wanted = {block.ipu_id: block.name for block in blocks if block.name in stage.blocks and block.ipu_id is not None}
+    if len(wanted) > 1:
+        (one, first), (two, second) = list(wanted.items())[:2]
+        raise UsageError(
+            f"{stage} is on two IPUs: Block {first!r} asks for IPU {one}, Block {second!r} for IPU {two}. Give the "
+            f"stage its IPU with .ipu(n), or put the Blocks into two stages"
+        )
+    return StagePlace(index, stage.blocks)
+
+
+def _phased_stage(strategy: PhasedExecution, index: int, place: StagePlace, blocks: Sequence[BlockInfo]) -> StagePlace:
+    """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group is."""
+    asked = [block.ipu_id for block in blocks if block.name in place.blocks and block.ipu_id is not None]
+    if strategy.stages[index].ipu_id is not None:
+        return place
+    return StagePlace(asked[0] if asked else strategy.default_ipu(index), place.blocks)
+
+
+def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[StagePlace]:
+    ipus: list[int] = []
+    for block in blocks:
+        ipus.append(block.ipu_id if block.ipu_id is not None else (ipus[-1] if ipus else 0))
+    if auto == AutoStage.AutoIncrement:
+        return [StagePlace(ipu, (block.name,)) for block, ipu in zip(blocks, ipus, strict=True)]
+    by_ipu: dict[int, tuple[str, ...]] = {}
+    for block, ipu in zip(blocks, ipus, strict=True):
+        by_ipu[ipu] = (*by_ipu.get(ipu, ()), block.name)
+    return [StagePlace(ipu, by_ipu[ipu]) for ipu in sorted(by_ipu)]
+
+
+def round_ipus(num_ipus: int, auto_round: bool) -> int:
+    """IPUs that have to be attached: a power of two. Error where they are not and rounding is off."""
+    power = 1
+    while power < num_ipus:
+        power *= 2
+    if power > MAX_IPUS:
+        raise UsageError(f"the model runs on {num_ipus} IPUs of a replica, and the largest system has {MAX_IPUS}")
+    if power != num_ipus and not auto_round:
+        raise UsageError(
+            f"placement: The model specifies the use of {num_ipus} IPUs, however PopTorch must reserve a minimum of "
+            f"{power} in order to allow the model to run, because PopTorch must reserve a power of 2 or maximum of "
+            f"{MAX_IPUS} IPUs per process. Please reconfigure your model to use a different number of IPUs or set "
+            f"poptorch.Options().autoRoundNumIPUs(True): {power - num_ipus} would be idle"
+        )
+    return power

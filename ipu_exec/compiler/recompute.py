@@ -1,0 +1,273 @@
+"""Which activations wait for the backward, which forward operators run again before it, and when.
+
+PopART's rules (willow/src/recompute.cpp, transforms/pipeline.cpp): what is kept depends on the kind of recomputation;
+a segment that the loss reaches without passing a checkpoint is never run twice; everything else is run again as late
+as the backward allows, segment by segment, so that only one segment's activations are there at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from itertools import pairwise
+from math import ceil, sqrt
+from typing import Any
+
+from ipu_exec.compiler.placement import storage_bytes
+from ipu_exec.compiler.reads import read_values
+from ipu_exec.errors import Error
+from ipu_exec.graph import Graph, OpNode
+
+_NORMS = (
+    "aten.native_batch_norm",
+    "aten._native_batch_norm_legit",
+    "aten.native_layer_norm",
+    "aten.native_group_norm",
+    "aten._fused_rms_norm",
+)
+
+
+class Recomputation(IntEnum):
+    """PopART's ``RecomputationType``, as ``Options._Popart.set("autoRecomputation", ...)`` takes it."""
+
+    NONE = 0
+    STANDARD = 1  # keep what is least at some places, farther apart at the beginning
+    NORM_ONLY = 2  # run norms again
+    PIPELINE = 3  # keep what enters a stage, and explicit checkpoints
+    RECOMPUTE_ALL = 4  # keep explicit checkpoints
+
+
+def asked_for(setting: object, pipelined: bool) -> Recomputation:
+    """What ``autoRecomputation`` says; PopTorch's default where it is None: only pipelines recompute.
+
+    Raises Error for what is no kind of recomputation.
+    """
+    if setting is None:
+        return Recomputation.PIPELINE if pipelined else Recomputation.NONE
+    try:
+        kind = Recomputation(int(setting))  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        known = ", ".join(f"{kind.value} ({kind.name})" for kind in Recomputation)
+        raise Error(f"Options._Popart.set('autoRecomputation', {setting!r}): it takes one of {known}") from None
+    return Recomputation.RECOMPUTE_ALL if kind is Recomputation.PIPELINE and not pipelined else kind
+
+
+def is_view(graph: Graph, op: OpNode) -> bool:
+    """A view is free: every output lies in an input's storage and nothing is written."""
+    read = {graph.values[v].storage for v in op.inputs}
+    return not op.writes and bool(read) and all(v is None or graph.values[v].storage in read for v in op.outputs)
+
+
+def made_by(graph: Graph, op: OpNode) -> set[int]:
+    """Storages that an operator makes or changes."""
+    return {graph.values[v].storage for v in (*op.outputs, *op.writes) if v is not None}
+
+
+def read_by(graph: Graph, op: OpNode) -> set[int]:
+    """Storages whose content an operator reads."""
+    return {graph.values[v].storage for v in read_values(op)}
+
+
+def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
+    """Storages that no recomputation makes again: ``forward`` is all of the model's, without views.
+
+    An operator is kept or run again as a whole: the statistics of a norm whose output is kept are kept with it.
+    """
+    chosen = set(graph.checkpoints)
+    if kind is Recomputation.NORM_ONLY:
+        chosen |= {s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)}
+    if kind is Recomputation.STANDARD:
+        chosen |= _least_live(graph, forward)
+    return chosen.union(*(made for op in forward if (made := made_by(graph, op)) & chosen))
+
+
+def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
+    """Storages made by what the loss reaches without passing one that is kept: run again it would gain nothing."""
+    if graph.loss < 0:
+        return set()
+    reached, found = {graph.values[graph.loss].storage}, set()
+    for op in reversed(forward):
+        makes = made_by(graph, op)
+        if makes & (reached - kept):
+            found |= makes
+            reached |= read_by(graph, op)
+    return found
+
+
+def run_again(
+    graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
+) -> tuple[list[OpNode], set[int]]:
+    """Forward operators of a stage that run again for its ``backward``, in order, and all storages that these and the
+    backward read."""
+    needed = {s for op in backward for s in read_by(graph, op)}
+    again = []
+    for op in reversed(forward):
+        if (made_by(graph, op) & needed) - kept:
+            again.append(op)
+            needed |= read_by(graph, op)
+    again.reverse()
+    return again, needed
+
+
+def sequence(
+    graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
+) -> Iterator[tuple[OpNode, bool]]:
+    """The backward of a stage, each operator with whether it is one that runs again: right before its first use."""
+    makers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    before: list[set[int]] = []
+    for index, op in enumerate(again):
+        makes, reads = made_by(graph, op) - kept, read_by(graph, op)
+        # in place: whoever read the storage before this one wrote to it must have run
+        before.append({i for s in reads for i in makers.get(s, ())} | {i for s in makes for i in readers.get(s, ())})
+        for table, storages in ((makers, makes), (readers, reads)):
+            for storage in storages:
+                table.setdefault(storage, []).append(index)
+    done: set[int] = set()
+    for op in backward:
+        open_ = [i for s in read_by(graph, op) for i in makers.get(s, ())]
+        wanted: set[int] = set()
+        while open_:
+            index = open_.pop()
+            if index not in done and index not in wanted:
+                wanted.add(index)
+                open_ += before[index]
+        for index in sorted(wanted):
+            yield again[index], True
+        done |= wanted
+        yield op, False
+
+
+def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
+    """Of each storage the index of the operator behind which it can be copied away: its last writer, or, where nobody
+    writes it, the first that is given it (which says how it lies)."""
+    found: dict[int, int] = {}
+    wanted = set(storages)
+    for index, op in enumerate(ops):
+        for storage in {graph.values[v].storage for v in op.inputs} & wanted:
+            found.setdefault(storage, index)
+        for storage in made_by(graph, op) & wanted:
+            found[storage] = index
+    return found
+
+
+def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
+    """What is live where the least is, once in each of a row of ever shorter intervals of the forward."""
+    last_read: dict[int, int] = {}
+    for index, op in enumerate(forward):
+        for storage in read_by(graph, op):
+            last_read[storage] = index
+    live: set[int] = set()
+    least: list[tuple[int, set[int]]] = []
+    for index, op in enumerate(forward):
+        live |= {s for s in made_by(graph, op) if graph.storages[s].role == "activation"}
+        live = {s for s in live if last_read.get(s, index) > index or s in made_by(graph, op)}
+        least.append((sum(storage_bytes(graph, s) for s in live), set(live)))
+    found: set[int] = set()
+    for begin, end in intervals(len(forward)):
+        found |= min(least[begin:end], key=lambda place: place[0])[1]
+    return found
+
+
+def intervals(count: int) -> list[tuple[int, int]]:
+    """0..count cut in about sqrt(2 count) intervals, each a little shorter than the one before it."""
+    pieces = max(1, ceil((sqrt(8 * count + 1) - 1) / 2))
+    whole = pieces * (pieces + 1) // 2
+    edges = [0]
+    for length in range(pieces, 0, -1):
+        edges.append(edges[-1] + length)
+    cuts = sorted({edge * count // whole for edge in edges})
+    return list(pairwise(cuts))
+
+
+def by_block(
+    graph: Graph,
+    forward: Sequence[OpNode],
+    backward: Sequence[OpNode],
+    kind: Recomputation,
+    cycles: Mapping[int, int],
+) -> dict[str, list[Any]]:
+    """What recomputation would cost stages of any Blocks: for the profile, which predicts other splits from it.
+
+    Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage goes on behind it;
+    ``again_end``, where it ends there; ``again_final``, where it is in the last stage; ``closed``, whether its
+    recomputation leaves that of the Blocks before it for later. ``stashes`` (``stashes_kept`` without recomputation,
+    what the Blocks save themselves left out): [from, to, least, bytes], a tensor that a stage stashes which begins with
+    one of the Blocks ``from`` to ``to`` and has Block ``least``. ``cycles`` are the operators', by id.
+    """
+    count = len(graph.blocks)
+
+    def block(op: OpNode) -> int:
+        return max(0, op.block)
+
+    def spent(ops: Sequence[OpNode]) -> list[int]:
+        total = [0] * count
+        for op in ops:
+            total[block(op)] += cycles.get(op.id, 0)
+        return total
+
+    stays = kept(graph, forward, kind)
+    again, _ = run_again(graph, forward, backward, stays)
+    final, _ = run_again(graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays))
+    ends: list[OpNode] = []
+    for number in range(count):
+        mine = [op for op in forward if block(op) == number]
+        ends += run_again(graph, mine, [op for op in backward if block(op) == number], stays)[0]
+    return {
+        "again": spent(again),
+        "again_end": spent(ends),
+        "again_final": spent(final),
+        "closed": _closed(graph, again, backward, stays, block, count),
+        "stashes": _stashes(graph, forward, [*again, *backward], stays, block),
+        "stashes_kept": _stashes(graph, forward, backward, set(), block),
+    }
+
+
+def _closed(
+    graph: Graph,
+    again: Sequence[OpNode],
+    backward: Sequence[OpNode],
+    kept: set[int],
+    block: Callable[[OpNode], int],
+    count: int,
+) -> list[int]:
+    """1 for a Block whose backward does not need most of what the Block before it makes again."""
+    made, early = [0] * count, [0] * count
+    waiting: list[OpNode] = []
+    for op, is_again in sequence(graph, again, backward, kept):
+        if is_again:
+            waiting.append(op)
+            continue
+        for one in waiting:
+            nbytes = sum(storage_bytes(graph, s) for s in made_by(graph, one) - kept)
+            made[block(one)] += nbytes
+            early[block(one)] += nbytes * (block(one) < block(op))
+        waiting = []
+    return [int(number > 0 and 2 * early[number - 1] < made[number - 1]) for number in range(count)]
+
+
+def _stashes(
+    graph: Graph, forward: Sequence[OpNode], readers: Sequence[OpNode], kept: set[int], block: Callable[[OpNode], int]
+) -> list[list[int]]:
+    made: dict[int, int] = {}
+    for op in forward:
+        for storage in made_by(graph, op):
+            made.setdefault(storage, block(op))
+    needed: dict[int, set[int]] = {}
+    for op in readers:
+        for storage in read_by(graph, op):
+            if graph.storages[storage].role in ("activation", "input"):
+                needed.setdefault(storage, set()).add(block(op))
+    found = []
+    for storage, by in sorted(needed.items()):
+        if storage not in made and graph.storages[storage].role != "input":
+            continue  # the backward's own
+        nbytes, home = storage_bytes(graph, storage), made.get(storage, -1)
+        before = home
+        for least in sorted(by):
+            if least > before:  # it enters a stage that begins behind where it is made, and behind its last reader
+                found.append([before + 1, least, least, nbytes])
+                before = least
+        if storage in kept and max(by) >= home >= 0:
+            found.append([0, home, min(least for least in by if least >= home), nbytes])
+    return found

@@ -1,0 +1,187 @@
+"""From bodies to time: what each stage costs, the schedule of a device iteration, and the trace a profile keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipu_exec.compiler.bodies import ProgramTree
+from ipu_exec.compiler.placement import Placement
+from ipu_exec.enums import SyncPattern
+from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
+from profiler import records, schedules
+from profiler.phased import Phases, phased
+from profiler.schedules import (
+    BACKWARD,
+    COPY,
+    FORWARD,
+    IDLE,
+    LOAD,
+    RECOMPUTE,
+    REDUCE,
+    STREAM_IN,
+    STREAM_OUT,
+    SYNC,
+    UNLOAD,
+    UPDATE,
+    Costs,
+)
+
+_DIRECTION = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update", RECOMPUTE: "recompute"}
+_KIND = {
+    COPY: "global exchange",
+    REDUCE: "global exchange",
+    SYNC: "external sync",
+    IDLE: "idle",
+    STREAM_IN: "host I/O",
+    STREAM_OUT: "host I/O",
+    LOAD: records.BESIDE,
+    UNLOAD: records.BESIDE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The schedule of one device iteration, and the body of each of its tasks."""
+
+    costs: Costs
+    schedule: schedules.Schedule
+    bodies: tuple[records.Body, ...]
+    trace: records.Trace
+    pipeline_cycles: tuple[records.PipelineCycle, ...]
+
+
+def stage_costs(
+    placement: Placement, tree: ProgramTree, training: bool, stream_out_once: bool, across: bool, pattern: SyncPattern
+) -> Costs:
+    """What `profiler.schedules` needs to know, read off the bodies."""
+    stages, ipus = range(len(placement.stages)), range(placement.num_ipus)
+
+    def per_ipu(task: int) -> tuple[int, ...]:
+        spent = [sum(b.cycles for b in tree.bodies if b.task == task and b.ipu == ipu) for ipu in ipus]
+        return tuple(spent) if any(spent) else ()
+
+    def streams(task: int) -> tuple[tuple[int, int], ...]:
+        return tuple((b.stage, b.cycles) for b in tree.bodies if b.task == task)
+
+    return Costs(
+        ipus=placement.ipus,
+        forward=tuple(tree.cycles(FORWARD, k) for k in stages),
+        backward=tuple(tree.cycles(RECOMPUTE, k) + tree.cycles(BACKWARD, k) for k in stages) if training else (),
+        update=per_ipu(UPDATE),
+        reduce=per_ipu(REDUCE),
+        stream_in=streams(STREAM_IN),
+        stream_out=streams(STREAM_OUT),
+        stream_out_once=stream_out_once,
+        copies=per_ipu(COPY),
+        sync=EXTERNAL_SYNC_CYCLES,
+        load=streams(LOAD),
+        unload=streams(UNLOAD),
+        across=across,
+        host_sync=host_groups(pattern, placement.num_ipus),
+    )
+
+
+def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
+    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns'): all together, each alone, or two groups
+    of every other IPU, the sides of the ladder. Empty where all do."""
+    if pattern is SyncPattern.SinglePipeline:
+        return tuple(range(ipus))
+    return tuple(ipu % 2 for ipu in range(ipus)) if pattern is SyncPattern.ReplicaAndLadder else ()
+
+
+def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
+    """What phased execution needs besides the costs. Within a phase a stage waits for those it gets something from."""
+    stages = range(len(placement.stages))
+    needs = set()
+    for transfer in placement.transfers:
+        kind = FORWARD if transfer.direction == "forward" else BACKWARD
+        for stage in stages:
+            between = transfer.source < stage <= transfer.target or transfer.target <= stage < transfer.source
+            if between and placement.phases[stage] == placement.phases[transfer.source]:
+                needs.add((kind, stage, transfer.source))
+    return Phases(
+        placement.phases,
+        {kind: tuple(tree.loads.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)},
+        {kind: tuple(tree.stores.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)},
+        frozenset(needs),
+        parallel,
+    )
+
+
+def timeline(
+    placement: Placement,
+    tree: ProgramTree,
+    step_ids: list[list[int]],
+    *,
+    training: bool,
+    micro_batches: int,
+    iterations: int,
+    stream_out_once: bool,
+    parallel_phases: bool = False,
+    across: bool = False,
+    pattern: SyncPattern = SyncPattern.Full,
+) -> Timeline:
+    """Lay out one device iteration. ``step_ids`` are the ids of the steps of each body of the tree.
+
+    ``micro_batches``: per pipeline run: gradient accumulation in training, device iterations in inference, where the
+    pipeline is not drained in between. ``across``: what is overlapped is so across device iterations.
+    """
+    stages = range(len(placement.stages))
+    costs = stage_costs(placement, tree, training, stream_out_once, across, pattern)
+    if placement.phases:
+        schedule = phased(costs, micro_batches, _phases(placement, tree, parallel_phases))
+    else:
+        run = schedules.pipelined if placement.pipelined else schedules.sharded
+        turns = [[(b.task, b.cycles) for b in tree.all_of(k, RECOMPUTE, BACKWARD)] for k in stages]
+        schedule = schedules.split_backward(run(costs, micro_batches), turns)
+    bodies: list[records.Body] = []
+    at: dict[tuple[int, int, int, int], int] = {}
+    turn: Counter[tuple[int, int]] = Counter()
+    for body, ids in zip(tree.bodies, step_ids, strict=True):
+        starts = np.cumsum([0] + [step.cycles for step in body.steps])[:-1]
+        backward = body.task in (RECOMPUTE, BACKWARD) and not placement.phases
+        part = turn[body.ipu, body.stage] if backward else 0
+        turn[body.ipu, body.stage] += backward
+        at[body.task, body.ipu, body.stage, part] = len(bodies)
+        bodies.append(
+            records.Body(
+                len(bodies),
+                body.name,
+                body.ipu,
+                body.stage,
+                _KIND.get(body.task, "task"),
+                _DIRECTION.get(body.task, ""),
+                body.cycles,
+                np.array(ids, np.int64),
+                starts,
+            )
+        )
+    for ipu in range(placement.num_ipus):
+        at[IDLE, ipu, -1, 0] = len(bodies)
+        none = np.zeros(0, np.int64)
+        bodies.append(records.Body(len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, none, none))
+    # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see `sharded`.
+    parts = schedule.part if schedule.part is not None else np.zeros_like(schedule.kind)
+    keys = zip(schedule.kind.tolist(), schedule.ipu.tolist(), schedule.stage.tolist(), parts.tolist(), strict=True)
+    task_body = np.array([at[key] for key in keys], np.int64)
+    trace = records.Trace(
+        0,
+        iterations,
+        schedule.total,
+        schedule.start,
+        schedule.end,
+        task_body,
+        schedule.ipu,
+        schedule.micro_batch,
+        schedule.cycle,
+    )
+    cycles = tuple(
+        records.PipelineCycle(0, position, phase, int(start), int(end), int(slowest))
+        for position, (phase, start, end, slowest) in enumerate(
+            zip(schedule.phases, schedule.cycle_start, schedule.cycle_end, schedule.slowest_ipu, strict=True)
+        )
+    )
+    return Timeline(costs, schedule, tuple(bodies), trace, cycles)

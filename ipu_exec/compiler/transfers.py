@@ -1,0 +1,200 @@
+"""What moves between an IPU and the host, its streaming memory and its neighbours in the pipeline.
+
+What replicas exchange is in `ipu_exec.compiler.collectives`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+
+import numpy as np
+
+from ipu_exec.compiler.bodies import Body, ProgramOptions, StepDraft, Use, drafts, one_step, stream_steps
+from ipu_exec.compiler.placement import storage_bytes
+from ipu_exec.compiler.recompute import is_view
+from ipu_exec.compiler.tile_mapping import TileMapping
+from ipu_exec.enums import OverlapMode
+from ipu_exec.lowering.build import messages
+from ipu_exec.lowering.plan import Exchange
+from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine, link_hops, link_latency_cycles, link_rate
+from profiler import records, schedules
+
+BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
+BUFFERS_ACROSS = 3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+
+
+class Transfers:
+    """Makes bodies and steps of them."""
+
+    def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
+        self.mapping, self.options = mapping, options
+        self.graph, self.placement, self.machines = mapping.graph, mapping.placement, mapping.machines
+        self.buffers: list[Use] = []  # of streams
+        self.beside: set[int] = set()  # storages that come or leave over I/O tiles
+
+    def streams(self, forwards: list[Body]) -> tuple[list[Body], list[Body]]:
+        """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or to where an
+        exchange brings it in the forward of its stage."""
+        if not self.options.host_io:
+            return [], []
+        no_overlap = OverlapMode.NoOverlap.value
+        inputs: dict[tuple[int, bool], list[int]] = {}
+        for value in self.graph.inputs:
+            storage = self.mapping.storage(value)
+            if storage in self.placement.home:  # an input that nothing reads is not sent
+                beside = self.graph.overlapped_inputs.get(storage, no_overlap) != no_overlap
+                inputs.setdefault((self.placement.home[storage], beside), []).append(storage)
+        outputs: dict[tuple[int, bool], list[int]] = {}
+        for value in self.graph.outputs:
+            storage = self.mapping.storage(value)
+            maker = self.mapping.makers.get(storage)
+            stage, beside = self.placement.home.get(storage, 0), False
+            if maker is not None:
+                stage = self.placement.op_stage[maker]
+                beside = self.graph.overlapped_outputs.get(storage, no_overlap) != no_overlap
+                # what leaves once is not overlapped, nor what the backward makes
+                beside = beside and not self.options.stream_out_once and self._made_forward(storage)
+            outputs.setdefault((stage, beside), []).append(storage)
+        for found, to_host in ((inputs, False), (outputs, True)):
+            for (stage, beside), storages in found.items():
+                if beside:
+                    self.beside.update(storages)
+                    self._between_tiles(forwards[stage], storages, to_host)
+        return (
+            [self._stream(stage, storages, False, beside) for (stage, beside), storages in sorted(inputs.items())],
+            [self._stream(stage, storages, True, beside) for (stage, beside), storages in sorted(outputs.items())],
+        )
+
+    def _made_forward(self, storage: int) -> bool:
+        return self.graph.ops[self.mapping.makers[storage]].direction == "forward"
+
+    def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
+        """facts/machine.md: begin, mid and end; latency, then bytes at the host's rate (JIA, EX)."""
+        task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
+        name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
+        if beside:
+            task, name = schedules.UNLOAD if to_host else schedules.LOAD, f"{name} over I/O tiles"
+        body = Body(name, self.placement.ipus[stage], stage, task)
+        machine = self.machines[body.ipu]
+        target = machine.target
+        total = sum(storage_bytes(self.graph, storage) for storage in storages)
+        cycles = ceil((self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz)
+        names = ", ".join(self.graph.storages[s].name for s in storages)
+        lies = self.mapping.bytes(storages, stage)
+        if beside:
+            body.steps += stream_steps(names, cycles, machine.on_io_tiles(int(lies.sum())), to_host)
+            return body
+        # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that reads it rearranges it
+        body.steps += stream_steps(names, cycles, lies, to_host)
+        for storage in storages:
+            body.touch(storage, 0, len(body.steps) - 1)
+        return body
+
+    def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
+        """The exchange between I/O tiles and those that compute, and the buffers on the former. It belongs to the
+        operator that first reads what it brings, or that last makes what it takes away, and goes where that goes."""
+        machine, stage = self.machines[body.ipu], body.stage
+        lies = self.mapping.bytes(storages, stage)
+        lands = machine.on_io_tiles(int(lies.sum()))
+        names = ", ".join(self.graph.storages[s].name for s in storages)
+        if to_host:
+            steps = self._exchanged(f"{names}/to I/O tiles", lands, lies, machine)
+            op = max(self.mapping.makers[storage] for storage in storages)
+            first = len(body.steps)
+            body.steps += steps
+        else:
+            steps = self._exchanged(f"{names}/from I/O tiles", lies, lands, machine)
+            readers = (
+                op.id
+                for op in self.graph.ops
+                if {self.mapping.storage(v) for v in op.inputs} & set(storages) and not is_view(self.graph, op)
+            )
+            op, first = min(readers, default=-1), 0
+            body.begin_with(steps)
+        for step in steps:
+            step.op = op
+        copies = BUFFERS_ACROSS if self.options.across else BUFFERS
+        self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op))
+        for storage in storages:
+            body.touch(storage, first, first + len(steps) - 1)
+
+    def _exchanged(self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine) -> list[StepDraft]:
+        step = Exchange(name, into, out, messages(into, out))
+        return drafts(step, machine.target.name)
+
+    def copies(self, ipu: int) -> Body | None:
+        """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both directions.
+
+        Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one after the other; a tile
+        takes 4 bytes a cycle. Every replica begins at a whole board, or all of it is on one.
+        """
+        if self.placement.num_ipus == 1 or self.placement.phases:  # a phase receives at its beginning
+            return None
+        target = self.machines[ipu].target
+        sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
+        crossing, hops = [], 1
+        leaving: Counter[float] = Counter()  # rate of a link -> bytes
+        arriving: Counter[float] = Counter()
+        for transfer in self.placement.transfers:
+            if self.placement.ipus[transfer.source] == self.placement.ipus[transfer.target]:
+                continue  # both stages are on one IPU (BERT's tied embedding): it is there already
+            step = 1 if transfer.target > transfer.source else -1
+            for stage in range(transfer.source, transfer.target, step):
+                a, b = self.placement.ipus[stage], self.placement.ipus[stage + step]
+                if a == b or ipu not in (a, b):
+                    continue
+                layout = self.mapping.layout(transfer.storage, transfer.source)
+                if layout is None:
+                    continue
+                self.mapping.layouts.setdefault((transfer.storage, stage + step), layout)
+                crossing.append(transfer.storage)
+                hops = max(hops, link_hops(a, b))
+                rate, total = link_rate(target, a, b), int(layout.bytes.sum())
+                nbytes = self.machines[ipu].whole(layout.bytes)
+                if a == ipu:
+                    sent += nbytes
+                    leaving[rate] += total
+                if b == ipu:
+                    received += nbytes
+                    arriving[rate] += total
+        if not crossing:
+            return None
+        slowest_tile = max(int(sent.max()), int(received.max())) / target.exchange_bytes_per_cycle
+        on_links = max(sum(nbytes / rate for rate, nbytes in way.items()) for way in (leaving, arriving))
+        cycles = ceil(link_latency_cycles(target, hops) + max(on_links, slowest_tile))
+        body = one_step(
+            f"IPU {ipu} copies between IPUs", ipu, schedules.COPY, records.GLOBAL_EXCHANGE, "GlobalExchange", cycles
+        )
+        body.steps[0].bytes_in, body.steps[0].bytes_out = received, sent
+        for storage in crossing:
+            body.touch(storage, 0, 0)
+        return body
+
+    def receive(self, storages: list[int], stage: int, body: Body) -> None:
+        """What other IPUs made for this phase comes over the links, after a sync with them (JIA, as `copies`)."""
+        if not storages:
+            return
+        target = self.machines[body.ipu].target
+        received = self.mapping.bytes(storages, stage)
+        busiest = int(received.sum()) / target.link_bytes_per_cycle
+        slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
+        cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
+        body.steps.append(StepDraft(records.SYNC, f"{body.name}/External", EXTERNAL_SYNC_CYCLES))
+        name = f"{body.name}/receive"
+        none = np.zeros_like(received)
+        body.steps.append(StepDraft(records.GLOBAL_EXCHANGE, name, cycles, bytes_in=received, bytes_out=none))
+        for storage in storages:
+            body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+
+    def remote(self, storages: list[int], name: str, stage: int, body: Body, *, to_host: bool) -> None:
+        """Move storages between tiles and streaming memory, in one stream copy."""
+        if not storages:
+            return
+        target = self.machines[body.ipu].target
+        nbytes = np.sum([self.mapping.stored(s, stage) for s in storages], axis=0)
+        cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
+        first = len(body.steps)
+        body.steps += stream_steps(name, cycles, nbytes, to_host=to_host)
+        for storage in storages:
+            body.touch(storage, first, len(body.steps) - 1)

@@ -1,0 +1,199 @@
+"""What an IPU does about float16 besides computing in it: stochastic rounding, and automatic loss scaling."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ipu_exec.capture.casts import Casting
+from ipu_exec.errors import UsageError
+from ipu_exec.lowering.registry import is_view, packet, words
+from ipu_exec.optim import is_poptorchs, kept_as, loss_scaling
+
+HALF_MAX = 65504.0
+# PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings (graphcore/popart,
+# willow/include/popart/sessionoptions.hpp; binEdgeLocation was 0.0625 before its last release), and the factors and
+# the bound of LossScaleUpdateOpx (willow/src/popx/op/lossscaleupdatex.cpp).
+BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond it is large
+LARGE_SHARE = 1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
+UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
+MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
+# What moves gradients and computes none.
+_UNCOUNTED = {f"aten.{name}" for name in words(
+    "cat stack clone copy_ index index_select gather slice_backward select_backward embedding_dense_backward new_zeros"
+)}  # fmt: skip
+_SETTINGS = {"binEdgeLocation": "edge", "thresholdUpperCountProportion": "share", "updatePeriod": "period"}
+
+
+def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """float32 ``values`` as float16: up or down with probabilities that make the expected result the value itself.
+
+    Values beyond the largest float16 become that; NaN stays. Subnormal results have their own, even spacing.
+    """
+    values = values.clamp(-HALF_MAX, HALF_MAX)
+    near = values.half()
+    error = values - near.float()
+    # The neighbour on the other side of the value. Bits of floats are ordered, as sign and magnitude.
+    bits = near.view(torch.int16)
+    outward = torch.where(near != 0, (error > 0) == (near > 0), True)
+    step = torch.where(outward, 1, -1).to(torch.int16)
+    beside = torch.where((near == 0) & (error < 0), torch.full_like(bits, -(2**15) + 1), bits + step)
+    other = beside.view(torch.float16)
+    gap = (other.float() - near.float()).abs()
+    share = torch.where(error != 0, error.abs() / gap, torch.zeros_like(error))
+    drawn = torch.rand(values.shape, generator=generator)
+    return torch.where(drawn < share, other, near)
+
+
+@dataclass
+class LossScaler:
+    """The loss scale of float16 training, changed after each weight update (PopART's automatic loss scaling).
+
+    Where more than ``share`` of the elements of float16 gradients, as scaled, lie beyond ``edge`` times the largest
+    float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over ``period`` weight updates. Counted is
+    what a backward operator makes in float16, of activations and weights, but for views, copies and joints (PopART's
+    AllNonViewChangingGradientTensors; graphcore/popart, transforms/automaticlossscaling.cpp). Without any it stays.
+    """
+
+    scale: float
+    edge: float = BIN_EDGE
+    share: float = LARGE_SHARE
+    period: int = UPDATE_PERIOD
+    _large: int = 0
+    _total: int = 0
+    _updates: int = 0
+
+    @staticmethod
+    def of(scale: float, popart: Mapping[str, Any]) -> LossScaler:
+        """With what ``_Popart.set("automaticLossScalingSettings.binEdgeLocation", ...)`` and such say.
+
+        Error where a share is not in 0 ... 1 or the period is no whole number above 0.
+        """
+        prefix = "automaticLossScalingSettings."
+        given = {own: popart[prefix + name] for name, own in _SETTINGS.items() if prefix + name in popart}
+        period = given.get("period", UPDATE_PERIOD)
+        shares = [given.get("edge", BIN_EDGE), given.get("share", LARGE_SHARE)]
+        if not all(0 <= share <= 1 for share in shares) or not isinstance(period, int) or period < 1:
+            raise UsageError(
+                f"_Popart's {prefix}...: binEdgeLocation and thresholdUpperCountProportion are in 0 ... 1 and "
+                f"updatePeriod is a whole number above 0, not {given}"
+            )
+        return LossScaler(scale, **given)
+
+    def count(self, gradient: torch.Tensor) -> None:
+        """Look at one float16 gradient."""
+        self._large += int((gradient.abs() > self.edge * HALF_MAX).sum() + gradient.isnan().sum())
+        self._total += gradient.numel()
+
+    def update(self, gradients: Iterable[torch.Tensor]) -> None:
+        """Change the scale after a weight update's gradients were made.
+
+        ``gradients``: those of the weights; infinite ones become the largest float16, as on an IPU.
+        """
+        for gradient in gradients:
+            if gradient.dtype is torch.float16:
+                gradient.clamp_(-HALF_MAX, HALF_MAX)
+        self._updates += 1
+        if self._updates < self.period:
+            return
+        if self._total:
+            many = self._large > self.share * self._total
+            self.scale = self.scale / 2 if many else min(self.scale * 2, MAX_SCALE)
+        self._large = self._total = self._updates = 0
+
+
+class _Counting(TorchDispatchMode):
+    """Has the scaler look at what a backward makes while this is entered."""
+
+    def __init__(self, scaler: LossScaler) -> None:
+        super().__init__()
+        self._scaler = scaler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        name = str(func)
+        if torch._C._current_graph_task_id() >= 0 and not is_view(name) and packet(name) not in _UNCOUNTED:
+            node = torch._C._current_autograd_node()
+            results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+            accumulates = node is not None and node.name() == "torch::autograd::AccumulateGrad"
+            if not accumulates and all(result.dtype is torch.float16 for result in results):
+                for result in results:
+                    self._scaler.count(result)
+        return made
+
+
+@dataclass
+class Precision:
+    """How float16 is treated. None: as PyTorch does."""
+
+    scaler: LossScaler | None = None
+    rounding: torch.Generator | None = field(default=None)
+    casting: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
+
+    def model(self, replica: int) -> contextlib.AbstractContextManager[Any]:
+        """Enter it around forward and backward of a replica."""
+        if isinstance(self.casting, Casting):
+            self.casting.replica = replica
+        return self.casting
+
+    def counting(self) -> contextlib.AbstractContextManager[Any]:
+        """Enter it around all else that looks at a micro-batch's operators."""
+        return _Counting(self.scaler) if self.scaler is not None else contextlib.nullcontext()
+
+    def accumulate(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+        """Round gradients that are being added up, where the optimiser keeps them in float16."""
+        if kept_as(optimizer, "accumulator") is torch.float16:
+            for parameter in parameters:
+                if parameter.grad is not None and parameter.grad.dtype is torch.float32:
+                    parameter.grad.copy_(self._rounded(parameter.grad))
+
+    @contextlib.contextmanager
+    def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside, float16 weights and gradients are float32 ones of the same values; after it weights are rounded.
+
+        An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into float16. PopTorch's
+        optimisers then round the states that they keep in float16; PyTorch's are left to PyTorch, where nothing of
+        this is asked for.
+        """
+        if self.rounding is None and self.scaler is None and not is_poptorchs(optimizer):
+            yield
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        halves = [p for p in parameters if p.dtype is torch.float16]
+        kept = [parameter.data for parameter in halves]
+        for parameter in halves:
+            gradient, parameter.grad = parameter.grad, None
+            parameter.data = parameter.data.float()
+            parameter.grad = None if gradient is None else gradient.float()
+            state = optimizer.state.get(parameter, {})
+            state.update({k: v.float() for k, v in state.items() if _is_half(v)})
+        try:
+            yield
+        finally:
+            for parameter, place in zip(halves, kept, strict=True):
+                parameter.grad = None
+                new = parameter.data
+                place.copy_(new if self.rounding is None else round_stochastically(new, self.rounding))
+                parameter.data = place
+        for parameter in parameters:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if kept_as(optimizer, name) is torch.float16 and isinstance(value, torch.Tensor):
+                    # PopTorch keeps velocities scaled as the loss is, so that small ones are not lost
+                    scale = loss_scaling(optimizer) if name == "momentum_buffer" else 1.0
+                    value.copy_(self._rounded(value * scale) / scale)
+
+    def _rounded(self, values: torch.Tensor) -> torch.Tensor:
+        """The float32 values that float16 can hold."""
+        if self.rounding is not None:
+            return round_stochastically(values, self.rounding).float()
+        return values.clamp(-HALF_MAX, HALF_MAX).half().float()
+
+
+def _is_half(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float16

@@ -1,0 +1,94 @@
+"""autoreport: a compiled model and its first runs into ``profile.pop`` (facts/pva.md 2.3, 2.4).
+
+``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. A profile that cannot be written costs
+the run nothing: one warning that says why, and no profile.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import warnings
+from pathlib import Path
+
+import torch
+
+from ipu_exec.compiler.passes import Executable
+from ipu_exec.options import Options
+from profiler import ProfileError, ProfileWriter, records
+
+logger = logging.getLogger("ipu_exec")
+
+
+class ProfileSession:
+    """Writes the profile of one executable. Does nothing where the options ask for none."""
+
+    def __init__(self, options: Options, executable: Executable, training: bool) -> None:
+        self._wanted = options.profiling()
+        self._executable = executable
+        self._writer: ProfileWriter | None = None
+        self._runs = 0
+        self.path: Path | None = None
+        if not self._wanted.enabled:
+            return
+        kind = "training" if training else "inference"
+        self.path = self._wanted.directory / kind / "profile.pop"
+        over = executable.overflow
+        try:
+            self._writer = ProfileWriter(self.path)
+            self._writer.meta(
+                **executable.header(),
+                model=options.model_name or "",
+                torch=torch.__version__,
+                python=platform.python_version(),
+                state="compiled" if over is None else "out of memory",
+            )
+            for batch in executable.rows():
+                self._writer.add(batch)
+            if over is not None:
+                self._writer.publish()
+        except ProfileError as error:
+            self._give_up(error)
+
+    def record_run(self, host_start_us: int, host_end_us: int) -> None:
+        """Add a run, if it is among the first that are kept. The profile at ``path`` is then complete."""
+        if self._writer is None or not self._wanted.execution or self._runs >= self._wanted.run_count:
+            return
+        cycles = self._executable.cycles_per_call
+        begin = self._runs * cycles + self._executable.timeline.schedule.head
+        run = records.Run(self._runs, f"run {self._runs}", 0, begin, host_start_us, host_end_us)
+        self._runs += 1
+        try:
+            self._writer.add([run])
+            self._writer.meta(state="executed")
+            self._writer.publish()
+            if self._runs >= self._wanted.run_count:
+                self._writer.close()
+                self._writer = None
+        except ProfileError as error:
+            self._give_up(error)
+
+    def publish(self) -> Path | None:
+        """Put what there is at ``path`` now: after an explicit compile, without a run."""
+        if self._writer is not None:
+            try:
+                self._writer.publish()
+            except ProfileError as error:
+                self._give_up(error)
+        return self.path
+
+    def close(self) -> None:
+        """Publish what was not, and let the file go."""
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        try:
+            writer.publish()
+            writer.close()
+        except ProfileError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: ProfileError) -> None:
+        self._writer = None
+        self.path = None
+        warnings.warn(f"no profile is written: {error}", stacklevel=3)

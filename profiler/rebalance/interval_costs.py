@@ -1,0 +1,169 @@
+"""Stages as intervals of Blocks, all of them at once, and the split that keeps the largest of a cost least.
+
+A band is an int64[first, width]: what a stage of Blocks ``first .. first + width`` costs. Dynamic programming over
+bands finds the least maximum exactly for any cost of (stage, first Block, last Block).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.tile_memory import Choice, Room, room
+from profiler.schedules import stash_depth
+
+INFINITE = int(np.iinfo(np.int64).max // 4)
+
+
+def least_maximum(cost: Callable[[int], np.ndarray], stages: int) -> tuple[int, tuple[int, ...]] | None:
+    """The least maximum of ``cost(k)`` (a band of stage k) over the stages of a split, and the stages' first Blocks.
+
+    None where every split has an `INFINITE` stage.
+    """
+    count, width = cost(0).shape
+    last = np.arange(count)[:, None]
+    first = last - np.arange(width)[None, :]
+    at = np.maximum(first, 0) * width + np.arange(width)[None, :]
+    behind = np.maximum(first, 0)  # the entry before Block 0 stands for "no split", as that before a first one < 0
+    none = np.full(1, INFINITE, dtype=np.int64)
+    best = [np.concatenate([none, np.where(first == 0, cost(0).ravel()[at], INFINITE).min(axis=1)])]
+    for k in range(1, stages):
+        worst = np.maximum(best[-1].take(behind), cost(k).ravel().take(at))
+        best.append(np.concatenate([none, worst.min(axis=1)]))
+    value = int(best[-1][count])
+    if value >= INFINITE:
+        return None
+    starts, end = [], count - 1
+    for k in range(stages - 1, 0, -1):
+        begins = np.arange(max(1, end - width + 1), end + 1)
+        worst = np.maximum(best[k - 1][begins], cost(k)[begins, end - begins])
+        starts.append(int(begins[worst.argmin()]))
+        end = starts[-1] - 1
+    return value, (0, *reversed(starts))
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Costs of all stages of at most ``width`` Blocks, for each way of saving memory that is allowed."""
+
+    costs: Costs
+    stages: int
+    choices: tuple[Choice, ...]
+    early: tuple[np.ndarray, ...]  # cycles a micro-batch, one a choice, of a stage that another follows
+    final: np.ndarray
+    rooms: tuple[Room, ...] | None  # None: memory is not looked at
+    link: np.ndarray  # bytes over the busier way of the IPU's link
+    allowed: np.ndarray  # bool: keeps Blocks together that must be
+    most: int  # cycles: stages that take as many are all in
+
+    def load(self, k: int) -> np.ndarray:
+        """Cycles of stage k where it fits, with the choice that makes it shortest; else INFINITE."""
+        if k == self.stages - 1:
+            found = np.where(self._fits_somehow(k), self.final, INFINITE)
+        else:
+            found = np.full_like(self.final, INFINITE)
+            for cycles, fits in zip(self.early, self._fits(k), strict=True):
+                found = np.where(fits, np.minimum(found, cycles), found)
+        return np.where(self.allowed, found, INFINITE)
+
+    def choice(self, k: int, first: int, last: int) -> Choice:
+        """The choice with which stage k of these Blocks fits and is shortest; of equals, the first."""
+        at = (first, last - first)
+        cycles = [self.final] * len(self.choices) if k == self.stages - 1 else self.early
+        length = [int(c[at]) if fits[at] else INFINITE for c, fits in zip(cycles, self._fits(k), strict=True)]
+        return self.choices[int(np.argmin(length))]
+
+    def _fits(self, k: int) -> list[np.ndarray]:
+        if self.rooms is None:
+            return [self.final < INFINITE] * len(self.choices)
+        depth = depth_of(self.costs, self.stages, k)
+        return [(one.fullest(depth) <= self.costs.bytes_per_tile) & (self.final < INFINITE) for one in self.rooms]
+
+    def _fits_somehow(self, k: int) -> np.ndarray:
+        found: np.ndarray = np.logical_or.reduce(self._fits(k))
+        return found
+
+
+def bands(
+    costs: Costs,
+    stages: int,
+    choices: Sequence[Choice],
+    most: int,
+    together: Sequence[Sequence[int]] = (),
+    memory: bool = True,
+    spare: int = 0,
+) -> Bands:
+    """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in one stage.
+
+    ``spare``: bytes beyond the tile up to which rooms must be exact.
+    """
+    count = len(costs)
+    total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
+    reach = np.searchsorted(total, total[:-1] + most, side="right") - 1 - np.arange(count)
+    width = max(1, min(count, int(reach.max())))
+    first = np.arange(count)[:, None]
+    last = first + np.arange(width)[None, :]
+    inside = last < count
+    last = np.minimum(last, count - 1)
+    early, final = _cycles(costs, choices, width)
+    rooms = None
+    if memory:
+        deepest = depth_of(costs, stages, 0)
+        stash = max(int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices)
+        enough = -(-deepest * stash // costs.tiles)
+        roomy = replace(costs, bytes_per_tile=costs.bytes_per_tile + spare) if spare else costs
+        rooms = tuple(room(roomy, width, choice, None if spare else enough) for choice in choices)
+    allowed = np.ones_like(inside)
+    for group in together:
+        member = np.concatenate([[0], np.cumsum(np.isin(np.arange(count), group))])
+        here = member[last + 1] - member[first]
+        allowed &= (here == 0) | (here == len(set(group)))
+    ahead, back = costs.copy.copy(), costs.copy_back.copy()
+    ahead[-1] = back[-1] = 0
+    into = np.concatenate([[0], ahead[:-1]])[first]
+    out_back = np.concatenate([[0], back[:-1]])[first]
+    link = np.where(inside, np.maximum(ahead[last] + out_back, into + back[last]), INFINITE)
+    return Bands(costs, stages, tuple(choices), early, final, rooms, link, allowed, most)
+
+
+def with_cycles(table: Bands, costs: Costs) -> Bands:
+    """The same stages, memory as it was, with the cycles of other costs."""
+    early, final = _cycles(costs, table.choices, table.final.shape[1])
+    return replace(table, costs=costs, early=early, final=final)
+
+
+def _cycles(costs: Costs, choices: Sequence[Choice], width: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Cycles of all stages that others follow, one band a choice, and of all that are the last."""
+    count = len(costs)
+    total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
+    first = np.arange(count)[:, None]
+    last = first + np.arange(width)[None, :]
+    inside = last < count
+    last = np.minimum(last, count - 1)
+    own = total[last + 1] - total[first]
+    final = own + costs.again_at_once(first, last)
+    early = tuple(np.where(inside, _early(costs, choice, first, last, own, final), INFINITE) for choice in choices)
+    return early, np.where(inside, final, INFINITE)
+
+
+def _early(
+    costs: Costs, choice: Choice, first: np.ndarray, last: np.ndarray, own: np.ndarray, final: np.ndarray
+) -> np.ndarray:
+    """Cycles of stages that others follow: `what_if.stage_cycles` of all of them at once."""
+    if not costs.pipelined or not costs.training:
+        return final
+    found: np.ndarray = own + 2 * costs.stash_cycles(first, last, choice.recompute)
+    return found + costs.again_cycles(first, last) if choice.recompute else found
+
+
+def depth_of(costs: Costs, stages: int, k: int) -> int:
+    """Micro-batches that stage k stashes."""
+    return stash_depth(stages, k) if costs.training and costs.pipelined else 0
+
+
+def copy_cycles(costs: Costs, link: int) -> int:
+    """Cycles of the exchange between IPUs, of which the busiest moves so many bytes one way."""
+    return int(np.ceil(costs.link_latency + link / costs.link_bytes_per_cycle)) if link else 0

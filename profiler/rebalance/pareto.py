@@ -1,0 +1,80 @@
+"""Cycles against memory: the splits of which none is both shorter and smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.interval_costs import INFINITE, Bands, bands, depth_of, least_maximum
+from profiler.rebalance.split import longest
+from profiler.rebalance.tile_memory import Choice
+from profiler.rebalance.what_if import Assignment
+
+
+@dataclass(frozen=True)
+class Point:
+    """A split that is on the front: cycles a micro-batch of its slowest stage, bytes of its fullest tile."""
+
+    bottleneck: int
+    fullest: int
+    assignment: Assignment
+
+
+def pareto(costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int = 100) -> list[Point]:
+    """The front of splits into so many stages, one an IPU, the shortest bottleneck first; at most ``most`` of it.
+
+    A tile's limit plays no role: points beyond it say what a larger tile would give. Exact: each step down in memory
+    finds the least bottleneck there is under it, then the least memory under that.
+    """
+    allowed = tuple(choices) or (Choice.profiled(costs),)
+    endless = replace(costs, bytes_per_tile=INFINITE // 2)
+    table = bands(endless, stages, allowed, longest(costs), spare=1)
+    found: list[Point] = []
+    below = INFINITE
+    while len(found) < most:
+        loads = [_loads(table, k, below) for k in range(stages)]
+        reached = least_maximum(loads.__getitem__, stages)
+        if reached is None:
+            return found
+        slowest = reached[0]
+        sizes = [_sizes(table, k, slowest) for k in range(stages)]
+        least = least_maximum(sizes.__getitem__, stages)
+        assert least is not None  # the split that was just reached is one
+        below, starts = least
+        ends = [*(start - 1 for start in starts[1:]), len(costs) - 1]
+        chosen = tuple(_choice(table, k, a, b, slowest) for k, (a, b) in enumerate(zip(starts, ends, strict=True)))
+        plain = (Choice.profiled(costs),) * stages
+        found.append(Point(slowest, below, Assignment(starts, tuple(range(stages)), () if chosen == plain else chosen)))
+    return found
+
+
+def _ways(table: Bands, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(cycles, bytes of the fullest tile) of stage k, for each choice."""
+    depth = depth_of(table.costs, table.stages, k)
+    early = [table.final] * len(table.choices) if k == table.stages - 1 else table.early
+    return [(cycles, one.fullest(depth)) for cycles, one in zip(early, table.rooms or (), strict=True)]
+
+
+def _loads(table: Bands, k: int, below: int) -> np.ndarray:
+    """Least cycles of stage k in fewer bytes than ``below``."""
+    found: np.ndarray = np.minimum.reduce(
+        [np.where(size < below, cycles, INFINITE) for cycles, size in _ways(table, k)]
+    )
+    return found
+
+
+def _sizes(table: Bands, k: int, slowest: int) -> np.ndarray:
+    """Least bytes of stage k in at most ``slowest`` cycles."""
+    found: np.ndarray = np.minimum.reduce(
+        [np.where(cycles <= slowest, size, INFINITE) for cycles, size in _ways(table, k)]
+    )
+    return found
+
+
+def _choice(table: Bands, k: int, first: int, last: int, slowest: int) -> Choice:
+    at = (first, last - first)
+    sizes = [int(size[at]) if cycles[at] <= slowest else INFINITE for cycles, size in _ways(table, k)]
+    return table.choices[int(np.argmin(sizes))]

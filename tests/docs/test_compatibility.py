@@ -1,0 +1,58 @@
+"""docs/compatibility.md is what its script makes, and the script's table is held against the code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import ipu_exec
+from ipu_exec.options import _NOT_HONOURED
+from tests.paths import ROOT
+from tools import compatibility
+
+
+def test_the_page_is_what_the_script_makes() -> None:
+    written = (ROOT / "docs" / "compatibility.md").read_text()
+    assert written == compatibility.page(), "run: python -m tools.compatibility > docs/compatibility.md"
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    page = compatibility.page()
+    for name in ipu_exec.__all__:
+        assert re.search(rf"`{name}`", page), name
+
+
+def test_a_name_in_the_wrong_state_stops_the_script() -> None:
+    group = compatibility.GROUPS[0]
+    with pytest.raises(ValueError, match="is there, but the table says 'not there'"):
+        compatibility.classify(replace(group, names={"DataLoader": "not there"}), "DataLoader")
+    with pytest.raises(ValueError, match="is not there, but"):
+        compatibility.classify(replace(group, names={"Nothing": "same"}), "Nothing")
+    location = next(g for g in compatibility.GROUPS if g.title == "TensorLocationSettings")
+    with pytest.raises(ValueError, match="warns that it is not honoured"):
+        compatibility.classify(replace(location, names={"useIOTilesToLoad": "same"}), "useIOTilesToLoad")
+
+
+def test_what_the_page_says_of_a_warning_is_the_warning() -> None:
+    page = compatibility.page()
+    for option, instead in _NOT_HONOURED.values():
+        if option.startswith("_Popart"):  # all of its settings share a row
+            assert re.search(rf"\| [^|]*{option.split()[-1]} warns: {re.escape(instead)} \|", page)
+            continue
+        assert re.search(
+            rf"`[\w.]*{re.escape(option)}` \| accepted, no effect here \| {re.escape(instead)} \(it warns\) \|", page
+        ), option
+
+
+def test_facts_names_are_all_classified() -> None:
+    """Each name of PopTorch's that the options, the executor and the top level have is in the table, or is our own."""
+    for names in compatibility.own_names().values():
+        assert not {"deviceIterations", "trainingModel", "getLatency"} & set(names)
+    assert compatibility.own_names()["ipu_exec."] == [
+        "LoweringError",
+        "OutOfMemoryError",
+        "UsageError",
+        "register_custom_op",
+    ]

@@ -1,0 +1,423 @@
+"""What capture writes down: every op with its direction, Block, module, source line and pair."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ipu_exec
+from ipu_exec.capture.step import capture
+from ipu_exec.compiler.reads import read_values
+from ipu_exec.numerics.loop import find_final_loss, find_loss
+from tests.models import Mnist, mnist_batch
+
+
+def training_graph(model: nn.Module, *args: torch.Tensor, accumulate: bool = True, optimizer=None):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters())
+    return capture(model, args, {}, optimizer=optimizer, accumulate=accumulate, find_loss=find_loss)
+
+
+def test_every_forward_and_backward_op_has_its_block_and_pair():
+    model = Mnist()
+    graph = training_graph(model, *mnist_batch(4))
+    assert [block.name for block in graph.blocks] == ["B1", "B2", "B3", "B4"]
+    block_of = {}
+    for op in graph.ops:
+        if op.direction == "forward":
+            block_of[op.id] = op.block
+            assert op.block >= 0 and op.file.endswith("models.py") and op.line > 0
+        if op.direction == "backward" and op.forward_op >= 0:
+            assert op.block == block_of[op.forward_op]
+    convolutions = [op for op in graph.ops if op.aten == "aten.convolution_backward.default"]
+    assert sorted(op.module for op in convolutions) == ["conv1", "conv2"]
+    assert {op.aten for op in graph.ops if op.direction == "update"} >= {"aten.addcdiv_.default", "aten.zero_.default"}
+
+
+def test_weights_states_and_accumulators_are_told_apart_and_belong_together():
+    model = Mnist()
+    graph = training_graph(model, *mnist_batch(4))
+    by_role: dict[str, list] = {}
+    for storage in graph.storages.values():
+        by_role.setdefault(storage.role, []).append(storage)
+    weights = {storage.id: storage for storage in by_role["weight"]}
+    assert {storage.name for storage in weights.values()} == {name for name, _ in model.named_parameters()}
+    for role in ("accumulator", "optimiser state"):
+        for storage in by_role[role]:
+            assert storage.name.startswith(weights[storage.parameter].name + "/")
+    assert {storage.name for storage in by_role["input"]} == {"input.0", "input.1"}
+
+
+def test_without_accumulation_gradients_go_straight_to_the_optimiser():
+    graph = training_graph(Mnist(), *mnist_batch(4), accumulate=False)
+    assert not any(storage.role == "accumulator" for storage in graph.storages.values())
+    named = {storage.name for storage in graph.storages.values() if storage.role == "gradient"}
+    assert "fc2.bias/gradient" in named
+
+
+def test_names_follow_the_module_path_and_are_unique():
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.project(x) @ x.transpose(-1, -2)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention()
+
+        def forward(self, x):
+            return self.attention(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x):
+            return torch.relu(self.layer[1](torch.relu(self.layer[0](x) @ x)))
+
+    graph = capture(Model(), (torch.randn(4, 8),), {})
+    names = [op.name for op in graph.ops]
+    assert "layer.0/attention/project/addmm" in names
+    assert "layer.1/attention/mm" in names
+    assert "relu" in names and "relu_1" in names
+    assert len(names) == len(set(names))
+
+
+def test_nothing_real_is_touched():
+    model = Mnist()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    training_graph(model, *mnist_batch(4), optimizer=optimizer)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.state and torch.equal(state, torch.get_rng_state())
+
+
+def test_tied_weights_are_one_storage():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x)).sum()
+
+    graph = training_graph(Tied(), torch.randn(2, 8))
+    assert sum(storage.role == "weight" for storage in graph.storages.values()) == 1
+    assert sum(storage.role == "accumulator" for storage in graph.storages.values()) == 1
+
+
+def test_a_branch_on_data_is_an_error_with_the_line():
+    class Branch(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ipu_exec.Error, match=r"content of a tensor.*test_capture\.py:\d+"):
+        capture(Branch(), (torch.randn(3),), {})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: x[x > 0], r"aten::nonzero are unsupported.*test_capture\.py:\d+"),
+        (lambda x: torch.fft.rfft(x).abs(), r"an IPU has no complex64.*test_capture\.py:\d+"),
+        (lambda x: x.to_sparse().to_dense(), r"an IPU has no sparse tensors.*test_capture\.py:\d+"),
+    ],
+    ids=["a shape from data", "complex numbers", "sparse tensors"],
+)
+def test_what_no_ipu_can_do_is_an_error_with_the_line(call, message):
+    class Model(nn.Module):
+        def forward(self, x):
+            return call(x)
+
+    with pytest.raises(ipu_exec.Error, match=message):
+        capture(Model(), (torch.randn(3),), {})
+
+
+def test_a_check_of_arguments_in_torch_is_no_branch_of_the_model():
+    graph = capture(nn.GaussianNLLLoss(), (torch.rand(3), torch.rand(3), torch.rand(3)), {})
+    assert "aten.log.default" in {op.aten for op in graph.ops}
+
+
+def test_big_models_need_no_memory_for_their_weights():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(16_384, 16_384) for _ in range(4)))
+    graph = capture(model, (torch.randn(1, 16_384),), {})
+    assert sum(storage.elements for storage in graph.storages.values() if storage.role == "weight") > 1e9
+
+
+@pytest.mark.parametrize("call", [nn.Dropout(0.1), lambda x: torch.dropout(x, 0.1, True)], ids=["module", "function"])
+def test_dropout_is_one_operator_each_way(call):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return call(self.layer(x)).sum()
+
+    graph = training_graph(Model(), torch.randn(4, 8))
+    named = {op.direction: op for op in graph.ops if "dropout" in op.aten}
+    assert [named[d].aten for d in ("forward", "backward")] == [
+        "aten.native_dropout.default",
+        "aten.native_dropout_backward.default",
+    ]
+    assert named["backward"].forward_op == named["forward"].id
+    assert not any("bernoulli" in op.aten for op in graph.ops)
+    # the mask is drawn again from the seed: what the backward reads is the gradient alone
+    assert read_values(named["backward"]) == named["backward"].inputs[:1]
+
+
+def test_dropout_in_a_checkpointed_layer_is_drawn_again_in_the_backward():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.ReLU())
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).sum()
+
+    graph = training_graph(Model(), torch.randn(4, 8))
+    found = [(op.direction, op.aten) for op in graph.ops if "dropout" in op.aten]
+    again = ("backward", "aten.native_dropout.default")
+    assert found == [
+        ("forward", "aten.native_dropout.default"),
+        again,
+        ("backward", "aten.native_dropout_backward.default"),
+    ]
+
+
+def test_dropout_is_pytorchs_again_after_capture():
+    before = torch.dropout
+
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ipu_exec.Error("on purpose")
+
+    with pytest.raises(ipu_exec.Error, match="on purpose"):
+        capture(Broken(), (torch.randn(4),), {})
+    assert torch.dropout is before is torch._VF.dropout
+
+
+def test_dropout_in_evaluation_is_nothing():
+    assert not any("dropout" in op.aten for op in capture(nn.Dropout(0.1).eval(), (torch.randn(4),), {}).ops)
+
+
+def test_a_checkpointed_layer_finds_its_weights_again_in_the_backward():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).square().sum()
+
+    graph = training_graph(Model(), torch.randn(4, 8))
+    for direction in ("forward", "backward"):
+        op = next(op for op in graph.ops if op.direction == direction and op.aten == "aten.addmm.default")
+        assert "weight" in {graph.storages[graph.values[v].storage].role for v in op.inputs}
+
+
+class Rebuilt(nn.Module):
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.register_buffer("y", torch.ones(2))
+        self.change = change
+
+    def forward(self, x):
+        self.change(self, x)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m, x: m._buffers.pop("y"), r"Buffer y is removed from the model when calling the forward method\."),
+        (lambda m, x: setattr(m, "y", x), r"Buffer y is reassigned .* self\.y\.copy_\(src\)"),
+    ],
+)
+def test_a_buffer_stays_the_tensor_that_the_device_holds(change, says: str):
+    with pytest.raises(ipu_exec.Error, match=says):
+        capture(Rebuilt(change), (torch.ones(2),), {})
+    capture(Rebuilt(lambda m, x: m.y.copy_(x)), (torch.ones(2),), {})
+
+
+class Losses(nn.Module):
+    def __init__(self, combine) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.combine = combine
+
+    def forward(self, x):
+        y = self.fc(x)
+        return self.combine(nn.functional.mse_loss(y, x), nn.functional.cross_entropy(y, torch.tensor([1])))
+
+
+def test_several_losses_that_are_not_marked_as_one_are_said(caplog: pytest.LogCaptureFixture):
+    def captured(combine) -> bool:
+        model = Losses(combine)
+        caplog.clear()
+        capture(
+            model, (torch.ones(1, 3),), {}, optimizer=torch.optim.SGD(model.parameters()), find_loss=find_final_loss
+        )
+        return "Multiple independent losses found in graph" in caplog.text
+
+    assert captured(lambda a, b: a + 5 * b)
+    for combine in (lambda a, b: ipu_exec.identity_loss(a + 5 * b, "none"), lambda a, b: 5 * b, lambda a, b: (a, b)):
+        assert not captured(combine)
+
+
+class Masked(nn.Module):
+    """Changes a softmax that its backward needs, in place or not (as Wav2Vec2's pretraining does)."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.in_place = nn.Linear(8, 8), in_place
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, target: torch.Tensor):
+        scores = torch.softmax(self.layer(x), -1)
+        if self.in_place:
+            scores *= mask
+        else:
+            scores = scores * mask
+        return scores, nn.functional.mse_loss(scores, target)
+
+
+def test_what_the_backward_needs_may_be_changed_in_place_as_in_poptorch():
+    """PyTorch refuses it; nothing in a program of PopART's changes, so that its backward has what the forward had."""
+    batch = torch.randn(8, 8), (torch.rand(8, 8) > 0.5).float(), torch.randn(8, 8)
+    plain = Masked(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        plain(*batch)[1].backward()
+    trained = []
+    for in_place in (True, False):
+        model = Masked(in_place)
+        options = ipu_exec.Options().showCompilationProgressBar(False)
+        options.Training.gradientAccumulation(2)
+        executor = ipu_exec.trainingModel(model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.5))
+        for _ in range(3):
+            executor(*batch)
+        trained.append(model.layer.weight.detach().clone())
+        graph = executor.executable.graph
+        names = [op.aten.split(".")[1] for op in graph.ops]
+        assert graph.mutates is in_place
+        # the softmax is kept for its gradient, and the product needs a copy of it only if it takes its place
+        assert ("clone" in names) is in_place
+        gradient = next(op for op in graph.ops if op.aten.startswith("aten._softmax_backward_data"))
+        made = {value for op in graph.ops for value in op.outputs}
+        assert all(v in made for v in gradient.inputs)
+    assert torch.equal(*trained)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * gradient * x
+
+
+class Reversed(torch.autograd.Function):
+    """Runs nothing forward, and changes the gradient (domain adaptation's reversal)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def reentrant(x):
+    return torch.utils.checkpoint.checkpoint(lambda x: torch.tanh(x * 3), x, use_reentrant=True)
+
+
+def custom(x):
+    ipu_exec.register_custom_op("CaptureSquare", "com.acme", lambda x: x * x)
+    return ipu_exec.custom_op([x], "CaptureSquare", "com.acme", 1, [x])[0]
+
+
+@pytest.mark.parametrize("apart", [Square.apply, Reversed.apply, reentrant, custom, torch.relu])
+def test_the_backward_of_what_autograd_does_not_see_into_stays_in_its_block(apart):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            with ipu_exec.Block("A", ipu_id=0):
+                x = apart(self.first(x))
+            with ipu_exec.Block("B", ipu_id=1):
+                return self.last(x).square().sum()
+
+    graph = training_graph(Model(), torch.randn(4, 8))
+    backward = [op for op in graph.ops if op.direction == "backward"]
+    # the last Block's comes first, and nothing of it comes after the first op of the other
+    blocks = [op.block for op in backward if op.forward_op >= 0 and op.aten.split(".")[1] != "add_"]
+    assert blocks == sorted(blocks, reverse=True)
+    assert set(blocks) == {0, 1}
+    for op in backward:
+        if op.forward_op >= 0:
+            assert op.block == graph.ops[op.forward_op].block
+    assert sum(op.forward_op < 0 for op in backward) <= 2  # of the loss, which no op made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("layer", "name", "count"),
+    [
+        (nn.LSTM(8, 16, num_layers=2, batch_first=True), "lstm", 2),
+        (nn.GRU(8, 16, bidirectional=True, dropout=0.5, num_layers=2), "gru", 4),
+        (nn.RNN(8, 16, bias=False), "rnn_tanh", 1),
+        (nn.RNN(8, 16, nonlinearity="relu"), "rnn_relu", 1),
+    ],
+)
+def test_a_recurrent_layer_is_one_operator_each_way(layer, name, count, dtype):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = copy.deepcopy(layer)
+
+        def forward(self, x):
+            outputs, states = self.layer(x)
+            last = states[0] if isinstance(states, tuple) else states
+            assert outputs.shape == (5, 3, 16 * (1 + self.layer.bidirectional))
+            assert last.shape == (count, 5 if self.layer.batch_first else 3, 16)
+            return outputs.float().square().sum()
+
+    before = torch._VF.lstm, torch._VF.gru
+    graph = training_graph(Model().to(dtype), torch.randn(5, 3, 8, dtype=dtype))
+    assert (torch._VF.lstm, torch._VF.gru) == before
+    found = [op.aten for op in graph.ops if op.aten.startswith("ipu_rnn.")]
+    assert found == [f"ipu_rnn.{name}.default"] * count + [f"ipu_rnn.{name}_backward.default"] * count
+    # every weight has its gradient, of its own shape
+    shapes = {graph.values[v].shape for op in graph.ops if op.aten.endswith("_backward.default") for v in op.outputs}
+    assert {tuple(p.shape) for p in layer.parameters()} <= shapes
+
+
+def test_a_packed_sequence_and_a_projection_are_taken_apart_as_pytorch_does():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(8, 16, proj_size=4)
+
+        def forward(self, x):
+            return self.layer(x)[0].square().sum()
+
+    graph = training_graph(Model(), torch.randn(5, 3, 8))
+    assert not any(op.aten.startswith("ipu_rnn.") for op in graph.ops)

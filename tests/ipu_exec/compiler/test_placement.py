@@ -1,0 +1,180 @@
+"""Ops to stages, stages to IPUs, and what has to travel."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec import AutoStage, PipelinedExecution, Stage
+from ipu_exec.capture.step import capture
+from ipu_exec.compiler.placement import StagePlace, check_depth, place, resolve_stages, round_ipus, storage_bytes
+from ipu_exec.graph import BlockInfo
+from ipu_exec.numerics.loop import find_loss
+from tests.models import Mlp, Mnist, mnist_batch
+
+BLOCKS = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "c", 1), BlockInfo(3, "d", None)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (PipelinedExecution(AutoStage.SameAsIpu), [(0, ("a",)), (1, ("b", "c", "d"))]),
+        (PipelinedExecution(AutoStage.AutoIncrement), [(0, ("a",)), (1, ("b", "c", "d"))]),
+        (PipelinedExecution("a", "b", "c", "d"), [(0, ("a",)), (1, ("b",)), (2, ("c",)), (3, ("d",))]),
+        (
+            PipelinedExecution(Stage("a").ipu(0), Stage("b", "c").ipu(1), Stage("d").ipu(0)),
+            [(0, ("a",)), (1, ("b", "c")), (0, ("d",))],
+        ),
+        (PipelinedExecution(Stage("a").ipu(1), Stage("b").ipu(1), Stage("c", "d").ipu(0)),
+         [(1, ("a", "b")), (0, ("c", "d"))]),
+    ],
+)  # fmt: skip
+def test_strategies_become_stages(strategy, expected):
+    assert resolve_stages(strategy, BLOCKS) == [StagePlace(ipu, blocks) for ipu, blocks in expected]
+
+
+def graph_of(model, *args):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return capture(model, args, {}, optimizer=optimizer, accumulate=True, find_loss=find_loss)
+
+
+def test_backward_and_update_run_where_the_forward_does():
+    graph = graph_of(Mnist(), *mnist_batch(4))
+    stages = [StagePlace(k, (f"B{k + 1}",)) for k in range(4)]
+    placement = place(graph, stages, pipelined=True)
+    for op, stage in zip(graph.ops, placement.op_stage, strict=True):
+        if op.direction != "update":
+            assert stage == op.block
+    weights = {s.name: placement.home[s.id] for s in graph.storages.values() if s.role == "weight"}
+    assert weights["conv1.weight"] == 0 and weights["conv2.bias"] == 1
+    assert weights["fc1.weight"] == 2 and weights["fc2.weight"] == 3
+
+
+def test_activations_travel_forward_and_gradients_back_over_each_cut():
+    graph = graph_of(Mnist(), *mnist_batch(4))
+    placement = place(graph, [StagePlace(k, (f"B{k + 1}",)) for k in range(4)], pipelined=True)
+    after_pooling = [4 * 10 * 12 * 12 * 4, 4 * 320 * 4, 4 * 256 * 4]
+    for cut, expected in enumerate(after_pooling):
+        assert placement.cut_bytes(graph, cut, "forward") == expected
+        assert placement.cut_bytes(graph, cut, "backward") == expected
+    labels = next(s for s in graph.storages.values() if s.name == "input.1")
+    assert placement.home[labels.id] == 3
+    assert storage_bytes(graph, labels.id) == 4 * 4  # int64 is narrowed to 32 bits
+
+
+def test_a_skip_connection_pays_on_every_cut_it_crosses():
+    class Skip(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x):
+            with ipu_exec.Block("a"):
+                x = kept = self.layers[0](x)
+            with ipu_exec.Block("b"):
+                x = self.layers[1](x)
+            with ipu_exec.Block("c"):
+                return (self.layers[2](x) + kept).sum()
+
+    graph = graph_of(Skip(), torch.randn(2, 8))
+    placement = place(graph, [StagePlace(k, (name,)) for k, name in enumerate("abc")], pipelined=True)
+    one = 2 * 8 * 4
+    assert [placement.cut_bytes(graph, cut, "forward") for cut in (0, 1)] == [one, 2 * one]
+
+
+def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
+    """As in Hugging Face's Bart: the decoder's embedding is in the encoder's Block, and reads only the inputs."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self, back):
+            super().__init__()
+            self.back, self.layers = back, torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x, y):
+            with ipu_exec.Block("first", ipu_id=0):
+                x = self.layers[0](x)
+            with ipu_exec.Block("second", ipu_id=1):
+                x = self.layers[1](x)
+            with ipu_exec.Block("first", ipu_id=0):
+                y = self.layers[2](x if self.back else y)
+            with ipu_exec.Block("third", ipu_id=2):
+                return (self.layers[3](y) + x).sum()
+
+    args = (torch.randn(2, 8), torch.randn(2, 8))
+    stages = [Stage(name).ipu(k) for k, name in enumerate(("first", "second", "third"))]
+    graph = graph_of(Twice(False), *args)
+    placement = place(graph, resolve_stages(PipelinedExecution(*stages), graph.blocks), pipelined=True)
+    products = [s for op, s in zip(graph.ops, placement.op_stage, strict=True) if op.aten == "aten.addmm.default"]
+    assert products == [0, 1, 0, 2]
+    assert [placement.cut_bytes(graph, cut, "forward") for cut in (0, 1)] == [2 * 64, 2 * 64]
+    assert "'first' (stage 0) runs after Block 'second' (stage 1)" in error(*stages, model=Twice(True), args=args)
+
+
+def error(*stages, model=None, args=None):
+    model = model or Mlp([8, 8, 8], [0, 1])
+    graph = graph_of(model, *(args or (torch.randn(2, 8), torch.randn(2, 8))))
+    with pytest.raises(ipu_exec.Error) as caught:
+        place(graph, resolve_stages(PipelinedExecution(*stages), graph.blocks), pipelined=True)
+    return caught.value.message
+
+
+def test_misplacements_name_the_thing_and_the_way_out():
+    assert "'L1' is in no Stage" in error("L0")
+    assert "'L9', but the model opens no such Block" in error("L0", "L1", "L9")
+    assert "must not go back" in error(Stage("L1").ipu(1), Stage("L0").ipu(0))
+    assert "is on two IPUs" in error(Stage("L0", "L1"))
+    with pytest.raises(ipu_exec.Error, match="cannot be on IPU 1 too"):
+        Stage("a").ipu(0).ipu(1)
+
+
+def test_depth_and_powers_of_two():
+    with pytest.raises(
+        ipu_exec.Error, match=r"number of pipeline stages \(7\).* additional 3 stages when training"
+    ) as caught:
+        check_depth(4, 6, True, "Training.gradientAccumulation")
+    assert "Training.gradientAccumulation(7)" in caught.value.message
+    check_depth(4, 7, True, "Training.gradientAccumulation")
+    check_depth(4, 4, False, "deviceIterations")
+    assert round_ipus(3, True) == 4 and round_ipus(4, False) == 4
+    with pytest.raises(ipu_exec.Error, match="autoRoundNumIPUs"):
+        round_ipus(3, False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 16, 64, 128, 256])
+def test_systems_have_powers_of_two_up_to_256_ipus(count):
+    assert round_ipus(count, False) == count
+
+
+def test_a_system_larger_than_there_is_is_refused():
+    with pytest.raises(ipu_exec.Error, match="largest system has 256"):
+        round_ipus(257, True)
+
+
+class Outside(torch.nn.Module):
+    """Computes before its only Block, on IPU 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.first(x)
+        with ipu_exec.Block("A", ipu_id=1):
+            return self.second(x).sum()
+
+
+def test_what_runs_before_the_first_block_is_on_ipu_0(caplog: pytest.LogCaptureFixture):
+    for stage in (AutoStage.SameAsIpu, AutoStage.AutoIncrement):
+        options = ipu_exec.Options().deviceIterations(2).showCompilationProgressBar(False)
+        options.setExecutionStrategy(PipelinedExecution(stage))
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG, logger="ipu_exec"):
+            model = ipu_exec.inferenceModel(Outside(), options)
+            model.compile(torch.ones(4, 8))
+        assert model.executable.placement.ipus == (0, 1)
+        assert "enablePipelining set to value 1" in caplog.text
+        assert " first/Gemm:0 [float32(2, 8), mode(Pipelined), ipu(0), stage(0)]" in caplog.text
+        assert " second/Gemm:0 [float32(2, 8), mode(Pipelined), ipu(1), stage(1)]" in caplog.text

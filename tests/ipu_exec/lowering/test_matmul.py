@@ -1,0 +1,139 @@
+"""The product planner against the vendor's own model (TUT4) and published measurements (PSP)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ipu_exec.lowering import amp, lower
+from ipu_exec.lowering.plan import Compute, Exchange, Plan
+from ipu_exec.machine import TARGETS, Machine
+from tests.operands import MK2, op, plan_cycles, step_cycles, tensor
+from tests.paths import DATA
+
+BOW = Machine(TARGETS["bow"], 1472)
+
+# Published throughput of dense products on Bow in TFLOP/s: size, columns, fp16, fp32 (PSP; facts/validation.csv)
+PSP = [
+    line.split(",")
+    for line in (DATA / "psp_dense.csv").read_text().splitlines()
+    if line and not line.startswith(("#", "id"))
+]
+
+
+def product(m: int, k: int, n: int, dtype: str, machine: Machine) -> Plan:
+    left, right = tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype)
+    return lower(op("aten.mm.default", (left, right), tensor(m, n, dtype=dtype)), machine)
+
+
+@pytest.mark.parametrize(("dtype", "cycles"), [("float16", 5011), ("float32", 9703)])
+def test_vertex_takes_the_reference_cycles(dtype: str, cycles: int) -> None:
+    assert int(amp.conv_1x1_cycles(amp.unit_for(MK2, dtype), 96, 4, 2)) == cycles
+
+
+@pytest.mark.parametrize(("partial_bytes", "cycles"), [(4, 2238), (2, 1344)])
+def test_reduction_takes_the_reference_cycles(partial_bytes: int, cycles: int) -> None:
+    assert int(amp.reduce_partials_cycles(256, 8, partial_bytes)) == cycles
+
+
+@pytest.mark.parametrize(("depth", "stages"), [(1, 0), (2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (1472, 3)])
+def test_reduction_stages_cover_every_partial(depth: int, stages: int) -> None:
+    radices = amp.reduction_stages(depth)
+    assert len(radices) == stages
+    assert np.prod(radices, initial=1) >= depth
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles", "convolve", "reduce"),
+    [((800, 500, 400), 1400, 15256, 3465), ((800, 400, 200), 1350, 7910, 2386)],
+)
+def test_plan_agrees_with_the_vendors_profile(
+    shape: tuple[int, int, int], tiles: int, convolve: int, reduce: int
+) -> None:
+    plan = product(*shape, "float32", MK2)
+    names = [step.name for step in plan.steps]
+    multiply = names.index("mm/convolve")
+    step = plan.steps[multiply]
+    assert isinstance(step, Compute)
+    assert np.count_nonzero(step.cycles) == tiles
+    assert sum(step_cycles(s, MK2) for s in plan.steps[: multiply + 1]) == pytest.approx(convolve, rel=0.1)
+    assert sum(step_cycles(s, MK2) for s in plan.steps[multiply + 1 :]) == pytest.approx(reduce, rel=0.1)
+
+
+def test_temporaries_agree_with_the_vendors_profile() -> None:
+    plan = product(800, 500, 400, "float32", MK2)
+    fullest = {t.name: int(t.bytes.max()) for t in plan.temporaries}
+    assert fullest["mm/inputs"] == 28_800
+    assert fullest["mm/weights"] == 4_608
+    partials = next(t for t in plan.temporaries if t.name == "mm/reduce/partials")
+    assert int(partials.bytes.max()) == 6_400
+    assert partials.interleaved
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_dense_products_land_on_published_measurements(dtype: str) -> None:
+    kind = {"fp16": "float16", "fp32": "float32"}[dtype]
+    ratios = []
+    for name, published in PSP:
+        _, of, size, columns = name.split("-")
+        if of != dtype:
+            continue
+        n, k = int(columns), int(size)
+        seconds = BOW.target.seconds(plan_cycles(product(k, k, n, kind, BOW), BOW))
+        ratios.append(np.log(2 * k * k * n / seconds / 1e12 / float(published)))
+    assert len(ratios) > 20
+    assert np.median(np.abs(ratios)) < 0.06
+    assert np.max(np.abs(ratios)) < np.log(1.2)
+
+
+def test_work_and_outputs_are_conserved() -> None:
+    plan = product(100, 70, 33, "float16", MK2)
+    assert plan.output_layouts[0] is not None
+    assert int(plan.output_layouts[0].bytes.sum()) == 100 * 33 * 2
+    multiply = next(s for s in plan.steps if s.name == "mm/convolve")
+    assert isinstance(multiply, Compute)
+    assert multiply.flops == 2 * 100 * 70 * 33
+
+
+def test_a_parameter_is_stored_as_planned_and_then_needs_no_transposition() -> None:
+    x, out = tensor(64, 96), tensor(64, 48)
+    weight = tensor(96, 48, role="weight", strides=(1, 96))
+    first = lower(op("aten.mm.default", (x, weight), out), MK2)
+    wished = dict(first.input_layouts)[1]
+    assert int(wished.bytes.sum()) == 96 * 48 * 4
+    kept = tensor(96, 48, role="weight", strides=(1, 96), layout=wished)
+    again = lower(op("aten.mm.default", (x, kept), out), MK2)
+    assert plan_cycles(again, MK2) == plan_cycles(first, MK2)
+    turned = tensor(48, 96, role="weight", layout=wished)
+    other = lower(op("aten.mm.default", (tensor(64, 48), turned), tensor(64, 96)), MK2)
+    assert any("transpose inputs" in step.name for step in other.steps)
+
+
+def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> None:
+    """16 rows are one part of output channels and 4,096 columns the field, as in poplibs (MatMul.cpp, getConvParams).
+
+    With the rows as the field each block of weights would be loaded for three rows a worker.
+    """
+    machine = Machine(TARGETS["mk1"], 1216, partials="float32")
+    plans = [
+        lower(
+            op(
+                "aten.mm.default",
+                (tensor(16, 1024, dtype="float16", role=left), tensor(1024, 4096, dtype="float16", role=right)),
+                tensor(16, 4096, dtype="float16"),
+            ),
+            machine,
+        )
+        for left, right in (("activation", "weight"), ("weight", "activation"))
+    ]
+    assert plans[0].note == plans[1].note
+    convolve = next(step for step in plans[0].steps if step.name == "mm/convolve")
+    assert isinstance(convolve, Compute) and convolve.cycles.max() < 2 * 16 * 1024 * 4096 / (1216 * 32)
+
+
+def test_a_bias_goes_to_the_tiles_of_its_columns() -> None:
+    """4,096 rows of 8 columns: a tile has more rows than columns, and needs no more of the bias than its columns."""
+    x, weight = tensor(4096, 32), tensor(8, 32, role="weight")
+    plan = lower(op("aten.linear.default", (x, weight, tensor(8, role="weight")), tensor(4096, 8)), MK2)
+    bias = next(step for step in plan.steps if step.name == "linear/bias")
+    assert isinstance(bias, Exchange) and 0 < bias.bytes_in.max() <= 4 * 8

@@ -1,0 +1,204 @@
+"""`ipu-run`: a PopTorch script runs unchanged, as `python script.py` would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from profiler import open_report
+from tests.paths import ROOT
+
+
+def ipu_run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if key not in ("POPLAR_ENGINE_OPTIONS", "IPUSCOPE_TARGET")}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    command = [sys.executable, "-c", "import sys; from ipu_exec.run import main; sys.exit(main())", *argv]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
+
+
+def write(path: Path, source: str) -> Path:
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
+    write(tmp_path / "helper.py", "VALUE = 42\n")
+    write(
+        tmp_path / "script.py",
+        """
+        import json, os, pickle, sys
+        import helper
+        import poptorch
+        import poptorch.optim as optim
+        from poptorch.enums import OutputMode
+
+        class Mine:
+            pass
+
+        if __name__ == "__main__":
+            print(json.dumps({
+                "argv": sys.argv, "file": __file__, "path": sys.path[0], "helper": helper.VALUE,
+                "one": poptorch.optim is optim and poptorch.OutputMode is OutputMode,
+                "name": poptorch.__name__,
+                "pickles": type(pickle.loads(pickle.dumps(Mine()))) is Mine,
+                "target": os.environ.get("IPUSCOPE_TARGET"), "engine": os.environ.get("POPLAR_ENGINE_OPTIONS"),
+            }))
+            sys.exit(7)
+        """,
+    )
+    process = ipu_run(
+        *("--target", "BOW", "--autoreport", "out", "script.py", "--epochs", "3", "--target", "x"),
+        cwd=tmp_path,
+        POPLAR_ENGINE_OPTIONS='{"autoReport.executionProfileProgramRunCount": "5"}',
+    )
+    assert process.returncode == 7, process.stderr
+    seen = json.loads(process.stdout)
+    assert seen["argv"] == ["script.py", "--epochs", "3", "--target", "x"]
+    assert seen["file"] == "script.py"
+    assert Path(seen["path"]) == tmp_path
+    assert seen["helper"] == 42
+    assert seen["one"]
+    assert seen["name"] == "ipu_exec"
+    assert seen["pickles"]
+    assert seen["target"] == "bow"
+    assert json.loads(seen["engine"]) == {
+        "autoReport.executionProfileProgramRunCount": "5",
+        "autoReport.all": "true",
+        "autoReport.directory": "out",
+    }
+
+
+def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
+    write(tmp_path / "script.py", "def deeper():\n    raise ValueError('the reason')\n\ndeeper()\n")
+    process = ipu_run("script.py", cwd=tmp_path)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[:2] == [
+        "Traceback (most recent call last):",
+        '  File "script.py", line 4, in <module>',
+    ]
+    assert process.stderr.splitlines()[-1] == "ValueError: the reason"
+    assert "ipu_exec" not in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("nowhere.py",), "nowhere.py cannot be read"),
+        (("--target", "mk9", "script.py"), "mk9"),
+        ((), "script"),
+    ],
+)
+def test_wrong_usage_ends_with_two(tmp_path: Path, argv: tuple[str, ...], says: str) -> None:
+    write(tmp_path / "script.py", "print('ran')")
+    process = ipu_run(*argv, cwd=tmp_path)
+    assert process.returncode == 2
+    assert says in process.stderr
+    assert process.stdout == ""
+
+
+def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path: Path) -> None:
+    write(tmp_path / "script.py", "x = (\n")
+    process = ipu_run("script.py", cwd=tmp_path)
+    assert process.returncode == 1
+    assert 'File "script.py", line 1' in process.stderr
+    assert "SyntaxError" in process.stderr
+    assert "run.py" not in process.stderr
+
+
+def test_an_unchanged_poptorch_script_leaves_a_profile_of_the_target(tmp_path: Path) -> None:
+    write(
+        tmp_path / "train.py",
+        """
+        import popart
+        import poptorch
+        import torch
+
+        class Network(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+            def forward(self, x, labels):
+                with poptorch.Block("A", ipu_id=0):
+                    x = torch.relu(self.first(x))
+                with poptorch.Block("B", ipu_id=1):
+                    x = self.second(x)
+                    return x, torch.nn.functional.cross_entropy(x, labels)
+
+        options = poptorch.Options()
+        options._Popart.set("autoRecomputation", int(popart.RecomputationType.Pipeline))
+        options.Training.gradientAccumulation(4)
+        network = Network()
+        model = poptorch.trainingModel(network, options, poptorch.optim.SGD(network.parameters(), lr=0.1))
+        output, loss = model(torch.randn(8, 8), torch.randint(4, (8,)))
+        """,
+    )
+    process = ipu_run("--autoreport", "out", "--target", "bow", "train.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    with open_report(tmp_path / "out") as report:
+        assert report.meta["complete"]
+        assert report.target.name == "bow"
+        assert report.blocks["name"].tolist() == ["A", "B"]
+        assert len(report.runs) == 1
+
+
+FOUR_BLOCKS = """
+import poptorch
+import torch
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x, labels):
+        for index, layer in enumerate(self.layers):
+            with poptorch.Block(f"L{index}", ipu_id=0):
+                x = torch.relu(layer(x))
+        return x, torch.nn.functional.cross_entropy(x, labels)
+
+options = poptorch.Options()
+options.Training.gradientAccumulation(4)
+network = Network()
+model = poptorch.trainingModel(network, options, poptorch.optim.SGD(network.parameters(), lr=0.1))
+model(torch.randn(8, 64), torch.randint(64, (8,)))
+print("trained")
+"""
+
+
+def test_ipus_puts_the_scripts_blocks_on_so_many(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", FOUR_BLOCKS)
+    process = ipu_run("--ipus", "2", "--autoreport", "out", "train.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("trained") == 1
+    assert "on 2 IPUs: L0" in process.stderr
+    with open_report(tmp_path / "out") as report:
+        assert report.stages["ipu"].tolist() == [0, 1]
+        assert ", ".join(report.stages["blocks"]) == "L0, L1, L2, L3"
+    assert not list(tmp_path.glob("ipu-run-*"))
+
+
+@pytest.mark.parametrize(
+    ("ipus", "says"),
+    [("4", "gradient accumulation of at least 7; it is 4"), ("9", "cannot fill 9 stages"), ("0", "no whole number")],
+)
+def test_ipus_that_cannot_be_are_said(tmp_path: Path, ipus: str, says: str) -> None:
+    write(tmp_path / "train.py", FOUR_BLOCKS)
+    process = ipu_run("--ipus", ipus, "train.py", cwd=tmp_path)
+    assert process.returncode == 2
+    assert says in process.stderr
+    assert process.stdout == ""
+
+
+def test_a_script_without_a_model_has_nothing_to_put_on_ipus(tmp_path: Path) -> None:
+    write(tmp_path / "script.py", "raise ValueError('the reason')")
+    process = ipu_run("--ipus", "2", "script.py", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "left no profile to choose stages by: ValueError: the reason" in process.stderr
+    assert "leave one of them out" in ipu_run("--ipus", "2", "--placement", "x.json", "script.py", cwd=tmp_path).stderr

@@ -1,0 +1,170 @@
+"""The rebalancer: predictions against a second compile, the best split against brute force."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec import PipelinedExecution, ShardedExecution, Stage
+from profiler import Report, open_report
+from profiler.rebalance import Assignment, Costs, best_split, placement_file, what_if
+from profiler.rebalance.tile_memory import Choice
+from reports.cli.rebalance import best
+from tests.models import Mnist, mnist_batch
+from tests.synthetic import synthetic_profile
+
+
+def profiled(
+    folder: Path,
+    starts: tuple[int, ...],
+    accumulation: int = 10,
+    strategy: type = PipelinedExecution,
+    choice: Choice = Choice(True, False),  # noqa: B008
+    ipus: tuple[int, ...] | None = None,
+) -> Report:
+    """The example's network cut as said, compiled and run once."""
+    names = ["B1", "B2", "B3", "B4"]
+    bounds = [*starts, 4]
+    stages = [
+        Stage(*names[a:b]).ipu(k)
+        for k, (a, b) in zip(ipus or range(len(starts)), itertools.pairwise(bounds), strict=True)
+    ]
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
+    options.deviceIterations(1).Training.gradientAccumulation(accumulation)
+    options.setExecutionStrategy(strategy(*stages)).autoRoundNumIPUs(True)
+    options._Popart.set("autoRecomputation", 3 if choice.recompute else 0)
+    if choice.offload:
+        off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+        options.TensorLocations.setOptimizerLocation(off_chip)
+    model = Mnist()
+    training = ipu_exec.trainingModel(model, options, torch.optim.AdamW(model.parameters()))
+    training(*mnist_batch(8 * accumulation))
+    return open_report(folder)
+
+
+def cycles(report: Report) -> int:
+    return int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return profiled(tmp_path_factory.mktemp("four"), (0, 1, 2, 3))
+
+
+def test_what_is_there_is_predicted_as_it_is(four: Report) -> None:
+    costs = Costs.from_report(four)
+    prediction = what_if(costs, Assignment.of(costs.stage.tolist()))
+    assert prediction.total == pytest.approx(cycles(four), rel=0.001)
+    assert prediction.problems == ()
+    for ipu, size in enumerate(prediction.fullest):
+        assert size == pytest.approx(four.tiles(ipu)["total"].max(), rel=0.03)
+    stages = four.stages
+    assert prediction.stage_cycles == pytest.approx(stages["cycles"].to_numpy(), rel=0.005)
+
+
+@pytest.mark.parametrize("starts", [(0, 2), (0, 1, 3), (0, 1, 2), (0, 3)])
+def test_another_split_is_what_a_second_compile_gives(four: Report, tmp_path: Path, starts: tuple[int, ...]) -> None:
+    prediction = what_if(Costs.from_report(four), Assignment(starts, tuple(range(len(starts)))))
+    obtained = profiled(tmp_path, starts)
+    assert prediction.total == pytest.approx(cycles(obtained), rel=0.03)
+    phases = obtained.pipeline_cycles(0, 0)
+    assert list(prediction.schedule.phases) == phases["phase"].tolist()
+
+
+@pytest.mark.parametrize("choice", [Choice(False, False), Choice(True, True), Choice(False, True)])
+def test_another_way_to_save_memory_is_what_a_second_compile_gives(
+    four: Report, tmp_path: Path, choice: Choice
+) -> None:
+    prediction = what_if(Costs.from_report(four), Assignment((0, 2), (0, 1), (choice,) * 2))
+    obtained = profiled(tmp_path, (0, 2), choice=choice)
+    assert prediction.total == pytest.approx(cycles(obtained), rel=0.005)
+    for ipu, size in enumerate(prediction.fullest):
+        assert size == pytest.approx(obtained.tiles(ipu)["total"].max(), rel=0.03)
+    # And the other way round, from a profile that has it.
+    there = what_if(Costs.from_report(obtained), Assignment((0, 2), (0, 1)))
+    assert there.total == pytest.approx(cycles(obtained), rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("starts", "ipus"), [((0, 1, 2, 3), (0, 1, 2, 0)), ((0, 1, 2, 3), (0, 1, 0, 1)), ((0, 1, 3), (0, 1, 0))]
+)
+def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
+    four: Report, tmp_path: Path, starts: tuple[int, ...], ipus: tuple[int, ...]
+) -> None:
+    prediction = what_if(Costs.from_report(four), Assignment(starts, ipus))
+    obtained = profiled(tmp_path, starts, ipus=ipus)
+    assert prediction.total == pytest.approx(cycles(obtained), rel=0.005)
+    for ipu, size in enumerate(prediction.fullest):
+        assert size == pytest.approx(obtained.tiles(ipu)["total"].max(), rel=0.03)
+    there = best(Costs.from_report(obtained))
+    assert set(there.prediction.assignment.ipus) <= set(ipus)
+
+
+def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
+    """Where nothing is pipelined yet, a profile has no stash and no sync: those are the machine's constants."""
+    costs = Costs.from_report(profiled(tmp_path, (0,)))
+    assert costs.pipelined and costs.recompute
+    for starts in ((0, 2), (0, 1, 2, 3)):
+        prediction = what_if(costs, Assignment(starts, tuple(range(len(starts)))))
+        obtained = profiled(tmp_path / str(len(starts)), starts)
+        assert prediction.total == pytest.approx(cycles(obtained), rel=0.01)
+
+
+def test_sharded_costs_are_predicted_too(tmp_path: Path) -> None:
+    report = profiled(tmp_path / "a", (0, 1, 2, 3), 4, ShardedExecution)
+    costs = Costs.from_report(report)
+    assert not costs.pipelined
+    assert what_if(costs, Assignment.of(costs.stage.tolist())).total == pytest.approx(cycles(report), rel=0.03)
+
+
+def test_the_best_split_is_not_worse_than_any_other(four: Report) -> None:
+    costs = Costs.from_report(four)
+    for stages in (1, 2, 3, 4):
+        split = best_split(costs, stages)
+        others = [
+            what_if(costs, Assignment((0, *cuts), tuple(range(stages)))).total
+            for cuts in itertools.combinations(range(1, 4), stages - 1)
+        ]
+        assert split.prediction.total == min(others)
+        assert split.lower_bound <= split.least_bottleneck <= split.bottleneck
+
+
+def test_a_split_that_does_not_fit_is_not_proposed(four: Report) -> None:
+    costs = replace(Costs.from_report(four), bytes_per_tile=1000)
+    with pytest.raises(ValueError, match="Block B"):
+        best_split(costs, 2)
+    assert any("more than it has" in words for words in what_if(costs, Assignment((0, 2), (0, 1))).problems)
+
+
+def test_too_little_accumulation_is_said(tmp_path: Path) -> None:
+    costs = Costs.from_report(open_report(synthetic_profile(tmp_path / "profile.pop", micro_batches=7)))
+    short = replace(costs, micro_batches=6)
+    prediction = what_if(short, Assignment.of(costs.stage.tolist()))
+    assert prediction.samples_per_second == 0
+    assert "at least 7" in prediction.problems[0]
+
+
+@pytest.mark.parametrize("stage", [[0, 2, 2, 2], [1, 1, 1, 1], [0, 1, 0, 1]])
+def test_a_wrong_assignment_is_an_error(stage: list[int]) -> None:
+    with pytest.raises(ValueError, match="stages must count"):
+        Assignment.of(stage)
+
+
+def test_stages_and_blocks_of_a_placement_are_the_assignments(four: Report) -> None:
+    costs = Costs.from_report(four)
+    made = placement_file(costs, Assignment((0, 1, 3), (0, 1, 2)))
+    assert [stage["blocks"] for stage in made["stages"]] == [["B1"], ["B2", "B3"], ["B4"]]
+    assert [name for stage in made["stages"] for name in stage["blocks"]] == list(costs.names)
+
+
+def test_a_profile_without_blocks_says_so(tmp_path: Path) -> None:
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path).showCompilationProgressBar(False)
+    model = torch.nn.Linear(8, 4)
+    ipu_exec.inferenceModel(model, options)(torch.randn(2, 8))
+    with pytest.raises(ValueError, match="no Blocks"):
+        Costs.from_report(open_report(tmp_path))

@@ -1,0 +1,437 @@
+"""libpva's object model, held against `Report`, and against how programs written for libpva use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec import PipelinedExecution
+from ipu_exec.compiler.passes import compile_step
+from profiler import ProfileError, ProfileWriter, open_report, pva, records
+from tests.models import Mnist, mnist_batch
+from tests.paths import ROOT
+from tests.synthetic import synthetic_profile
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A compiled model that was run twice, on two replicas."""
+    options = ipu_exec.Options().deviceIterations(2).showCompilationProgressBar(False).replicationFactor(2)
+    options.Training.gradientAccumulation(8)
+    options.setExecutionStrategy(PipelinedExecution("B1", "B2", "B3", "B4"))
+    model = Mnist()
+    optimizer = torch.optim.AdamW(model.parameters())
+    executable = compile_step(model, mnist_batch(8), {}, options, optimizer, True)
+    with ProfileWriter(tmp_path_factory.mktemp("pva") / "profile.pop") as writer:
+        for rows in executable.rows():
+            writer.add(rows)
+        for run in range(2):
+            writer.add([records.Run(run, f"run {run}", 0, run * executable.cycles_per_call, 5, 9)])
+        return writer.publish()
+
+
+@pytest.fixture(scope="module")
+def plain(path):
+    return open_report(path)
+
+
+@pytest.fixture(scope="module")
+def report(path):
+    return pva.openReport(str(path), str(path.with_name("debug.cbor")))
+
+
+def test_the_target_is_the_reports(report, plain):
+    target, known = report.compilation.target, plain.target
+    assert target.type == pva.Target.Type.IpuModel and target.architecture == pva.IPU.Architecture.Ipu2
+    assert (target.numIPUs, target.numReplicas, target.ipusPerReplica) == (8, 2, 4)
+    assert target.numTiles == 8 * target.tilesPerIpu == 8 * 1472
+    assert target.tilesPerReplica == 4 * 1472
+    assert (target.bytesPerTile, target.bytesPerIPU) == (638_976, 940_572_672)
+    assert target.totalMemory == 8 * target.bytesPerIPU and target.memoryPerReplica == 4 * target.bytesPerIPU
+    assert target.clockFrequency == known.clock_hz
+    assert report.version.major == known_format(plain) and not report.version.isUnstableFormat
+    assert report.poplarVersion.string.startswith("0.") and report.poplarVersion.packageHash == ""
+    assert report.instrumentationSettings.compute.name == "Tile"
+    assert len(report.compilation.ipus) == 8 and len(report.compilation.tiles) == target.numTiles
+
+
+def known_format(plain):
+    return plain.meta["format"]
+
+
+# -- program -----------------------------------------------------------------------------------------------
+
+
+def test_programs_are_the_tree(report, plain):
+    programs = report.compilation.programs
+    tree = plain.program
+    assert [program._id for program in programs] == tree["id"].tolist()
+    types = Counter(program.type.name for program in programs)
+    assert types == Counter(tree["type"])
+    for program in programs:
+        wanted = tree[tree["parent"] == program._id]["id"].tolist()
+        assert [child._id for child in program.children] == wanted
+    assert len(set(programs)) == len(programs) and programs[3] == programs[3] and programs[3] != programs[4]
+    assert dict.fromkeys(programs, 1)[programs[5]] == 1
+    names = {type(program).__name__ for program in programs}
+    assert names >= {"OnTileExecuteProgram", "DoExchangeProgram", "StreamCopyMidProgram", "Program"}
+    assert {program.name for program in programs if program.type == pva.Program.Type.Sync} == {"Internal", "External"}
+    assert report.compilation.programs[-1] == programs[len(programs) - 1]
+    with pytest.raises(IndexError, match="no entry"):
+        programs[len(programs)]
+
+
+def test_a_visitor_is_called_for_its_types_and_does_not_mind_the_others(report):
+    class Visitor(pva.ProgramVisitor):
+        def __init__(self, label):
+            super().__init__()
+            self.seen, self.label = Counter(), label
+
+        def visitOnTileExecute(self, program):
+            self.seen[type(program).__name__] += 1
+            assert program.computeset.name == program.name
+
+        def visitDoExchange(self, program):
+            self.seen[type(program).__name__] += 1
+
+    visitor = Visitor("all")
+    for program in report.compilation.programs:
+        program.accept(visitor)
+    types = Counter(program.type for program in report.compilation.programs)
+    assert visitor.seen["OnTileExecuteProgram"] == types[pva.Program.Type.OnTileExecute] > 50
+    assert visitor.seen["DoExchangeProgram"] == types[pva.Program.Type.DoExchange] > 50
+    assert sum(visitor.seen.values()) < len(report.compilation.programs)
+    methods = [name.removeprefix("visit") for name in dir(pva.ProgramVisitor) if name.startswith("visit")]
+    assert set(methods) == set(pva.Program.Type.__members__)
+
+
+def test_compute_sets_and_vertices_are_the_reports(report, plain):
+    sets = report.compilation.computeSets
+    steps = plain.program_steps()
+    assert report.compilation.graph.numComputeSets == len(sets) == int((steps["type"] == "OnTileExecute").sum())
+    total = 0
+    for found in sets:
+        of_ipu = np.array(found.estimatedCyclesByTile).reshape(8, -1)
+        assert of_ipu[:4].tolist() == of_ipu[4:].tolist(), "replicas do the same"
+        counts = [np.array(vertex.countByTile) for vertex in found.vertices]
+        assert all(vertex.count * 2 == count.sum() for vertex, count in zip(found.vertices, counts, strict=True))
+        total += sum(int(count.sum()) for count in counts) // 2
+    assert report.compilation.graph.numVertices == total > 10_000
+    step = steps[steps["type"] == "OnTileExecute"].iloc[7]
+    program = next(p for p in report.compilation.programs if p._id == step["program"])
+    ipu = int(step["ipu"])
+    tiles = program.computeset.estimatedCyclesByTile[ipu * 1472 : (ipu + 1) * 1472]
+    assert tiles == plain.step_tiles(step["step"])["cycles"].tolist() and max(tiles) == step["cycles"]
+    kinds = plain.vertices(step["step"])
+    assert {vertex.type.name: vertex.count for vertex in program.computeset.vertices} == dict(
+        zip(kinds["vertex_type"], kinds["count"], strict=True)
+    )
+
+
+def test_code_of_programs_adds_up_to_no_more_than_the_tiles_have(report):
+    control, exchange = np.zeros(8 * 1472, np.int64), np.zeros(8 * 1472, np.int64)
+    for program in report.compilation.programs:
+        if not program.children:
+            control += program.controlCodeByTile
+        if program.type == pva.Program.Type.DoExchange:
+            exchange += program.codeBytesByTile
+            assert max(program.estimatedCyclesByTile) > 0
+    categories = [tile.memory.category for tile in report.compilation.tiles]
+    assert exchange.tolist() == [category.internalExchangeCode.total for category in categories]
+    assert control.tolist() == [category.controlCode.total for category in categories]
+    assert report.compilation.programs[0].controlCodeByTile == control.tolist(), "children's are a program's own too"
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+def test_tiles_hold_what_the_report_says(report, plain):
+    for ipu in range(4):
+        frame = plain.tiles(ipu)
+        for group in (report.compilation.ipus[ipu], report.compilation.ipus[ipu + 4]):
+            memory = [tile.memory for tile in group.tiles]
+            assert [one.total.includingGaps for one in memory] == frame["total"].tolist()
+            assert [one.total.excludingGaps for one in memory] == frame["total_excluding_gaps"].tolist()
+            assert [one.alwaysLiveBytes for one in memory] == frame["always_live"].tolist()
+            assert {one.overflowed.includingGaps for one in memory} == {0}
+            packed = [one.alwaysLiveBytes + one.notAlwaysLiveBytes for one in memory]
+            assert packed == frame["total_excluding_gaps"].tolist()
+    tile = report.compilation.tiles[1472 + 5]
+    assert tile.memory.total.includingGaps == plain.tiles(1)["total"][5]
+
+
+def test_categories_add_up(report, plain):
+    variables = plain.variables
+    for name in ("vertexCode", "controlCode", "internalExchangeCode", "vertexInstanceState", "stack"):
+        wanted = int(variables[variables["category"] == name]["bytes"].sum())
+        tiles = report.compilation.tiles[: 4 * 1472]
+        assert sum(getattr(tile.memory.category, name).total for tile in tiles) == wanted > 0, name
+    for tile in report.compilation.tiles[::97]:
+        memory = tile.memory
+        assert sum(vertex.codeBytes for vertex in memory.vertices) == memory.category.vertexCode.total
+        category = memory.category.variable
+        assert category.total == category.nonInterleaved.total + category.interleaved.total
+        assert category.nonInterleaved.overlapped >= 0
+        always = sum(getattr(memory.category, name).nonInterleaved.nonOverlapped for name in dir(memory.category))
+        assert always == memory.alwaysLiveBytes
+    with pytest.raises(AttributeError, match="no category 'code'"):
+        _ = report.compilation.tiles[0].memory.category.code
+
+
+def test_liveness_is_the_reports(report, plain):
+    steps = report.compilation.livenessProgramSteps
+    assert len(steps) == len(plain.program_steps())
+    assert [step.program._id for step in steps] == sorted(step.program._id for step in steps)
+    at = {step.program._id: index for index, step in enumerate(steps)}
+    for ipu in range(4):
+        live, own = plain.liveness(ipu), plain.program_steps(ipu)
+        found = [steps[at[id]].notAlwaysLiveMemoryForIpu(ipu).bytes for id in own["program"]]
+        assert found == live["not_always_live"].tolist()
+        assert steps[at[own["program"].iloc[3]]].notAlwaysLiveMemoryForIpu(ipu + 4).bytes == found[3]
+        grid = plain.liveness_map(ipu, tiles=slice(7, 8), what="not_always_live")[:, 0]
+        tile = ipu * 1472 + 7
+        assert [steps[at[id]].notAlwaysLiveMemoryForTile(tile).bytes for id in own["program"]] == grid.tolist()
+    for step in steps[::29]:
+        of_ipus = [step.notAlwaysLiveMemoryForIpu(ipu) for ipu in range(4)]
+        whole = step.notAlwaysLiveMemory
+        assert whole.bytes == sum(one.bytes for one in of_ipus) == sum(variable.size for variable in whole.variables)
+        on_tile = step.notAlwaysLiveMemoryForTile(3)
+        assert on_tile.bytes == sum(variable.size for variable in on_tile.variables)
+    assert report.compilation.tilesWithLivenessInfo == list(range(8 * 1472))
+
+
+def test_what_always_lives_is_told_by_name_or_category(report):
+    always = report.compilation.alwaysLiveVariables
+    tiles = report.compilation.tiles[: 4 * 1472]
+    assert sum(variable.size for variable in always) == sum(tile.memory.alwaysLiveBytes for tile in tiles)
+    of_tile = {v.name: v.size for v in report.compilation.alwaysLiveVariablesForTile(700)}
+    assert sum(of_tile.values()) == report.compilation.tiles[700].memory.alwaysLiveBytes
+    code = ("vertexCode", "vertexInstanceState", "internalExchangeCode", "controlCode", "hostExchangeCode")
+    for name in code:
+        assert of_tile[name] == getattr(report.compilation.tiles[700].memory.category, name).total
+    assert "copyDescriptor" in of_tile, "a category is there even where nothing is in it"
+    assert any(variable.name.startswith("conv1.weight") for variable in always)
+
+
+def test_lowered_variables_are_the_pieces_of_variables(report, plain):
+    brief = report.compilation.loweredVariables.allBriefVars
+    by_variable, ids, by_tile = Counter(), set(), Counter()
+    for variable in brief:
+        by_variable[variable.name] += variable.bytes
+        ids.add(variable.id)
+        by_tile[variable.tileId] += 1
+    assert len(ids) == len(brief)
+    assert by_variable == plain.variables.groupby("name")["bytes"].sum().to_dict()
+    for index in (0, 1, 12_345, len(brief) - 1):
+        one = brief[index]
+        assert one._id == index
+        (same,) = [v for v in report.compilation.loweredVariables.forTile(one.tileId) if v._id == one.id]
+        assert (same.name, same.bytes, same) == (one.name, one.bytes, one)
+    for tile in (0, 1472 * 3 + 9):
+        of_tile = report.compilation.loweredVariables.forTile(tile)
+        assert len(of_tile) == by_tile[tile]
+        step = report.compilation.livenessProgramSteps[40]
+        live = {entry: entry.size for entry in step.notAlwaysLiveMemoryForTile(tile).variables}
+        pieces = {
+            v.unloweredVar: v.bytes
+            for v in of_tile
+            if v.hasUnloweredVar and not v.alwaysLive and lives(v.equivalenceClass, 40)
+        }
+        assert pieces == live
+    steps = len(report.compilation.livenessProgramSteps)
+    (always,) = next(v for v in brief if v.alwaysLive).equivalenceClass.steps
+    assert (always.start, always.end) == (0, steps)
+
+
+def lives(equivalence, step):
+    return any(interval.start <= step < interval.end for interval in equivalence.steps)
+
+
+# -- execution ---------------------------------------------------------------------------------------------
+
+
+def test_executed_steps_are_the_reports(report, plain):
+    runs = report.execution.runs
+    assert [run.name for run in runs] == ["run 0", "run 1"]
+    assert report.execution.totalCycles.total == report.execution.totalCycles == plain.runs["cycles"].sum()
+    assert len(report.execution.steps) == sum(len(run.steps) for run in runs)
+    for number, run in enumerate(runs):
+        frame = plain.steps(number)
+        frame = frame[frame["step"] >= 0]
+        spent = [[0] * 8, frame.groupby("ipu")["cycles"].sum().tolist()]
+        moved = 0
+        for step in run.steps:
+            for ipu, part in enumerate(step.ipus):
+                spent[0][ipu] += part.cycles
+                assert part.activeCycles.cyclesTo.max - part.activeCycles.cyclesFrom.max == part.cycles
+                moved += part.dataIn
+        assert spent[0] == spent[1] * 2
+        sums = plain.program_steps().set_index("step")["bytes_in"]
+        assert moved == 2 * int(sums.loc[frame["step"]].sum())
+        microseconds = run.microseconds.end - run.microseconds.start
+        assert microseconds == pytest.approx(plain.runs["cycles"][number] / plain.target.clock_hz * 1e6, abs=1)
+    times = [(s.ipus[0].activeCycles.cyclesFrom.max, s.ipus[0].activeCycles.cyclesTo.max) for s in runs[0].steps]
+    assert max(to for _, to in times) - min(start for start, _ in times) <= plain.runs["cycles"][0]
+
+
+def test_what_ipus_do_together_is_one_step(report, plain):
+    """As programs do that look for the n-th global exchange to find where the pipeline is full."""
+    steps = report.execution.runs[0].steps
+    exchanges = [step for step in steps if step.program.type == pva.Program.Type.GlobalExchange]
+    cycles = plain.pipeline_cycles(0)
+    assert len(exchanges) == 2 * len(cycles), "one a pipeline cycle, and one between the replicas before the update"
+    assert all(sum(part.cycles > 0 for part in step.ipus) >= 2 for step in exchanges[1:-1][:3])
+    syncs = [s for s in steps if s.program.type == pva.Program.Type.Sync and s.program.name == "External"]
+    assert syncs and all(part.cycles > 0 for part in syncs[0].ipus)
+    alone = next(step for step in steps if step.program.type == pva.Program.Type.OnTileExecute)
+    assert sum(part.cycles > 0 for part in alone.ipus) == 2, "one IPU of each replica"
+    idle = next(part for part in alone.ipus if part.cycles == 0)
+    assert idle.activeCycles.cyclesFrom.max == idle.activeCycles.cyclesTo.max == alone.allCycles.cyclesFrom.min
+
+
+def test_a_compute_step_says_what_its_tiles_did(report):
+    for step in report.execution.runs[0].steps[:400]:
+        tiles = np.array(step.cyclesByTile)
+        assert len(tiles) == 8 * 1472
+        for ipu, part in enumerate(step.ipus):
+            own = tiles[ipu * 1472 : (ipu + 1) * 1472]
+            if step.program.type == pva.Program.Type.OnTileExecute and part.cycles:
+                busy = own[own > 0]
+                assert own.max() <= part.cycles
+                assert part.activeCycles.cyclesTo.min == part.activeCycles.cyclesFrom.min + busy.min()
+                assert part.tileBalance == pytest.approx(own.mean() / own.max())
+                assert part.activeTileBalance == pytest.approx(busy.mean() / own.max())
+                (compute_set,) = step.computeSets
+                assert compute_set.cyclesByTile == compute_set.estimatedCyclesByTile == tiles.tolist()
+        if step.program.type != pva.Program.Type.OnTileExecute:
+            assert step.computeSets == []
+
+
+def test_blocks_of_a_tile_are_its_part_of_the_steps(report):
+    blocks = report.execution.blocks(20)
+    spent = sum(block.cyclesTo - block.cyclesFrom for block in blocks)
+    assert spent == sum(step.cyclesByTile[20] for step in report.execution.steps)
+    assert any(block.isStreamCopy for block in blocks)
+    assert {(block.tile, block.isOverflow) for block in blocks} == {(20, False)}
+
+
+def test_a_report_that_was_only_compiled_has_an_empty_execution(path, tmp_path):
+    copy = tmp_path / "compiled.pop"
+    with open_report(path) as known, ProfileWriter(copy) as writer:
+        writer.add([known.target])
+        writer.publish()
+    empty = pva.openReport(copy)
+    assert empty.execution.totalCycles.total == 0
+    assert len(empty.execution.steps) == len(empty.execution.runs) == 0
+    assert len(empty.compilation.livenessProgramSteps) == len(empty.compilation.programs) == 0
+    assert list(pva.OperationAnalysis(empty).operations) == []
+    assert list(empty.compilation.loweredVariables.allBriefVars) == []
+
+
+# -- operations --------------------------------------------------------------------------------------------
+
+
+def test_operations_say_where_they_come_from(report, plain):
+    operations = pva.OperationAnalysis(report).operations
+    named = [operation for operation in operations if operation.name]
+    assert [operation.name for operation in named] == plain.ops["name"].tolist()
+    ids = {operation.debugContext.id for operation in operations}
+    assert len(ids) == len(operations)
+    for operation in named:
+        context = operation.debugContext
+        assert json.loads(context.layer)["layer"] == "popart"
+        assert operation.replacedDebugContext == []
+        (parent,) = context.parents
+        about = json.loads(parent.json)
+        assert about["layer"] == json.loads(parent.layer)["layer"] == "poptorch"
+        assert about["op_name"] == operation.name and operation.name.endswith(about["op_type"])
+        assert about["torch_schema"].startswith("aten.")
+    forward = next(operation for operation in named if operation.name == "conv1/convolution")
+    assert os.path.basename(forward.debugContext.location.fileName) == "models.py"
+    line = (ROOT / "tests" / "models.py").read_text().splitlines()[forward.debugContext.location.lineNumber - 1]
+    assert "self.conv1(x)" in line
+    assert json.loads(forward.debugContext.json)["inputs"] == ["conv1.bias", "conv1.weight", "input.0", "input.0/stash"]
+    assert json.loads(forward.debugContext.json)["outputs"] == ["conv1/convolution:0"]
+
+
+def test_every_step_is_in_one_operation(report):
+    operations = pva.OperationAnalysis(report).operations
+    ids = [program._id for operation in operations for program in operation.programs()]
+    steps = report.compilation.livenessProgramSteps
+    assert sorted(ids) == [step.program._id for step in steps]
+    for operation in operations:
+        if operation.programs():
+            first, last = steps[operation.firstStepIndex], steps[operation.lastStepIndex]
+            assert first.program == operation.programs()[0] and last.program == operation.programs()[-1]
+        else:
+            assert operation.firstStepIndex == operation.lastStepIndex == -1
+    nameless = [json.loads(one.debugContext.json)["name"] for one in operations if not one.name]
+    assert any("inputs from host" in name for name in nameless)
+
+
+def test_variables_of_programs_live_where_they_are_used(report):
+    steps = report.compilation.livenessProgramSteps
+    for at in range(0, len(steps), 13):
+        for variable in list(steps[at].program.vars)[::1500]:
+            assert lives(variable.equivalenceClass, at), (steps[at].program.name, variable.name)
+    operation = next(o for o in pva.OperationAnalysis(report).operations if o.name == "conv1/convolution")
+    names = {variable.name for variable in operation.vars}
+    assert {"conv1.weight", "conv1.bias", "input.0", "conv1/convolution:0"} <= names
+    assert "conv2.weight" not in names
+
+
+# -- the rest ----------------------------------------------------------------------------------------------
+
+
+def test_objects_can_be_read_and_found_with_dir(report):
+    report.listPrintLength(2)
+    assert "... " in repr(report.compilation.programs) and repr(report.compilation.programs).count("Program(") == 2
+    report.listPrintLength(10)
+    words = repr(report)
+    assert "numIPUs=8" in words and "run 1" in words
+    for found, names in (
+        (report, {"compilation", "execution", "poplarVersion", "version", "instrumentationSettings"}),
+        (report.compilation, {"graph", "target", "tiles", "ipus", "programs", "computeSets", "loweredVariables"}),
+        (report.execution.steps[0], {"program", "cyclesByTile", "computeSets", "ipus"}),
+        (report.compilation.tiles[0].memory.category, {"vertexCode", "constant", "copyDescriptor"}),
+    ):
+        assert names <= set(dir(found))
+        assert repr(found)
+
+
+def test_host_trace(path):
+    ((thread,),) = [process.threads for process in pva.openTrace(path).processes]
+    assert [(event.label, event.duration, event.children()) for event in thread.events] == [
+        ("run 0", 4, []),
+        ("run 1", 4, []),
+    ]
+
+
+def test_a_script_under_ipu_run_imports_it_as_pva(tmp_path):
+    profile = synthetic_profile(tmp_path / "profile.pop")
+    script = tmp_path / "client.py"
+    script.write_text(
+        "import pva, pva.pva_core, sys\nfrom pva import openReport, ProgramVisitor\n"
+        "assert pva.pva_core.ExecutionStep is pva.ExecutionStep\n"
+        "report = openReport(sys.argv[1])\nprint(sum(step.ipus[0].cycles for step in report.execution.steps))\n"
+    )
+    run = "import sys; from ipu_exec.run import main; sys.exit(main())"
+    command = [sys.executable, "-c", run, str(script), str(profile)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    known = open_report(profile)
+    frames = [known.steps(run, 0) for run in known.runs["run"]]
+    assert int(done.stdout) == sum(int(frame[frame["step"] >= 0]["cycles"].sum()) for frame in frames)
+
+
+def test_a_file_that_is_no_profile_is_named(tmp_path):
+    (tmp_path / "profile.pop").write_bytes(b"no profile")
+    with pytest.raises(ProfileError, match=r"profile\.pop"):
+        pva.openReport(tmp_path / "profile.pop")
