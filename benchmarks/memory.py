@@ -8,8 +8,10 @@ import ipu_exec
 
 
 def configure(options: ipu_exec.Options, name: str, ipus: int) -> None:
-    """Memory as people set it for these models (shared/facts/memory.md, 'Knobs'): a proportion of 0.2 and, but for
-    convolutional ones, optimiser state off the chip; a tied embedding's gradient is sparse."""
+    """Memory as people set it for these models (shared/facts/memory.md, 'Knobs'): a proportion of
+    0.2 and, but for convolutional ones, optimiser state off the chip; a tied embedding's gradient
+    is sparse.
+    """
     options.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(ipus)})
     if not name.startswith(("resnet", "efficientnet")):
         off_chip = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
@@ -18,6 +20,10 @@ def configure(options: ipu_exec.Options, name: str, ipus: int) -> None:
 
 
 def optimiser(module: torch.nn.Module, half: bool) -> torch.optim.Optimizer:
-    """AdamW; with float16 weights, accumulators and first moments are float16 too, as in Graphcore's configurations."""
+    """AdamW; with float16 weights, accumulators and first moments are float16 too, as in
+    Graphcore's configurations.
+    """
     kept = torch.float16 if half else torch.float32
-    return ipu_exec.optim.AdamW(module.parameters(), lr=1e-4, accum_type=kept, first_order_momentum_accum_type=kept)
+    return ipu_exec.optim.AdamW(
+        module.parameters(), lr=1e-4, accum_type=kept, first_order_momentum_accum_type=kept
+    )

@@ -1,4 +1,6 @@
-"""What the example scripts share: their arguments, their options, and what they say of a model's speed."""
+"""What the example scripts share: their arguments, their options, and what they say of a model's
+speed.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,58 @@ from pathlib import Path
 import ipu_exec as poptorch
 
 
-def parser(description: str | None, *, stages: int, accumulation: int, steps: int = 10) -> argparse.ArgumentParser:
+def parser(
+    description: str | None, *, stages: int, accumulation: int, steps: int = 10
+) -> argparse.ArgumentParser:
     """Arguments that all examples take, with an example's defaults."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = made.add_argument
-    add("--tiny", action="store_true", help="a toy of the model: to see the script run, and for tests")
-    add("--stages", type=int, default=stages, help="pipeline stages, one an IPU (default: %(default)s)")
-    add("--accumulation", type=int, default=accumulation, help="micro-batches a weight update (default: %(default)s)")
+    add(
+        "--tiny",
+        action="store_true",
+        help="a toy of the model: to see the script run, and for tests",
+    )
+    add(
+        "--stages",
+        type=int,
+        default=stages,
+        help="pipeline stages, one an IPU (default: %(default)s)",
+    )
+    add(
+        "--accumulation",
+        type=int,
+        default=accumulation,
+        help="micro-batches a weight update (default: %(default)s)",
+    )
     add("--steps", type=int, default=steps, help="calls of the model (default: %(default)s)")
-    add("--target", default="mk2", help="machine to model: mk1, mk2, c600, bow (default: %(default)s)")
-    add("--profile-dir", type=Path, metavar="DIR", help="write training/profile.pop (and inference/...) there")
-    add("--compile-only", action="store_true", help="only what it would cost: no numbers are computed")
+    add(
+        "--target",
+        default="mk2",
+        help="machine to model: mk1, mk2, c600, bow (default: %(default)s)",
+    )
+    add(
+        "--profile-dir",
+        type=Path,
+        metavar="DIR",
+        help="write training/profile.pop (and inference/...) there",
+    )
+    add(
+        "--compile-only",
+        action="store_true",
+        help="only what it would cost: no numbers are computed",
+    )
     return made
 
 
 def options(args: argparse.Namespace, name: str, training: bool = True) -> poptorch.Options:
-    """The options that the arguments ask for: a pipeline's micro-batches are accumulated, or iterated in inference."""
-    made = poptorch.Options().modelName(name).target(args.target).randomSeed(0).autoRoundNumIPUs(True)
+    """The options that the arguments ask for: a pipeline's micro-batches are accumulated, or
+    iterated in inference.
+    """
+    made = (
+        poptorch.Options().modelName(name).target(args.target).randomSeed(0).autoRoundNumIPUs(True)
+    )
     if training:
         made.Training.gradientAccumulation(args.accumulation)
     else:
@@ -36,11 +73,16 @@ def options(args: argparse.Namespace, name: str, training: bool = True) -> popto
 
 
 def say_speed(model: poptorch.PoplarExecutor, samples: int, seconds: float | None = None) -> None:
-    """Samples a second on the modelled machine, from the cycles of a call, and how long this computer takes for one."""
+    """Samples a second on the modelled machine, from the cycles of a call, and how long this
+    computer takes for one.
+    """
     target, cycles = model.executable.target, model.cycleCount()
     modelled = samples / target.seconds(cycles)
     here = "" if seconds is None else f"; this computer takes {seconds:.2f} s a call"
-    print(f"{target.name}: {cycles:,} cycles a call of {samples} samples, {modelled:,.0f} samples/s{here}")
+    print(
+        f"{target.name}: {cycles:,} cycles a call of {samples} samples, {modelled:,.0f}"
+        f" samples/s{here}"
+    )
 
 
 class Clock:

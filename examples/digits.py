@@ -1,4 +1,6 @@
-"""Handwritten digits, MNIST's or scikit-learn's, and the small network of four Blocks that tells them apart."""
+"""Handwritten digits, MNIST's or scikit-learn's, and the small network of four Blocks that tells
+them apart.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,8 @@ class Network(nn.Module):
 class ShiftedDigits(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """``repeats`` passes over the images, each image moved by a few pixels anew.
 
-    scikit-learn's set has 1,437 images to train on, fewer than the 4,000 of one call; repeating them with random
-    shifts fills it with images that are not quite the same.
+    scikit-learn's set has 1,437 images to train on, fewer than the 4,000 of one call; repeating
+    them with random shifts fills it with images that are not quite the same.
     """
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, repeats: int, seed: int) -> None:
@@ -85,11 +87,15 @@ def read_idx(path: Path) -> torch.Tensor:
         content = gzip.decompress(content)
     zero, kind, dimensions = struct.unpack_from(">HBB", content)
     if zero != 0 or kind != 8:
-        raise SystemExit(f"{path} is no IDX file of unsigned bytes (it begins with {content[:4].hex()})")
+        raise SystemExit(
+            f"{path} is no IDX file of unsigned bytes (it begins with {content[:4].hex()})"
+        )
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
     values = torch.frombuffer(bytearray(content[4 + 4 * dimensions :]), dtype=torch.uint8)
     if values.numel() != math.prod(shape):
-        raise SystemExit(f"{path} is cut short: {values.numel():,} bytes of {math.prod(shape):,}; fetch it again")
+        raise SystemExit(
+            f"{path} is cut short: {values.numel():,} bytes of {math.prod(shape):,}; fetch it again"
+        )
     return values.reshape(shape)
 
 
@@ -97,10 +103,17 @@ def load_mnist(directory: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     """Training images and labels, test images and labels from the four files of MNIST."""
 
     def find(stem: str) -> torch.Tensor:
-        for name in (stem, f"{stem}.gz", stem.replace("-idx", ".idx"), stem.replace("-idx", ".idx") + ".gz"):
+        for name in (
+            stem,
+            f"{stem}.gz",
+            stem.replace("-idx", ".idx"),
+            stem.replace("-idx", ".idx") + ".gz",
+        ):
             if (directory / name).is_file():
                 return read_idx(directory / name)
-        raise SystemExit(f"--data {directory} has no {stem} or {stem}.gz; it needs the four IDX files of MNIST")
+        raise SystemExit(
+            f"--data {directory} has no {stem} or {stem}.gz; it needs the four IDX files of MNIST"
+        )
 
     def images(stem: str) -> torch.Tensor:
         return (find(stem).float() / 255).unsqueeze(1)

@@ -1,4 +1,5 @@
-"""GPT-2 small: learns a text character by character (its own source, or a file) and goes on with it.
+"""GPT-2 small: learns a text character by character (its own source, or a file) and goes on with
+it.
 
 Its layers are those of GPT-2 small; its vocabulary is that of the text, at most 256 characters.
 
@@ -33,7 +34,10 @@ class Text(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         start = index * 7919 % (len(self.ids) - self._length - 1)
-        return self.ids[start : start + self._length], self.ids[start + 1 : start + self._length + 1]
+        return (
+            self.ids[start : start + self._length],
+            self.ids[start + 1 : start + self._length + 1],
+        )
 
 
 class Next(torch.nn.Module):
@@ -53,7 +57,9 @@ def go_on(model: gpt2.Gpt2, text: Text, begin: torch.Tensor, length: int, letter
     """``letters`` characters after ``begin``, one call each."""
     options = poptorch.Options().showCompilationProgressBar(False)
     options.setExecutionStrategy(
-        poptorch.ShardedExecution(poptorch.Stage("embedding", *numbered("layer", model.layer), "head"))
+        poptorch.ShardedExecution(
+            poptorch.Stage("embedding", *numbered("layer", model.layer), "head")
+        )
     )
     following = poptorch.inferenceModel(Next(model.eval()), options)
     ids = begin.tolist()
@@ -68,13 +74,21 @@ def go_on(model: gpt2.Gpt2, text: Text, begin: torch.Tensor, length: int, letter
 def main(argv: Sequence[str] | None = None) -> list[float]:
     """Train; the losses of the calls."""
     parser = common.parser(__doc__, stages=8, accumulation=32)
-    parser.add_argument("--micro-batch", type=int, default=1, help="pieces a micro-batch (default: %(default)s)")
-    parser.add_argument("--text", type=Path, default=Path(__file__), help="what to learn (default: this script)")
-    parser.add_argument("--letters", type=int, default=40, help="characters to go on with (default: %(default)s)")
+    parser.add_argument(
+        "--micro-batch", type=int, default=1, help="pieces a micro-batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--text", type=Path, default=Path(__file__), help="what to learn (default: this script)"
+    )
+    parser.add_argument(
+        "--letters", type=int, default=40, help="characters to go on with (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
-    config = replace(gpt2.TINY, vocabulary=128) if args.tiny else replace(gpt2.SMALL, vocabulary=256)
+    config = (
+        replace(gpt2.TINY, vocabulary=128) if args.tiny else replace(gpt2.SMALL, vocabulary=256)
+    )
     example = gpt2.example(config)
     network = example.module
     assert isinstance(network, gpt2.Gpt2)
@@ -82,7 +96,10 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     samples = args.micro_batch * options.batch_factor
     text = Text(args.text.read_text(), config.sequence, args.steps * samples)
     if len(text.letters) > config.vocabulary:
-        raise SystemExit(f"error: {args.text} has {len(text.letters)} different characters of {config.vocabulary}")
+        raise SystemExit(
+            f"error: {args.text} has {len(text.letters)} different characters of"
+            f" {config.vocabulary}"
+        )
     loader = poptorch.DataLoader(options, text, args.micro_batch)
     optimizer = poptorch.optim.AdamW(network.parameters(), lr=3e-3 if args.tiny else 3e-4)
     model = poptorch.trainingModel(network, options, optimizer)

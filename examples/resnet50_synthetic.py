@@ -34,8 +34,12 @@ class RandomImages(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def main(argv: Sequence[str] | None = None) -> list[float]:
     """Train; the losses of the calls."""
     parser = common.parser(__doc__, stages=8, accumulation=16)
-    parser.add_argument("--micro-batch", type=int, default=4, help="images a micro-batch (default: %(default)s)")
-    parser.add_argument("--replicas", type=int, default=1, help="copies of the pipeline (default: %(default)s)")
+    parser.add_argument(
+        "--micro-batch", type=int, default=4, help="images a micro-batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="copies of the pipeline (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
@@ -47,9 +51,15 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
 
     side, classes = (32, 10) if args.tiny else (224, 1000)
     samples = args.micro_batch * options.batch_factor
-    loader = poptorch.DataLoader(options, RandomImages(args.steps * samples, side, classes), args.micro_batch)
+    loader = poptorch.DataLoader(
+        options, RandomImages(args.steps * samples, side, classes), args.micro_batch
+    )
     optimizer = poptorch.optim.SGD(
-        example.module.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-5, use_combined_accum=True
+        example.module.parameters(),
+        lr=0.05,
+        momentum=0.9,
+        weight_decay=5e-5,
+        use_combined_accum=True,
     )
     model = poptorch.trainingModel(example.module, options, optimizer)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
@@ -63,9 +73,14 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
         for number, (images, labels) in enumerate(loader):
             _, loss = model(images, labels)
             losses.append(float(loss.mean()))
-            print(f"call {number}: loss {losses[-1]:.4f}, learning rate {schedule.get_last_lr()[0]:.4f}")
+            print(
+                f"call {number}: loss {losses[-1]:.4f}, learning rate"
+                f" {schedule.get_last_lr()[0]:.4f}"
+            )
             schedule.step()
-            model.setOptimizer(optimizer)  # the new rate is taken at the next call; nothing is compiled again
+            model.setOptimizer(
+                optimizer
+            )  # the new rate is taken at the next call; nothing is compiled again
             clock.tick()
         common.say_speed(model, samples, clock.seconds)
     model.destroy()

@@ -1,4 +1,5 @@
-"""ViT-B/16 in float16: loss scaling that finds its scale, stochastic rounding, batches made by another process.
+"""ViT-B/16 in float16: loss scaling that finds its scale, stochastic rounding, batches made by
+another process.
 
 python -m examples.vit --compile-only --profile-dir out     the whole model over four IPUs
 python -m examples.vit --tiny
@@ -27,8 +28,12 @@ class HalfImages(RandomImages):
 def main(argv: Sequence[str] | None = None) -> list[float]:
     """Train; the losses of the calls."""
     parser = common.parser(__doc__, stages=4, accumulation=16)
-    parser.add_argument("--micro-batch", type=int, default=2, help="images a micro-batch (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=1, help="passes over the images (default: %(default)s)")
+    parser.add_argument(
+        "--micro-batch", type=int, default=2, help="images a micro-batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=1, help="passes over the images (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
@@ -48,7 +53,11 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
         mode=poptorch.DataLoaderMode.Sync if args.compile_only else poptorch.DataLoaderMode.Async,
     )
     optimizer = poptorch.optim.AdamW(
-        module.parameters(), lr=1e-3, weight_decay=0.05, loss_scaling=1024.0, accum_type=torch.float16
+        module.parameters(),
+        lr=1e-3,
+        weight_decay=0.05,
+        loss_scaling=1024.0,
+        accum_type=torch.float16,
     )
     model = poptorch.trainingModel(module, options, optimizer)
     losses: list[float] = []
@@ -62,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
                 _, loss = model(images, labels)
                 losses.append(float(loss.mean()))
                 norm = float(model.getAnchoredTensor("update").float().norm())
-                print(f"epoch {epoch}, call {number}: loss {losses[-1]:.4f}, norm of the classifier {norm:.4f}")
+                print(
+                    f"epoch {epoch}, call {number}: loss {losses[-1]:.4f}, norm of the classifier"
+                    f" {norm:.4f}"
+                )
                 clock.tick()
         common.say_speed(model, samples, clock.seconds)
     loader.terminate()

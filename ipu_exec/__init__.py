@@ -48,8 +48,20 @@ from ipu_exec.enums import (
     SyncPattern,
     VariableRetrievalMode,
 )
-from ipu_exec.errors import Error, LoweringError, OutOfMemoryError, RecoverableError, UnrecoverableError, UsageError
-from ipu_exec.logs import hasMLIRSupportOnPlatform, ipuHardwareIsAvailable, ipuHardwareVersion, setLogLevel
+from ipu_exec.errors import (
+    Error,
+    LoweringError,
+    OutOfMemoryError,
+    RecoverableError,
+    UnrecoverableError,
+    UsageError,
+)
+from ipu_exec.logs import (
+    hasMLIRSupportOnPlatform,
+    ipuHardwareIsAvailable,
+    ipuHardwareVersion,
+    setLogLevel,
+)
 from ipu_exec.ops import (
     MultiConv,
     cond,

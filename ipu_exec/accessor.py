@@ -30,22 +30,27 @@ from ipu_exec.structures import learn
 
 logger = logging.getLogger("ipu_exec")
 
-STAND_IN_VARIABLE = "IPUSCOPE_STAND_IN"  # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
+STAND_IN_VARIABLE = (  # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
+    "IPUSCOPE_STAND_IN"
+)
 _DATA, _END, _ERROR = range(3)
 _POLL_SECONDS = 0.5  # how soon a side notices that the other is gone
 
 
 class AsynchronousDataAccessor:
-    """Iterates over ``dataset`` (a data loader, a dataset, any iterable) in another process, ``buffer_size`` ahead.
+    """Iterates over ``dataset`` (a data loader, a dataset, any iterable) in another process,
+    ``buffer_size`` ahead.
 
-    The process starts at once and its first item is awaited: an Error says where the dataset cannot be iterated. The
-    others are made when the first iteration begins, or at once with ``early_preload``; at the end of the dataset it
-    goes on with the next epoch (``load_indefinitely``) or waits for that to begin. Breaking off an iteration is fine:
-    the next starts anew. Random numbers there are seeded from PyTorch's generator here.
+    The process starts at once and its first item is awaited: an Error says where the dataset cannot
+    be iterated. The others are made when the first iteration begins, or at once with
+    ``early_preload``; at the end of the dataset it goes on with the next epoch
+    (``load_indefinitely``) or waits for that to begin. Breaking off an iteration is fine: the next
+    starts anew. Random numbers there are seeded from PyTorch's generator here.
 
-    ``sharing_strategy``: Fork takes this process as it is. The others fork a clean server process, so that the dataset
-    is pickled; FileSystem passes tensors in files rather than shared memory. ``miss_sleep_time_in_ms`` is not needed:
-    whoever waits is woken. ``rebatched_size``: items are joined, and cut along dimension 0, to that size.
+    ``sharing_strategy``: Fork takes this process as it is. The others fork a clean server process,
+    so that the dataset is pickled; FileSystem passes tensors in files rather than shared memory.
+    ``miss_sleep_time_in_ms`` is not needed: whoever waits is woken. ``rebatched_size``: items are
+    joined, and cut along dimension 0, to that size.
     """
 
     def __init__(
@@ -59,9 +64,14 @@ class AsynchronousDataAccessor:
         rebatched_size: int | None = None,
     ) -> None:
         if isinstance(buffer_size, bool) or not isinstance(buffer_size, int) or buffer_size < 1:
-            raise UsageError(f"AsynchronousDataAccessor: buffer_size is a whole number above 0, not {buffer_size!r}")
+            raise UsageError(
+                "AsynchronousDataAccessor: buffer_size is a whole number above 0, not"
+                f" {buffer_size!r}"
+            )
         if not isinstance(sharing_strategy, SharingStrategy):
-            raise UsageError(f"AsynchronousDataAccessor: {sharing_strategy!r} is none of SharingStrategy")
+            raise UsageError(
+                f"AsynchronousDataAccessor: {sharing_strategy!r} is none of SharingStrategy"
+            )
         self._dataset = dataset
         self._epoch = 0  # whose items are taken; those of earlier ones are thrown away
         self._begun = False  # whether an item of it was taken
@@ -74,18 +84,24 @@ class AsynchronousDataAccessor:
         self._items = context.Queue(buffer_size)
         # An epoch that the worker may fill the buffer with; -1: only the first item of the first.
         self._wanted: Synchronized[int] = context.Value("q", 0 if early_preload else -1)
-        served = dataset if rebatched_size is None else Rebatched(dataset, rebatched_size, drop_last=True)
+        served = (
+            dataset
+            if rebatched_size is None
+            else Rebatched(dataset, rebatched_size, drop_last=True)
+        )
         seed = int(torch.empty((), dtype=torch.int64).random_())
         method = torch.multiprocessing.get_start_method()
         job = _Job(served, load_indefinitely, seed, sharing_strategy.value, method)
         # Not a daemon: a data loader in it may have workers of its own.
-        self._worker = context.Process(target=_work, args=(job, self._items, self._wanted), daemon=False)
+        self._worker = context.Process(
+            target=_work, args=(job, self._items, self._wanted), daemon=False
+        )
         try:
             self._worker.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UsageError(
-                f"the dataset cannot be sent to the process that loads it: {error}. Define classes and functions of it "
-                "at the top of a module, or use SharingStrategy.Fork"
+                f"the dataset cannot be sent to the process that loads it: {error}. Define classes"
+                " and functions of it at the top of a module, or use SharingStrategy.Fork"
             ) from error
         logger.debug("AsynchronousDataAccessor worker process: %s", self._worker.pid)
         self._closer = weakref.finalize(self, _end, self._worker, self._items)
@@ -143,9 +159,9 @@ class AsynchronousDataAccessor:
                     code = self._worker.exitcode
                     self.terminate()
                     raise Error(
-                        f"worker thread failed to start, or was ended: the process that loads the data is gone (exit "
-                        f"code {code}). A script that loads data asynchronously guards its main part by "
-                        "if __name__ == '__main__':"
+                        "worker thread failed to start, or was ended: the process that loads the"
+                        f" data is gone (exit code {code}). A script that loads data asynchronously"
+                        " guards its main part by if __name__ == '__main__':"
                     ) from None
 
 
@@ -163,7 +179,9 @@ def _end(worker: Any, items: Any) -> None:
 
 
 class Rebatched:
-    """The items of ``dataset`` joined and cut along dimension 0 to ``size`` samples each; nested items stay nested."""
+    """The items of ``dataset`` joined and cut along dimension 0 to ``size`` samples each; nested
+    items stay nested.
+    """
 
     def __init__(self, dataset: Iterable[Any], size: int, drop_last: bool) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -180,12 +198,17 @@ class Rebatched:
             waiting.append(leaves)
             held += len(leaves[0])
             while held >= self._size:
-                joined = [torch.cat(column) if len(column) > 1 else column[0] for column in zip(*waiting, strict=True)]
+                joined = [
+                    torch.cat(column) if len(column) > 1 else column[0]
+                    for column in zip(*waiting, strict=True)
+                ]
                 yield tree_unflatten([leaf[: self._size] for leaf in joined], structure)
                 held -= self._size
                 waiting = [[leaf[self._size :] for leaf in joined]] if held else []
         if held and not self._drop_last and structure is not None:
-            yield tree_unflatten([torch.cat(column) for column in zip(*waiting, strict=True)], structure)
+            yield tree_unflatten(
+                [torch.cat(column) for column in zip(*waiting, strict=True)], structure
+            )
 
 
 # -- in the other process ------------------------------------------------------------------------------------------
@@ -203,7 +226,8 @@ class _Job:
 def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
     """Put (epoch, kind, item) into the queue until the process is ended or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
-    # `_end` sends this: leave in order, so that a data loader's own workers end before the files that they share go
+    # `_end` sends this: leave in order, so that a data loader's own workers end before the files
+    # that they share go
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     items.cancel_join_thread()  # and without waiting for someone to take what was put
     if job.strategy == SharingStrategy.FileSystem.value:
@@ -231,7 +255,9 @@ def _work(job: _Job, items: Any, wanted: Synchronized[int]) -> None:
                 raise
             except Exception:
                 _put(items, (epoch, _ERROR, traceback.format_exc()), wanted)
-                _wait(wanted, sys.maxsize)  # tensors that were put can be taken while this process lives
+                _wait(
+                    wanted, sys.maxsize
+                )  # tensors that were put can be taken while this process lives
             if not job.load_indefinitely:
                 _wait(wanted, epoch + 1)
             epoch = max(epoch + 1, wanted.value)
@@ -273,7 +299,9 @@ def _check_parent() -> None:
         raise _ParentGoneError
 
 
-if os.environ.get(STAND_IN_VARIABLE):  # this module is loaded by the server process, before it loads the script
+if os.environ.get(
+    STAND_IN_VARIABLE
+):  # this module is loaded by the server process, before it loads the script
     from ipu_exec.run import stand_in
 
     stand_in()

@@ -1,7 +1,9 @@
-"""Blocks say which part of a model an operator belongs to; strategies say how Blocks become stages on IPUs.
+"""Blocks say which part of a model an operator belongs to; strategies say how Blocks become stages
+on IPUs.
 
-Which Block is open is the one thing kept globally, because PopTorch's annotations are made from inside a
-model's ``forward``, which has no place to pass it. `current_block` asks, `reset_blocks` starts a capture.
+Which Block is open is the one thing kept globally, because PopTorch's annotations are made from
+inside a model's ``forward``, which has no place to pass it. `current_block` asks, `reset_blocks`
+starts a capture.
 """
 
 from __future__ import annotations
@@ -73,17 +75,23 @@ def multi_conv() -> Group | None:
 def open_multi_conv(settings: dict[str, Any] | None) -> None:
     """Begin one with these settings; None: end it."""
     if settings is not None and _open.multi_conv is not None:
-        raise UsageError("Nested poptorch.MultiConv is not supported: end one before the next begins")
+        raise UsageError(
+            "Nested poptorch.MultiConv is not supported: end one before the next begins"
+        )
     _open.multi_conv = None if settings is None else Group(dict(settings))
 
 
 def name_scopes() -> list[str]:
-    """Where the model is now, outermost first: modules (pushed by the capture) and `NameScope`s. Shared, not a copy."""
+    """Where the model is now, outermost first: modules (pushed by the capture) and `NameScope`s.
+    Shared, not a copy.
+    """
     return _open.scopes
 
 
 class NameScope:
-    """``with NameScope("Attention"): ...`` puts the name before those of the operators inside, in the profile."""
+    """``with NameScope("Attention"): ...`` puts the name before those of the operators inside, in
+    the profile.
+    """
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):
@@ -95,59 +103,84 @@ class NameScope:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         _open.scopes.pop()
 
 
 def attributes() -> tuple[tuple[str, str, str], ...]:
     """(attribute, key, value) of every open `Attribute`; of one key the innermost value."""
-    return tuple((*place, value) for place, value in {item[:2]: item[2] for item in _open.attributes}.items())
+    return tuple(
+        (*place, value) for place, value in {item[:2]: item[2] for item in _open.attributes}.items()
+    )
 
 
 class Attribute:
-    """``with Attribute(__outline={"layer": "embedding"}): ...`` gives the operators inside attributes of PopART.
+    """``with Attribute(__outline={"layer": "embedding"}): ...`` gives the operators inside
+    attributes of PopART.
 
-    They are kept with the operators. Of their effects one is modelled: operators, and their gradients, that differ in
-    ``__outline`` do not share their code.
+    They are kept with the operators. Of their effects one is modelled: operators, and their
+    gradients, that differ in ``__outline`` do not share their code.
     """
 
     def __init__(self, **attributes: Mapping[str, str]) -> None:
         for name, values in attributes.items():
             if not isinstance(values, Mapping):
-                raise UsageError(f"Attribute: {name} takes a dict of names and values, not {values!r}")
-        self._attributes = [(name, str(k), str(v)) for name, values in attributes.items() for k, v in values.items()]
+                raise UsageError(
+                    f"Attribute: {name} takes a dict of names and values, not {values!r}"
+                )
+        self._attributes = [
+            (name, str(k), str(v)) for name, values in attributes.items() for k, v in values.items()
+        ]
 
     def __enter__(self) -> Attribute:
         _open.attributes += self._attributes
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         del _open.attributes[len(_open.attributes) - len(self._attributes) :]
 
 
 def reset_blocks() -> None:
-    """Forget which Block (and MultiConv and Attribute) is open and number automatic Blocks from "0" again."""
+    """Forget which Block (and MultiConv and Attribute) is open and number automatic Blocks from "0"
+    again.
+    """
     _open.multi_conv, _open.attributes = None, []
     _open.block, _open.ended, _open.next_id, _open.layer_ids = None, False, 0, {}
 
 
-def _checked(what: str, user_id: str | int | None, ipu_id: int | None) -> tuple[str | None, int | None]:
+def _checked(
+    what: str, user_id: str | int | None, ipu_id: int | None
+) -> tuple[str | None, int | None]:
     if user_id is not None and (isinstance(user_id, bool) or not isinstance(user_id, (str, int))):
-        raise UsageError(f"{what}: user_id is a name or a number, not {user_id!r}; for example {what}('B1', ipu_id=0)")
-    if ipu_id is not None and (isinstance(ipu_id, bool) or not isinstance(ipu_id, int) or ipu_id < 0):
-        raise UsageError(f"{what}: ipu_id is the number of an IPU of the replica, 0 or more, not {ipu_id!r}")
+        raise UsageError(
+            f"{what}: user_id is a name or a number, not {user_id!r}; for example {what}('B1',"
+            " ipu_id=0)"
+        )
+    if ipu_id is not None and (
+        isinstance(ipu_id, bool) or not isinstance(ipu_id, int) or ipu_id < 0
+    ):
+        raise UsageError(
+            f"{what}: ipu_id is the number of an IPU of the replica, 0 or more, not {ipu_id!r}"
+        )
     return None if user_id is None else str(user_id), ipu_id
 
 
 class Block:
     """``with Block("B1", ipu_id=0): ...`` puts the operators inside into that Block.
 
-    Operators after it stay in it until the next Block begins, and the compile says so; with AutoStage.AutoIncrement
-    they are an Error, as in PopTorch. Inside another ``with Block`` they return to the outer one. Without ``user_id``
-    Blocks are called "0", "1", ... in the order they are met.
+    Operators after it stay in it until the next Block begins, and the compile says so; with
+    AutoStage.AutoIncrement they are an Error, as in PopTorch. Inside another ``with Block`` they
+    return to the outer one. Without ``user_id`` Blocks are called "0", "1", ... in the order they
+    are met.
     """
 
     def __init__(self, user_id: str | int | None = None, ipu_id: int | None = None) -> None:
@@ -161,7 +194,10 @@ class Block:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         _open.depth -= 1
         outer = self._outer.pop()
@@ -176,13 +212,17 @@ class Block:
 
     @staticmethod
     def useAutoId() -> None:
-        """Number Blocks without a ``user_id`` from "0" again; `reset_blocks` does the same at every capture."""
+        """Number Blocks without a ``user_id`` from "0" again; `reset_blocks` does the same at every
+        capture.
+        """
         _open.next_id = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """The hook that `BeginBlock` puts on a layer. A class, so that modules can be copied and pickled."""
+    """The hook that `BeginBlock` puts on a layer. A class, so that modules can be copied and
+    pickled.
+    """
 
     user_id: str | None
     ipu_id: int | None
@@ -191,19 +231,29 @@ class _Begin:
         _open.begin(self.user_id, self.ipu_id, layer=module)
 
 
-def BeginBlock(layer_to_call: Callee, user_id: str | int | None = None, ipu_id: int | None = None) -> Callee:
+def BeginBlock(
+    layer_to_call: Callee, user_id: str | int | None = None, ipu_id: int | None = None
+) -> Callee:
     """Begin a Block whenever ``layer_to_call`` is called; it lasts until the next one begins.
 
-    Takes a module (annotated in place and returned) or a function (returned wrapped). Error where the module
-    begins a Block already.
+    Takes a module (annotated in place and returned) or a function (returned wrapped). Error where
+    the module begins a Block already.
     """
     name, ipu = _checked("BeginBlock", user_id, ipu_id)
     if isinstance(layer_to_call, torch.nn.Module):
-        begun = next((hook for hook in layer_to_call._forward_pre_hooks.values() if isinstance(hook, _Begin)), None)
+        begun = next(
+            (
+                hook
+                for hook in layer_to_call._forward_pre_hooks.values()
+                if isinstance(hook, _Begin)
+            ),
+            None,
+        )
         if begun is not None:
             raise UsageError(
-                f"BeginBlock: the {type(layer_to_call).__name__} module has already been assigned to a block "
-                f"({begun.user_id!r}), and a layer begins one. Call removeBlocks(model) first to annotate it anew"
+                f"BeginBlock: the {type(layer_to_call).__name__} module has already been assigned"
+                f" to a block ({begun.user_id!r}), and a layer begins one. Call removeBlocks(model)"
+                " first to annotate it anew"
             )
         layer_to_call.register_forward_pre_hook(_Begin(name, ipu), prepend=True)
         return layer_to_call
@@ -215,7 +265,9 @@ def BeginBlock(layer_to_call: Callee, user_id: str | int | None = None, ipu_id: 
 class _BeginsBlock:
     """A function that begins a Block when it is called; can be pickled where the function can."""
 
-    def __init__(self, function: Callable[..., Any], user_id: str | int | None, ipu_id: int | None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], user_id: str | int | None, ipu_id: int | None
+    ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._user_id, self._ipu_id = function, user_id, ipu_id
 
@@ -229,17 +281,30 @@ class _BeginsBlock:
 
 
 def module_repr(module: torch.nn.Module) -> str:
-    """What PyTorch prints of a module, with ``BeginBlock(user_id=..., ipu_id=...)`` where a layer begins a Block."""
-    begun = next((hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _Begin)), None)
+    """What PyTorch prints of a module, with ``BeginBlock(user_id=..., ipu_id=...)`` where a layer
+    begins a Block.
+    """
+    begun = next(
+        (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _Begin)), None
+    )
     about = [line for line in module.extra_repr().split("\n") if line]
-    children = [f"({name}): " + module_repr(child).replace("\n", "\n  ") for name, child in module.named_children()]
+    children = [
+        f"({name}): " + module_repr(child).replace("\n", "\n  ")
+        for name, child in module.named_children()
+    ]
     body = "\n  ".join([*about, *children])
     inside = f"\n  {body}\n" if children else body
     words = f"{module._get_name()}({inside})"
-    return f"BeginBlock(user_id={begun.user_id}, ipu_id={begun.ipu_id}) {words}" if begun is not None else words
+    return (
+        f"BeginBlock(user_id={begun.user_id}, ipu_id={begun.ipu_id}) {words}"
+        if begun is not None
+        else words
+    )
 
 
-def BlockFunction(user_id: str | int | None = None, ipu_id: int | None = None) -> Callable[[Callee], Callee]:
+def BlockFunction(
+    user_id: str | int | None = None, ipu_id: int | None = None
+) -> Callable[[Callee], Callee]:
     """Decorator: the whole function runs inside that Block."""
     name, ipu = _checked("BlockFunction", user_id, ipu_id)
 
@@ -267,7 +332,9 @@ class Stage:
 
     def __init__(self, *block_ids: str) -> None:
         if not block_ids:
-            raise UsageError("Stage() names no Block; give it the user_id of at least one: Stage('B1')")
+            raise UsageError(
+                "Stage() names no Block; give it the user_id of at least one: Stage('B1')"
+            )
         wrong = next((block for block in block_ids if not isinstance(block, str)), None)
         if wrong is not None:
             raise UsageError(f"Stage takes the user_ids of Blocks (text), not {wrong!r}")
@@ -288,7 +355,9 @@ class Stage:
         if isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0:
             raise UsageError(f"{self}.ipu takes the number of an IPU, 0 or more, not {ipu!r}")
         if self._ipu not in (None, ipu):
-            raise UsageError(f"{self} is on IPU {self._ipu} and cannot be on IPU {ipu} too; make it two stages")
+            raise UsageError(
+                f"{self} is on IPU {self._ipu} and cannot be on IPU {ipu} too; make it two stages"
+            )
         self._ipu = ipu
         return self
 
@@ -314,8 +383,8 @@ class ExecutionStrategy:
             for block in stage.blocks:
                 if block in owners:
                     raise UsageError(
-                        f"{type(self).__name__}: Block {block!r} is named twice, in {owners[block]} and {stage}; "
-                        "a Block belongs to one stage"
+                        f"{type(self).__name__}: Block {block!r} is named twice, in {owners[block]}"
+                        f" and {stage}; a Block belongs to one stage"
                     )
                 owners[block] = stage
 
@@ -327,7 +396,8 @@ class ExecutionStrategy:
         if isinstance(arg, (list, tuple)):
             return Stage(*arg)
         raise UsageError(
-            f"{type(self).__name__} takes stages, the user_ids of Blocks, lists of them, or one AutoStage, not {arg!r}"
+            f"{type(self).__name__} takes stages, the user_ids of Blocks, lists of them, or one"
+            f" AutoStage, not {arg!r}"
         )
 
     def stage(self, block_id: str) -> Stage:
@@ -338,7 +408,11 @@ class ExecutionStrategy:
         raise UsageError(f"{self} names no Block {block_id!r}")
 
     def __repr__(self) -> str:
-        inside = ", ".join(map(repr, self.stages)) if self.stages else f"AutoStage.{self.auto_stage.name}"
+        inside = (
+            ", ".join(map(repr, self.stages))
+            if self.stages
+            else f"AutoStage.{self.auto_stage.name}"
+        )
         return f"{type(self).__name__}({inside})"
 
 
@@ -355,7 +429,9 @@ class ShardedExecution(ExecutionStrategy):
 
 
 class Phase:
-    """Stages that work at the same time, one an IPU. ``Phase("A", "B")`` is one stage of two Blocks."""
+    """Stages that work at the same time, one an IPU. ``Phase("A", "B")`` is one stage of two
+    Blocks.
+    """
 
     def __init__(self, *arg: Stage | str) -> None:
         if arg and all(isinstance(item, Stage) for item in arg):
@@ -363,7 +439,9 @@ class Phase:
         elif arg and all(isinstance(item, str) for item in arg):
             self.stages = (Stage(*arg),)  # type: ignore[arg-type]
         else:
-            raise UsageError(f"Phase takes stages, or the user_ids of the Blocks of one stage, not {arg!r}")
+            raise UsageError(
+                f"Phase takes stages, or the user_ids of the Blocks of one stage, not {arg!r}"
+            )
 
     def stage(self, idx: int) -> Stage:
         """The stage of that position."""
@@ -372,7 +450,9 @@ class Phase:
     def ipus(self, *ipus: int) -> Phase:
         """Put each stage on an IPU. Error where there are not as many."""
         if len(ipus) != len(self.stages):
-            raise UsageError(f"{self} has {len(self.stages)} stages, but {len(ipus)} IPUs were given")
+            raise UsageError(
+                f"{self} has {len(self.stages)} stages, but {len(ipus)} IPUs were given"
+            )
         for stage, ipu in zip(self.stages, ipus, strict=True):
             stage.ipu(ipu)
         return self
@@ -384,9 +464,10 @@ class Phase:
 class PhasedExecution(ExecutionStrategy):
     """Phases one after another; what a phase needs comes from streaming memory and goes back there.
 
-    Weights are loaded before each phase and their gradients kept in streaming memory until the weight update;
-    ``TensorLocations.setWeightLocation`` keeps weights on the chip. `Liveness` says what becomes of the activations
-    that a phase's backward reads. Give phases, lists of stages, or lists of Blocks (one stage each).
+    Weights are loaded before each phase and their gradients kept in streaming memory until the
+    weight update; ``TensorLocations.setWeightLocation`` keeps weights on the chip. `Liveness` says
+    what becomes of the activations that a phase's backward reads. Give phases, lists of stages, or
+    lists of Blocks (one stage each).
     """
 
     kind = "phased"
@@ -394,10 +475,17 @@ class PhasedExecution(ExecutionStrategy):
 
     def __init__(self, *phases: Phase | Stage | str | Iterable[Stage | str]) -> None:
         only: Any = phases[0] if len(phases) == 1 else ()
-        if isinstance(only, (list, tuple)) and only and all(isinstance(item, (Phase, list, tuple)) for item in only):
+        if (
+            isinstance(only, (list, tuple))
+            and only
+            and all(isinstance(item, (Phase, list, tuple)) for item in only)
+        ):
             phases = tuple(only)  # one list of all phases
         if not phases or isinstance(phases[0], AutoStage):
-            raise UsageError(f"{type(self).__name__} needs its phases: there is no AutoStage for phased execution")
+            raise UsageError(
+                f"{type(self).__name__} needs its phases: there is no AutoStage for phased"
+                " execution"
+            )
         self.phases = tuple(self._phase(item) for item in phases)
         super().__init__(*(stage for phase in self.phases for stage in phase.stages))
         self.liveness = Liveness.AlwaysLive
@@ -410,12 +498,21 @@ class PhasedExecution(ExecutionStrategy):
 
     def phase(self, phase: int) -> Phase:
         """The phase of that number. Error where there is none."""
-        if isinstance(phase, bool) or not isinstance(phase, int) or not 0 <= phase < len(self.phases):
-            raise UsageError(f"Phases are identified by positive integers: there are {len(self.phases)}, not {phase!r}")
+        if (
+            isinstance(phase, bool)
+            or not isinstance(phase, int)
+            or not 0 <= phase < len(self.phases)
+        ):
+            raise UsageError(
+                f"Phases are identified by positive integers: there are {len(self.phases)}, not"
+                f" {phase!r}"
+            )
         return self.phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> PhasedExecution:
-        """Whether the backward of the last phase is a phase of its own rather than the end of it (2P - 1 phases)."""
+        """Whether the backward of the last phase is a phase of its own rather than the end of it
+        (2P - 1 phases).
+        """
         if not isinstance(use, bool):
             raise UsageError(f"useSeparateBackwardPhase takes True or False, not {use!r}")
         self.separate_backward_phase = use
@@ -437,7 +534,9 @@ class PhasedExecution(ExecutionStrategy):
 
 
 class SerialPhasedExecution(PhasedExecution):
-    """All phases on one group of IPUs (0, 1, 2 ...): loading, computing and storing follow each other."""
+    """All phases on one group of IPUs (0, 1, 2 ...): loading, computing and storing follow each
+    other.
+    """
 
     parallel = False
 
@@ -450,7 +549,9 @@ class SerialPhasedExecution(PhasedExecution):
 
 
 class ParallelPhasedExecution(PhasedExecution):
-    """Phases on two groups in turn, IPUs 0, 2, ... and 1, 3, ...: one loads and stores while the other computes."""
+    """Phases on two groups in turn, IPUs 0, 2, ... and 1, 3, ...: one loads and stores while the
+    other computes.
+    """
 
     parallel = True
 

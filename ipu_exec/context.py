@@ -1,4 +1,6 @@
-"""What is different while the model runs as on an IPU: that it does, and torch's functions that stand for others."""
+"""What is different while the model runs as on an IPU: that it does, and torch's functions that
+stand for others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def on_ipu() -> Iterator[None]:
 
 
 def isRunningOnIpu() -> bool:
-    """True inside a model that `trainingModel` or `inferenceModel` compiles or runs; False where its user calls it."""
+    """True inside a model that `trainingModel` or `inferenceModel` compiles or runs; False where
+    its user calls it.
+    """
     return _depth > 0
 
 
@@ -30,8 +34,8 @@ def isRunningOnIpu() -> bool:
 def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) -> Iterator[None]:
     """Inside, these functions are what their names stand for in torch's modules.
 
-    Replaced where callers find them, not by a TorchFunctionMode: none is open in a backward that runs a checkpointed
-    layer again.
+    Replaced where callers find them, not by a TorchFunctionMode: none is open in a backward that
+    runs a checkpointed layer again.
     """
     before = {name: getattr(modules[0], name) for name in functions}
     for module in modules:

@@ -1,7 +1,9 @@
-"""Operators that PyTorch has not: users' own (``custom_op``), and work that the host does amid the model (``CPU``).
+"""Operators that PyTorch has not: users' own (``custom_op``), and work that the host does amid the
+model (``CPU``).
 
-PopTorch finds the code of a custom operator in a shared library for the IPU. Here its user gives it: what it computes,
-as a function of tensors, and, if it is more than the PyTorch operators that it is made of, a lowering.
+PopTorch finds the code of a custom operator in a shared library for the IPU. Here its user gives
+it: what it computes, as a function of tensors, and, if it is more than the PyTorch operators that
+it is made of, a lowering.
 """
 
 from __future__ import annotations
@@ -49,15 +51,20 @@ def register_custom_op(
 ) -> None:
     """Say what `custom_op` of that name and domain computes, and what it costs.
 
-    ``compute(*inputs, **attributes)`` gives a tensor or several, by differentiable PyTorch operators. Without
-    ``lowering`` those are what the compiler sees. With it the operator is one, called
-    ``ipu_custom.<domain>_<name>``: ``lowering(spec, machine) -> Plan``, where ``spec.args[0]`` holds the operands and
-    ``spec.args[1]`` the attributes as JSON; ``backward_lowering`` gets inputs and then gradients in ``spec.args[0]``,
-    and without it training stops with an error that says so. The last registration of a name wins.
+    ``compute(*inputs, **attributes)`` gives a tensor or several, by differentiable PyTorch
+    operators. Without ``lowering`` those are what the compiler sees. With it the operator is one,
+    called ``ipu_custom.<domain>_<name>``: ``lowering(spec, machine) -> Plan``, where
+    ``spec.args[0]`` holds the operands and ``spec.args[1]`` the attributes as JSON;
+    ``backward_lowering`` gets inputs and then gradients in ``spec.args[0]``, and without it
+    training stops with an error that says so. The last registration of a name wins.
     """
     if not callable(compute):
         raise UsageError(f"register_custom_op: compute is a function of tensors, not {compute!r}")
-    operator = _library_operator(name, domain, compute, lowering, backward_lowering) if lowering is not None else None
+    operator = (
+        _library_operator(name, domain, compute, lowering, backward_lowering)
+        if lowering is not None
+        else None
+    )
     _CUSTOM[domain, name] = _Custom(compute, operator)
 
 
@@ -71,8 +78,9 @@ def custom_op(
 ) -> list[torch.Tensor]:
     """Run a custom operator that `register_custom_op` has made known.
 
-    ``example_outputs`` have the shapes and dtypes of the outputs; ``attributes`` are numbers, texts, or lists of one
-    of them, by name. Error where the operator is unknown or returns others than the examples.
+    ``example_outputs`` have the shapes and dtypes of the outputs; ``attributes`` are numbers,
+    texts, or lists of one of them, by name. Error where the operator is unknown or returns others
+    than the examples.
     """
     check_tensor("custom_op", *inputs, *example_outputs)
     given = dict(attributes or {})
@@ -81,8 +89,9 @@ def custom_op(
     if found is None:
         known = ", ".join(f"{domain}.{name}" for domain, name in sorted(_CUSTOM)) or "none"
         raise UsageError(
-            f"custom_op: nothing is known of {domain}.{name}; registered are {known}. Shared libraries for the IPU "
-            "cannot be run here: say what it computes with ipu_exec.register_custom_op(name, domain, compute)"
+            f"custom_op: nothing is known of {domain}.{name}; registered are {known}. Shared"
+            " libraries for the IPU cannot be run here: say what it computes with"
+            " ipu_exec.register_custom_op(name, domain, compute)"
         )
     if found.operator is not None and isRunningOnIpu():
         outputs = list(found.operator(list(inputs), json.dumps(given)))
@@ -91,7 +100,9 @@ def custom_op(
     wanted = [(tuple(t.shape), t.dtype) for t in example_outputs]
     made = [(tuple(t.shape), t.dtype) for t in outputs]
     if wanted != made:
-        raise UsageError(f"custom_op {domain}.{name}: example_outputs promise {wanted}, but it returned {made}")
+        raise UsageError(
+            f"custom_op {domain}.{name}: example_outputs promise {wanted}, but it returned {made}"
+        )
     return outputs
 
 
@@ -101,13 +112,20 @@ def _check_attributes(attributes: Mapping[str, Any]) -> None:
             raise UsageError(f"All attribute keys must be strings, not {name!r}")
         items = value if isinstance(value, (list, tuple)) else [value]
         if not all(isinstance(item, (int, float, str)) for item in items):
-            raise UsageError(f"Attribute values must be floats, ints, strings or a list/tuple of those, not {value!r}")
+            raise UsageError(
+                "Attribute values must be floats, ints, strings or a list/tuple of those, not"
+                f" {value!r}"
+            )
         if len({type(item) for item in items}) > 1:
-            raise UsageError(f"The types in a list/tuple attribute must all be the same, unlike in {value!r}")
+            raise UsageError(
+                f"The types in a list/tuple attribute must all be the same, unlike in {value!r}"
+            )
         for number in items:
             if isinstance(number, float) and abs(number) > _LARGEST:
                 bound = "low" if number < 0 else "high"
-                raise UsageError(f"{number:g} is too {bound} for a Popart float attribute. It has 32 bits")
+                raise UsageError(
+                    f"{number:g} is too {bound} for a Popart float attribute. It has 32 bits"
+                )
         for text in (name, *items):
             if isinstance(text, str) and not text.isascii():
                 raise UsageError(f"{text} contains non-ASCII characters.")
@@ -125,12 +143,16 @@ _counts: dict[str, int] = {}
 
 
 def _unique(name: str) -> str:
-    """A name not yet taken: an operator of torch.library stays for good, also when it is registered anew."""
+    """A name not yet taken: an operator of torch.library stays for good, also when it is registered
+    anew.
+    """
     _counts[name] = _counts.get(name, -1) + 1
     return f"{name}_{_counts[name]}" if _counts[name] else name
 
 
-def _library_operator(name: str, domain: str, compute: Compute, forward: Lowering, backward: Lowering | None) -> Any:
+def _library_operator(
+    name: str, domain: str, compute: Compute, forward: Lowering, backward: Lowering | None
+) -> Any:
     """One operator to the compiler, and its gradient another."""
     short = _unique(_torch_name(domain, name))
     schema = "(Tensor[] inputs, str attributes) -> Tensor[]"
@@ -138,7 +160,9 @@ def _library_operator(name: str, domain: str, compute: Compute, forward: Lowerin
     def run(inputs: Sequence[torch.Tensor], attributes: str) -> list[torch.Tensor]:
         return [tensor.clone() for tensor in _listed(compute(*inputs, **json.loads(attributes)))]
 
-    def gradient(inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str) -> list[Any]:
+    def gradient(
+        inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str
+    ) -> list[Any]:
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in inputs]
             outputs = _listed(compute(*leaves, **json.loads(attributes)))
@@ -147,14 +171,20 @@ def _library_operator(name: str, domain: str, compute: Compute, forward: Lowerin
             made: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
             if pairs and wanted:
                 ends, given = [o for o, _ in pairs], [g for _, g in pairs]
-                made = torch.autograd.grad(ends, wanted, given, allow_unused=True, materialize_grads=True)
+                made = torch.autograd.grad(
+                    ends, wanted, given, allow_unused=True, materialize_grads=True
+                )
             found = iter(made)
         return [next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
 
-    def shapes(inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str) -> list[Any]:
+    def shapes(
+        inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str
+    ) -> list[Any]:
         return [torch.empty_like(tensor) for tensor in inputs]
 
-    operator = torch.library.custom_op(f"{_NAMESPACE}::{short}", run, mutates_args=(), schema=schema)
+    operator = torch.library.custom_op(
+        f"{_NAMESPACE}::{short}", run, mutates_args=(), schema=schema
+    )
     operator.register_fake(run)
     derived = torch.library.custom_op(
         f"{_NAMESPACE}::{short}_backward",
@@ -169,7 +199,9 @@ def _library_operator(name: str, domain: str, compute: Compute, forward: Lowerin
         ctx.outputs = [(o.shape, o.dtype) for o in output]
         ctx.save_for_backward(*inputs[0])
 
-    def differentiate(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor], None]:
+    def differentiate(
+        ctx: Any, gradients: Sequence[torch.Tensor | None]
+    ) -> tuple[list[torch.Tensor], None]:
         whole = [
             torch.zeros(shape, dtype=dtype) if g is None else g.contiguous()
             for g, (shape, dtype) in zip(gradients, ctx.outputs, strict=True)
@@ -189,10 +221,12 @@ def _library_operator(name: str, domain: str, compute: Compute, forward: Lowerin
 
 
 class CPU:
-    """Runs ``layer_to_call`` on the host amid an inference model: ``self.host = CPU(function, "name")``.
+    """Runs ``layer_to_call`` on the host amid an inference model: ``self.host = CPU(function,
+    "name")``.
 
-    The profile has the way of the arguments to the host and of the results back (latency and rate of the host's link);
-    how long the host takes is not modelled. Shapes of results come from one call on zeros when compiling.
+    The profile has the way of the arguments to the host and of the results back (latency and rate
+    of the host's link); how long the host takes is not modelled. Shapes of results come from one
+    call on zeros when compiling.
     """
 
     def __init__(self, layer_to_call: Compute, ID: str) -> None:
@@ -209,7 +243,9 @@ class CPU:
             return self._layer(*inputs)
         check_tensor(f"CPU {self._name!r}", *inputs)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            raise UsageError(f"CPU {self._name!r}: operators of the host run in inference models only")
+            raise UsageError(
+                f"CPU {self._name!r}: operators of the host run in inference models only"
+            )
         if self._operator is None:
             self._operator = self._register()
         outputs = self._operator(list(inputs))
@@ -225,7 +261,10 @@ class CPU:
 
         def fake(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             with _disable_current_modes():
-                shapes = [(t.shape, t.dtype) for t in run([torch.zeros(tuple(t.shape), dtype=t.dtype) for t in inputs])]
+                shapes = [
+                    (t.shape, t.dtype)
+                    for t in run([torch.zeros(tuple(t.shape), dtype=t.dtype) for t in inputs])
+                ]
             return [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
 
         operator = torch.library.custom_op(
@@ -243,32 +282,48 @@ class CPU:
 
 
 def _host_call(spec: OpSpec, machine: Machine) -> Plan:
-    """Arguments to the host, results back: twice the latency, and all bytes at the host's rate (facts/machine.md)."""
+    """Arguments to the host, results back: twice the latency, and all bytes at the host's rate
+    (facts/machine.md).
+    """
     build = Builder(spec, machine)
     operands = [build.place(index) for index in range(len(spec.operands))]
     outputs = [out for out in spec.outputs if out is not None]
     nbytes = sum(operand.nbytes for operand in (*operands, *outputs))
     target = machine.target
-    cycles = round(target.clock_hz * (2 * HOST_LATENCY_SECONDS + nbytes / target.host_bytes_per_second))
+    cycles = round(
+        target.clock_hz * (2 * HOST_LATENCY_SECONDS + nbytes / target.host_bytes_per_second)
+    )
     spreads = [build.linear(out.elements, out.dtype) for out in outputs]
     busy = sum((spread.elements for spread in spreads), np.zeros(machine.tiles, np.int64)) > 0
     build.compute("host", "ipuscope::HostCall", np.where(busy, cycles, 0))
     return build.plan(
-        tuple(None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype) for out in spec.outputs),
+        tuple(
+            None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype)
+            for out in spec.outputs
+        ),
         note="the host's own time is not modelled",
     )
 
 
-def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, **attributes: Any) -> torch.Tensor:
-    """Entries of the last dimension, rows apart: the custom operator that PopTorch brings along (graphcore/poptorch,
-    FastGatherLastDim.cpp; Hugging Face's DeBERTa uses it). Its attributes are names for debugging and an axis that is
-    the last."""
+def _fast_gather_last_dim(
+    data: torch.Tensor, index: torch.Tensor, **attributes: Any
+) -> torch.Tensor:
+    """Entries of the last dimension, rows apart: the custom operator that PopTorch brings along
+    (graphcore/poptorch, FastGatherLastDim.cpp; Hugging Face's DeBERTa uses it). Its attributes are
+    names for debugging and an axis that is the last.
+    """
     if data.dim() != index.dim() or data.shape[:-1] != index.shape[:-1]:
         raise UsageError(
-            "FastGatherLastDim: the index has the dimensions of the data except for the last, unlike "
-            f"{tuple(index.shape)} and {tuple(data.shape)}"
+            "FastGatherLastDim: the index has the dimensions of the data except for the last,"
+            f" unlike {tuple(index.shape)} and {tuple(data.shape)}"
         )
     return torch.gather(data, -1, index.long())
 
 
-register_custom_op("FastGatherLastDim", "poptorch.custom_ops", _fast_gather_last_dim, gather_in_rows, gather_in_rows)
+register_custom_op(
+    "FastGatherLastDim",
+    "poptorch.custom_ops",
+    _fast_gather_last_dim,
+    gather_in_rows,
+    gather_in_rows,
+)

@@ -19,19 +19,21 @@ from ipu_exec.structures import learn
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """Batches of ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x replicas samples.
+    """Batches of ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x
+    replicas samples.
 
-    All keyword arguments of `torch.utils.data.DataLoader` are taken; a ``batch_sampler`` gives micro-batches, and as
-    many as a call has are collated each for itself and joined. ``drop_last`` is True by default, because what does not
-    fill a call cannot run, unless ``collate_fn`` pads it. In a distributed run each process gets its own part of the
-    dataset, of each epoch's own order with ``shuffle``. Freezes ``options``.
-    Error where the dataset cannot fill one batch.
+    All keyword arguments of `torch.utils.data.DataLoader` are taken; a ``batch_sampler`` gives
+    micro-batches, and as many as a call has are collated each for itself and joined. ``drop_last``
+    is True by default, because what does not fill a call cannot run, unless ``collate_fn`` pads it.
+    In a distributed run each process gets its own part of the dataset, of each epoch's own order
+    with ``shuffle``. Freezes ``options``. Error where the dataset cannot fill one batch.
 
-    Modes: Sync makes batches here when asked, and leaves the settings of the others aside, as PopTorch does
-    (graphcore/examples, vision/cnns/pytorch/datasets/dataset.py, hands them over in every mode). Async makes them in a
-    process ahead of that (`AsynchronousDataAccessor`, which takes ``async_options``); AsyncRebatched too, where workers
-    make pieces of ``rebatched_worker_size`` samples (by default: their share of a batch) that are joined, so that less
-    is dropped at the end of iterable datasets.
+    Modes: Sync makes batches here when asked, and leaves the settings of the others aside, as
+    PopTorch does (graphcore/examples, vision/cnns/pytorch/datasets/dataset.py, hands them over in
+    every mode). Async makes them in a process ahead of that (`AsynchronousDataAccessor`, which
+    takes ``async_options``); AsyncRebatched too, where workers make pieces of
+    ``rebatched_worker_size`` samples (by default: their share of a batch) that are joined, so that
+    less is dropped at the end of iterable datasets.
     """
 
     def __init__(
@@ -50,12 +52,16 @@ class DataLoader(torch.utils.data.DataLoader):
         **kwargs: Any,
     ) -> None:
         if not isinstance(options, Options):
-            raise UsageError(f"DataLoader(options, dataset, ...) takes Options first, not {type(options).__name__}")
+            raise UsageError(
+                "DataLoader(options, dataset, ...) takes Options first, not"
+                f" {type(options).__name__}"
+            )
         if not isinstance(mode, DataLoaderMode):
             raise UsageError(f"DataLoader: mode is one of DataLoaderMode, not {mode!r}")
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise UsageError(
-                f"DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not {batch_size!r}"
+                "DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not"
+                f" {batch_size!r}"
             )
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
@@ -72,15 +78,22 @@ class DataLoader(torch.utils.data.DataLoader):
         self._combined = combined
         options._freeze()
         if sampler is not None:
-            dataset = _MicroBatches(dataset, kwargs.get("collate_fn") or torch.utils.data.default_collate)
-            kwargs |= {"batch_sampler": _Joined(sampler, options.batch_factor, drop_last), "collate_fn": _join}
+            dataset = _MicroBatches(
+                dataset, kwargs.get("collate_fn") or torch.utils.data.default_collate
+            )
+            kwargs |= {
+                "batch_sampler": _Joined(sampler, options.batch_factor, drop_last),
+                "collate_fn": _join,
+            }
         elif batch_size is not None:
             kwargs |= {"batch_size": combined, "shuffle": shuffle, "drop_last": drop_last}
         else:
             kwargs |= {"batch_size": None, "shuffle": shuffle}
         kwargs |= {
             "num_workers": num_workers,
-            "persistent_workers": num_workers > 0 if persistent_workers is None else persistent_workers,
+            "persistent_workers": (
+                num_workers > 0 if persistent_workers is None else persistent_workers
+            ),
         }
         super().__init__(dataset, **kwargs)
         if mode is DataLoaderMode.Sync:
@@ -114,14 +127,16 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
 def _accessor(served: Iterable[Any], options: dict[str, Any]) -> AsynchronousDataAccessor | None:
-    """None, with a warning, where the dataset cannot go to another process: then batches are made here."""
+    """None, with a warning, where the dataset cannot go to another process: then batches are made
+    here.
+    """
     if options.get("sharing_strategy", SharingStrategy.ForkServer) is not SharingStrategy.Fork:
         try:
             pickle.dumps(served)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             warn_once(
-                f"DataLoader: batches are made in this process, not asynchronously, because the dataset cannot be "
-                f"pickled: {error}"
+                "DataLoader: batches are made in this process, not asynchronously, because the"
+                f" dataset cannot be pickled: {error}"
             )
             return None
     return AsynchronousDataAccessor(served, **options)
@@ -134,7 +149,9 @@ class _Joined(torch.utils.data.Sampler[list[list[int]]]):
         self._sampler, self._count, self._drop_last = sampler, count, drop_last
 
     def __iter__(self) -> Iterator[Any]:
-        every = (batch for batch in self._sampler)  # not iter(...): Lightning gives one that starts again when asked
+        every = (
+            batch for batch in self._sampler
+        )  # not iter(...): Lightning gives one that starts again when asked
         while group := list(islice(every, self._count)):
             if len(group) < self._count and self._drop_last:
                 return
@@ -162,7 +179,10 @@ def _join(parts: list[Any]) -> Any:
     learn(parts)
     structure = tree_flatten(parts[0])[1]
     columns = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
-    leaves = [torch.cat(column) if isinstance(column[0], torch.Tensor) else column[0] for column in columns]
+    leaves = [
+        torch.cat(column) if isinstance(column[0], torch.Tensor) else column[0]
+        for column in columns
+    ]
     return tree_unflatten(leaves, structure)
 
 
@@ -171,13 +191,14 @@ def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: O
         return
     samples = len(dataset)
     product = (
-        f"batch_size {micro_batch} x deviceIterations {options.device_iterations} x gradientAccumulation "
-        f"{options.Training.gradient_accumulation} x replicas {options.input_replicas}"
+        f"batch_size {micro_batch} x deviceIterations {options.device_iterations} x"
+        f" gradientAccumulation {options.Training.gradient_accumulation} x replicas"
+        f" {options.input_replicas}"
     )
     if samples < combined:
         raise UsageError(
-            f"the dataset has {samples} samples, which do not fill one combined batch of {combined} ({product}); lower "
-            "deviceIterations or gradientAccumulation, or repeat the dataset"
+            f"the dataset has {samples} samples, which do not fill one combined batch of {combined}"
+            f" ({product}); lower deviceIterations or gradientAccumulation, or repeat the dataset"
         )
 
 
@@ -185,12 +206,14 @@ def _part_of_process(dataset: Any, options: Options, kwargs: dict[str, Any], who
     """The samples of this process; all processes have the same number, a multiple of ``whole``."""
     if isinstance(dataset, torch.utils.data.IterableDataset) or not isinstance(dataset, Sized):
         raise UsageError(
-            "DataLoader cannot give each process of a distributed run its part of an iterable dataset; split it in "
-            "the dataset (options.Distributed.processId) and pass auto_distributed_partitioning=False"
+            "DataLoader cannot give each process of a distributed run its part of an iterable"
+            " dataset; split it in the dataset (options.Distributed.processId) and pass"
+            " auto_distributed_partitioning=False"
         )
     if kwargs.get("sampler") is not None or kwargs.get("batch_sampler") is not None:
         raise UsageError(
-            "a sampler in a distributed run: split it yourself and pass auto_distributed_partitioning=False"
+            "a sampler in a distributed run: split it yourself and pass"
+            " auto_distributed_partitioning=False"
         )
     process, processes = options.Distributed.processId, options.Distributed.numProcesses
     share = len(dataset) // (whole * processes) * whole
@@ -206,8 +229,8 @@ class _SharedShuffle(torch.utils.data.Sampler[int]):
     def __init__(self, samples: int, part: range, options: Options) -> None:
         if options.random_seed is None:
             raise UsageError(
-                "When using auto_distributed_partitioning you must set poptorch.Options.randomSeed(), for all "
-                "processes have to shuffle alike"
+                "When using auto_distributed_partitioning you must set"
+                " poptorch.Options.randomSeed(), for all processes have to shuffle alike"
             )
         self._samples, self._part, self._seed = samples, part, int(options.random_seed)
         self._used = len(part) * options.Distributed.numProcesses
@@ -217,7 +240,9 @@ class _SharedShuffle(torch.utils.data.Sampler[int]):
         return len(self._part)
 
     def __iter__(self) -> Iterator[int]:
-        shuffled = torch.randperm(self._samples, generator=torch.Generator().manual_seed(self._seed)).tolist()
+        shuffled = torch.randperm(
+            self._samples, generator=torch.Generator().manual_seed(self._seed)
+        ).tolist()
         self._seed += 1
         left = set(self._left)
         order = [*self._left, *(index for index in shuffled if index not in left)]

@@ -1,7 +1,8 @@
-"""``poptorch.distributed``: PopTorch's wrapper around ``vipu-cli``, which makes partitions of real IPUs.
+"""``poptorch.distributed``: PopTorch's wrapper around ``vipu-cli``, which makes partitions of real
+IPUs.
 
-There are none here, as on a machine without that tool: `VirtualIpuManager.isAvailable` says so, and the rest is an
-Error. Which process of how many this is, ``Options.Distributed`` says.
+There are none here, as on a machine without that tool: `VirtualIpuManager.isAvailable` says so, and
+the rest is an Error. Which process of how many this is, ``Options.Distributed`` says.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class VirtualIpuManager:
 
 def _nothing(what: str) -> NoReturn:
     raise Error(
-        f"VirtualIpuManager.{what}: there is no vipu-cli, because IPUs are modelled and need no partition. Ask "
-        "VirtualIpuManager.isAvailable() first; Options.replicationFactor says how many replicas are modelled"
+        f"VirtualIpuManager.{what}: there is no vipu-cli, because IPUs are modelled and need no"
+        " partition. Ask VirtualIpuManager.isAvailable() first; Options.replicationFactor says how"
+        " many replicas are modelled"
     )

@@ -1,4 +1,6 @@
-"""Errors of the engine, shaped like PopTorch's: ``message``, ``type`` and ``location`` (facts/poptorch.md)."""
+"""Errors of the engine, shaped like PopTorch's: ``message``, ``type`` and ``location``
+(facts/poptorch.md).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from functools import cache
 
 
 class Error(RuntimeError):
-    """Anything the engine refuses. ``message`` says what is wrong and the way out; ``location`` where."""
+    """Anything the engine refuses. ``message`` says what is wrong and the way out; ``location``
+    where.
+    """
 
     def __init__(self, message: str, *, type: str | None = None, location: str = "") -> None:
         super().__init__(f"{message} [{location}]" if location else message)
@@ -19,8 +23,8 @@ class Error(RuntimeError):
 class UsageError(Error, AssertionError, TypeError, ValueError):
     """A call or an argument that is refused.
 
-    PopTorch refuses with AssertionError, TypeError, ValueError or its own Error, from place to place: whoever expects
-    one of them meets it in this.
+    PopTorch refuses with AssertionError, TypeError, ValueError or its own Error, from place to
+    place: whoever expects one of them meets it in this.
     """
 
 

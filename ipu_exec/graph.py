@@ -1,7 +1,7 @@
 """The captured step: what one micro-batch and one weight update compute, before anything is placed.
 
-Made by `ipu_exec.capture.step`, read by every later pass. Values are tensors (keyed by identity), storages are
-memory: a view or an in-place result is a new value on an old storage.
+Made by `ipu_exec.capture.step`, read by every later pass. Values are tensors (keyed by identity),
+storages are memory: a view or an in-place result is a new value on an old storage.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ class Storage:
     dtype: str
     role: str
     name: str  # "layer.weight", "layer.weight/exp_avg", "layer/addmm:0"
-    parameter: int = -1  # for gradients, accumulators and optimiser state: the storage of their weight
+    parameter: int = (
+        -1
+    )  # for gradients, accumulators and optimiser state: the storage of their weight
 
 
 @dataclass(slots=True)
 class Value:
-    """A tensor: a strided view of a storage. ``producer`` is an index into ``Graph.ops``, -1 for a graph input."""
+    """A tensor: a strided view of a storage. ``producer`` is an index into ``Graph.ops``, -1 for a
+    graph input.
+    """
 
     id: int
     storage: int
@@ -46,10 +50,14 @@ class ValueRef:
 class Asked:
     """What the model asks for one operator."""
 
-    proportion: float = 0.0  # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
+    proportion: float = (
+        0.0  # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
+    )
     partials: str = ""  # dtype of partial sums (MultiConv); "": as set for all
     dithering: bool | None = None  # MultiConv; None: as set for all
-    attributes: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `ipu_exec.Attribute`
+    attributes: tuple[
+        tuple[str, str, str], ...
+    ] = ()  # (attribute, key, value) of `ipu_exec.Attribute`
 
     def __str__(self) -> str:
         """For the profile; "" where nothing is asked for."""
@@ -72,9 +80,10 @@ class Asked:
 class OpNode:
     """One ATen call.
 
-    ``args``/``kwargs`` are the call's, tensors replaced by ValueRef and lists by tuples. ``direction`` is
-    "forward", "backward" or "update"; ``block`` an index into ``Graph.blocks`` (-1: before the first block);
-    ``forward_op`` the forward operator that a backward one was made by (-1: unknown).
+    ``args``/``kwargs`` are the call's, tensors replaced by ValueRef and lists by tuples.
+    ``direction`` is "forward", "backward" or "update"; ``block`` an index into ``Graph.blocks``
+    (-1: before the first block); ``forward_op`` the forward operator that a backward one was made
+    by (-1: unknown).
     """
 
     id: int
@@ -114,10 +123,16 @@ class Graph:
     inputs: tuple[int, ...] = ()  # values streamed from the host, a micro-batch
     outputs: tuple[int, ...] = ()  # values streamed back
     loss: int = -1  # the value that the backward begins at
-    overlapped_inputs: dict[int, str] = field(default_factory=dict)  # storage -> value of its OverlapMode
+    overlapped_inputs: dict[int, str] = field(
+        default_factory=dict
+    )  # storage -> value of its OverlapMode
     overlapped_outputs: dict[int, str] = field(default_factory=dict)
-    checkpoints: set[int] = field(default_factory=set)  # storages that recomputationCheckpoint names
+    checkpoints: set[int] = field(
+        default_factory=set
+    )  # storages that recomputationCheckpoint names
     training: bool = False
     mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
-    promotes: bool = False  # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
+    promotes: bool = (
+        False  # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
+    )
     outside: int = -1  # the first forward op after a ``with Block``, in none

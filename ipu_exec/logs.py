@@ -12,8 +12,14 @@ from ipu_exec.errors import UsageError
 from ipu_exec.options import Options
 
 TRACE = 5
-_LEVELS = {"TRACE": TRACE, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING,
-           "ERR": logging.ERROR, "OFF": logging.CRITICAL + 10}  # fmt: skip
+_LEVELS = {
+    "TRACE": TRACE,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERR": logging.ERROR,
+    "OFF": logging.CRITICAL + 10,
+}
 _NUMBERS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR")
 LEVEL_VARIABLE = "POPTORCH_LOG_LEVEL"
 
@@ -22,7 +28,9 @@ _POPART_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF")
 
 
 class _OnStderr(logging.StreamHandler[TextIO]):
-    """Writes to what ``sys.stderr`` is at the time of the message: pytest puts another one there for each test."""
+    """Writes to what ``sys.stderr`` is at the time of the message: pytest puts another one there
+    for each test.
+    """
 
     @property
     def stream(self) -> TextIO:
@@ -34,7 +42,8 @@ class _OnStderr(logging.StreamHandler[TextIO]):
 
 
 def setLogLevel(level: str | int) -> None:
-    """Say messages of that level and above, on stderr: TRACE (0), DEBUG, INFO, WARN, ERR (4) or OFF.
+    """Say messages of that level and above, on stderr: TRACE (0), DEBUG, INFO, WARN, ERR (4) or
+    OFF.
 
     ``POPTORCH_LOG_LEVEL`` does the same at the start.
     """
@@ -44,10 +53,14 @@ def setLogLevel(level: str | int) -> None:
         level = _NUMBERS[level]
     if level not in _LEVELS:
         names = sorted(_LEVELS)
-        raise UsageError(f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}")
+        raise UsageError(
+            f"Unknown log level: {level}. Valid values are {', '.join(names[:-1])} and {names[-1]}"
+        )
     if not logger.handlers:
         handler = _OnStderr()
-        handler.setFormatter(logging.Formatter("[%(asctime)s] [ipu_exec] [%(levelname)s] %(message)s", "%H:%M:%S"))
+        handler.setFormatter(
+            logging.Formatter("[%(asctime)s] [ipu_exec] [%(levelname)s] %(message)s", "%H:%M:%S")
+        )
         logger.addHandler(handler)
     logger.setLevel(_LEVELS[level])
 
@@ -67,20 +80,24 @@ def from_environment() -> None:
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """True: the modelled machine stands for the hardware, with as many IPUs as are asked for.
 
-    Scripts ask this to choose between an IPU and leaving the work out, so that False would profile nothing.
+    Scripts ask this to choose between an IPU and leaving the work out, so that False would profile
+    nothing.
     """
     return True
 
 
 def hasMLIRSupportOnPlatform() -> bool:
-    """True: models are captured by running them, as PopTorch's dispatcher does, and not traced by TorchScript."""
+    """True: models are captured by running them, as PopTorch's dispatcher does, and not traced by
+    TorchScript.
+    """
     return True
 
 
 def ipuHardwareVersion() -> int:
-    """The generation of the modelled machine: 2 (Mk2, C600, Bow), or 1 where ``ipu-run --target mk1`` asked for it.
+    """The generation of the modelled machine: 2 (Mk2, C600, Bow), or 1 where ``ipu-run --target
+    mk1`` asked for it.
 
-    Applications stop where it is not theirs (graphcore/examples, nlp/bert/pytorch/ipu_options.py). ``Options.target``
-    is not seen: there are no options yet when this is asked.
+    Applications stop where it is not theirs (graphcore/examples, nlp/bert/pytorch/ipu_options.py).
+    ``Options.target`` is not seen: there are no options yet when this is asked.
     """
     return int(machine.target(Options().target_name).architecture.removeprefix("ipu"))

@@ -1,4 +1,5 @@
-"""The modelled machine: constants of each IPU generation and the costs that do not depend on an operator.
+"""The modelled machine: constants of each IPU generation and the costs that do not depend on an
+operator.
 
 Every number is from ``shared/facts/machine.md``; the short names of sources are the ones used there
 (PL, JIA, IS, EX, SG, MLP). Cycles are tile clock cycles, bytes are bytes.
@@ -74,8 +75,9 @@ EXCHANGE_FRAGMENT_CYCLES = 3  # IS: control instructions a received fragment
 
 
 def link_hops(a: int, b: int) -> int:
-    """Links between two IPUs of a pod, 1 at least. IPU-Links are a ladder with two IPUs to a rung, so that IPUs of a
-    board are neighbours and 16 IPUs lie 7 apart at the most (JIA's 1.76 us there).
+    """Links between two IPUs of a pod, 1 at least. IPU-Links are a ladder with two IPUs to a rung,
+    so that IPUs of a board are neighbours and 16 IPUs lie 7 apart at the most (JIA's 1.76 us
+    there).
     """
     return max(1, abs(a // 2 - b // 2))
 
@@ -86,18 +88,24 @@ def link_latency_cycles(target: Target, hops: int) -> float:
 
 
 def link_rate(target: Target, a: int, b: int) -> float:
-    """Bytes a cycle in one direction between two IPUs of a pod: 55 GB/s on a board, 27.7 GB/s between boards (JIA)."""
+    """Bytes a cycle in one direction between two IPUs of a pod: 55 GB/s on a board, 27.7 GB/s
+    between boards (JIA).
+    """
     same = a // target.ipus_per_board == b // target.ipus_per_board
     return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
 
 
-def ring_cycles(target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int) -> int:
-    """Cycles for a ring of ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before, to
-    exchange tensors of ``nbytes`` bytes: a scatter or a gather is one round, an all-reduce is both.
+def ring_cycles(
+    target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int
+) -> int:
+    """Cycles for a ring of ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the
+    one before, to exchange tensors of ``nbytes`` bytes: a scatter or a gather is one round, an
+    all-reduce is both.
 
-    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link sets the pace: one
-    between boards is enough. From three members on half of the data goes round each way (GCL's bidirectional ring; two
-    directions carry twice one, JIA); two members use both ways as it is.
+    A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link
+    sets the pace: one between boards is enough. From three members on half of the data goes round
+    each way (GCL's bidirectional ring; two directions carry twice one, JIA); two members use both
+    ways as it is.
     """
     rate = link_rate(target, ipu, ipu + apart * (members - 1))
     latency = rounds * (members - 1) * link_latency_cycles(target, link_hops(0, apart))
@@ -132,19 +140,28 @@ class Machine:
 
     @property
     def io_tiles(self) -> int:
-        """Tiles set aside for I/O. They are the IPU's last: which ones GCL takes is not public, and what an exchange
-        costs hardly depends on it (`exchange_latency` is a mean over rows)."""
+        """Tiles set aside for I/O. They are the IPU's last: which ones GCL takes is not public, and
+        what an exchange costs hardly depends on it (`exchange_latency` is a mean over rows).
+        """
         return self.target.tiles - self.tiles
 
     def whole(self, compute: np.ndarray) -> np.ndarray:
-        """A vector over the tiles that compute as one over all tiles of the IPU; I/O tiles have none of it."""
-        return np.append(compute, np.zeros(self.io_tiles, compute.dtype)) if self.io_tiles else compute
+        """A vector over the tiles that compute as one over all tiles of the IPU; I/O tiles have
+        none of it.
+        """
+        return (
+            np.append(compute, np.zeros(self.io_tiles, compute.dtype)) if self.io_tiles else compute
+        )
 
     def on_io_tiles(self, total: int, grain: int = 4) -> np.ndarray:
-        """``total`` bytes over the I/O tiles, as evenly as whole words go: a vector over all tiles of the IPU."""
+        """``total`` bytes over the I/O tiles, as evenly as whole words go: a vector over all tiles
+        of the IPU.
+        """
         share = np.zeros(self.target.tiles, np.int64)
         words = -(-total // grain)
-        edges = np.minimum(np.arange(self.io_tiles + 1, dtype=np.int64) * words // self.io_tiles * grain, total)
+        edges = np.minimum(
+            np.arange(self.io_tiles + 1, dtype=np.int64) * words // self.io_tiles * grain, total
+        )
         share[self.tiles :] = np.diff(edges)
         return share
 
@@ -152,18 +169,24 @@ class Machine:
 def exchange_latency(target: Target) -> int:
     """Cycles from the start of an exchange to the first word, for pairs spread over the chip.
 
-    IS: 170 + 2 x row of the farther tile, checked on hardware; with tiles everywhere the mean row counts.
+    IS: 170 + 2 x row of the farther tile, checked on hardware; with tiles everywhere the mean row
+    counts.
     """
     return EXCHANGE_BASE_LATENCY + EXCHANGE_ROW_LATENCY * (target.rows // 2)
 
 
 def exchange_tile_cycles(
-    target: Target, bytes_in: np.ndarray, bytes_out: np.ndarray, fragments: np.ndarray, shared_bus: bool = False
+    target: Target,
+    bytes_in: np.ndarray,
+    bytes_out: np.ndarray,
+    fragments: np.ndarray,
+    shared_bus: bool = False,
 ) -> np.ndarray:
-    """Cycles each tile spends in one exchange, latency included; 0 on tiles that neither send nor receive.
+    """Cycles each tile spends in one exchange, latency included; 0 on tiles that neither send nor
+    receive.
 
-    facts/cycles.md 9: the larger of words in (two tiles of a pair that take the same data share a bus:
-    8 bytes a cycle), words out, and three control instructions a received fragment.
+    facts/cycles.md 9: the larger of words in (two tiles of a pair that take the same data share a
+    bus: 8 bytes a cycle), words out, and three control instructions a received fragment.
     """
     rate = target.exchange_bytes_per_cycle * (2 if shared_bus else 1)
     words = np.maximum(-(-bytes_in // rate), -(-bytes_out // target.exchange_bytes_per_cycle))

@@ -26,10 +26,12 @@ _LOSS_MARK = "_ipu_exec_loss"
 def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
     """Mark ``x`` as the loss to differentiate, after reducing it: "sum", "mean" or "none".
 
-    "none" takes what is one number already. Return the result from the model: a training model finds its loss
-    among the outputs. PopTorch's old numbers 0 (sum), 1 (mean), 2 (none) work too.
+    "none" takes what is one number already. Return the result from the model: a training model
+    finds its loss among the outputs. PopTorch's old numbers 0 (sum), 1 (mean), 2 (none) work too.
     """
-    name = {0: "sum", 1: "mean", 2: "none"}.get(reduction) if isinstance(reduction, int) else reduction
+    name = (
+        {0: "sum", 1: "mean", 2: "none"}.get(reduction) if isinstance(reduction, int) else reduction
+    )
     if name == "sum":
         loss = x.sum()
     elif name == "mean":
@@ -54,9 +56,11 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep ``tensors`` for the backward pass where a stage recomputes its activations. Numbers do not depend on it.
+    """Keep ``tensors`` for the backward pass where a stage recomputes its activations. Numbers do
+    not depend on it.
 
-    Gives what it is given: a tensor, a tuple of several, or the list or tuple that is its only argument.
+    Gives what it is given: a tensor, a tuple of several, or the list or tuple that is its only
+    argument.
     """
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         return type(tensors[0])(recomputationCheckpoint(tensor) for tensor in tensors[0])
@@ -68,10 +72,12 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Plan the operator that made ``tensor``, and its gradients, within this share of a tile's memory (above 0, to 1).
+    """Plan the operator that made ``tensor``, and its gradients, within this share of a tile's
+    memory (above 0, to 1).
 
-    For matrix products and convolutions, also through views, casts and the addition of a bias. Gathers and scatters
-    take it and cost what they did; for what any other operator made it does nothing. Numbers do not depend on it.
+    For matrix products and convolutions, also through views, casts and the addition of a bias.
+    Gathers and scatters take it and cost what they did; for what any other operator made it does
+    nothing. Numbers do not depend on it.
     """
     check_tensor("set_available_memory", tensor)
     proportion = check_proportion("set_available_memory", available_memory_proportion)
@@ -82,8 +88,14 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
 def check_proportion(place: str, proportion: float) -> float:
     """The proportion as a float; Error where it is not in 0 ... 1 (exclusive of 0)."""
-    if isinstance(proportion, bool) or not isinstance(proportion, (int, float)) or not 0 < proportion <= 1:
-        raise UsageError(f"{place}: a memory proportion is above 0 and at most 1, not {proportion!r}")
+    if (
+        isinstance(proportion, bool)
+        or not isinstance(proportion, (int, float))
+        or not 0 < proportion <= 1
+    ):
+        raise UsageError(
+            f"{place}: a memory proportion is above 0 and at most 1, not {proportion!r}"
+        )
     return float(proportion)
 
 
@@ -98,10 +110,11 @@ def check_tensor(place: str, *values: Any) -> None:
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run ``body`` ``count`` times, each time on what it returned before; ``inputs`` are not changed by it.
+    """Run ``body`` ``count`` times, each time on what it returned before; ``inputs`` are not
+    changed by it.
 
-    Error in a training model: PopART differentiates no loop. The profile has the body's operators once for each time;
-    their code is there once.
+    Error in a training model: PopART differentiates no loop. The profile has the body's operators
+    once for each time; their code is there once.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise UsageError(f"for_loop: count is a whole number, 0 or more, not {count!r}")
@@ -111,18 +124,26 @@ def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.T
     for _ in range(count):
         state = _results(body(*state))
         if len(state) != len(inputs):
-            raise UsageError(f"for_loop: the body takes {len(inputs)} tensors and returns {len(state)}: as many go on")
+            raise UsageError(
+                f"for_loop: the body takes {len(inputs)} tensors and returns {len(state)}: as many"
+                " go on"
+            )
     return state
 
 
 def cond(
-    condition: torch.Tensor, then_body: Body, then_inps: list[torch.Tensor], else_body: Body,
+    condition: torch.Tensor,
+    then_body: Body,
+    then_inps: list[torch.Tensor],
+    else_body: Body,
     else_inps: list[torch.Tensor],
-) -> list[torch.Tensor]:  # fmt: skip
-    """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not; each gets copies of its inputs.
+) -> list[torch.Tensor]:
+    """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not; each gets copies
+    of its inputs.
 
-    One is run. The profile, made before the condition is known, has both: its cycles are an upper bound. Error where
-    they return tensors of different number, shape or dtype, and in a training model.
+    One is run. The profile, made before the condition is known, has both: its cycles are an upper
+    bound. Error where they return tensors of different number, shape or dtype, and in a training
+    model.
     """
     check_tensor("cond", condition)
     _check_list("poptorch.cond", "then_inps", then_inps)
@@ -135,7 +156,9 @@ def cond(
     no = _results(else_body(*(tensor.clone() for tensor in else_inps)))
     kinds = [[(tuple(tensor.shape), tensor.dtype) for tensor in made] for made in (yes, no)]
     if kinds[0] != kinds[1]:
-        raise UsageError(f"cond: the bodies return different tensors: then {kinds[0]}, else {kinds[1]}")
+        raise UsageError(
+            f"cond: the bodies return different tensors: then {kinds[0]}, else {kinds[1]}"
+        )
     which = condition.reshape(())
     return [torch.where(which, a, b) for a, b in zip(yes, no, strict=True)]
 
@@ -143,20 +166,23 @@ def cond(
 def _check_list(place: str, name: str, inputs: Any) -> None:
     """Error, in PopTorch's words for what is wrong, where ``inputs`` is no list of tensors."""
     if not isinstance(inputs, list):
-        raise UsageError(f"{place} expects {name} to be a list of tensors: (Object is not list), but {type(inputs)}")
+        raise UsageError(
+            f"{place} expects {name} to be a list of tensors: (Object is not list), but"
+            f" {type(inputs)}"
+        )
     for index, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
             raise UsageError(
-                f"{place} expects {name} to be a list of tensors: (Object contained in list at index {index} is not "
-                f"torch.tensor), but {type(value)}"
+                f"{place} expects {name} to be a list of tensors: (Object contained in list at"
+                f" index {index} is not torch.tensor), but {type(value)}"
             )
 
 
 def _check_inference(place: str) -> None:
     if isRunningOnIpu() and torch.is_grad_enabled():
         raise UsageError(
-            f"{place} is only supported in inference models: PopART has no gradient of it. For training, write the "
-            "loop out in Python, or choose with torch.where"
+            f"{place} is only supported in inference models: PopART has no gradient of it. For"
+            " training, write the loop out in Python, or choose with torch.where"
         )
 
 
@@ -167,7 +193,9 @@ def _results(returned: Any) -> list[torch.Tensor]:
 # -- slices whose place is data ------------------------------------------------------------------------------------
 
 
-def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
+def dynamic_slice(
+    tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
+) -> torch.Tensor:
     """``tensor[start : start + size : step]`` along ``dim``; ``start`` is a tensor of one number.
 
     Error where ``size`` is 0, negative or, as in PopART, no divisor of the dimension.
@@ -175,28 +203,38 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     check_tensor("dynamic_slice", tensor, start)
     _check_numbers("dynamic_slice", dim=dim, size=size, step=step)
     if size == 0:
-        raise UsageError("dynamic_slice: The start and end of a slice must be different. Take a size above 0")
+        raise UsageError(
+            "dynamic_slice: The start and end of a slice must be different. Take a size above 0"
+        )
     if size < 0:
         raise UsageError(
-            "dynamic_slice: Taking a slice of a tensor with the end less than the start is not supported. Take a size "
-            "above 0"
+            "dynamic_slice: Taking a slice of a tensor with the end less than the start is not"
+            " supported. Take a size above 0"
         )
     if tensor.shape[dim] % size:
         raise UsageError(
-            f"dynamic_slice: The size of the slice ({size}) must be a factor of the slicing dimension "
-            f"({tensor.shape[dim]}). Take another size, or pad the tensor"
+            f"dynamic_slice: The size of the slice ({size}) must be a factor of the slicing"
+            f" dimension ({tensor.shape[dim]}). Take another size, or pad the tensor"
         )
-    return tensor.index_select(dim, start.reshape(()) + torch.arange(0, size, step, device=start.device))
+    return tensor.index_select(
+        dim, start.reshape(()) + torch.arange(0, size, step, device=start.device)
+    )
 
 
-def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
+def dynamic_update(
+    input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
+) -> torch.Tensor:
     """A copy of ``input`` with ``[start : start + size]`` along ``dim`` replaced by ``src``."""
     check_tensor("dynamic_update", input, src, start)
     _check_numbers("dynamic_update", dim=dim, size=size)
     if input.dim() != src.dim():
-        raise UsageError(f"input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})")
+        raise UsageError(
+            f"input and src tensors must have same dimensionality. ({input.dim()}) vs ({src.dim()})"
+        )
     if input.dtype != src.dtype:
-        raise UsageError(f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})")
+        raise UsageError(
+            f"input and src tensor must have same dtype. ({input.dtype} vs {src.dtype})"
+        )
     places = start.reshape(()).long() + torch.arange(size, device=start.device)
     return input.index_copy(dim, places, src)
 
@@ -211,18 +249,30 @@ def _check_numbers(place: str, **values: Any) -> None:
 
 
 def serializedMatMul(
-    lhs: torch.Tensor, rhs: torch.Tensor, mode: MatMulSerializationMode, factor: int = 0, keep_precision: bool = False
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    mode: MatMulSerializationMode,
+    factor: int = 0,
+    keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``lhs @ rhs`` in ``factor`` parts one after the other, so that fewer temporaries live at a time.
+    """``lhs @ rhs`` in ``factor`` parts one after the other, so that fewer temporaries live at a
+    time.
 
-    Of an (m x n) by (n x p) product, InputChannels cuts m, ReducingDim n (and adds the parts, in float32 where
-    ``keep_precision``), OutputChannels p. Error where ``factor`` does not divide what is cut.
+    Of an (m x n) by (n x p) product, InputChannels cuts m, ReducingDim n (and adds the parts, in
+    float32 where ``keep_precision``), OutputChannels p. Error where ``factor`` does not divide what
+    is cut.
     """
     check_tensor("serializedMatMul", lhs, rhs)
     if not isinstance(mode, MatMulSerializationMode):
         raise UsageError(f"serializedMatMul: mode is a MatMulSerializationMode, not {mode!r}")
-    if isinstance(factor, bool) or not isinstance(factor, int) or not isinstance(keep_precision, bool):
-        raise UsageError("serializedMatMul: factor is a whole number and keep_precision True or False")
+    if (
+        isinstance(factor, bool)
+        or not isinstance(factor, int)
+        or not isinstance(keep_precision, bool)
+    ):
+        raise UsageError(
+            "serializedMatMul: factor is a whole number and keep_precision True or False"
+        )
     if mode is MatMulSerializationMode.Disabled or factor in (0, 1):
         return torch.matmul(lhs, rhs)
     cut, axis = {
@@ -232,15 +282,17 @@ def serializedMatMul(
     }[mode]
     if cut.dim() < 2 or cut.shape[axis] % factor or factor < 0:
         raise UsageError(
-            f"serializedMatMul: factor {factor} does not divide the dimension that {mode.name} cuts, of shape "
-            f"{tuple(cut.shape)}; take a divisor of it"
+            f"serializedMatMul: factor {factor} does not divide the dimension that {mode.name}"
+            f" cuts, of shape {tuple(cut.shape)}; take a divisor of it"
         )
     size = cut.shape[axis] // factor
     if mode is MatMulSerializationMode.InputChannels:
         return torch.cat([torch.matmul(part, rhs) for part in lhs.split(size, -2)], -2)
     if mode is MatMulSerializationMode.OutputChannels:
         return torch.cat([torch.matmul(lhs, part) for part in rhs.split(size, -1)], -1)
-    parts = [torch.matmul(a, b) for a, b in zip(lhs.split(size, -1), rhs.split(size, -2), strict=True)]
+    parts = [
+        torch.matmul(a, b) for a, b in zip(lhs.split(size, -1), rhs.split(size, -2), strict=True)
+    ]
     total = parts[0].float() if keep_precision else parts[0]
     for part in parts[1:]:
         total = total + part
@@ -248,11 +300,13 @@ def serializedMatMul(
 
 
 class MultiConv:
-    """``with MultiConv(): ...``: the convolutions inside run at the same time, each on a part of the tiles.
+    """``with MultiConv(): ...``: the convolutions inside run at the same time, each on a part of
+    the tiles.
 
-    None may need another's result. Their gradients run together too. Poplin gives the largest most of the tiles, so
-    that convolutions of one size run one on many and the rest on few, unless `perConvReservedTiles` is raised. With
-    ``MultiConvPlanType.Serial`` they follow each other, each on all tiles. Numbers do not depend on it.
+    None may need another's result. Their gradients run together too. Poplin gives the largest most
+    of the tiles, so that convolutions of one size run one on many and the rest on few, unless
+    `perConvReservedTiles` is raised. With ``MultiConvPlanType.Serial`` they follow each other, each
+    on all tiles. Numbers do not depend on it.
     """
 
     def __init__(self) -> None:
@@ -263,10 +317,14 @@ class MultiConv:
         return self._per_convolution("availableMemoryProportions", value, float)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
-        """Data type of the partial sums of all convolutions or of each: ``torch.float`` or ``torch.half``."""
+        """Data type of the partial sums of all convolutions or of each: ``torch.float`` or
+        ``torch.half``.
+        """
         types = value if isinstance(value, (list, tuple)) else (value,)
         if not types or any(kind not in (torch.float32, torch.float16) for kind in types):
-            raise UsageError(f"Invalid partials types. Expecting torch.float or torch.half, not {value!r}")
+            raise UsageError(
+                f"Invalid partials types. Expecting torch.float or torch.half, not {value!r}"
+            )
         return self._keep("partialsTypes", tuple(types))
 
     def enableConvDithering(self, value: bool | Sequence[bool]) -> MultiConv:
@@ -276,7 +334,9 @@ class MultiConv:
     def planType(self, value: MultiConvPlanType) -> MultiConv:
         """Parallel or Serial."""
         if not isinstance(value, MultiConvPlanType):
-            raise UsageError(f"Invalid plan type: MultiConv.planType takes a MultiConvPlanType, not {value!r}")
+            raise UsageError(
+                f"Invalid plan type: MultiConv.planType takes a MultiConvPlanType, not {value!r}"
+            )
         return self._keep("planType", value)
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
@@ -285,7 +345,9 @@ class MultiConv:
         return self._keep("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """By what part the largest convolution may take longer, to leave tiles to others (0.1 unless set)."""
+        """By what part the largest convolution may take longer, to leave tiles to others (0.1
+        unless set).
+        """
         if not isinstance(value, float):
             raise UsageError(f"MultiConv.cycleBackOff takes a float, not {value!r}")
         return self._keep("cycleBackOff", value)
@@ -293,7 +355,9 @@ class MultiConv:
     def _per_convolution(self, name: str, value: Any, kind: type) -> MultiConv:
         values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
         if not values or not all(isinstance(item, kind) for item in values):
-            raise UsageError(f"Invalid {name}: MultiConv takes a {kind.__name__} or one for each convolution")
+            raise UsageError(
+                f"Invalid {name}: MultiConv takes a {kind.__name__} or one for each convolution"
+            )
         return self._keep(name, values)
 
     def _keep(self, name: str, value: Any) -> MultiConv:
@@ -306,7 +370,10 @@ class MultiConv:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if isRunningOnIpu():
             open_multi_conv(None)
@@ -316,8 +383,10 @@ class MultiConv:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`). Use what it returns, and
-    the inputs for nothing else. Numbers do not depend on it; `ipu_exec.capture.overlap` has the rules."""
+    """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`). Use
+    what it returns, and the inputs for nothing else. Numbers do not depend on it;
+    `ipu_exec.capture.overlap` has the rules.
+    """
     return _overlap(overlap.INPUT, input_tensors, mode)
 
 
@@ -331,7 +400,9 @@ def _overlap(place: str, tensors: Any, mode: OverlapMode) -> Any:
         raise UsageError(f"{place}: mode is an OverlapMode, not {mode!r}")
     tree_map(lambda leaf: check_tensor(place, leaf), tensors)
 
-    def noted(leaf: torch.Tensor) -> torch.Tensor:  # while the model is captured; else there is nothing to do
+    def noted(
+        leaf: torch.Tensor,
+    ) -> torch.Tensor:  # while the model is captured; else there is nothing to do
         return overlap.marked(leaf, place, mode) if isinstance(leaf, FakeTensor) else leaf
 
     return tree_map(noted, tensors)
@@ -350,9 +421,11 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """The tensor, which is printed to stderr whenever it is computed, and so is its gradient (``title_gradient``).
+    """The tensor, which is printed to stderr whenever it is computed, and so is its gradient
+    (``title_gradient``).
 
-    0 as ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing in the profile.
+    0 as ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing
+    in the profile.
     """
     check_tensor("ipu_print_tensor", tensor)
     if float_format not in _FLOAT_FORMATS:
@@ -377,7 +450,9 @@ def ipu_print_tensor(
 
     show(title, tensor)
     if print_gradient and tensor.requires_grad:
-        tensor.register_hook(lambda gradient: show(f"{title}_gradient" if title else "gradient", gradient))
+        tensor.register_hook(
+            lambda gradient: show(f"{title}_gradient" if title else "gradient", gradient)
+        )
     return tensor
 
 

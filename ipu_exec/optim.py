@@ -1,8 +1,9 @@
 """PyTorch's optimisers with the extra arguments that PopTorch gives them, and LAMB.
 
-The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as attributes; the update
-of a float32 weight is PyTorch's, bit for bit, before states are rounded to the types they name (`kept_as`), which is
-done by who runs the update (`ipu_exec.numerics.precision`). A float16 weight is updated in float32 there.
+The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as
+attributes; the update of a float32 weight is PyTorch's, bit for bit, before states are rounded to
+the types they name (`kept_as`), which is done by who runs the update
+(`ipu_exec.numerics.precision`). A float16 weight is updated in float32 there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ logger = logging.getLogger("ipu_exec")
 Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
 
 
-# What may be declared constant or variable, and the value at which PopTorch takes it for constant by itself.
+# What may be declared constant or variable, and the value at which PopTorch takes it for constant
+# by itself.
 _ATTRIBUTES: dict[str, Any] = {
     "lr": None,
     "betas": None,
@@ -42,11 +44,13 @@ _NEVER_CONSTANT = ("lr",)
 class VariableAttributes:
     """Which attributes of an optimiser may change between calls (``optimizer.variable_attrs``).
 
-    What nobody marked is constant where it has its default, but the learning rate is not. Only what was marked as
-    constant is held to that: the executor's ``setOptimizer`` refuses another value.
+    What nobody marked is constant where it has its default, but the learning rate is not. Only what
+    was marked as constant is held to that: the executor's ``setOptimizer`` refuses another value.
     """
 
-    def __init__(self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]) -> None:
+    def __init__(
+        self, variable_attributes: Iterable[str], allowed_attributes: Iterable[str]
+    ) -> None:
         self._allowed = tuple(allowed_attributes)
         self._variable = {self._known(name) for name in variable_attributes}
         self._marked: set[str] = set()
@@ -72,14 +76,18 @@ class VariableAttributes:
 
     def _known(self, attr: str) -> str:
         if attr not in self._allowed:
-            raise Error(f"{attr!r} is no attribute of this optimiser; it has {', '.join(self._allowed)}")
+            raise Error(
+                f"{attr!r} is no attribute of this optimiser; it has {', '.join(self._allowed)}"
+            )
         return attr
 
 
 class AttributeTracker:
-    """Says once what is new on an optimiser since the first one: PopTorch ignores attributes that it does not know.
+    """Says once what is new on an optimiser since the first one: PopTorch ignores attributes that
+    it does not know.
 
-    ``relaxed`` (``Options.relaxOptimizerAttributesChecks``): in the debug log rather than as a warning.
+    ``relaxed`` (``Options.relaxOptimizerAttributesChecks``): in the debug log rather than as a
+    warning.
     """
 
     def __init__(self, relaxed: bool) -> None:
@@ -89,9 +97,14 @@ class AttributeTracker:
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Compare with the first optimiser that was checked."""
-        own = {name for name in vars(optimizer) if not name.startswith("_") and name not in _OF_TORCH}
+        own = {
+            name for name in vars(optimizer) if not name.startswith("_") and name not in _OF_TORCH
+        }
         found = {"optimizer attribute": own, "default group variable": set(optimizer.defaults)}
-        groups = {f"group {i} attribute": set(group) - {"params"} for i, group in enumerate(optimizer.param_groups)}
+        groups = {
+            f"group {i} attribute": set(group) - {"params"}
+            for i, group in enumerate(optimizer.param_groups)
+        }
         if not self._known:
             self._known = {**found, "group": set().union(*groups.values())}
             return
@@ -108,25 +121,37 @@ _OF_TORCH = ("defaults", "state", "param_groups", "variable_attrs", "step")
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
     """Error for what PopTorch has no update of, so that a script that runs here runs there."""
-    for name, what in (("nesterov", "Nesterov momentum"), ("amsgrad", "amsgrad"), ("maximize", "maximize=True")):
+    for name, what in (
+        ("nesterov", "Nesterov momentum"),
+        ("amsgrad", "amsgrad"),
+        ("maximize", "maximize=True"),
+    ):
         if any(group.get(name) for group in optimizer.param_groups):
-            raise Error(f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False")
+            raise Error(
+                f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False"
+            )
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise Error(f"{name} evaluates the model as often as the data asks for, and a weight update on an IPU is a "
-                    "fixed program: take SGD, Adam, AdamW or another that steps once")  # fmt: skip
+        raise Error(
+            f"{name} evaluates the model as often as the data asks for, and a weight update on an"
+            " IPU is a fixed program: take SGD, Adam, AdamW or another that steps once"
+        )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise Error(f"{name} updates sparse gradients, and an IPU has no sparse tensors: take Adam")
 
 
 def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The values, by name, that the optimiser's ``variable_attrs`` declare constant; a list has one a group."""
+    """The values, by name, that the optimiser's ``variable_attrs`` declare constant; a list has one
+    a group.
+    """
     attributes = getattr(optimizer, "variable_attrs", None)
     names = attributes.constant if isinstance(attributes, VariableAttributes) else ()
     return {
-        name: [group[name] for group in optimizer.param_groups]
-        if name in optimizer.defaults
-        else getattr(optimizer, name, None)
+        name: (
+            [group[name] for group in optimizer.param_groups]
+            if name in optimizer.defaults
+            else getattr(optimizer, name, None)
+        )
         for name in names
     }
 
@@ -135,18 +160,25 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
     """Error where a value that was constant when the model was compiled is another now."""
     for name, value in compiled.items():
         in_groups = name in optimizer.defaults
-        now = [group[name] for group in optimizer.param_groups] if in_groups else getattr(optimizer, name, None)
+        now = (
+            [group[name] for group in optimizer.param_groups]
+            if in_groups
+            else getattr(optimizer, name, None)
+        )
         if now != value:
             raise Error(
-                f"{name} was marked as constant when the model was compiled: expected {value} but got {now}. Call "
-                f"optimizer.variable_attrs.markAsVariable({name!r}) before compiling, or destroy() the model first"
+                f"{name} was marked as constant when the model was compiled: expected {value} but"
+                f" got {now}. Call optimizer.variable_attrs.markAsVariable({name!r}) before"
+                " compiling, or destroy() the model first"
             )
 
 
 class Optimizer:
-    """PopTorch's arguments of an optimiser, kept apart from torch's: what its optimisers have in common.
+    """PopTorch's arguments of an optimiser, kept apart from torch's: what its optimisers have in
+    common.
 
-    Its name and methods are those of graphcore/poptorch, python/optim.py; applications ask ``isinstance`` of it.
+    Its name and methods are those of graphcore/poptorch, python/optim.py; applications ask
+    ``isinstance`` of it.
     """
 
     loss_scaling: float | None
@@ -168,16 +200,20 @@ class Optimizer:
         return {**ipu, **super().state_dict()}  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave. Error for the state of an optimiser of PyTorch's, as in PopTorch."""
+        """Take what `state_dict` gave. Error for the state of an optimiser of PyTorch's, as in
+        PopTorch.
+        """
         if not {"ipu_state", "ipu_param"} <= set(state_dict):
             raise Error(
-                "Only IPU optimizer states can be loaded onto the IPU. This one has no ipu_state and ipu_param: it is "
-                "of an optimiser of PyTorch's. To take its groups and states all the same, load "
-                '{"ipu_state": None, "ipu_param": None, **state}'
+                "Only IPU optimizer states can be loaded onto the IPU. This one has no ipu_state"
+                " and ipu_param: it is of an optimiser of PyTorch's. To take its groups and states"
+                ' all the same, load {"ipu_state": None, "ipu_param": None, **state}'
             )
         super().load_state_dict(dict(state_dict))  # type: ignore[misc]
         if state_dict["ipu_state"] is not None:
-            self._ipu_loaded = {name: dict(state_dict[name] or {}) for name in ("ipu_state", "ipu_param")}
+            self._ipu_loaded = {
+                name: dict(state_dict[name] or {}) for name in ("ipu_state", "ipu_param")
+            }
         if self._ipu_names is not None:
             attach(cast(torch.optim.Optimizer, self), self._ipu_names)
 
@@ -186,7 +222,9 @@ class Optimizer:
         return self._ipu_names is not None or self._ipu_loaded is not None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One weight update, the gradients scaled down first where their norm is above ``max_grad_norm``."""
+        """One weight update, the gradients scaled down first where their norm is above
+        ``max_grad_norm``.
+        """
         optimizer = cast(torch.optim.Optimizer, self)
         if self.max_grad_norm is not None and math.isfinite(self.max_grad_norm):
             every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -200,23 +238,39 @@ class Optimizer:
     def _keep(self, **extras: Any) -> None:
         for name, value in extras.items():
             if name.endswith("accum_type") and value not in (torch.float32, torch.float16):
-                raise Error(f"{type(self).__name__}: {name} is torch.float32 or torch.float16, not {value!r}")
-            least = 0 if name == "max_weight_norm" else math.ulp(0.0)  # a bound of 0 is none: LAMB is Adam
-            if name in ("loss_scaling", "velocity_scaling", "max_weight_norm", "max_grad_norm") and not (
-                value is None or (isinstance(value, (int, float)) and value >= least)
-            ):
+                raise Error(
+                    f"{type(self).__name__}: {name} is torch.float32 or torch.float16, not"
+                    f" {value!r}"
+                )
+            least = (
+                0 if name == "max_weight_norm" else math.ulp(0.0)
+            )  # a bound of 0 is none: LAMB is Adam
+            if name in (
+                "loss_scaling",
+                "velocity_scaling",
+                "max_weight_norm",
+                "max_grad_norm",
+            ) and not (value is None or (isinstance(value, (int, float)) and value >= least)):
                 raise Error(f"{type(self).__name__}: {name} is a number above 0, not {value!r}")
             setattr(self, name, value)
         self._extra_names = (*extras, "variable_attrs")
         defaults = cast(torch.optim.Optimizer, self).defaults
-        values = {name: defaults[name] if name in defaults else getattr(self, name, None) for name in _ATTRIBUTES}
+        values = {
+            name: defaults[name] if name in defaults else getattr(self, name, None)
+            for name in _ATTRIBUTES
+        }
         allowed = [name for name in _ATTRIBUTES if name in defaults or name in extras]
         variable = [n for n in allowed if n in _NEVER_CONSTANT or values[n] != _ATTRIBUTES[n]]
         self.variable_attrs = VariableAttributes(variable, allowed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Torch's state and PopTorch's arguments: torch drops attributes that it does not know from a copy."""
-        kept = {name: getattr(self, name) for name in (*self._extra_names, "_extra_names", "_ipu_loaded")}
+        """Torch's state and PopTorch's arguments: torch drops attributes that it does not know from
+        a copy.
+        """
+        kept = {
+            name: getattr(self, name)
+            for name in (*self._extra_names, "_extra_names", "_ipu_loaded")
+        }
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
         return {**state, **kept}
 
@@ -242,8 +296,17 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: torch.dtype = torch.float32,
         max_grad_norm: float | None = None,
     ) -> None:
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, foreach=foreach,
-                         differentiable=differentiable)  # fmt: skip
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+        )
         self._keep(
             loss_scaling=loss_scaling,
             velocity_scaling=velocity_scaling,
@@ -274,7 +337,9 @@ class Adam(Optimizer, torch.optim.Adam):
         bias_correction: bool = True,
         max_grad_norm: float | None = None,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize
+        )
         _check_without_correction(self, bias_correction)
         self._keep(
             loss_scaling=loss_scaling,
@@ -306,7 +371,9 @@ class AdamW(Optimizer, torch.optim.AdamW):
         bias_correction: bool = True,
         max_grad_norm: float | None = None,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize
+        )
         _check_without_correction(self, bias_correction)
         self._keep(
             loss_scaling=loss_scaling,
@@ -321,8 +388,9 @@ class AdamW(Optimizer, torch.optim.AdamW):
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """`torch.optim.RMSprop` with PopTorch's arguments.
 
-    ``use_tf_variant``: TensorFlow's update, with eps inside the root, the learning rate inside the momentum and a
-    mean square that starts at 1: ``m = momentum m + lr g / sqrt(mean square + eps)``, ``w = w - m``.
+    ``use_tf_variant``: TensorFlow's update, with eps inside the root, the learning rate inside the
+    momentum and a mean square that starts at 1: ``m = momentum m + lr g / sqrt(mean square +
+    eps)``, ``w = w - m``.
     """
 
     def __init__(
@@ -342,7 +410,17 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: torch.dtype = torch.float32,
         use_tf_variant: bool = False,
     ) -> None:
-        super().__init__(params, lr, alpha, eps, weight_decay, momentum, centered, foreach=foreach, maximize=maximize)
+        super().__init__(
+            params,
+            lr,
+            alpha,
+            eps,
+            weight_decay,
+            momentum,
+            centered,
+            foreach=foreach,
+            maximize=maximize,
+        )
         self._keep(
             loss_scaling=loss_scaling,
             accum_type=accum_type,
@@ -385,10 +463,10 @@ class _OneByOne(Optimizer, torch.optim.Optimizer):
 class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
-    Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where ``max_weight_norm``
-    bounds ||w||; the ratio is 1 where a norm or the bound is 0 (graphcore/popart, adamvarupdatex.cpp). A group of
-    parameters may have a bound of its own: Graphcore's BERT gives its biases 0, which is Adam for them.
-    ``bias_correction`` as in Adam.
+    Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where
+    ``max_weight_norm`` bounds ||w||; the ratio is 1 where a norm or the bound is 0
+    (graphcore/popart, adamvarupdatex.cpp). A group of parameters may have a bound of its own:
+    Graphcore's BERT gives its biases 0, which is Adam for them. ``bias_correction`` as in Adam.
     """
 
     def __init__(
@@ -407,10 +485,12 @@ class LAMB(_OneByOne):
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise Error(
-                "LAMB: lr, eps and weight_decay are 0 or more and betas in 0 ... 1 (exclusive), not "
-                f"lr={lr}, eps={eps}, weight_decay={weight_decay}, betas={betas}"
+                "LAMB: lr, eps and weight_decay are 0 or more and betas in 0 ... 1 (exclusive),"
+                f" not lr={lr}, eps={eps}, weight_decay={weight_decay}, betas={betas}"
             )
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
         self._keep(
             loss_scaling=loss_scaling,
             bias_correction=bias_correction,
@@ -442,7 +522,8 @@ class LAMB(_OneByOne):
             parameter.sub_(direction * group["lr"])
             return
         weight_norm, direction_norm = parameter.norm(), direction.norm()
-        # torch.where, not a branch on data: the update must be the same program whatever the numbers are.
+        # torch.where, not a branch on data: the update must be the same program whatever the
+        # numbers are.
         usable = (weight_norm > 0) & (direction_norm > 0)
         if bound is not None and math.isfinite(bound):
             weight_norm = weight_norm.clamp(max=bound)
@@ -452,12 +533,17 @@ class LAMB(_OneByOne):
 
 def _check_without_correction(optimizer: torch.optim.Optimizer, bias_correction: bool) -> None:
     if not bias_correction and (optimizer.defaults["amsgrad"] or optimizer.defaults["maximize"]):
-        raise Error(f"{type(optimizer).__name__}: bias_correction=False goes with neither amsgrad nor maximize")
+        raise Error(
+            f"{type(optimizer).__name__}: bias_correction=False goes with neither amsgrad nor"
+            " maximize"
+        )
 
 
 @torch.no_grad()
 def _update_without_correction(optimizer: torch.optim.Optimizer, decoupled: bool) -> None:
-    """Adam's update (AdamW's where ``decoupled``) with the moments as they are, not corrected for their start at 0."""
+    """Adam's update (AdamW's where ``decoupled``) with the moments as they are, not corrected for
+    their start at 0.
+    """
     for group in optimizer.param_groups:
         beta1, beta2 = group["betas"]
         for parameter in group["params"]:
@@ -476,7 +562,9 @@ def _update_without_correction(optimizer: torch.optim.Optimizer, decoupled: bool
             state["step"] += 1
             state["exp_avg"].lerp_(gradient, 1 - beta1)
             state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            parameter.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-group["lr"])
+            parameter.addcdiv_(
+                state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-group["lr"]
+            )
 
 
 @torch.no_grad()
@@ -519,7 +607,8 @@ STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
 
 
 def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> None:
-    """Tell an optimiser of PopTorch's what its parameters are called in the model that was compiled with it.
+    """Tell an optimiser of PopTorch's what its parameters are called in the model that was compiled
+    with it.
 
     The states that were loaded before go to them.
     """
@@ -536,16 +625,19 @@ def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def combined(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's SGD1)."""
+    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's
+    SGD1).
+    """
     return bool(getattr(optimizer, "use_combined_accum", False))
 
 
 def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
     """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
 
-    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None: as the weight, for
-    PyTorch's own optimisers, where one tensor holds gradients and velocities (PopTorch gives PopART no type for it:
-    popart_compiler, CompilerImpl.cpp), and for what PopTorch has no argument for.
+    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None:
+    as the weight, for PyTorch's own optimisers, where one tensor holds gradients and velocities
+    (PopTorch gives PopART no type for it: popart_compiler, CompilerImpl.cpp), and for what PopTorch
+    has no argument for.
     """
     if not is_poptorchs(optimizer) or combined(optimizer):
         return None
@@ -561,9 +653,10 @@ def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
 class LARS(_OneByOne):
     """Layer-wise adaptive rates on SGD with momentum (You et al., arXiv:1708.03888, algorithm 1).
 
-    A parameter of two dimensions or more moves at ``lr`` times its own rate, ``trust_coefficient`` ||w|| / (||g|| +
-    ``weight_decay`` ||w|| + ``eps``), which is 1 where either norm is 0. Vectors (biases, scales of norms) take plain
-    steps without decay, as in MLPerf's ResNet-50. Error where an argument is out of range.
+    A parameter of two dimensions or more moves at ``lr`` times its own rate, ``trust_coefficient``
+    ||w|| / (||g|| + ``weight_decay`` ||w|| + ``eps``), which is 1 where either norm is 0. Vectors
+    (biases, scales of norms) take plain steps without decay, as in MLPerf's ResNet-50. Error where
+    an argument is out of range.
     """
 
     def __init__(
@@ -577,9 +670,17 @@ class LARS(_OneByOne):
         loss_scaling: float | None = 1.0,
         accum_type: torch.dtype = torch.float32,
     ) -> None:
-        settings = {"lr": lr, "weight_decay": weight_decay, "trust_coefficient": trust_coefficient, "eps": eps}
+        settings = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+        }
         if min(settings.values()) < 0 or not 0 <= momentum < 1:
-            raise Error(f"LARS: momentum is in 0 ... 1 (exclusive) and the rest 0 or more, not {momentum=}, {settings}")
+            raise Error(
+                f"LARS: momentum is in 0 ... 1 (exclusive) and the rest 0 or more, not {momentum=},"
+                f" {settings}"
+            )
         super().__init__(params, {**settings, "momentum": momentum})
         self._keep(loss_scaling=loss_scaling, accum_type=accum_type)
 

@@ -1,8 +1,9 @@
 """``Options``: everything a user sets before compiling, by PopTorch's names.
 
-Methods are PopTorch's and return the object, so that they chain; values are read as attributes in snake case
-(``opts.device_iterations``, ``opts.Training.gradient_accumulation``). An executor or a data loader freezes the
-options it was given: they are part of what was compiled. ``clone()`` gives a copy that can be changed.
+Methods are PopTorch's and return the object, so that they chain; values are read as attributes in
+snake case (``opts.device_iterations``, ``opts.Training.gradient_accumulation``). An executor or a
+data loader freezes the options it was given: they are part of what was compiled. ``clone()`` gives
+a copy that can be changed.
 """
 
 from __future__ import annotations
@@ -40,9 +41,15 @@ ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
-BUFFERING_DEPTHS = ("defaultBufferingDepth", "defaultPrefetchBufferingDepth")  # PopART's name, and the one before
-DEFAULT_RUN_COUNT = 2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
-# Settings that change nothing here though they would on a machine: setting one warns, and says what happens instead.
+BUFFERING_DEPTHS = (
+    "defaultBufferingDepth",
+    "defaultPrefetchBufferingDepth",
+)  # PopART's name, and the one before
+DEFAULT_RUN_COUNT = (
+    2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
+)
+# Settings that change nothing here though they would on a machine: setting one warns, and says what
+# happens instead.
 _NOT_HONOURED = {
     "io_tiles_to_load": ("useIOTilesToLoad", "the tiles that compute load it"),
     "io_tiles_to_store": ("useIOTilesToStore", "the tiles that compute store it"),
@@ -73,25 +80,34 @@ class _Group:
 
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("_values", {})
-        name = name.removeprefix("_") if name == "_execution_strategy" else name  # as PopTorch has it
+        name = (
+            name.removeprefix("_") if name == "_execution_strategy" else name
+        )  # as PopTorch has it
         if name in values:
             return values[name]
-        snake = re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", name)  # some of PopTorch's are in camel case
+        snake = re.sub(
+            r"([A-Z])", lambda match: f"_{match[1].lower()}", name
+        )  # some of PopTorch's are in camel case
         if snake in values:
             return values[snake]
-        raise AttributeError(f"{type(self).__name__.strip('_')} has no option {name!r}; it has {', '.join(values)}")
+        raise AttributeError(
+            f"{type(self).__name__.strip('_')} has no option {name!r}; it has {', '.join(values)}"
+        )
 
     def _set(self, **values: Any) -> Self:
         if self._frozen:
             raise FrozenError(
-                f"Can't modify frozen Options: {', '.join(values)}. They are in use by a compiled model or a "
-                "data loader. Set options first, or change a copy: options.clone()"
+                f"Can't modify frozen Options: {', '.join(values)}. They are in use by a compiled"
+                " model or a data loader. Set options first, or change a copy: options.clone()"
             )
         for name, value in values.items():
             before = self._values.get(name)
             if name in _NOT_HONOURED and value != before and (before is not None or value):
                 option, instead = _NOT_HONOURED[name]
-                warnings.warn(f"{option} is recorded in the profile, but not honoured: {instead}", stacklevel=4)
+                warnings.warn(
+                    f"{option} is recorded in the profile, but not honoured: {instead}",
+                    stacklevel=4,
+                )
         self._values.update(values)
         return self
 
@@ -156,16 +172,21 @@ class TrainingOptions(_Group):
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
         """Micro-batches whose gradients are added up before a weight update."""
-        return self._count("Training.gradientAccumulation", gradient_accumulation=gradient_accumulation)
+        return self._count(
+            "Training.gradientAccumulation", gradient_accumulation=gradient_accumulation
+        )
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
         """Mean or Sum, over the micro-batches and replicas of a weight update."""
         name = "Training.accumulationAndReplicationReductionType"
         if reduction_type is ReductionType.NoReduction:
             raise UsageError(
-                f"{name} takes ReductionType.Mean or ReductionType.Sum: a weight update needs one gradient"
+                f"{name} takes ReductionType.Mean or ReductionType.Sum: a weight update needs one"
+                " gradient"
             )
-        return self._enum(name, ReductionType, accumulation_and_replication_reduction_type=reduction_type)
+        return self._enum(
+            name, ReductionType, accumulation_and_replication_reduction_type=reduction_type
+        )
 
     accumulationReductionType = accumulationAndReplicationReductionType  # PopTorch's old name
 
@@ -180,14 +201,17 @@ class TrainingOptions(_Group):
         )
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Change the loss scale by what float16 gradients look like, from the optimiser's ``loss_scaling`` on.
+        """Change the loss scale by what float16 gradients look like, from the optimiser's
+        ``loss_scaling`` on.
 
         See `ipu_exec.numerics.precision.LossScaler`. The counting is not in the profile.
         """
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Let different convolutions begin at different tiles, so that small ones do not all lie on the first."""
+        """Let different convolutions begin at different tiles, so that small ones do not all lie on
+        the first.
+        """
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
 
     @property
@@ -224,42 +248,59 @@ class PrecisionOptions(_Group):
     def enableStochasticRounding(self, enabled: bool) -> Self:
         """Round float16 weights stochastically at each weight update, seeded by ``randomSeed``.
 
-        An IPU rounds every float16 result so; here the update is computed in float32 and rounded at its end, and
-        activations and gradients are rounded as PyTorch rounds. Float32 models are not changed.
+        An IPU rounds every float16 result so; here the update is computed in float32 and rounded at
+        its end, and activations and gradients are rounded as PyTorch rounds. Float32 models are not
+        changed.
         """
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Data type of partial sums of matrix products and convolutions: ``torch.float`` or ``torch.half``.
+        """Data type of partial sums of matrix products and convolutions: ``torch.float`` or
+        ``torch.half``.
 
-        Of float16 operands float partials take half of the multiply-accumulate units of an MK2. Where it is not set,
-        convolutions keep float partials as the vendor's do (facts/cycles.md 12.6), but products half ones: that is what
-        agrees with measurements (docs/fidelity.md). A script for hardware had better set it.
+        Of float16 operands float partials take half of the multiply-accumulate units of an MK2.
+        Where it is not set, convolutions keep float partials as the vendor's do (facts/cycles.md
+        12.6), but products half ones: that is what agrees with measurements (docs/fidelity.md). A
+        script for hardware had better set it.
         """
         if dtype not in (torch.float32, torch.float16):
-            raise UsageError(f"Precision.setPartialsType takes torch.float or torch.half, not {dtype!r}")
+            raise UsageError(
+                f"Precision.setPartialsType takes torch.float or torch.half, not {dtype!r}"
+            )
         return self._set(partials_type=str(dtype).removeprefix("torch."))
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN; it names the operator.
+        """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN; it
+        names the operator.
 
         See `ipu_exec.numerics.floating_point`. Every result is looked at, which takes time.
         """
-        return self._flag("Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled)
+        return self._flag(
+            "Precision.enableFloatingPointExceptions", floating_point_exceptions=enabled
+        )
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Whether batch norms of float16 inputs keep running statistics in float32 (True) or in float16 (False).
+        """Whether batch norms of float16 inputs keep running statistics in float32 (True) or in
+        float16 (False).
 
         In float32 also where the model's buffers are float16: those are then what it rounds to.
         """
-        return self._flag("Precision.runningStatisticsAlwaysFloat", running_statistics_always_float=value)
+        return self._flag(
+            "Precision.runningStatisticsAlwaysFloat", running_statistics_always_float=value
+        )
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """What becomes of operands of float16 and float32: all are cast to float16, or promoted as PyTorch does.
+        """What becomes of operands of float16 and float32: all are cast to float16, or promoted as
+        PyTorch does.
 
-        In place it is the dtype of what is written. The default is PyTorch's rule, as in PopTorch since 3.0.
+        In place it is the dtype of what is written. The default is PyTorch's rule, as in PopTorch
+        since 3.0.
         """
-        return self._enum("Precision.halfFloatCasting", HalfFloatCastingBehavior, half_float_casting=half_float_casting)
+        return self._enum(
+            "Precision.halfFloatCasting",
+            HalfFloatCastingBehavior,
+            half_float_casting=half_float_casting,
+        )
 
 
 class TensorLocationSettings(_Group):
@@ -282,7 +323,9 @@ class TensorLocationSettings(_Group):
         return self._flag("useOnChipStorage", on_chip_storage=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica keeps its part only: of weights, optimiser states and accumulators, never of activations."""
+        """Each replica keeps its part only: of weights, optimiser states and accumulators, never of
+        activations.
+        """
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
@@ -290,9 +333,13 @@ class TensorLocationSettings(_Group):
         return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Smaller tensors are not sharded: by default those of fewer than 8,192 elements, as in PopART."""
+        """Smaller tensors are not sharded: by default those of fewer than 8,192 elements, as in
+        PopART.
+        """
         return self._count(
-            "minElementsForReplicatedTensorSharding", 0, min_elements_for_replicated_tensor_sharding=min_elements
+            "minElementsForReplicatedTensorSharding",
+            0,
+            min_elements_for_replicated_tensor_sharding=min_elements,
         )
 
     def useIOTilesToLoad(self, use: bool = True) -> Self:
@@ -324,16 +371,21 @@ class TensorLocationOptions(_Group):
     def _location(self, method: str, /, **value: Any) -> Self:
         ((name, settings),) = value.items()
         if not isinstance(settings, TensorLocationSettings):
-            raise UsageError(f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}")
+            raise UsageError(
+                f"TensorLocations.{method} takes a TensorLocationSettings(), not {settings!r}"
+            )
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Where activations wait for the backward pass. A pipeline keeps its stash on the chip: compiling it warns."""
+        """Where activations wait for the backward pass. A pipeline keeps its stash on the chip:
+        compiling it warns.
+        """
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights lie: those not on the chip come before they are used, in forward, backward and update. In
-        phased execution they come and go with their phase by default."""
+        """Where weights lie: those not on the chip come before they are used, in forward, backward
+        and update. In phased execution they come and go with their phase by default.
+        """
         return self._location("setWeightLocation", location_weight=location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> Self:
@@ -345,10 +397,18 @@ class TensorLocationOptions(_Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles of each IPU set aside for I/O: even, 32 to 192. The others compute; what `set_overlap_for_input` and
-        `set_overlap_for_output` name moves beside that."""
-        if isinstance(num_tiles, bool) or not isinstance(num_tiles, int) or not 32 <= num_tiles <= 192 or num_tiles % 2:
-            raise UsageError(f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}")
+        """Tiles of each IPU set aside for I/O: even, 32 to 192. The others compute; what
+        `set_overlap_for_input` and `set_overlap_for_output` name moves beside that.
+        """
+        if (
+            isinstance(num_tiles, bool)
+            or not isinstance(num_tiles, int)
+            or not 32 <= num_tiles <= 192
+            or num_tiles % 2
+        ):
+            raise UsageError(
+                f"TensorLocations.numIOTiles takes an even number from 32 to 192, not {num_tiles!r}"
+            )
         return self._set(num_io_tiles=num_tiles)
 
 
@@ -363,7 +423,10 @@ class DistributedOptions(_Group):
         """This is process ``process_id`` (from 0) of ``num_processes``."""
         self._count("Distributed.configureProcessId: num_processes", num_processes=num_processes)
         if not 0 <= process_id < num_processes:
-            raise UsageError(f"Distributed.configureProcessId: process {process_id} of {num_processes} does not exist")
+            raise UsageError(
+                f"Distributed.configureProcessId: process {process_id} of {num_processes} does not"
+                " exist"
+            )
         return self._set(process_id=process_id)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
@@ -371,7 +434,8 @@ class DistributedOptions(_Group):
         values = [os.environ.get(var_process_id, "0"), os.environ.get(var_num_processes, "1")]
         if not all(value.isdecimal() for value in values):
             raise UsageError(
-                f"{var_process_id}={values[0]!r}, {var_num_processes}={values[1]!r}: both are whole numbers"
+                f"{var_process_id}={values[0]!r}, {var_num_processes}={values[1]!r}: both are whole"
+                " numbers"
             )
         return self.configureProcessId(int(values[0]), int(values[1]))
 
@@ -400,7 +464,9 @@ class JitOptions(_Group):
 
 
 class PopartOptions(_Group):
-    """``opts._Popart``: free-form settings of PopTorch's backend: docs/compatibility.md says which are obeyed."""
+    """``opts._Popart``: free-form settings of PopTorch's backend: docs/compatibility.md says which
+    are obeyed.
+    """
 
     def __init__(self) -> None:
         super().__init__(engineOptions={})
@@ -408,7 +474,9 @@ class PopartOptions(_Group):
     def set(self, key: str, value: Any) -> Self:
         """Record one setting. ``engineOptions`` takes a dict of ``autoReport.*`` and the like."""
         if key == "engineOptions" and not isinstance(value, Mapping):
-            raise UsageError(f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}")
+            raise UsageError(
+                f"_Popart.set('engineOptions', ...) takes a dict of names and values, not {value!r}"
+            )
         if key in BUFFERING_DEPTHS:
             return self._count(f"_Popart.set({key!r}, ...)", **{key: value})
         return self._set(**{key: value})
@@ -426,14 +494,21 @@ class PopartOptions(_Group):
         """PopART's rewritings by name. ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed
         (`ipu_exec.capture.patterns`), the others recorded."""
         if not isinstance(patterns, Mapping):
-            raise UsageError(f"_Popart.setPatterns takes a dict of names and whether they are on, not {patterns!r}")
+            raise UsageError(
+                "_Popart.setPatterns takes a dict of names and whether they are on, not"
+                f" {patterns!r}"
+            )
         return self._set(patterns=dict(patterns), patterns_level=level)
 
 
 class Options(_Group):
-    """How a model is compiled and run. ``Options(autoreport=True, autoreport_dir="demo")`` asks for a profile."""
+    """How a model is compiled and run. ``Options(autoreport=True, autoreport_dir="demo")`` asks for
+    a profile.
+    """
 
-    def __init__(self, *, autoreport: bool = False, autoreport_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, *, autoreport: bool = False, autoreport_dir: str | os.PathLike[str] | None = None
+    ) -> None:
         super().__init__(
             device_iterations=1,
             replication_factor=1,
@@ -488,7 +563,9 @@ class Options(_Group):
     # -- batches -----------------------------------------------------------------------------------------
 
     def deviceIterations(self, device_iterations: int) -> Self:
-        """Weight updates (training) or micro-batches (inference) that one call runs without coming back."""
+        """Weight updates (training) or micro-batches (inference) that one call runs without coming
+        back.
+        """
         return self._count("deviceIterations", device_iterations=device_iterations)
 
     def replicationFactor(self, replication_factor: int) -> Self:
@@ -496,11 +573,17 @@ class Options(_Group):
         return self._count("replicationFactor", replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Replicas of a group of that size take the same input. Error for ``CommGroupType.All``, as in PopTorch."""
+        """Replicas of a group of that size take the same input. Error for ``CommGroupType.All``, as
+        in PopTorch.
+        """
         if input_group_type is CommGroupType.All:
-            raise UsageError("inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal, not All: where all "
-                             "replicas take the same input, they are one group")  # fmt: skip
-        alone = input_group_type is CommGroupType.NoGrouping  # each replica is a group, whatever the size says
+            raise UsageError(
+                "inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal, not All: where"
+                " all replicas take the same input, they are one group"
+            )
+        alone = (
+            input_group_type is CommGroupType.NoGrouping
+        )  # each replica is a group, whatever the size says
         self._count("inputReplicaGrouping", input_group_size=1 if alone else input_group_size)
         return self._enum("inputReplicaGrouping", CommGroupType, input_group_type=input_group_type)
 
@@ -510,20 +593,28 @@ class Options(_Group):
         replicas, group = int(self.replication_factor), int(self.input_group_size)
         if replicas % group:
             raise UsageError(
-                f"inputReplicaGrouping({group}, ...): replicationFactor {replicas} is not a multiple of the group size"
+                f"inputReplicaGrouping({group}, ...): replicationFactor {replicas} is not a"
+                " multiple of the group size"
             )
         return replicas // group
 
     @property
     def batch_factor(self) -> int:
-        """Micro-batches of one call: deviceIterations x gradientAccumulation x replicas that take different input."""
-        return int(self.device_iterations) * int(self.Training.gradient_accumulation) * self.input_replicas
+        """Micro-batches of one call: deviceIterations x gradientAccumulation x replicas that take
+        different input.
+        """
+        return (
+            int(self.device_iterations)
+            * int(self.Training.gradient_accumulation)
+            * self.input_replicas
+        )
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
         """Which micro-batches' outputs a call returns; EveryN needs ``output_return_period``."""
         if output_mode is OutputMode.EveryN and output_return_period is None:
             raise UsageError(
-                "outputMode(OutputMode.EveryN) needs output_return_period: outputMode(OutputMode.EveryN, 10)"
+                "outputMode(OutputMode.EveryN) needs output_return_period:"
+                " outputMode(OutputMode.EveryN, 10)"
             )
         self._enum("outputMode", OutputMode, output_mode=output_mode)
         every = output_return_period if output_mode is OutputMode.EveryN else 1
@@ -538,32 +629,45 @@ class Options(_Group):
     # -- placement and machine ---------------------------------------------------------------------------
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
-        """PipelinedExecution(...), ShardedExecution(...), SerialPhasedExecution(...), ParallelPhasedExecution(...)."""
+        """PipelinedExecution(...), ShardedExecution(...), SerialPhasedExecution(...),
+        ParallelPhasedExecution(...).
+        """
         if not isinstance(strategy, ExecutionStrategy):
-            raise UsageError(f"setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not {strategy!r}")
+            raise UsageError(
+                "setExecutionStrategy takes PipelinedExecution() or ShardedExecution(), not"
+                f" {strategy!r}"
+            )
         if self.placement:  # its stages stay, in the order of execution that was asked for
             strategy = type(strategy)(*load_stages(self.placement))
         return self._set(execution_strategy=strategy)
 
     def loadPlacement(self, path: str | os.PathLike[str]) -> Self:
-        """Take the stages of a file that ``ipu-report rebalance`` wrote, whatever the script says of its stages.
+        """Take the stages of a file that ``ipu-report rebalance`` wrote, whatever the script says
+        of its stages.
 
-        A number of IPUs that is no power of two is rounded up. Error where the file is no placement; that it has each
-        Block of the model once is checked by the compile.
+        A number of IPUs that is no power of two is rounded up. Error where the file is no
+        placement; that it has each Block of the model once is checked by the compile.
         """
         strategy = type(self.execution_strategy)(*load_stages(path))
-        return self._set(placement=os.fspath(path), execution_strategy=strategy, auto_round_num_ipus=True)
+        return self._set(
+            placement=os.fspath(path), execution_strategy=strategy, auto_round_num_ipus=True
+        )
 
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:
-        """Guess what an operator costs that nobody lowered, rather than stop; the profile marks it as estimated."""
+        """Guess what an operator costs that nobody lowered, rather than stop; the profile marks it
+        as estimated.
+        """
         return self._flag("estimateUnknownOperators", estimate_unknown_operators=enabled)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Take the next power of two where the model needs a number of IPUs that is none."""
         return self._flag("autoRoundNumIPUs", auto_round_num_ipus=auto_round_num_ipus)
 
-    def setAvailableMemoryProportion(self, available_memory_proportion: Mapping[str, float]) -> Self:
-        """Share of tile memory that a matrix product or convolution may use while it runs: ``{"IPU0": 0.2}``.
+    def setAvailableMemoryProportion(
+        self, available_memory_proportion: Mapping[str, float]
+    ) -> Self:
+        """Share of tile memory that a matrix product or convolution may use while it runs:
+        ``{"IPU0": 0.2}``.
 
         Kept as a dict of IPU number to proportion.
         """
@@ -571,8 +675,12 @@ class Options(_Group):
         for key, proportion in available_memory_proportion.items():
             match = re.fullmatch(r"IPU(\d+)", key) if isinstance(key, str) else None
             if match is None:
-                raise UsageError(f"setAvailableMemoryProportion: {key!r} is no IPU; keys are 'IPU0', 'IPU1', ...")
-            proportions[int(match[1])] = check_proportion(f"setAvailableMemoryProportion: {key}", proportion)
+                raise UsageError(
+                    f"setAvailableMemoryProportion: {key!r} is no IPU; keys are 'IPU0', 'IPU1', ..."
+                )
+            proportions[int(match[1])] = check_proportion(
+                f"setAvailableMemoryProportion: {key}", proportion
+            )
         return self._set(available_memory_proportion=proportions)
 
     def target(self, name: str) -> Self:
@@ -580,7 +688,9 @@ class Options(_Group):
         try:
             return self._set(target_name=machine.target(name).name)
         except (ValueError, AttributeError):
-            raise UsageError(f"target: unknown machine {name!r}; known: {', '.join(machine.TARGETS)}") from None
+            raise UsageError(
+                f"target: unknown machine {name!r}; known: {', '.join(machine.TARGETS)}"
+            ) from None
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
         """Model a Mk1 or Mk2 IPU, and compile only: a call is an error."""
@@ -601,7 +711,9 @@ class Options(_Group):
         return self._enum("connectionType", ConnectionType, connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Which IPUs wait for the host together: all (Full), each alone (SinglePipeline), or every other one."""
+        """Which IPUs wait for the host together: all (Full), each alone (SinglePipeline), or every
+        other one.
+        """
         return self._enum("syncPattern", SyncPattern, sync_pattern=sync_pattern)
 
     # -- running -----------------------------------------------------------------------------------------
@@ -611,29 +723,35 @@ class Options(_Group):
         return self._count("randomSeed", 0, random_seed=random_seed)
 
     def enableSyntheticData(self, enabled: bool | int) -> Self:
-        """Model no transfer of inputs and outputs: what the machine could do if the host cost nothing.
+        """Model no transfer of inputs and outputs: what the machine could do if the host cost
+        nothing.
 
-        The numbers are still those of the data that is given. A number is one of PopART's SyntheticDataMode (0: off).
+        The numbers are still those of the data that is given. A number is one of PopART's
+        SyntheticDataMode (0: off).
         """
-        return self._flag("enableSyntheticData", synthetic_data=bool(enabled) if isinstance(enabled, int) else enabled)
+        return self._flag(
+            "enableSyntheticData",
+            synthetic_data=bool(enabled) if isinstance(enabled, int) else enabled,
+        )
 
     def enableExecutableCaching(self, path: str | None) -> Self:
         """Keep compiled models in that directory and take them from there; "" or None: do not.
 
-        What decides what is compiled decides the name of the file: the captured model, the inputs, these options, the
-        compiler's sources. Nothing in it is unpickled that could run code (see `ipu_exec.session.executable_file`).
+        What decides what is compiled decides the name of the file: the captured model, the inputs,
+        these options, the compiler's sources. Nothing in it is unpickled that could run code (see
+        `ipu_exec.session.executable_file`).
         """
         return self._set(executable_cache=os.fspath(path or ""))
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Model norms that take the mean off before they square, which takes longer. Numbers are PyTorch's, which are
-        stable either way.
+        """Model norms that take the mean off before they square, which takes longer. Numbers are
+        PyTorch's, which are stable either way.
         """
         return self._flag("enableStableNorm", stable_norm=enabled)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Whether buffers are the same in every replica. A model that writes one needs False: as in PopTorch, to
-        keep them equal is not supported and an Error.
+        """Whether buffers are the same in every replica. A model that writes one needs False: as in
+        PopTorch, to keep them equal is not supported and an Error.
 
         Where they differ (running statistics always do), replica 0's are the model's.
         """
@@ -650,17 +768,26 @@ class Options(_Group):
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
     ) -> Self:
-        """Keep the tensor ``long_name`` of the model in each call: the executor's ``getAnchoredTensor(short_name)``.
+        """Keep the tensor ``long_name`` of the model in each call: the executor's
+        ``getAnchoredTensor(short_name)``.
 
-        ``long_name`` is one of the executor's ``getTensorNames()``; see `ipu_exec.numerics.anchors`. Without a mode it is kept
-        for the micro-batches whose outputs are.
+        ``long_name`` is one of the executor's ``getTensorNames()``; see
+        `ipu_exec.numerics.anchors`. Without a mode it is kept for the micro-batches whose outputs
+        are.
         """
         if not isinstance(short_name, str) or not isinstance(long_name, str):
             raise UsageError(f"anchorTensor takes two names, not {short_name!r} and {long_name!r}")
         if output_mode is not None and not isinstance(output_mode, OutputMode):
-            raise UsageError(f"anchorTensor: output_mode is an OutputMode or None, not {output_mode!r}")
-        if output_mode is OutputMode.EveryN and (not isinstance(output_return_period, int) or output_return_period < 1):
-            raise UsageError("anchorTensor with OutputMode.EveryN needs output_return_period, a whole number above 0")
+            raise UsageError(
+                f"anchorTensor: output_mode is an OutputMode or None, not {output_mode!r}"
+            )
+        if output_mode is OutputMode.EveryN and (
+            not isinstance(output_return_period, int) or output_return_period < 1
+        ):
+            raise UsageError(
+                "anchorTensor with OutputMode.EveryN needs output_return_period, a whole number"
+                " above 0"
+            )
         anchor = {"name": long_name, "mode": output_mode, "period": output_return_period or 1}
         return self._set(anchored_tensors={**self.anchored_tensors, short_name: anchor})
 
@@ -671,12 +798,16 @@ class Options(_Group):
     # -- reports and logs --------------------------------------------------------------------------------
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Write a profile into that directory (default: here), unless ``POPLAR_ENGINE_OPTIONS`` says otherwise."""
+        """Write a profile into that directory (default: here), unless ``POPLAR_ENGINE_OPTIONS``
+        says otherwise.
+        """
         return self._set(profiling_enabled=True, profiling_directory=os.fspath(profile_dir or "."))
 
     @property
     def autoreport(self) -> bool:
-        """Whether these options ask for a profile. ``profiling()`` says what the environment made of it."""
+        """Whether these options ask for a profile. ``profiling()`` says what the environment made
+        of it.
+        """
         return bool(self.profiling_enabled)
 
     @autoreport.setter
@@ -693,7 +824,8 @@ class Options(_Group):
         self._set(profiling_directory=os.fspath(directory))
 
     def profiling(self, environment: Mapping[str, str] | None = None) -> Profiling:
-        """What to write: these options, then ``_Popart``'s engine options, then ``POPLAR_ENGINE_OPTIONS``.
+        """What to write: these options, then ``_Popart``'s engine options, then
+        ``POPLAR_ENGINE_OPTIONS``.
 
         Later ones win. Error where the variable is no JSON object or a value makes no sense.
         """
@@ -707,8 +839,13 @@ class Options(_Group):
         execution = _engine_flag(engine, "autoReport.outputExecutionProfile", everything)
         count = str(engine.get("autoReport.executionProfileProgramRunCount", DEFAULT_RUN_COUNT))
         if not count.isdecimal():
-            raise UsageError(f"autoReport.executionProfileProgramRunCount is a whole number of runs, not {count!r}")
-        return Profiling(graph or execution, Path(engine["autoReport.directory"]), execution, int(count))
+            raise UsageError(
+                "autoReport.executionProfileProgramRunCount is a whole number of runs, not"
+                f" {count!r}"
+            )
+        return Profiling(
+            graph or execution, Path(engine["autoReport.directory"]), execution, int(count)
+        )
 
     def modelName(self, name: str) -> Self:
         """A name for the model, kept in the profile."""
@@ -747,7 +884,8 @@ class Options(_Group):
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
         """Set options from a file, a line each, as in a script but without ``options.``.
 
-        For example ``Training.gradientAccumulation(4)`` or ``outputMode(OutputMode.All)``. Error names the line.
+        For example ``Training.gradientAccumulation(4)`` or ``outputMode(OutputMode.All)``. Error
+        names the line.
         """
         for number, line in enumerate(Path(filepath).read_text().splitlines(), 1):
             if line.split("#")[0].strip():
@@ -761,17 +899,23 @@ class Options(_Group):
         return made
 
     def flat(self) -> dict[str, Any]:
-        """Every option by dotted name ("Training.gradientAccumulation"), with a value that JSON can hold."""
+        """Every option by dotted name ("Training.gradientAccumulation"), with a value that JSON can
+        hold.
+        """
         made = dict(self._flat())
         for name in _GROUPS:
             made |= dict(getattr(self, name)._flat(f"{name}."))
         return made
 
     def toDict(self) -> dict[str, Any]:
-        """`flat`, and what the options and those for training have under PopTorch's names ("replication_factor"), an
-        enumeration as its number: Lightning's IPUStrategy reads these."""
+        """`flat`, and what the options and those for training have under PopTorch's names
+        ("replication_factor"), an enumeration as its number: Lightning's IPUStrategy reads these.
+        """
         named = {**self._values, **self.Training._values}
-        numbers = {name: value.value if isinstance(value, Enum) else _json(value) for name, value in named.items()}
+        numbers = {
+            name: value.value if isinstance(value, Enum) else _json(value)
+            for name, value in named.items()
+        }
         return {**self.flat(), **numbers}
 
     def _freeze(self, frozen: bool = True) -> None:
@@ -790,7 +934,8 @@ def _engine_options_of(environment: Mapping[str, str]) -> dict[str, Any]:
         raise UsageError(f"{ENGINE_OPTIONS_VARIABLE} is not JSON ({error}): {text!r}") from None
     if not isinstance(options, dict):
         raise UsageError(
-            f'{ENGINE_OPTIONS_VARIABLE} is a JSON object such as {{"autoReport.all": "true"}}, not {text!r}'
+            f'{ENGINE_OPTIONS_VARIABLE} is a JSON object such as {{"autoReport.all": "true"}}, not'
+            f" {text!r}"
         )
     return options
 
@@ -803,7 +948,9 @@ def _engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _call(options: Options, line: str, place: str) -> None:
-    """Run ``Group.method(arguments)`` on ``options``; arguments are literals and members of our enums."""
+    """Run ``Group.method(arguments)`` on ``options``; arguments are literals and members of our
+    enums.
+    """
     try:
         call = ast.parse(line, mode="eval").body
         if not isinstance(call, ast.Call):

@@ -1,4 +1,5 @@
-"""PopART's enumerations that PopTorch scripts give to ``Options._Popart.set``; `ipu-run` calls this module ``popart``.
+"""PopART's enumerations that PopTorch scripts give to ``Options._Popart.set``; `ipu-run` calls this
+module ``popart``.
 
 Values are those of popart's ``sessionoptions.hpp``.
 """
@@ -8,13 +9,20 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NoReturn
 
-RecomputationType = IntEnum("RecomputationType", "NoRecompute Standard NormOnly Pipeline RecomputeAll", start=0)
+RecomputationType = IntEnum(
+    "RecomputationType", "NoRecompute Standard NormOnly Pipeline RecomputeAll", start=0
+)
 SyntheticDataMode = IntEnum("SyntheticDataMode", "Off Zeros RandomNormal RandomUniform", start=0)
 SubgraphCopyingStrategy = IntEnum("SubgraphCopyingStrategy", "OnEnterAndExit JustInTime", start=0)
 AccumulateOuterFragmentSchedule = IntEnum(
-    "AccumulateOuterFragmentSchedule", "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized", start=0
+    "AccumulateOuterFragmentSchedule",
+    "Scheduler Serial OverlapCycleOptimized OverlapMemoryOptimized",
+    start=0,
 )
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise AttributeError(f"popart.{name} is part of PopART, which IPUscope does not have; its options' values are here")
+    raise AttributeError(
+        f"popart.{name} is part of PopART, which IPUscope does not have; its options' values are"
+        " here"
+    )

@@ -1,4 +1,6 @@
-"""PopTorch's core is compiled for its own PopART and is not here; scripts import its name all the same."""
+"""PopTorch's core is compiled for its own PopART and is not here; scripts import its name all the
+same.
+"""
 
 from __future__ import annotations
 
@@ -25,4 +27,6 @@ class TestErrorType(Enum):
 
 
 def __getattr__(name: str) -> NoReturn:
-    raise AttributeError(f"poptorch_core.{name} is part of PopTorch's compiled core, which IPUscope does not have")
+    raise AttributeError(
+        f"poptorch_core.{name} is part of PopTorch's compiled core, which IPUscope does not have"
+    )

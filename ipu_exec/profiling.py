@@ -1,8 +1,10 @@
-"""``poptorch.profiling``: what a script does on the host, as a trace that Perfetto and chrome://tracing open.
+"""``poptorch.profiling``: what a script does on the host, as a trace that Perfetto and
+chrome://tracing open.
 
-PopTorch writes such tracepoints for PopVision's system analyser where ``PVTI_OPTIONS`` asks for it; so it is here, with
-``{"enable": "true", "directory": "."}``: each process writes ``host-<pid>.trace.json`` there when it ends. Without it a
-channel does nothing. What the modelled IPUs do is in the profile (``ipu-report trace``), on a clock of its own.
+PopTorch writes such tracepoints for PopVision's system analyser where ``PVTI_OPTIONS`` asks for it;
+so it is here, with ``{"enable": "true", "directory": "."}``: each process writes
+``host-<pid>.trace.json`` there when it ends. Without it a channel does nothing. What the modelled
+IPUs do is in the profile (``ipu-report trace``), on a clock of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Channel:
             trace.add(self._name, f"{self._name}.{name}", start, time.time_ns())
 
     def instrument(self, obj: Any, *methods: str) -> Any:
-        """Have each call of these methods of ``obj`` be a tracepoint. Gives ``obj``. Error where it has not one."""
+        """Have each call of these methods of ``obj`` be a tracepoint. Gives ``obj``. Error where it
+        has not one.
+        """
         for name in methods:
             method = getattr(obj, name, None)
             if not callable(method):
@@ -73,7 +77,14 @@ class _Trace:
         """Times in nanoseconds; the format's are microseconds."""
         where = {"pid": os.getpid(), "tid": threading.get_ident()}
         self._events.append(
-            {"name": name, "cat": channel, "ph": "X", "ts": start / 1e3, "dur": (end - start) / 1e3, **where}
+            {
+                "name": name,
+                "cat": channel,
+                "ph": "X",
+                "ts": start / 1e3,
+                "dur": (end - start) / 1e3,
+                **where,
+            }
         )
 
     def write(self) -> None:

@@ -1,8 +1,8 @@
 """Weights that differ between replicas: PopTorch's ``replicaGrouping``.
 
-The host's parameter has one more dimension, in front: a value for each group of replicas (or for each replica). The
-model on a replica sees its group's value, without that dimension. Gradients are added up within a group only; Mean
-divides them by all replicas, as PopART's loss scaling does.
+The host's parameter has one more dimension, in front: a value for each group of replicas (or for
+each replica). The model on a replica sees its group's value, without that dimension. Gradients are
+added up within a group only; Mean divides them by all replicas, as PopART's loss scaling does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Which of ``replicas`` have the same value of a weight: ``members`` of them, each ``stride`` from the next."""
+    """Which of ``replicas`` have the same value of a weight: ``members`` of them, each ``stride``
+    from the next.
+    """
 
     replicas: int
     members: int
@@ -41,7 +43,9 @@ class Grouping:
         return replica % self.stride if self.stride > 1 else replica // self.members
 
     def row(self, replica: int) -> int:
-        """Where the host's parameter has the value of a replica: where all replicas are read, its group's first."""
+        """Where the host's parameter has the value of a replica: where all replicas are read, its
+        group's first.
+        """
         group = self.group(replica)
         if self.retrieval is VariableRetrievalMode.OnePerGroup:
             return group
@@ -51,25 +55,35 @@ class Grouping:
 Groupings = Mapping[str, Grouping]
 
 
-def resolve(model: torch.nn.Module, asked: Mapping[str, tuple[Any, Any, Any]], replicas: int) -> dict[str, Grouping]:
-    """The groupings of parameters by name, from what ``replicaGrouping`` was told. Error where one cannot be."""
+def resolve(
+    model: torch.nn.Module, asked: Mapping[str, tuple[Any, Any, Any]], replicas: int
+) -> dict[str, Grouping]:
+    """The groupings of parameters by name, from what ``replicaGrouping`` was told. Error where one
+    cannot be.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    names = {id(parameter): name for name, parameter in reversed(parameters.items())}  # the first of a tied one
+    names = {
+        id(parameter): name for name, parameter in reversed(parameters.items())
+    }  # the first of a tied one
     found = {}
     for name, (kind, size, retrieval) in asked.items():
         if name not in parameters:
-            raise UsageError(f"replicaGrouping: the model has no parameter {name!r}; it has {', '.join(parameters)}")
+            raise UsageError(
+                f"replicaGrouping: the model has no parameter {name!r}; it has"
+                f" {', '.join(parameters)}"
+            )
         if not isinstance(kind, CommGroupType) or not isinstance(retrieval, VariableRetrievalMode):
             raise UsageError(
-                f"replicaGrouping of {name}: it takes a CommGroupType, the replicas of a group and a "
-                f"VariableRetrievalMode, not {kind!r}, {size!r}, {retrieval!r}"
+                f"replicaGrouping of {name}: it takes a CommGroupType, the replicas of a group and"
+                f" a VariableRetrievalMode, not {kind!r}, {size!r}, {retrieval!r}"
             )
         if kind is CommGroupType.All:
             continue
         members = 1 if kind is CommGroupType.NoGrouping else size
         if not isinstance(members, int) or members < 1 or replicas % members:
             raise UsageError(
-                f"replicaGrouping of {name}: groups of {members!r} replicas do not divide replicationFactor {replicas}"
+                f"replicaGrouping of {name}: groups of {members!r} replicas do not divide"
+                f" replicationFactor {replicas}"
             )
         stride = replicas // members if kind is CommGroupType.Orthogonal else 1
         grouping = Grouping(replicas, members, stride, retrieval)
@@ -77,8 +91,9 @@ def resolve(model: torch.nn.Module, asked: Mapping[str, tuple[Any, Any, Any]], r
         if shape[:1] != (grouping.rows,):
             what = "groups" if retrieval is VariableRetrievalMode.OnePerGroup else "replicas"
             raise UsageError(
-                f"replicaGrouping of {name}: its shape is {shape}, and the first dimension is to be {grouping.rows}, "
-                f"one value for each of the {what}. Stack the values along dimension 0"
+                f"replicaGrouping of {name}: its shape is {shape}, and the first dimension is to be"
+                f" {grouping.rows}, one value for each of the {what}. Stack the values along"
+                " dimension 0"
             )
         found[names[id(parameters[name])]] = grouping
     return found
@@ -86,11 +101,15 @@ def resolve(model: torch.nn.Module, asked: Mapping[str, tuple[Any, Any, Any]], r
 
 def check_optimiser(optimizer: torch.optim.Optimizer, groupings: Groupings) -> None:
     """Error for an update that mixes values of different replicas, as a norm over them would."""
-    norms = type(optimizer).__name__ in ("LAMB", "LARS") or getattr(optimizer, "max_grad_norm", None) is not None
+    norms = (
+        type(optimizer).__name__ in ("LAMB", "LARS")
+        or getattr(optimizer, "max_grad_norm", None) is not None
+    )
     if groupings and norms:
         raise UsageError(
-            f"replicaGrouping of {next(iter(groupings))}: {type(optimizer).__name__} takes norms of whole tensors, "
-            "which would mix the values of different replicas. Use SGD, Adam, AdamW or RMSprop, without max_grad_norm"
+            f"replicaGrouping of {next(iter(groupings))}: {type(optimizer).__name__} takes norms of"
+            " whole tensors, which would mix the values of different replicas. Use SGD, Adam,"
+            " AdamW or RMSprop, without max_grad_norm"
         )
 
 
@@ -117,10 +136,14 @@ def spread(model: torch.nn.Module, groupings: Groupings) -> None:
 def one_replica(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, groupings: Groupings
 ) -> Iterator[None]:
-    """Give model and optimiser parameters of the size that a replica has, while the model is compiled."""
+    """Give model and optimiser parameters of the size that a replica has, while the model is
+    compiled.
+    """
     parameters = dict(model.named_parameters())
     small = {
-        id(parameters[name]): torch.nn.Parameter(parameters[name].detach()[0], parameters[name].requires_grad)
+        id(parameters[name]): torch.nn.Parameter(
+            parameters[name].detach()[0], parameters[name].requires_grad
+        )
         for name in groupings
     }
     slots = [(module, name) for module in model.modules() for name in module._parameters]
@@ -147,10 +170,19 @@ class GroupedParameter:
         self._executor, self._name, self._parameter = executor, name, parameter
 
     def replicaGrouping(
-        self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
+        self,
+        comm_group_type: CommGroupType,
+        shards: int,
+        variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Give groups of ``shards`` replicas values of their own. Takes effect at the next compilation."""
-        self._executor.per_replica_params[self._name] = (comm_group_type, shards, variable_retrieval_mode)
+        """Give groups of ``shards`` replicas values of their own. Takes effect at the next
+        compilation.
+        """
+        self._executor.per_replica_params[self._name] = (
+            comm_group_type,
+            shards,
+            variable_retrieval_mode,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parameter, name)

@@ -1,8 +1,8 @@
 """`ipu-run`: run an unmodified PopTorch script on modelled IPUs.
 
-Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its options (`ipu_exec.popart`), and ``pva``
-is `profiler.pva`; nothing else differs from ``python script.py``: ``__main__``, ``sys.argv``, ``sys.path``, exit codes,
-and tracebacks that begin in the script.
+Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its options
+(`ipu_exec.popart`), and ``pva`` is `profiler.pva`; nothing else differs from ``python script.py``:
+``__main__``, ``sys.argv``, ``sys.path``, exit codes, and tracebacks that begin in the script.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from types import ModuleType, TracebackType
 from ipu_exec import machine
 from ipu_exec.accessor import STAND_IN_VARIABLE
 from ipu_exec.errors import Error
-from ipu_exec.options import COMPILE_ONLY_VARIABLE, ENGINE_OPTIONS_VARIABLE, PLACEMENT_VARIABLE, TARGET_VARIABLE
+from ipu_exec.options import (
+    COMPILE_ONLY_VARIABLE,
+    ENGINE_OPTIONS_VARIABLE,
+    PLACEMENT_VARIABLE,
+    TARGET_VARIABLE,
+)
 from ipu_exec.placement_file import load_stages
 
 _STANDS_FOR = {
@@ -53,22 +58,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--autoreport", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/...")
-    parser.add_argument("--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow")
     parser.add_argument(
-        "--placement", metavar="FILE", help="stages from this file (ipu-report rebalance -o) instead of the script's"
+        "--autoreport", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
+    )
+    parser.add_argument(
+        "--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow"
+    )
+    parser.add_argument(
+        "--placement",
+        metavar="FILE",
+        help="stages from this file (ipu-report rebalance -o) instead of the script's",
     )
     parser.add_argument(
         "--ipus",
         type=_count,
         metavar="N",
-        help="put the script's Blocks on N IPUs, split as is quickest: the script is compiled once for their costs "
-        "(it runs up to its first model twice)",
+        help=(
+            "put the script's Blocks on N IPUs, split as is quickest: the script is compiled once"
+            " for their costs (it runs up to its first model twice)"
+        ),
     )
     parser.add_argument(
         "--compile-only",
         action="store_true",
-        help="end when the first model is compiled and its profile written: no numbers are computed",
+        help=(
+            "end when the first model is compiled and its profile written: no numbers are computed"
+        ),
     )
     parser.add_argument("script", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
@@ -104,16 +119,22 @@ def _count(words: str) -> int:
 
 
 def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
-    """The path of a placement of the script's Blocks on so many IPUs, the quickest by the profile of a compile.
+    """The path of a placement of the script's Blocks on so many IPUs, the quickest by the profile
+    of a compile.
 
-    The file lasts as long as this process. Error where the script does not compile or no such split can run.
+    The file lasts as long as this process. Error where the script does not compile or no such split
+    can run.
     """
     from profiler import ProfileError, open_report
     from profiler.rebalance import Costs, best_split, placement_file
 
     folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
     atexit.register(folder.cleanup)
-    command = [sys.executable, "-c", "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))",
+    ]
     command += ["--compile-only", "--autoreport", folder.name, script, *arguments]
     # What this process imports from where, its child does too, wherever it was started.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path for path in sys.path if path])}
@@ -136,8 +157,11 @@ def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
         json.dump(placement_file(costs, split.prediction.assignment), file)
     spans = split.prediction.assignment.spans(len(costs))
     said = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
-    print(f"ipu-run: on {ipus} IPUs: {said} ({split.prediction.total:,} cycles a weight update predicted)",
-          file=sys.stderr)  # fmt: skip
+    print(
+        f"ipu-run: on {ipus} IPUs: {said} ({split.prediction.total:,} cycles a weight update"
+        " predicted)",
+        file=sys.stderr,
+    )
     return path
 
 
@@ -150,7 +174,8 @@ def _with_autoreport(directory: str) -> str:
 
 
 def stand_in() -> None:
-    """Make our packages answer to the vendor's names, each module under both, so that its classes exist once.
+    """Make our packages answer to the vendor's names, each module under both, so that its classes
+    exist once.
 
     Processes that load data are told by the environment to do so too.
     """
@@ -165,7 +190,9 @@ def stand_in() -> None:
 
 
 def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
-    """Run the source as ``python script arguments`` would. Gives 1 where it raised, and prints the traceback."""
+    """Run the source as ``python script arguments`` would. Gives 1 where it raised, and prints the
+    traceback.
+    """
     module = ModuleType("__main__")
     module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = module  # for good: what runs at exit, and pickles, look for it there

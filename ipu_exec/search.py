@@ -1,4 +1,6 @@
-"""PopTorch's operators that look for something: farthest and nearest points, and the likeliest labels (CTC)."""
+"""PopTorch's operators that look for something: farthest and nearest points, and the likeliest
+labels (CTC).
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,19 @@ from itertools import pairwise
 import torch
 
 from ipu_exec.errors import UsageError
-from ipu_exec.lowering import search as _lowerings  # noqa: F401  (importing it registers their lowerings)
 from ipu_exec.ops import check_tensor
 
 Batch = list[int] | torch.Tensor
 
 
-def fps(src: torch.Tensor, ptr: list[int], ratio: float = 0.5, random_start: bool = False) -> torch.Tensor:
+def fps(
+    src: torch.Tensor, ptr: list[int], ratio: float = 0.5, random_start: bool = False
+) -> torch.Tensor:
     """Farthest point sampling (Qi et al., PointNet++, arXiv:1706.02413): indices of rows.
 
-    ``ceil(ratio * n)`` of the n rows of each sample are taken, each the one farthest from those before, starting at the
-    first (or a random one). ``src`` is [points, features]; sample b has the rows ``ptr[b]`` to ``ptr[b + 1]``.
+    ``ceil(ratio * n)`` of the n rows of each sample are taken, each the one farthest from those
+    before, starting at the first (or a random one). ``src`` is [points, features]; sample b has the
+    rows ``ptr[b]`` to ``ptr[b + 1]``.
     """
     check_tensor("fps", src)
     if not isinstance(ptr, list) or len(ptr) < 2 or not all(isinstance(item, int) for item in ptr):
@@ -59,14 +63,17 @@ def nearest(
 ) -> torch.Tensor:
     """For each row of ``x`` the index of the nearest row of ``y``.
 
-    ``batch_x`` and ``batch_y`` give each row its sample (sorted); then rows of the same sample only are compared.
-    Error where one is given without the other.
+    ``batch_x`` and ``batch_y`` give each row its sample (sorted); then rows of the same sample only
+    are compared. Error where one is given without the other.
     """
     check_tensor("nearest", x, y)
     if (batch_x is None) != (batch_y is None):
         raise UsageError("nearest: batch_x and batch_y are given both, or neither")
     return _nearest(
-        x.detach(), y.detach(), _batch(batch_x, x.shape[0], "batch_x"), _batch(batch_y, y.shape[0], "batch_y")
+        x.detach(),
+        y.detach(),
+        _batch(batch_x, x.shape[0], "batch_x"),
+        _batch(batch_y, y.shape[0], "batch_y"),
     )
 
 
@@ -77,7 +84,9 @@ def _batch(batch: Batch | None, rows: int, name: str) -> torch.Tensor | None:
         raise UsageError(f"nearest: {name} is a list or a tensor, not {type(batch).__name__}")
     made = torch.tensor(batch) if isinstance(batch, list) else batch
     if tuple(made.shape) != (rows,):
-        raise UsageError(f"nearest: {name} has the shape {tuple(made.shape)}, but there are {rows} rows")
+        raise UsageError(
+            f"nearest: {name} has the shape {tuple(made.shape)}, but there are {rows} rows"
+        )
     return made
 
 
@@ -92,29 +101,37 @@ def _nearest(
 
 
 @_nearest.register_fake
-def _(x: torch.Tensor, y: torch.Tensor, batch_x: torch.Tensor | None, batch_y: torch.Tensor | None) -> torch.Tensor:
+def _(
+    x: torch.Tensor, y: torch.Tensor, batch_x: torch.Tensor | None, batch_y: torch.Tensor | None
+) -> torch.Tensor:
     return x.new_empty(x.shape[0], dtype=torch.int64)
 
 
 def ctc_beam_search_decoder(
-    probs: torch.Tensor, lengths: torch.Tensor, blank: int = 0, beam_width: int = 100, top_paths: int = 1
+    probs: torch.Tensor,
+    lengths: torch.Tensor,
+    blank: int = 0,
+    beam_width: int = 100,
+    top_paths: int = 1,
 ) -> list[torch.Tensor]:
-    """The likeliest label sequences (prefix beam search, Graves and Jaitly 2014; repeats and blanks merged).
+    """The likeliest label sequences (prefix beam search, Graves and Jaitly 2014; repeats and blanks
+    merged).
 
-    ``probs``: log probabilities [time, batch, classes]; ``lengths``: time steps of each entry [batch]. Gives the paths'
-    log probabilities [batch, paths], their lengths [batch, paths] and labels [batch, paths, time], where what is beyond
-    a path's length is ``blank``. A path that there is not has the log probability -inf and the length 0.
+    ``probs``: log probabilities [time, batch, classes]; ``lengths``: time steps of each entry
+    [batch]. Gives the paths' log probabilities [batch, paths], their lengths [batch, paths] and
+    labels [batch, paths, time], where what is beyond a path's length is ``blank``. A path that
+    there is not has the log probability -inf and the length 0.
     """
     check_tensor("ctc_beam_search_decoder", probs, lengths)
     if probs.dim() != 3 or tuple(lengths.shape) != (probs.shape[1],):
         raise UsageError(
-            f"ctc_beam_search_decoder: probs is [time, batch, classes] and lengths [batch], not {tuple(probs.shape)} "
-            f"and {tuple(lengths.shape)}"
+            "ctc_beam_search_decoder: probs is [time, batch, classes] and lengths [batch], not"
+            f" {tuple(probs.shape)} and {tuple(lengths.shape)}"
         )
     if not 0 <= blank < probs.shape[2] or not 1 <= top_paths <= beam_width:
         raise UsageError(
-            f"ctc_beam_search_decoder: blank {blank} is one of {probs.shape[2]} classes and top_paths {top_paths} at "
-            f"least 1 and at most beam_width {beam_width}"
+            f"ctc_beam_search_decoder: blank {blank} is one of {probs.shape[2]} classes and"
+            f" top_paths {top_paths} at least 1 and at most beam_width {beam_width}"
         )
     return list(_ctc(probs.detach(), lengths, blank, beam_width, top_paths))
 
@@ -148,13 +165,17 @@ def _(
 
 
 def _beams(rows: list[list[float]], blank: int, width: int) -> list[tuple[tuple[int, ...], float]]:
-    """Paths with their log probability, likeliest first. A beam has two: ending in a blank, and in its last label."""
+    """Paths with their log probability, likeliest first. A beam has two: ending in a blank, and in
+    its last label.
+    """
     none = -math.inf
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, none)}
     for row in rows:
         found: dict[tuple[int, ...], tuple[float, float]] = {}
 
-        def add(path: tuple[int, ...], ends_blank: float, ends_label: float, found: dict = found) -> None:
+        def add(
+            path: tuple[int, ...], ends_blank: float, ends_label: float, found: dict = found
+        ) -> None:
             old = found.get(path, (none, none))
             found[path] = (_log_add(old[0], ends_blank), _log_add(old[1], ends_label))
 

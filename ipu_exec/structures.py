@@ -1,6 +1,7 @@
 """Containers of tensors that PyTorch does not know: users' own classes, and classes made from dict.
 
-PyTorch's pytree is what captures, cuts and joins nested inputs and outputs; here it learns of further types.
+PyTorch's pytree is what captures, cuts and joins nested inputs and outputs; here it learns of
+further types.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from ipu_exec.errors import UsageError
 
 
 class ICustomArgParser(ABC):
-    """Takes a user's structure apart into tensors and puts it together again; see `registerCustomArgParser`."""
+    """Takes a user's structure apart into tensors and puts it together again; see
+    `registerCustomArgParser`.
+    """
 
     @abstractmethod
     def yieldTensors(self, struct: Any) -> Iterable[torch.Tensor]:
@@ -24,7 +27,9 @@ class ICustomArgParser(ABC):
 
     @abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """A structure like ``original_structure`` with the iterator's tensors, in the order of `yieldTensors`."""
+        """A structure like ``original_structure`` with the iterator's tensors, in the order of
+        `yieldTensors`.
+        """
 
 
 _PARSERS: dict[type, ICustomArgParser] = {}
@@ -34,7 +39,8 @@ def registerCustomArgParser(typename: type, parser: ICustomArgParser) -> None:
     """Take instances of ``typename``, and of classes made from it, as inputs and outputs of models."""
     if not isinstance(typename, type) or not isinstance(parser, ICustomArgParser):
         raise UsageError(
-            f"registerCustomArgParser takes a class and an ICustomArgParser, not {typename!r} and {parser!r}"
+            f"registerCustomArgParser takes a class and an ICustomArgParser, not {typename!r} and"
+            f" {parser!r}"
         )
     _PARSERS[typename] = parser
 
@@ -45,7 +51,9 @@ def parser_of(value: object) -> ICustomArgParser | None:
 
 
 class _Like:
-    """What is rebuilt from: equal for structures of one class, so that trees of different tensors compare equal."""
+    """What is rebuilt from: equal for structures of one class, so that trees of different tensors
+    compare equal.
+    """
 
     def __init__(self, structure: Any) -> None:
         self.structure = structure
@@ -61,7 +69,9 @@ class _Like:
 
 
 def learn(tree: Any) -> None:
-    """Make pytree know every container in ``tree`` that it takes for a leaf and that can be taken apart."""
+    """Make pytree know every container in ``tree`` that it takes for a leaf and that can be taken
+    apart.
+    """
     while unknown := next((leaf for leaf in tree_leaves(tree) if _can_be_taken_apart(leaf)), None):
         _register(type(unknown))
 

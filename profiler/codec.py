@@ -1,8 +1,9 @@
 """How an integer array becomes a small blob: differences, bytes of equal weight together, zstd.
 
-Neighbouring tiles hold neighbouring values and time stamps grow, so differences are small; with their high
-bytes side by side (all zero) zstd does the rest. The narrowest of 1, 2, 4 or 8 bytes that holds the values is
-kept beside the blob as ``dtype`` ("<i1" ... "<i8"), the number of elements as ``length``.
+Neighbouring tiles hold neighbouring values and time stamps grow, so differences are small; with
+their high bytes side by side (all zero) zstd does the rest. The narrowest of 1, 2, 4 or 8 bytes
+that holds the values is kept beside the blob as ``dtype`` ("<i1" ... "<i8"), the number of elements
+as ``length``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ class Coded:
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
-    """The same integers in the narrowest little-endian signed type; ValueError for anything but integers in a row."""
+    """The same integers in the narrowest little-endian signed type; ValueError for anything but
+    integers in a row.
+    """
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iub":
-        raise ValueError(f"a vector must be integers in one dimension, not {array.dtype} of shape {array.shape}")
+        raise ValueError(
+            f"a vector must be integers in one dimension, not {array.dtype} of shape {array.shape}"
+        )
     if len(array) > MAX_LENGTH:
         raise ValueError(f"a vector may have {MAX_LENGTH} elements, not {len(array)}")
     low, high = (int(array.min()), int(array.max())) if len(array) else (0, 0)
@@ -56,8 +61,8 @@ def encode(values: np.ndarray) -> Coded:
 def decode(dtype: str, length: int, data: bytes, max_length: int = MAX_LENGTH) -> np.ndarray:
     """The int64 array behind a blob. ValueError says what is wrong with it.
 
-    Nothing is allocated before type, length and the size that the frame itself declares agree and are within
-    bounds: a bomb costs no more than its own bytes.
+    Nothing is allocated before type, length and the size that the frame itself declares agree and
+    are within bounds: a bomb costs no more than its own bytes.
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown element type {dtype!r}")
@@ -74,11 +79,15 @@ def decode(dtype: str, length: int, data: bytes, max_length: int = MAX_LENGTH) -
         if expected == 0:
             return np.zeros(0, dtype=np.int64)
         # python-zstandard refuses a frame that unpacks to more than it declares.
-        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=expected, allow_extra_data=False)
+        raw = zstandard.ZstdDecompressor().decompress(
+            data, max_output_size=expected, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise ValueError(f"a damaged blob ({error})") from error
     if len(raw) != expected:
         raise ValueError(f"a blob of {len(raw)} bytes where {length} elements take {expected}")
-    differences = np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(size, length).T).view(f"<u{size}")
+    differences = np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(size, length).T).view(
+        f"<u{size}"
+    )
     values = np.cumsum(differences.ravel(), dtype=f"<u{size}").view(dtype)
     return values.astype(np.int64)

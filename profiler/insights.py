@@ -1,6 +1,8 @@
-"""Sentences with numbers: what limits a run, what acting on it would gain, where to look and what to change.
+"""Sentences with numbers: what limits a run, what acting on it would gain, where to look and what
+to change.
 
-Gains are predictions of the profile's own costs (`profiler.rebalance`), cycles a weight update unless said.
+Gains are predictions of the profile's own costs (`profiler.rebalance`), cycles a weight update
+unless said.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is 
 
 @dataclass(frozen=True)
 class Insight:
-    """One finding. ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown.
+    """One finding. ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0
+    where unknown.
 
     ``where`` is a page of the viewer with its parameters; ``action`` what to change.
     """
@@ -45,8 +48,14 @@ def insights(report: Report) -> list[Insight]:
     """What there is to say, what gains most cycles first, then bytes, then the rest."""
     found: list[Insight] = [*_overflow(report)]
     pace, costs = analysis.pace(report), _costs(report)
-    present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus)) if costs is not None else None
-    if not pace.cycles and costs is not None and present is not None:  # compiled only: as the schedule has it
+    present = (
+        what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
+        if costs is not None
+        else None
+    )
+    if (
+        not pace.cycles and costs is not None and present is not None
+    ):  # compiled only: as the schedule has it
         pace = analysis.Pace(present.total, costs.micro_batches, present.samples_per_second)
     if pace.cycles:
         of_cycles: list[Insight] = []
@@ -77,10 +86,14 @@ def _overflow(report: Report) -> list[Insight]:
         if over:
             tile = int(tiles["overflow"].to_numpy().argmax())
             live = report.live_variables(ipu, int(tiles["peak_step"].iloc[tile]), tile).head(3)
-            largest = ", ".join(f"{name} ({size:,} B)" for name, size in zip(live["name"], live["bytes"], strict=True))
+            largest = ", ".join(
+                f"{name} ({size:,} B)"
+                for name, size in zip(live["name"], live["bytes"], strict=True)
+            )
             found.append(
                 Insight(
-                    f"IPU {ipu} overflows: {int((tiles['overflow'] > 0).sum()):,} tiles hold more than they have",
+                    f"IPU {ipu} overflows: {int((tiles['overflow'] > 0).sum()):,} tiles hold more"
+                    " than they have",
                     f"Tile {tile} is {over:,} bytes over. The largest things there: {largest}.",
                     "Give the stage fewer Blocks, or keep its optimiser state off the chip"
                     + (" or in parts on the replicas" if report.target.num_replicas > 1 else ""),
@@ -95,34 +108,47 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
     stages = report.stages
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     mean = float(stages["cycles"].mean())
-    ops = report.ops[(report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")]
+    ops = report.ops[
+        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")
+    ]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
-    most = f" {share:.0%} of it is {largest['name']}." if largest is not None and share >= _MUCH else ""
+    most = (
+        f" {share:.0%} of it is {largest['name']}."
+        if largest is not None and share >= _MUCH
+        else ""
+    )
     best: Split | None = None
     for count in range(1, len(costs.ipus) + 1):
         try:
             split = best_split(costs, count)
         except ValueError:
             continue
-        if not split.prediction.problems and (best is None or split.prediction.total < best.prediction.total):
+        if not split.prediction.problems and (
+            best is None or split.prediction.total < best.prediction.total
+        ):
             best = split
     gain = present.total - best.prediction.total if best is not None else 0
-    title = f"stage {slowest['stage']} takes {slowest['cycles'] / max(1.0, mean):.2f} × the mean stage"
+    title = (
+        f"stage {slowest['stage']} takes {slowest['cycles'] / max(1.0, mean):.2f} × the mean stage"
+    )
     if best is None or gain <= 0:
         if len(costs.ipus) == 1 or int(slowest["cycles"]) <= 1.1 * mean:
             return []
         if_even = present.total - what_if(_even(costs), present.assignment).total
         detail = (
-            f"The others wait for it.{most} No split of these Blocks is better. With smaller ones and all stages even "
-            f"{_turn(costs)} would take about {if_even:,} cycles less."
+            f"The others wait for it.{most} No split of these Blocks is better. With smaller ones"
+            f" and all stages even {_turn(costs)} would take about {if_even:,} cycles less."
         )
         action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
         return [Insight(title, detail, action, "/rebalance", if_even)]
     moves = best.why[-1]
     used = len(best.prediction.assignment.ipus)
     fewer = f" on {used} IPUs" if used < len(costs.ipus) else ""
-    detail = f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer cycles."
+    detail = (
+        f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer"
+        " cycles."
+    )
     starts = ",".join(str(first) for first in best.prediction.assignment.starts)
     return [Insight(title, detail, "Change the Stage list so", f"/rebalance?starts={starts}", gain)]
 
@@ -132,13 +158,17 @@ def _even(costs: Costs) -> Costs:
     of_stage = np.bincount(costs.stage, costs.forward + costs.backward)
     scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
     cycles = ("forward", "backward", "again", "again_end", "again_final")
-    return replace(costs, **{name: (getattr(costs, name) * scale).astype(np.int64) for name in cycles})
+    return replace(
+        costs, **{name: (getattr(costs, name) * scale).astype(np.int64) for name in cycles}
+    )
 
 
 def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     if not costs.pipelined:
         return []
-    longer = what_if(replace(costs, micro_batches=costs.micro_batches * _MORE_MICRO_BATCHES), present.assignment)
+    longer = what_if(
+        replace(costs, micro_batches=costs.micro_batches * _MORE_MICRO_BATCHES), present.assignment
+    )
     gain = present.total - longer.total // _MORE_MICRO_BATCHES
     if len(report.runs):
         cycles = report.pipeline_cycles(0, 0)
@@ -151,9 +181,11 @@ def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     name = "gradient accumulation" if costs.training else "device iterations"
     return [
         Insight(
-            f"ramp-up and ramp-down take {ramps / max(1, int(lengths.sum())):.0%} of {_turn(costs)}",
+            f"ramp-up and ramp-down take {ramps / max(1, int(lengths.sum())):.0%} of"
+            f" {_turn(costs)}",
             f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each time.",
-            f"{name} of {more} instead of {costs.micro_batches} would take {gain:,} cycles less for as many samples",
+            f"{name} of {more} instead of {costs.micro_batches} would take {gain:,} cycles less for"
+            " as many samples",
             "/pipeline",
             gain,
         )
@@ -164,14 +196,20 @@ def _host(costs: Costs, present: Prediction) -> list[Insight]:
     none, now = np.zeros(len(costs), dtype=np.int64), present.total
     without = replace(costs, stream_in=none, stream_out=none, load=none, unload=none)
     gain = now - what_if(without, present.assignment).total
-    less = "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device"
+    less = (
+        "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device"
+    )
     overlapped = bool(len(costs.load) and (costs.load.any() or costs.unload.any()))
     if overlapped:
         detail = (
-            "What I/O tiles move takes longer than the work beside it, or comes before the first and after the last."
+            "What I/O tiles move takes longer than the work beside it, or comes before the first"
+            " and after the last."
         )
     else:
-        detail = "Inputs and outputs move at the start and end of each pipeline cycle, while nobody computes."
+        detail = (
+            "Inputs and outputs move at the start and end of each pipeline cycle, while nobody"
+            " computes."
+        )
     alone = len(costs.ipus) == 1 or not costs.pipelined  # PopTorch refuses it in a pipeline
     if alone and not overlapped and costs.micro_batches > 1:
         unload = none if costs.stream_out_once else costs.stream_out
@@ -179,12 +217,14 @@ def _host(costs: Costs, present: Prediction) -> list[Insight]:
         kept = moved if costs.stream_out_once else replace(moved, stream_out=none)
         saved = now - what_if(kept, present.assignment).total
         less = (
-            f"Have I/O tiles move them beside computing, which saves at most {saved:,}: ShardedExecution, "
-            f"TensorLocations.numIOTiles(32), set_overlap_for_input and OutputMode.Sum or All. {less}"
+            f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
+            " ShardedExecution, TensorLocations.numIOTiles(32), set_overlap_for_input and"
+            f" OutputMode.Sum or All. {less}"
         )
     return [
         Insight(
-            f"host I/O keeps all IPUs waiting for {gain:,} cycles of {_turn(costs)}, {gain / max(1, now):.0%} of it",
+            f"host I/O keeps all IPUs waiting for {gain:,} cycles of {_turn(costs)},"
+            f" {gain / max(1, now):.0%} of it",
             detail,
             less,
             "/pipeline",
@@ -199,7 +239,11 @@ def _turn(costs: Costs) -> str:
 
 def _balance(report: Report, pace: analysis.Pace) -> list[Insight]:
     ops = analysis.operators(report)
-    slow = report.stages.iloc[int(report.stages["cycles"].to_numpy().argmax())]["stage"] if len(report.stages) else -1
+    slow = (
+        report.stages.iloc[int(report.stages["cycles"].to_numpy().argmax())]["stage"]
+        if len(report.stages)
+        else -1
+    )
     ops = ops[(ops["stage"] == slow) & (ops["direction"].isin(["forward", "backward"]))]
     found = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
@@ -208,9 +252,11 @@ def _balance(report: Report, pace: analysis.Pace) -> list[Insight]:
         found.append(
             Insight(
                 f"{row.name} uses its tiles unevenly, in the slowest stage",
-                f"{int(row.tiles):,} of {tiles:,} tiles work in its widest step; its compute is {row.balance:.0%} "
-                f"balanced, which costs {int(row.lost_cycles):,} cycles a micro-batch.",
-                "Change its sizes towards multiples of the tiles, or give it more memory (availableMemoryProportion)",
+                f"{int(row.tiles):,} of {tiles:,} tiles work in its widest step; its compute is"
+                f" {row.balance:.0%} balanced, which costs {int(row.lost_cycles):,} cycles a"
+                " micro-batch.",
+                "Change its sizes towards multiples of the tiles, or give it more memory"
+                " (availableMemoryProportion)",
                 f"/operations?op={row.id}",
                 int(row.lost_cycles) * pace.micro_batches,
             )
@@ -227,8 +273,13 @@ def _memory(report: Report) -> list[Insight]:
     found = [
         Insight(
             f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
-            f"{limit - int(fullest[ipu]):,} bytes of it are free: a micro-batch may grow until it is full.",
-            "A larger micro-batch uses the tiles better" if fullest[ipu] < 0.7 * limit else "Little room is left here",
+            f"{limit - int(fullest[ipu]):,} bytes of it are free: a micro-batch may grow until it"
+            " is full.",
+            (
+                "A larger micro-batch uses the tiles better"
+                if fullest[ipu] < 0.7 * limit
+                else "Little room is left here"
+            ),
             f"/memory?ipu={ipu}",
         )
     ]
@@ -241,7 +292,9 @@ def _memory(report: Report) -> list[Insight]:
 
 
 def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
-    """What it would take to keep optimiser state in streaming memory; the slowest IPU sets the time."""
+    """What it would take to keep optimiser state in streaming memory; the slowest IPU sets the
+    time.
+    """
     if report.options.get("TensorLocations.locationOptimizer.onChipStorage") is False:
         return []
     pace = analysis.pace(report)
@@ -254,9 +307,11 @@ def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
     return [
         Insight(
             f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}",
-            f"It is needed once a weight update. Off the chip, to read and write {int(total.max()):,} bytes of the IPU "
-            f"with most would cost about {cost:,.0f} cycles an update{share}.",
-            "Keep it off the chip: TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
+            "It is needed once a weight update. Off the chip, to read and write"
+            f" {int(total.max()):,} bytes of the IPU with most would cost about {cost:,.0f} cycles"
+            f" an update{share}.",
+            "Keep it off the chip: TensorLocations.setOptimizerLocation(..."
+            " useOnChipStorage(False))",
             f"/memory?ipu={ipu}",
             gain_bytes=size,
         )
@@ -266,7 +321,10 @@ def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
 def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
     """What replicated tensor sharding would free: all but 1/R of the states that are large enough."""
     replicas = report.target.num_replicas
-    if replicas == 1 or report.options.get("TensorLocations.locationOptimizer.replicatedTensorSharding") is True:
+    if (
+        replicas == 1
+        or report.options.get("TensorLocations.locationOptimizer.replicatedTensorSharding") is True
+    ):
         return []
     states = _states(report)
     states = states[states["ipu"] == ipu]
@@ -277,10 +335,13 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
         return []
     return [
         Insight(
-            f"each of {replicas} replicas keeps the same optimiser state, {size:,} bytes of a tile of IPU {ipu}",
-            f"In parts, a replica keeps and updates 1/{replicas} of each tensor of {_LEAST_SHARDED:,} elements or "
-            "more. Gradients are scattered and weights gathered instead of gradients all-reduced: as many bytes.",
-            "Share it out: TensorLocations.setOptimizerLocation(... useReplicatedTensorSharding(True))",
+            f"each of {replicas} replicas keeps the same optimiser state, {size:,} bytes of a tile"
+            f" of IPU {ipu}",
+            f"In parts, a replica keeps and updates 1/{replicas} of each tensor of"
+            f" {_LEAST_SHARDED:,} elements or more. Gradients are scattered and weights gathered"
+            " instead of gradients all-reduced: as many bytes.",
+            "Share it out: TensorLocations.setOptimizerLocation(..."
+            " useReplicatedTensorSharding(True))",
             f"/memory?ipu={ipu}",
             gain_bytes=gain,
         )

@@ -1,8 +1,9 @@
 """Which bytes are live when: sums over variables' intervals, a block of program steps at a time.
 
-An interval is a vector of bytes over tiles, live at the steps ``start <= step < stop``. Adding it at its start
-and taking it off at its stop, and summing along the steps, gives the bytes live at every step on every tile
-(difference and cumulative sum). Blocks keep memory bounded however long the program. All arrays are int64.
+An interval is a vector of bytes over tiles, live at the steps ``start <= step < stop``. Adding it
+at its start and taking it off at its stop, and summing along the steps, gives the bytes live at
+every step on every tile (difference and cumulative sum). Blocks keep memory bounded however long
+the program. All arrays are int64.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ BLOCK_CELLS = 1 << 17  # steps x tiles held at a time: what stays in a core's ca
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Variables' lifetimes: ``vector[i]`` is the row of ``vectors`` [vector, tile] that variable i takes."""
+    """Variables' lifetimes: ``vector[i]`` is the row of ``vectors`` [vector, tile] that variable i
+    takes.
+    """
 
     start: np.ndarray
     stop: np.ndarray
@@ -30,8 +33,12 @@ class Intervals:
         return int(self.vectors.shape[1])
 
     def dtype(self, base: np.ndarray) -> type[np.signedinteger[Any]]:
-        """The integers that hold what could live at once on a tile, with ``base``: half as wide is twice as quick."""
-        widest = self.vectors.max(axis=1, initial=0)[self.vector].sum(dtype=np.float64) + base.max(initial=0)
+        """The integers that hold what could live at once on a tile, with ``base``: half as wide is
+        twice as quick.
+        """
+        widest = self.vectors.max(axis=1, initial=0)[self.vector].sum(dtype=np.float64) + base.max(
+            initial=0
+        )
         return np.int32 if widest < 2**31 else np.int64
 
     def live(self, step: int) -> np.ndarray:
@@ -56,10 +63,11 @@ def total(vectors: np.ndarray, vector: np.ndarray) -> np.ndarray:
 def blocks(
     intervals: Intervals, first: int, last: int, base: np.ndarray, rows: int = 0
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``, ``base`` (over tiles) included.
+    """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``, ``base``
+    (over tiles) included.
 
-    Pieces, of the integers that are wide enough, have ``rows`` steps (0: as many as `BLOCK_CELLS` allows), the last one
-    what is left. A piece is the caller's only until the next one.
+    Pieces, of the integers that are wide enough, have ``rows`` steps (0: as many as `BLOCK_CELLS`
+    allows), the last one what is left. A piece is the caller's only until the next one.
     """
     rows = rows or max(1, BLOCK_CELLS // max(1, intervals.tiles))
     step, row, change = _changes(intervals, first, last)
@@ -70,7 +78,9 @@ def blocks(
         end = min(begin + rows, last)
         piece = np.zeros((end - begin, intervals.tiles), dtype=kind)
         low, high = np.searchsorted(step, (begin, end))
-        for s, r, c in zip(step[low:high].tolist(), row[low:high].tolist(), change[low:high].tolist(), strict=True):
+        for s, r, c in zip(
+            step[low:high].tolist(), row[low:high].tolist(), change[low:high].tolist(), strict=True
+        ):
             piece[s - begin] += c * vectors[r]
         piece[0] += carry
         np.cumsum(piece, axis=0, dtype=kind, out=piece)
@@ -78,8 +88,12 @@ def blocks(
         yield begin, piece
 
 
-def _changes(intervals: Intervals, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step, row of vectors, how many more of it) for ``first < step < last``, sorted, equal ones merged."""
+def _changes(
+    intervals: Intervals, first: int, last: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(step, row of vectors, how many more of it) for ``first < step < last``, sorted, equal ones
+    merged.
+    """
     step = np.concatenate([intervals.start, intervals.stop])
     row = np.concatenate([intervals.vector, intervals.vector])
     change = np.repeat([1, -1], len(intervals.start))
@@ -93,15 +107,22 @@ def _changes(intervals: Intervals, first: int, last: int) -> tuple[np.ndarray, n
     return unique // size, unique % size, merged
 
 
-def byte_map(intervals: Intervals, first: int, last: int, always: np.ndarray | None = None) -> np.ndarray:
+def byte_map(
+    intervals: Intervals, first: int, last: int, always: np.ndarray | None = None
+) -> np.ndarray:
     """Bytes live at each step ``first <= step < last`` on each tile, plus ``always`` (over tiles)."""
     return resampled(intervals, first, last, (last - first, intervals.tiles), always)
 
 
 def resampled(
-    intervals: Intervals, first: int, last: int, shape: tuple[int, int], always: np.ndarray | None = None
+    intervals: Intervals,
+    first: int,
+    last: int,
+    shape: tuple[int, int],
+    always: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`byte_map` in fewer cells, each the maximum of the cells it stands for, so that no peak is lost.
+    """`byte_map` in fewer cells, each the maximum of the cells it stands for, so that no peak is
+    lost.
 
     ``shape`` (steps, tiles) is cut to what there is: nothing is ever stretched.
     """
@@ -124,8 +145,10 @@ def resampled(
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the whole map comes down to. Over steps: ``step_total``, ``max_tile``, ``max_tile_bytes``; over tiles:
-    ``tile_peak`` and the first step at which it is reached, ``tile_peak_step``."""
+    """What the whole map comes down to. Over steps: ``step_total``, ``max_tile``,
+    ``max_tile_bytes``; over tiles: ``tile_peak`` and the first step at which it is reached,
+    ``tile_peak_step``.
+    """
 
     step_total: np.ndarray
     max_tile: np.ndarray

@@ -1,7 +1,8 @@
 """What fills the tiles of an IPU: totals with and without gaps, and by what it is.
 
-Always-live variables add up; the others are overlaid, so that of them counts what is live at one step. Each of the
-two regions of a tile's memory is packed by itself. Units: bytes; arrays are int64 over tiles unless said.
+Always-live variables add up; the others are overlaid, so that of them counts what is live at one
+step. Each of the two regions of a tile's memory is packed by itself. Units: bytes; arrays are int64
+over tiles unless said.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from profiler.liveness import Intervals
 
 @dataclass(frozen=True, slots=True)
 class IpuVariables:
-    """The variables of one IPU as columns, an entry per variable; ``vector`` is a row of ``vectors`` [vector, tile]."""
+    """The variables of one IPU as columns, an entry per variable; ``vector`` is a row of
+    ``vectors`` [vector, tile].
+    """
 
     ipu: int
     steps: int  # program steps of the IPU
@@ -57,21 +60,26 @@ class IpuVariables:
         return Intervals(self.start[mask], self.stop[mask], self.vector[mask], self.vectors)
 
 
-def including_gaps(non_interleaved: np.ndarray, interleaved: np.ndarray, region0_bytes: int) -> np.ndarray:
+def including_gaps(
+    non_interleaved: np.ndarray, interleaved: np.ndarray, region0_bytes: int
+) -> np.ndarray:
     """Bytes a tile takes with gaps: one that uses region 1 counts all of region 0 below it.
 
-    facts/memory.md, TUT4: 1,400 tiles x (212,992 + 6,400) where 36 kB and 6,400 B were in use. What does not
-    fit into region 0 goes on above it.
+    facts/memory.md, TUT4: 1,400 tiles x (212,992 + 6,400) where 36 kB and 6,400 B were in use. What
+    does not fit into region 0 goes on above it.
     """
     below = np.maximum(non_interleaved, region0_bytes)
     return np.where(interleaved > 0, below + interleaved, non_interleaved)
 
 
-def tile_totals(variables: IpuVariables, region0_bytes: int, bytes_per_tile: int) -> dict[str, np.ndarray]:
+def tile_totals(
+    variables: IpuVariables, region0_bytes: int, bytes_per_tile: int
+) -> dict[str, np.ndarray]:
     """The columns of ``Report.tiles``.
 
-    ``total_excluding_gaps`` packs each region at its own worst step, ``peak`` is the worst single step of both
-    together; ``overflow`` is what ``total`` has beyond the tile, ``free`` what the tile has beyond it.
+    ``total_excluding_gaps`` packs each region at its own worst step, ``peak`` is the worst single
+    step of both together; ``overflow`` is what ``total`` has beyond the tile, ``free`` what the
+    tile has beyond it.
     """
     plain, interleaved = variables.peaks(False), variables.peaks(True)
     both = variables.peaks() if interleaved.tile_peak.any() else plain
@@ -91,10 +99,15 @@ def tile_totals(variables: IpuVariables, region0_bytes: int, bytes_per_tile: int
 
 
 def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int]]:
-    """(category, role, bytes, bytes on the fullest tile) of all that is live at a step, largest first."""
+    """(category, role, bytes, bytes on the fullest tile) of all that is live at a step, largest
+    first.
+    """
     found = []
     live = variables.live(step)
-    kinds = {(category, role) for category, role in zip(variables.category[live], variables.role[live], strict=True)}
+    kinds = {
+        (category, role)
+        for category, role in zip(variables.category[live], variables.role[live], strict=True)
+    }
     for category, role in sorted(kinds):
         mask = live & (variables.category == category) & (variables.role == role)
         tiles = liveness.total(variables.vectors, variables.vector[mask])

@@ -1,7 +1,7 @@
 """Bringing a profile of an older format up to the present one.
 
-Format 2 added the plain tables (`profiler.plain`); nothing that format 1 stored has changed, so that our reader reads
-both and only SQL needs the newer one.
+Format 2 added the plain tables (`profiler.plain`); nothing that format 1 stored has changed, so
+that our reader reads both and only SQL needs the newer one.
 """
 
 from __future__ import annotations
@@ -23,24 +23,37 @@ def is_old(report: Report) -> bool:
 
 
 def upgrade(path: str | os.PathLike[str]) -> Path:
-    """Rewrite a finished profile in the present format, in its place; the old one stays until the new one is whole.
+    """Rewrite a finished profile in the present format, in its place; the old one stays until the
+    new one is whole.
 
     ProfileError where it cannot be read, is not finished, or has the present format already.
     """
     with Report(path) as report:
         found = report.path
         if not report.meta["complete"]:
-            raise ProfileError(found, "the profile was not finished", "Run the model again to get a whole one")
+            raise ProfileError(
+                found, "the profile was not finished", "Run the model again to get a whole one"
+            )
         with Reader(found) as reader:
             if reader.version >= schema.VERSION:
-                raise ProfileError(found, f"the profile has format {schema.VERSION} already", "There is nothing to do")
+                raise ProfileError(
+                    found,
+                    f"the profile has format {schema.VERSION} already",
+                    "There is nothing to do",
+                )
             with ProfileWriter(found) as writer:
-                for record in records.STORED:  # in the engine's order: a trace's tasks need the bodies before them
+                for record in (
+                    records.STORED
+                ):  # in the engine's order: a trace's tasks need the bodies before them
                     if record not in records.SINCE_2:
                         writer.add(_rows(reader, record))
                 if reader.count(records.Variable):
                     writer.add(plain.tile_memory(report))
-                kept = {key: value for key, value in reader.meta.items() if key not in ("format", "complete")}
+                kept = {
+                    key: value
+                    for key, value in reader.meta.items()
+                    if key not in ("format", "complete")
+                }
                 writer.meta(**kept)
                 return writer.publish()
 

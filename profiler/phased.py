@@ -1,9 +1,10 @@
 """When each stage of phased execution runs (facts/pipeline.md, 'Phased').
 
-Phases follow each other; the stages of one work at the same time, on an IPU each, unless one needs what another makes.
-The backward takes the phases in reverse. A body begins with what it loads from streaming memory and ends with what it
-stores there. Where two groups of IPUs take turns (parallel), the group that waits loads already while the other
-computes, and stores while the other goes on: about the sum of max(compute, transfer). Else it is the sum of all.
+Phases follow each other; the stages of one work at the same time, on an IPU each, unless one needs
+what another makes. The backward takes the phases in reverse. A body begins with what it loads from
+streaming memory and ends with what it stores there. Where two groups of IPUs take turns (parallel),
+the group that waits loads already while the other computes, and stores while the other goes on:
+about the sum of max(compute, transfer). Else it is the sum of all.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from profiler.schedules import BACKWARD, FORWARD, Costs, Schedule, _finish, _hos
 class Phases:
     """What phased execution knows of each stage, besides its costs.
 
-    ``of_stage``: its phase, not decreasing. ``load`` and ``store``: cycles at the beginning and end of its body for
-    streaming memory, by kind (FORWARD, BACKWARD). ``needs``: (kind, stage, stage of the same phase whose result it
-    needs first).
+    ``of_stage``: its phase, not decreasing. ``load`` and ``store``: cycles at the beginning and end
+    of its body for streaming memory, by kind (FORWARD, BACKWARD). ``needs``: (kind, stage, stage of
+    the same phase whose result it needs first).
     """
 
     of_stage: tuple[int, ...]
@@ -32,7 +33,9 @@ class Phases:
 
 
 def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
-    """One micro-batch after another, each through its phases. A 'pipeline cycle' is one micro-batch here."""
+    """One micro-batch after another, each through its phases. A 'pipeline cycle' is one micro-batch
+    here.
+    """
     host = _host_of_each(costs, micro_batches)
     placed = _place(costs, phases, host.begin)
     tasks = _Tasks()
@@ -61,11 +64,17 @@ def _place(costs: Costs, phases: Phases, begin: int) -> list[tuple[int, int, int
     for kind, phase in runs:
         cost = costs.forward if kind == FORWARD else costs.backward
         # In the model's order, and against it in the backward, each comes after those it needs.
-        mine = sorted((s for s, of in enumerate(phases.of_stage) if of == phase), reverse=kind == BACKWARD)
+        mine = sorted(
+            (s for s, of in enumerate(phases.of_stage) if of == phase), reverse=kind == BACKWARD
+        )
         computed: dict[int, int] = {}
         for stage in mine:
             load, store = phases.load[kind][stage], phases.store[kind][stage]
-            needed = [computed[other] for k, s, other in phases.needs if k == kind and s == stage and other in computed]
+            needed = [
+                computed[other]
+                for k, s, other in phases.needs
+                if k == kind and s == stage and other in computed
+            ]
             data = max([ready, *needed])
             at = max(free[costs.ipus[stage]], data - (load if phases.parallel else 0))
             end = at + cost[stage]

@@ -1,8 +1,9 @@
-"""What vectors hold, as rows: so that plain SQL, and SQL written for the vendor's files, can be asked of a profile.
+"""What vectors hold, as rows: so that plain SQL, and SQL written for the vendor's files, can be
+asked of a profile.
 
-Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on tiles, the steps of
-bodies, the tasks of traces) are therefore also kept as rows, each in its most compact form; the views of
-`profiler.schema` unroll them. Our own reader never uses them.
+Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on
+tiles, the steps of bodies, the tasks of traces) are therefore also kept as rows, each in its most
+compact form; the views of `profiler.schema` unroll them. Our own reader never uses them.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
     last = np.append(first[1:], len(values)) - 1
     here = values[first]
     kept = here != 0
-    for a, b, size in zip(first[kept].tolist(), last[kept].tolist(), here[kept].tolist(), strict=True):
+    for a, b, size in zip(
+        first[kept].tolist(), last[kept].tolist(), here[kept].tolist(), strict=True
+    ):
         yield records.TileRun(vector, a, b, size)
 
 
 def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivity]:
-    """Of each step, from its vectors over tiles; an exchange's tiles are those that receive or send."""
+    """Of each step, from its vectors over tiles; an exchange's tiles are those that receive or
+    send.
+    """
     known: dict[int, tuple[int, int, int, float, float]] = {}
     for step in steps:
         cycles = step.tile_cycles
@@ -43,17 +48,22 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
                 known[id(cycles)] = work(np.asarray(cycles))
             active, first, last, balance, of_active = known[id(cycles)]
         else:
-            moves = [np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None]
+            moves = [
+                np.asarray(one) > 0 for one in (step.bytes_in, step.bytes_out) if one is not None
+            ]
             if len({len(one) for one in moves}) > 1:
-                raise ValueError(f"step {step.id}: bytes in and out are of different numbers of tiles")
+                raise ValueError(
+                    f"step {step.id}: bytes in and out are of different numbers of tiles"
+                )
             active = int(np.logical_or.reduce(moves).sum()) if moves else 0
             first, last, balance, of_active = step.cycles, step.cycles, 1.0, 1.0
         yield records.StepActivity(step.id, active, first, last, balance, of_active, received, sent)
 
 
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
-    """Of cycles over tiles: how many tiles work, cycles until the first and the last of them has finished, and mean
-    over most work, of all tiles and of those."""
+    """Of cycles over tiles: how many tiles work, cycles until the first and the last of them has
+    finished, and mean over most work, of all tiles and of those.
+    """
     busy = cycles[cycles > 0]
     most = int(cycles.max(initial=0))
     if not most:
@@ -91,7 +101,9 @@ def tasks(trace: records.Trace, steps_of: dict[int, int]) -> Iterator[records.Ta
 def _columns(what: str, *vectors: Any) -> list[list[int]]:
     columns = [list(map(int, vector)) for vector in vectors]
     if len({len(column) for column in columns}) > 1:
-        raise ValueError(f"{what}: its vectors have {', '.join(str(len(column)) for column in columns)} entries")
+        raise ValueError(
+            f"{what}: its vectors have {', '.join(str(len(column)) for column in columns)} entries"
+        )
     return columns
 
 
@@ -100,7 +112,9 @@ class Known:
     """What later rows need of earlier ones."""
 
     steps_of: dict[int, int] = field(default_factory=dict)  # body -> its steps
-    traces: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # -> iterations, their cycles and steps
+    traces: dict[int, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # -> iterations, their cycles and steps
     executed: int = 0  # steps of the runs so far
 
     def copy(self) -> Known:
@@ -108,7 +122,8 @@ class Known:
 
 
 def derived(rows: Iterable[Any], known: Known) -> list[Any]:
-    """The rows to keep beside ``rows``, but for variables, whose vectors the writer knows the ids of.
+    """The rows to keep beside ``rows``, but for variables, whose vectors the writer knows the ids
+    of.
 
     ``known`` gains what is among them.
     """
@@ -121,7 +136,11 @@ def derived(rows: Iterable[Any], known: Known) -> list[Any]:
     for trace in of.get(records.Trace, ()):
         added = list(tasks(trace, known.steps_of))
         found += added
-        known.traces[trace.id] = trace.iterations, trace.iteration_cycles, sum(task.steps for task in added)
+        known.traces[trace.id] = (
+            trace.iterations,
+            trace.iteration_cycles,
+            sum(task.steps for task in added),
+        )
     for run in of.get(records.Run, ()):
         iterations, cycles, steps = known.traces.get(run.trace, (0, 0, 0))
         for i in range(iterations):
@@ -135,6 +154,9 @@ def tile_memory(report: Report) -> Iterator[records.TileMemory]:
     """What a report's variables take on each tile: for profiles whose writer did not know."""
     for ipu in range(report.target.num_ipus):
         frame = report.tiles(ipu)
-        columns = [frame[name].tolist() for name in ("total", "total_excluding_gaps", "always_live", "overflow")]
+        columns = [
+            frame[name].tolist()
+            for name in ("total", "total_excluding_gaps", "always_live", "overflow")
+        ]
         for tile, values in enumerate(zip(*columns, strict=True)):
             yield records.TileMemory(ipu, tile, *values)

@@ -1,8 +1,8 @@
 """Reading a profile's tables and vectors, with nothing but numpy, and trusting nothing in the file.
 
-The file is opened strictly read-only. Its header is checked byte by byte before SQLite sees it; views and
-generated columns in it are never read; lengths are checked before anything is allocated. Whatever is wrong is
-a `ProfileError` with the path, the problem and the way out.
+The file is opened strictly read-only. Its header is checked byte by byte before SQLite sees it;
+views and generated columns in it are never read; lengths are checked before anything is allocated.
+Whatever is wrong is a `ProfileError` with the path, the problem and the way out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from profiler import codec, schema
 from profiler.errors import ProfileError
 from profiler.writer import PARTIAL_SUFFIX
 
-# Where a run leaves its profile below a directory (facts/pva.md, 2.3), in the order that is looked for.
+# Where a run leaves its profile below a directory (facts/pva.md, 2.3), in the order that is looked
+# for.
 NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
 
 MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
@@ -64,7 +65,9 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
         problem = "there is no such file"
     unfinished = [str(file) for file in partial if file.is_file()]
     if unfinished:
-        raise ProfileError(given, problem, f"A run that did not finish left {unfinished[0]}: open that")
+        raise ProfileError(
+            given, problem, f"A run that did not finish left {unfinished[0]}: open that"
+        )
     raise ProfileError(given, problem, "Run a model with autoreport=True to get a profile")
 
 
@@ -109,14 +112,19 @@ class Reader:
         order = getattr(record, "key", "rowid")
         rows = self._query(f"SELECT {names} FROM main.{record.table} ORDER BY {order}")
         values: Iterable[tuple[Any, ...]] = zip(*rows, strict=True) if rows else ((),) * len(known)
-        return {column.name: self._column(record, column, cells) for column, cells in zip(known, values, strict=True)}
+        return {
+            column.name: self._column(record, column, cells)
+            for column, cells in zip(known, values, strict=True)
+        }
 
     def count(self, record: type[Any]) -> int:
         """Rows of a table."""
         self._check_columns(record)
         return int(self._query(f"SELECT count(*) FROM main.{record.table}")[0][0])
 
-    def _column(self, record: type[Any], column: schema.Column, cells: tuple[Any, ...]) -> np.ndarray:
+    def _column(
+        self, record: type[Any], column: schema.Column, cells: tuple[Any, ...]
+    ) -> np.ndarray:
         types = set(map(type, cells))
         if column.optional and type(None) in types:
             cells = tuple(_NO_VECTOR if cell is None else cell for cell in cells)
@@ -124,14 +132,20 @@ class Reader:
         wanted, dtype = _TYPES[column.kind]
         if not types <= wanted:
             wrong = ", ".join(sorted(kind.__name__ for kind in types - wanted))
-            raise self.damaged(f"{record.table}.{column.name} holds {wrong} where {column.kind} belongs")
+            raise self.damaged(
+                f"{record.table}.{column.name} holds {wrong} where {column.kind} belongs"
+            )
         values: np.ndarray = np.array(cells, dtype=dtype)
-        if column.kind == "vector" and values.min(initial=0) < (_NO_VECTOR if column.optional else 0):
+        if column.kind == "vector" and values.min(initial=0) < (
+            _NO_VECTOR if column.optional else 0
+        ):
             raise self.damaged(f"{record.table}.{column.name} refers to the vector {values.min()}")
         return values
 
     def _check_columns(self, record: type[Any]) -> None:
-        """A table must be a plain table with our columns: no view or generated column of the file is ever run."""
+        """A table must be a plain table with our columns: no view or generated column of the file
+        is ever run.
+        """
         if record.table not in self._tables:
             raise self.damaged(f"the table {record.table} is missing")
         found = {row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")}
@@ -146,7 +160,9 @@ class Reader:
         return self.vectors([id], length)[id]
 
     def vectors(self, ids: Iterable[int], length: int | None = None) -> dict[int, np.ndarray]:
-        """Vectors by id, each once; negative ids are left out. They are read-only: other readers share them."""
+        """Vectors by id, each once; negative ids are left out. They are read-only: other readers
+        share them.
+        """
         wanted = sorted({int(id) for id in ids if id >= 0})
         with self._lock:
             found = {id: self._vectors[id] for id in wanted if id in self._vectors}
@@ -155,7 +171,8 @@ class Reader:
                 lengths = self._select("id, length", missing)
                 if sum(size for _, size in lengths if isinstance(size, int)) > MAX_ELEMENTS:
                     raise self.damaged(
-                        f"{len(lengths)} vectors together may have {MAX_ELEMENTS} entries, and have more"
+                        f"{len(lengths)} vectors together may have {MAX_ELEMENTS} entries, and have"
+                        " more"
                     )
             for id, dtype, size, data in self._select("id, dtype, length, data", missing):
                 found[id] = self._decode(id, dtype, size, data, length)
@@ -163,7 +180,9 @@ class Reader:
             if id not in found:
                 raise self.damaged(f"the vector {id} is missing")
             if length is not None and len(found[id]) != length:
-                raise self.damaged(f"the vector {id} has {len(found[id])} entries instead of {length}")
+                raise self.damaged(
+                    f"the vector {id} has {len(found[id])} entries instead of {length}"
+                )
         return found
 
     def _select(self, names: str, ids: list[int]) -> list[tuple[Any, ...]]:
@@ -210,7 +229,8 @@ class Reader:
     def _open(self) -> sqlite3.Connection:
         with self._errors():
             if not self.partial:
-                # A published profile never changes in place; immutable keeps SQLite from looking for journals.
+                # A published profile never changes in place; immutable keeps SQLite from looking
+                # for journals.
                 return _connect(self.path, "mode=ro&immutable=1")
             try:
                 connection = _connect(self.path, "mode=ro")
@@ -220,18 +240,23 @@ class Reader:
                 return self._recover()
 
     def _recover(self) -> sqlite3.Connection:
-        """Open a copy of a partial file whose writer died in a commit: its journal is rolled back there, not here."""
+        """Open a copy of a partial file whose writer died in a commit: its journal is rolled back
+        there, not here.
+        """
         self._scratch = tempfile.TemporaryDirectory(prefix="ipuscope-")
         copy = Path(self._scratch.name) / self.path.name
         shutil.copyfile(self.path, copy)
         journal = self.path.with_name(self.path.name + "-journal")
-        # A journal that names another file (its last 8 bytes say so) is none of ours; SQLite would delete that file.
+        # A journal that names another file (its last 8 bytes say so) is none of ours; SQLite would
+        # delete that file.
         if journal.is_file() and not journal.read_bytes().endswith(_JOURNAL_MAGIC):
             shutil.copyfile(journal, copy.with_name(journal.name))
         return _connect(copy, "mode=rw")
 
     def _check_tables(self) -> set[str]:
-        rows = self._query("SELECT name FROM main.sqlite_master WHERE type = 'table' AND rootpage > 0")
+        rows = self._query(
+            "SELECT name FROM main.sqlite_master WHERE type = 'table' AND rootpage > 0"
+        )
         tables = {row[0] for row in rows}
         for name in ("meta", "vectors"):
             if name not in tables:
@@ -258,13 +283,19 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
     ):
         connection.setlimit(limit, value)
-    for pragma in ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+    for pragma in (
+        "query_only = ON",
+        "trusted_schema = OFF",
+        "cell_size_check = ON",
+        "mmap_size = 0",
+    ):
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
 def _check_header(path: Path) -> int:
-    """The format's version, after checks of the first 100 bytes: magic, application id, version, size of the file.
+    """The format's version, after checks of the first 100 bytes: magic, application id, version,
+    size of the file.
 
     Source: SQLite's file format, section 1.3.
     """
@@ -273,15 +304,21 @@ def _check_header(path: Path) -> int:
             header = file.read(_HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise ProfileError(path, f"the file cannot be read ({error.strerror or error})", _FOREIGN) from error
+        raise ProfileError(
+            path, f"the file cannot be read ({error.strerror or error})", _FOREIGN
+        ) from error
     if not header:
         raise ProfileError(path, "the file is empty", _DAMAGED)
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
-        raise ProfileError(path, "this is no profile (it does not begin like a SQLite database)", _FOREIGN)
+        raise ProfileError(
+            path, "this is no profile (it does not begin like a SQLite database)", _FOREIGN
+        )
     page_size, pages = struct.unpack_from(">H10xI", header, 16)
     version, application = struct.unpack_from(">I4xI", header, 60)
     if application != schema.APPLICATION_ID:
-        raise ProfileError(path, "this is a SQLite database, but none that IPUscope wrote", _FOREIGN)
+        raise ProfileError(
+            path, "this is a SQLite database, but none that IPUscope wrote", _FOREIGN
+        )
     if version > schema.VERSION:
         raise ProfileError(
             path,

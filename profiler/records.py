@@ -1,12 +1,13 @@
 """The rows of a profile: one dataclass per table of ``profile.pop``.
 
-These dataclasses *are* the schema. `profiler.schema` makes a SQL table from each (``table`` names it,
-every field is a column), the writer stores instances, the reader gives them back as pandas frames, and
-``docs/pop-format.md`` is checked against them. A field typed ``Vector`` is a numpy array in memory and a
-reference into the ``vectors`` table on disk, where equal content is stored once.
+These dataclasses *are* the schema. `profiler.schema` makes a SQL table from each (``table`` names
+it, every field is a column), the writer stores instances, the reader gives them back as pandas
+frames, and ``docs/pop-format.md`` is checked against them. A field typed ``Vector`` is a numpy
+array in memory and a reference into the ``vectors`` table on disk, where equal content is stored
+once.
 
-Units: cycles are tile clock cycles, bytes are bytes, times on the host are microseconds since the epoch.
-Vectors "over tiles" have one int64 entry per tile of one IPU.
+Units: cycles are tile clock cycles, bytes are bytes, times on the host are microseconds since the
+epoch. Vectors "over tiles" have one int64 entry per tile of one IPU.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ PROGRAM_TYPES = (
 
 # What a slice of time on an IPU is spent on; the order is the legend's.
 KINDS = ("compute", "exchange", "sync", "external sync", "global exchange", "host I/O", "idle")
-BESIDE = "overlapped host I/O"  # of I/O tiles, beside the others' time: a kind of its own, none of those above
+BESIDE = (  # of I/O tiles, beside the others' time: a kind of its own, none of those above
+    "overlapped host I/O"
+)
 
 # What a piece of the program is for; empty for copies, syncs and waits.
 DIRECTIONS = ("forward", "backward", "recompute", "update")
@@ -172,7 +175,9 @@ class Op:
     flops: int
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
-    plan: str  # how it was split over tiles, and what the model asked for, in words; "" where there was neither
+    # how it was split over tiles, and what the model asked for, in words; "" where there was
+    # neither
+    plan: str
 
 
 @dataclass(slots=True)
@@ -249,8 +254,8 @@ class VertexUse:
 class Variable:
     """Something that lies in tile memory of one IPU, and when.
 
-    Live at the steps ``start <= position < stop`` of its IPU; an always-live one has 0 and the number of
-    steps. Nothing about liveness is stored but this.
+    Live at the steps ``start <= position < stop`` of its IPU; an always-live one has 0 and the
+    number of steps. Nothing about liveness is stored but this.
     """
 
     table: ClassVar[str] = "variables"
@@ -286,9 +291,11 @@ class Use:
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that runs as one on one IPU: forward of a stage, a copy, the weight update...
+    """A piece of program that runs as one on one IPU: forward of a stage, a copy, the weight
+    update...
 
-    ``starts`` are relative to the body's start; the last step lasts until the end of the task it runs in.
+    ``starts`` are relative to the body's start; the last step lasts until the end of the task it
+    runs in.
     """
 
     table: ClassVar[str] = "bodies"
@@ -297,7 +304,8 @@ class Body:
     name: str  # "stage 0 forward"
     ipu: int
     stage: int  # -1: none
-    kind: str  # "task" (its steps say the kinds), or one of KINDS, or BESIDE, where it is all one thing
+    # "task" (its steps say the kinds), or one of KINDS, or BESIDE, where it is all one thing
+    kind: str
     direction: str  # of DIRECTIONS, or ""
     cycles: int
     steps: Vector  # step ids
@@ -306,11 +314,12 @@ class Body:
 
 @dataclass(slots=True)
 class Trace:
-    """The execution of one call, stored by repetition: one device iteration as tasks, and how often it recurs.
+    """The execution of one call, stored by repetition: one device iteration as tasks, and how often
+    it recurs.
 
-    The six columns have an entry per task. A task is a Body running on its IPU from start to end (cycles,
-    relative to the device iteration). Idle time is stored as tasks too: no gaps, no overlaps on an IPU, but for
-    bodies of kind `BESIDE`, which lie on top, one after the other.
+    The six columns have an entry per task. A task is a Body running on its IPU from start to end
+    (cycles, relative to the device iteration). Idle time is stored as tasks too: no gaps, no
+    overlaps on an IPU, but for bodies of kind `BESIDE`, which lie on top, one after the other.
     """
 
     table: ClassVar[str] = "traces"
@@ -359,7 +368,9 @@ class Run:
 
 @dataclass(slots=True)
 class TileRun:
-    """Neighbouring tiles that have the same number of bytes of a variable; tiles with none are left out."""
+    """Neighbouring tiles that have the same number of bytes of a variable; tiles with none are left
+    out.
+    """
 
     table: ClassVar[str] = "tile_runs"
     key: ClassVar[str] = "vector, first_tile"

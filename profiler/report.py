@@ -1,7 +1,8 @@
 """`Report`: what a profile answers, as pandas frames (docs/architecture.md has the table of them).
 
-Opening reads the header; each frame is read on first use and kept. A frame that was handed out is the report's
-own: copy it before changing it. pandas is imported with the first frame, so that `import profiler` stays light.
+Opening reads the header; each frame is read on first use and kept. A frame that was handed out is
+the report's own: copy it before changing it. pandas is imported with the first frame, so that
+`import profiler` stays light.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def open_report(path: str | os.PathLike[str]) -> Report:
 
 
 def number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """An entry of a profile's header or options, if it is a number that can be: a stranger may have written it."""
+    """An entry of a profile's header or options, if it is a number that can be: a stranger may have
+    written it.
+    """
     value = said.get(key, default)
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value if known and 0 <= value < float("inf") else default
@@ -88,7 +91,11 @@ class Report:
     def meta(self) -> dict[str, Any]:
         """The header; for a file of a run that did not finish, ``warnings`` says what is missing."""
         meta: dict[str, Any] = {**_META, **self._reader.meta}
-        warnings = list(meta["warnings"]) if isinstance(meta["warnings"], list) else [str(meta["warnings"])]
+        warnings = (
+            list(meta["warnings"])
+            if isinstance(meta["warnings"], list)
+            else [str(meta["warnings"])]
+        )
         if meta["complete"] is not True:
             meta["complete"] = False
             warnings.append("This profile was not finished" + self._missing())
@@ -104,13 +111,19 @@ class Report:
             "runs": records.Run,
         }
         missing = [name for name, record in parts.items() if not self._reader.count(record)]
-        return f": it has no {', '.join(missing)}" if missing else "; what it has may be only a part"
+        return (
+            f": it has no {', '.join(missing)}" if missing else "; what it has may be only a part"
+        )
 
     @cached_property
     def target(self) -> records.Target:
         """The modelled machine."""
         target: records.Target = one_row(self._reader, records.Target)
-        for name, most in (("num_ipus", 1 << 16), ("tiles_per_ipu", 1 << 16), ("bytes_per_tile", 1 << 40)):
+        for name, most in (
+            ("num_ipus", 1 << 16),
+            ("tiles_per_ipu", 1 << 16),
+            ("bytes_per_tile", 1 << 40),
+        ):
             if not 0 < getattr(target, name) <= most:
                 raise self._reader.damaged(f"a target cannot have {name} = {getattr(target, name)}")
         return target
@@ -120,7 +133,10 @@ class Report:
         """The run's settings, dotted name to value."""
         columns = self._table(records.Option)
         try:
-            return {name: json.loads(value) for name, value in zip(columns["name"], columns["value"], strict=True)}
+            return {
+                name: json.loads(value)
+                for name, value in zip(columns["name"], columns["value"], strict=True)
+            }
         except (ValueError, RecursionError) as error:
             raise self._reader.damaged(f"an option's value is no JSON ({error})") from error
 
@@ -128,7 +144,9 @@ class Report:
 
     @cached_property
     def stages(self) -> pd.DataFrame:
-        """Stages: IPU, Blocks, cycles a micro-batch and their ``share`` of the slowest stage's, memory."""
+        """Stages: IPU, Blocks, cycles a micro-batch and their ``share`` of the slowest stage's,
+        memory.
+        """
         stage, block = self._table(records.Stage), self._table(records.Block)
         cycles = stage["forward_cycles"] + stage["backward_cycles"]
         names = [", ".join(block["name"][block["stage"] == id]) for id in stage["id"]]
@@ -181,11 +199,15 @@ class Report:
         columns = self._table(records.Body)
         steps, _ = self._body_vectors
         count = np.array([len(ids) for ids in steps], dtype=np.int64)
-        return _frame({"body": columns["id"], **_without(columns, "id", "starts", "steps"), "steps": count})
+        return _frame(
+            {"body": columns["id"], **_without(columns, "id", "starts", "steps"), "steps": count}
+        )
 
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
-        """Program steps by IPU and position. ``bytes_in``/``bytes_out`` are sums over tiles, ``tile_balance`` the
-        mean over the maximum of all tiles' cycles (facts/pva.md, 1.4), NaN where no tile's cycles are known."""
+        """Program steps by IPU and position. ``bytes_in``/``bytes_out`` are sums over tiles,
+        ``tile_balance`` the mean over the maximum of all tiles' cycles (facts/pva.md, 1.4), NaN
+        where no tile's cycles are known.
+        """
         return self._keep(("program_steps", ipu), lambda: self._of_ipu(self._program_steps, ipu))
 
     @cached_property
@@ -196,7 +218,9 @@ class Report:
         bytes_in, _, receivers = self._vector_sums(received)
         bytes_out, _, senders = self._vector_sums(sent)
         with np.errstate(divide="ignore", invalid="ignore"):
-            balance = np.where(cycles < 0, np.nan, np.where(largest > 0, total / (self._tiles * largest), 1.0))
+            balance = np.where(
+                cycles < 0, np.nan, np.where(largest > 0, total / (self._tiles * largest), 1.0)
+            )
         columns = {
             "step": step["id"],
             "ipu": step["ipu"],
@@ -219,18 +243,24 @@ class Report:
         return _frame({name: values[order] for name, values in columns.items()})
 
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
-        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles; None where there are none."""
+        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles; None where there
+        are none.
+        """
         at = _position(self._steps["id"], step)
         if at is None:
             raise KeyError(f"no program step {step} in {self.path}")
-        ids = {name: int(self._steps[name][at]) for name in ("tile_cycles", "bytes_in", "bytes_out")}
+        ids = {
+            name: int(self._steps[name][at]) for name in ("tile_cycles", "bytes_in", "bytes_out")
+        }
         return {
             name.removeprefix("tile_"): None if id < 0 else self._reader.vector(id, self._tiles)
             for name, id in ids.items()
         }
 
     def vertices(self, step: int) -> pd.DataFrame:
-        """Vertices of a step's compute set by type; ``code_bytes`` and ``state_bytes`` are sums over tiles."""
+        """Vertices of a step's compute set by type; ``code_bytes`` and ``state_bytes`` are sums
+        over tiles.
+        """
         at = _position(self._steps["id"], step)
         if at is None:
             raise KeyError(f"no program step {step} in {self.path}")
@@ -251,8 +281,14 @@ class Report:
         return frame.sort_values("count", ascending=False, ignore_index=True)
 
     def tile_vertices(self, ipu: int, tile: int) -> pd.DataFrame:
-        """Vertices on one tile by type: ``vertex_type, compute_sets, count, state_bytes``, the most state first."""
-        use, types, steps = self._table(records.VertexUse), self._table(records.VertexType), self._steps
+        """Vertices on one tile by type: ``vertex_type, compute_sets, count, state_bytes``, the most
+        state first.
+        """
+        use, types, steps = (
+            self._table(records.VertexUse),
+            self._table(records.VertexType),
+            self._steps,
+        )
         if not 0 <= tile < self._tiles:
             raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
         here = np.unique(steps["compute_set"][(steps["ipu"] == ipu) & (steps["compute_set"] >= 0)])
@@ -261,7 +297,9 @@ class Report:
         count = np.array([vectors[id][tile] for id in use["count"][rows].tolist()], dtype=np.int64)
         kind = use["vertex_type"][rows][count > 0]
         unique, which = np.unique(kind, return_inverse=True)
-        number = np.bincount(which, weights=count[count > 0], minlength=len(unique)).astype(np.int64)
+        number = np.bincount(which, weights=count[count > 0], minlength=len(unique)).astype(
+            np.int64
+        )
         frame = _frame(
             {
                 "vertex_type": _lookup(unique, types["id"], types["name"], "unknown"),
@@ -319,7 +357,9 @@ class Report:
 
         return self._keep(("pipeline_cycles", run, iteration), make)
 
-    def tasks(self, run: int = 0, ipu: int | None = None, iteration: int | None = None) -> pd.DataFrame:
+    def tasks(
+        self, run: int = 0, ipu: int | None = None, iteration: int | None = None
+    ) -> pd.DataFrame:
         """What ran, a body at a time, sorted by iteration, IPU and start."""
 
         def make() -> pd.DataFrame:
@@ -341,7 +381,9 @@ class Report:
 
         return self._remember(("tasks", run, ipu, iteration), make)
 
-    def steps(self, run: int = 0, ipu: int | None = None, iteration: int | None = None) -> pd.DataFrame:
+    def steps(
+        self, run: int = 0, ipu: int | None = None, iteration: int | None = None
+    ) -> pd.DataFrame:
         """What ran, a step at a time, sorted by iteration, IPU and start; ``step`` is -1 for waits."""
 
         def make() -> pd.DataFrame:
@@ -349,9 +391,14 @@ class Report:
             slices = self._slices(tasks)
             columns = self._task_columns(run, tasks, slices.task)
             body, step, op = self._table(records.Body), self._steps, self._table(records.Op)
-            # Texts and ids that a slice takes from its step, or from its body where it has none: one list for both.
+            # Texts and ids that a slice takes from its step, or from its body where it has none:
+            # one list for both.
             order = np.argsort(step["id"], kind="stable")
-            row = order[self._found(slices.step, step["id"], order, "a body has the step")] if len(order) else 0
+            row = (
+                order[self._found(slices.step, step["id"], order, "a body has the step")]
+                if len(order)
+                else 0
+            )
             waits = slices.step < 0
             what = np.where(waits, len(order) + tasks.body[slices.task], row)
             whole = body["kind"] != "task"
@@ -364,7 +411,16 @@ class Report:
             no_text = np.full(len(none), "", dtype=object)
             return _frame(
                 {
-                    **_pick(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body", "stage", "direction"),
+                    **_pick(
+                        columns,
+                        "iteration",
+                        "pipeline_cycle",
+                        "phase",
+                        "ipu",
+                        "body",
+                        "stage",
+                        "direction",
+                    ),
                     "micro_batch": columns["micro_batch"],
                     "step": slices.step,
                     "op": op_of[what],
@@ -388,8 +444,15 @@ class Report:
             one = self.steps(run, iteration=0)
             iterations = len(self._iterations(run, None))
             ipus = np.arange(self.target.num_ipus)
-            table = one.pivot_table(index="ipu", columns="kind", values="cycles", aggfunc="sum", fill_value=0)
-            table = table.reindex(index=ipus, columns=list(records.KINDS), fill_value=0).astype(np.int64) * iterations
+            table = one.pivot_table(
+                index="ipu", columns="kind", values="cycles", aggfunc="sum", fill_value=0
+            )
+            table = (
+                table.reindex(index=ipus, columns=list(records.KINDS), fill_value=0).astype(
+                    np.int64
+                )
+                * iterations
+            )
             columns = {kind: table[kind].to_numpy() for kind in records.KINDS}
             return _frame({"ipu": ipus, **columns, "total": np.sum(list(columns.values()), axis=0)})
 
@@ -421,28 +484,39 @@ class Report:
         return self._keep(("tiles", ipu), make)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
-        """Bytes by category and role, largest first: always-live ones and, of the others, those live at the step
-        where the IPU holds most; ``bytes`` add up to that peak."""
+        """Bytes by category and role, largest first: always-live ones and, of the others, those
+        live at the step where the IPU holds most; ``bytes`` add up to that peak.
+        """
 
         def make() -> pd.DataFrame:
             rows = []
             for i in self._all_ipus(ipu):
                 variables = self._ipu(i)
                 total = self._peaks(i).step_total
-                rows += [(i, *row) for row in by_kind(variables, int(total.argmax()) if len(total) else 0)]
-            return _frame_of_rows(rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int)
+                rows += [
+                    (i, *row)
+                    for row in by_kind(variables, int(total.argmax()) if len(total) else 0)
+                ]
+            return _frame_of_rows(
+                rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int
+            )
 
         return self._keep(("memory", ipu), make)
 
     def liveness(self, ipu: int) -> pd.DataFrame:
-        """Bytes live at each program step of an IPU: sums over tiles, and the fullest tile, gaps excluded."""
+        """Bytes live at each program step of an IPU: sums over tiles, and the fullest tile, gaps
+        excluded.
+        """
 
         def make() -> pd.DataFrame:
             steps, peaks = self.program_steps(ipu), self._peaks(ipu)
             always = np.full(len(steps), self._ipu(ipu).always().sum())
             return _frame(
                 {
-                    **{name: steps[name] for name in ("position", "name", "op", "block", "direction")},
+                    **{
+                        name: steps[name]
+                        for name in ("position", "name", "op", "block", "direction")
+                    },
                     "always_live": always,
                     "not_always_live": peaks.step_total - always,
                     "total": peaks.step_total,
@@ -463,8 +537,9 @@ class Report:
     ) -> np.ndarray:
         """Bytes live, int64[step, tile], gaps excluded.
 
-        ``steps`` and ``tiles`` choose a rectangle (slices without a step), ``shape`` resamples it by maximum to
-        that size at the most. ``what``: "total", or "not_always_live" for what is not live all the time.
+        ``steps`` and ``tiles`` choose a rectangle (slices without a step), ``shape`` resamples it
+        by maximum to that size at the most. ``what``: "total", or "not_always_live" for what is not
+        live all the time.
         """
         if what not in ("total", "not_always_live"):
             raise ValueError(f"what must be 'total' or 'not_always_live', not {what!r}")
@@ -483,7 +558,9 @@ class Report:
         return self._remember(("liveness_map", ipu, first, last, left, right, shape, what), make)
 
     def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
-        """Variables live at a program step (by position), largest first; ``bytes`` on the tile, or in sum."""
+        """Variables live at a program step (by position), largest first; ``bytes`` on the tile, or
+        in sum.
+        """
         variables = self._ipu(ipu)
         if not 0 <= step < max(1, variables.steps):
             raise IndexError(f"IPU {ipu} has steps 0 to {variables.steps - 1}, not {step}")
@@ -496,7 +573,11 @@ class Report:
         chosen = self.variables.loc[variables.id[rows]]
         names = ("name", "category", "role", "op", "block")
         return _frame(
-            {"variable": variables.id[rows], **{name: chosen[name].array for name in names}, "bytes": size[rows]}
+            {
+                "variable": variables.id[rows],
+                **{name: chosen[name].array for name in names},
+                "bytes": size[rows],
+            }
         )
 
     # -- columns behind the frames, for the rest of this package -----------------------------------------
@@ -507,7 +588,9 @@ class Report:
         return self._reader.version
 
     def columns_of(self, record: type[Any]) -> Columns:
-        """A table by column, in the order of its rows; vectors as ids, -1 where there is none. Nobody's to change."""
+        """A table by column, in the order of its rows; vectors as ids, -1 where there is none.
+        Nobody's to change.
+        """
         return self._table(record)
 
     def vector(self, id: int) -> np.ndarray:
@@ -539,13 +622,16 @@ class Report:
         ipu, position = columns["ipu"][order], columns["position"][order]
         first = np.searchsorted(ipu, ipu)
         if (position != np.arange(len(ipu)) - first).any():
-            raise self._reader.damaged("the positions of an IPU's program steps do not count from 0 on")
+            raise self._reader.damaged(
+                "the positions of an IPU's program steps do not count from 0 on"
+            )
         return columns
 
     @cached_property
     def _step_kinds(self) -> np.ndarray:
         kinds = [
-            trace.step_kind(type, name) for type, name in zip(self._steps["type"], self._steps["name"], strict=True)
+            trace.step_kind(type, name)
+            for type, name in zip(self._steps["type"], self._steps["name"], strict=True)
         ]
         return np.array(kinds, dtype=object)
 
@@ -553,7 +639,9 @@ class Report:
     def _body_vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         columns = self._table(records.Body)
         found = self._reader.vectors(np.concatenate([columns["steps"], columns["starts"]]))
-        return [found[id] for id in columns["steps"].tolist()], [found[id] for id in columns["starts"].tolist()]
+        return [found[id] for id in columns["steps"].tolist()], [
+            found[id] for id in columns["starts"].tolist()
+        ]
 
     @cached_property
     def _bodies(self) -> Bodies:
@@ -594,7 +682,9 @@ class Report:
         if iteration is None:
             return np.arange(count)
         if not 0 <= iteration < count:
-            raise IndexError(f"run {run} of {self.path} has device iterations 0 to {count - 1}, not {iteration}")
+            raise IndexError(
+                f"run {run} of {self.path} has device iterations 0 to {count - 1}, not {iteration}"
+            )
         return np.array([iteration])
 
     def _offset(self, run: int, iteration: int) -> int:
@@ -611,7 +701,9 @@ class Report:
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
     def _one_iteration(self, run: int) -> Tasks:
-        """A run's device iteration from 0 on, sorted by IPU and start, bodies as rows of their table."""
+        """A run's device iteration from 0 on, sorted by IPU and start, bodies as rows of their
+        table.
+        """
         stored, at = self._table(records.Trace), self._trace_of(run)
         names = ("pipeline_cycle", "ipu", "body", "micro_batch", "start", "end")
         vectors = self._reader.vectors(stored[f"task_{name}"][at] for name in names)
@@ -623,12 +715,18 @@ class Report:
             raise self._reader.damaged(f"a task of run {run} ends before it starts")
         body = self._table(records.Body)["id"]
         by_id = np.argsort(body, kind="stable")
-        columns["body"] = by_id[self._found(columns["body"], body, by_id, f"run {run} has the body", waits=False)]
+        columns["body"] = by_id[
+            self._found(columns["body"], body, by_id, f"run {run} has the body", waits=False)
+        ]
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
 
-    def _found(self, ids: np.ndarray, known: np.ndarray, order: np.ndarray, what: str, waits: bool = True) -> Any:
-        """Where ``ids`` are in ``known[order]``; negative ones, where they may be, at 0. ProfileError for others."""
+    def _found(
+        self, ids: np.ndarray, known: np.ndarray, order: np.ndarray, what: str, waits: bool = True
+    ) -> Any:
+        """Where ``ids`` are in ``known[order]``; negative ones, where they may be, at 0.
+        ProfileError for others.
+        """
         at = np.searchsorted(known, ids, sorter=order)
         at[at == len(known)] = 0
         fits = known[order][at] == ids if len(known) else np.zeros(len(ids), dtype=bool)
@@ -646,9 +744,13 @@ class Report:
 
     def _check_size(self, rows: int) -> None:
         if rows > MAX_SLICES:
-            raise ValueError(f"{rows} rows are too many for one frame: choose one iteration, or one ipu")
+            raise ValueError(
+                f"{rows} rows are too many for one frame: choose one iteration, or one ipu"
+            )
 
-    def _task_columns(self, run: int, tasks: Tasks, rows: np.ndarray | None = None) -> dict[str, Any]:
+    def _task_columns(
+        self, run: int, tasks: Tasks, rows: np.ndarray | None = None
+    ) -> dict[str, Any]:
         """Columns of the tasks, or of the rows made from them."""
         at = np.arange(len(tasks)) if rows is None else rows
         body = tasks.body[at]
@@ -688,14 +790,19 @@ class Report:
         here = {name: values[columns["ipu"] == ipu] for name, values in columns.items()}
         steps = int(np.count_nonzero(self._steps["ipu"] == ipu))
         always = here["always_live"] != 0
-        wrong = ~always & ((here["start"] < 0) | (here["start"] > here["stop"]) | (here["stop"] > steps))
+        wrong = ~always & (
+            (here["start"] < 0) | (here["start"] > here["stop"]) | (here["stop"] > steps)
+        )
         if wrong.any():
             raise self._reader.damaged(
-                f"the variable {here['id'][wrong][0]} is live outside the {steps} steps of IPU {ipu}"
+                f"the variable {here['id'][wrong][0]} is live outside the {steps} steps of IPU"
+                f" {ipu}"
             )
         unique, row = np.unique(here["tile_bytes"], return_inverse=True)
         found = self._reader.vectors(unique, self._tiles)
-        vectors = np.array([found[id] for id in unique.tolist()], dtype=np.int64).reshape(-1, self._tiles)
+        vectors = np.array([found[id] for id in unique.tolist()], dtype=np.int64).reshape(
+            -1, self._tiles
+        )
         if vectors.min(initial=0) < 0:
             raise self._reader.damaged("a variable has fewer than 0 bytes on a tile")
         return IpuVariables(
@@ -740,7 +847,9 @@ class Report:
 # -- small helpers ---------------------------------------------------------------------------------------
 
 
-def _frame(columns: dict[str, Any], index: np.ndarray | None = None, copy: bool = True) -> pd.DataFrame:
+def _frame(
+    columns: dict[str, Any], index: np.ndarray | None = None, copy: bool = True
+) -> pd.DataFrame:
     """``copy`` False where the arrays are nobody else's: it saves half the time of a large frame."""
     import pandas as pd
 
@@ -815,7 +924,8 @@ def _depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) ->
     for row, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
         children.setdefault(parent, []).append(row)
     pending, found, name = children.get(-1, []).copy(), list[int](), ids.tolist()
-    # Ids are unique and a node has one parent, so that each is met once; those of a cycle are never met.
+    # Ids are unique and a node has one parent, so that each is met once; those of a cycle are never
+    # met.
     while pending:
         row = pending.pop()
         found.append(row)

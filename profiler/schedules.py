@@ -1,9 +1,9 @@
 """When each stage runs: ramp-up, steady state and ramp-down from per-stage costs.
 
-One truth with two users (design.md, decision 5): the engine lays out the trace with it, the what-if predicts
-another split with it. All facts are from ``shared/facts/pipeline.md``. K forward stages, G micro-batches a weight
-update (gradient accumulation), S pipeline stages: 2K - 1 in training, where the last forward and the first
-backward share one, K in inference. Units: cycles.
+One truth with two users (design.md, decision 5): the engine lays out the trace with it, the what-if
+predicts another split with it. All facts are from ``shared/facts/pipeline.md``. K forward stages, G
+micro-batches a weight update (gradient accumulation), S pipeline stages: 2K - 1 in training, where
+the last forward and the first backward share one, K in inference. Units: cycles.
 """
 
 from __future__ import annotations
@@ -17,9 +17,34 @@ import numpy as np
 # What a task is. FORWARD and BACKWARD have a stage and a micro-batch, the others may not.
 # What a backward runs again of the forward is part of it until the trace is laid out.
 # LOAD and UNLOAD are host transfers of I/O tiles, which run beside what the other tiles do.
-TASKS = ("forward", "backward", "update", "stream in", "stream out", "copy", "reduce", "sync", "idle", "recompute",
-         "load", "unload")  # fmt: skip
-FORWARD, BACKWARD, UPDATE, STREAM_IN, STREAM_OUT, COPY, REDUCE, SYNC, IDLE, RECOMPUTE, LOAD, UNLOAD = range(len(TASKS))
+TASKS = (
+    "forward",
+    "backward",
+    "update",
+    "stream in",
+    "stream out",
+    "copy",
+    "reduce",
+    "sync",
+    "idle",
+    "recompute",
+    "load",
+    "unload",
+)
+(
+    FORWARD,
+    BACKWARD,
+    UPDATE,
+    STREAM_IN,
+    STREAM_OUT,
+    COPY,
+    REDUCE,
+    SYNC,
+    IDLE,
+    RECOMPUTE,
+    LOAD,
+    UNLOAD,
+) = range(len(TASKS))
 BESIDE = (LOAD, UNLOAD)
 
 
@@ -27,16 +52,18 @@ BESIDE = (LOAD, UNLOAD)
 class Costs:
     """What one micro-batch costs on each stage, and what every pipeline cycle costs besides.
 
-    ``forward``/``backward`` per stage (``backward`` includes recomputation; empty for inference). ``update`` and
-    ``reduce`` (all-reduce over replicas) per IPU, once a weight update. ``stream_in``/``stream_out``: (stage, cycles)
-    of the host transfers; ``stream_out_once``: at the end of a device iteration rather than per micro-batch.
-    ``copies``: per IPU, the exchange between IPUs that ends a pipeline cycle; it lasts as long as the longest.
+    ``forward``/``backward`` per stage (``backward`` includes recomputation; empty for inference).
+    ``update`` and ``reduce`` (all-reduce over replicas) per IPU, once a weight update.
+    ``stream_in``/``stream_out``: (stage, cycles) of the host transfers; ``stream_out_once``: at the
+    end of a device iteration rather than per micro-batch. ``copies``: per IPU, the exchange between
+    IPUs that ends a pipeline cycle; it lasts as long as the longest.
 
-    ``load``/``unload``: (stage, cycles) of host transfers over I/O tiles: a micro-batch's input comes in the pipeline
-    cycle before its forward, its output leaves in the one after it. ``across``: the first input of the next device
-    iteration comes beside the last pipeline cycle and the weight update, and the last output of the one before leaves
-    beside the first pipeline cycle. ``host_sync``: of each IPU the group with which it waits for the host; empty: all
-    are one group.
+    ``load``/``unload``: (stage, cycles) of host transfers over I/O tiles: a micro-batch's input
+    comes in the pipeline cycle before its forward, its output leaves in the one after it.
+    ``across``: the first input of the next device iteration comes beside the last pipeline cycle
+    and the weight update, and the last output of the one before leaves beside the first pipeline
+    cycle. ``host_sync``: of each IPU the group with which it waits for the host; empty: all are one
+    group.
     """
 
     ipus: tuple[int, ...]
@@ -61,10 +88,11 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One device iteration: tasks (arrays of equal length, sorted by IPU and start) and its pipeline cycles.
+    """One device iteration: tasks (arrays of equal length, sorted by IPU and start) and its
+    pipeline cycles.
 
-    Tasks tile each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of kind IDLE. Those of
-    kinds `BESIDE` come on top of that, one after the other.
+    Tasks tile each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of kind
+    IDLE. Those of kinds `BESIDE` come on top of that, one after the other.
     """
 
     kind: np.ndarray
@@ -78,10 +106,15 @@ class Schedule:
     cycle_start: np.ndarray
     cycle_end: np.ndarray
     slowest_ipu: np.ndarray
-    part: np.ndarray | None = None  # which of a backward's turns (`split_backward`); None: no backward is cut
-    head: int = 0  # cycles before the first of a call's device iterations: its first inputs come ...
-    # ... and after the last: its last outputs leave. Both are 0 but for `Costs.across`, where this device iteration is
-    # one amid others: the first and last are at most as long, by a transfer that has none to go with.
+    part: np.ndarray | None = (
+        None  # which of a backward's turns (`split_backward`); None: no backward is cut
+    )
+    head: int = (
+        0  # cycles before the first of a call's device iterations: its first inputs come ...
+    )
+    # ... and after the last: its last outputs leave. Both are 0 but for `Costs.across`, where this
+    # device iteration is one amid others: the first and last are at most as long, by a transfer
+    # that has none to go with.
     tail: int = 0
 
     @property
@@ -103,13 +136,17 @@ def pipeline_cycles(stages: int, micro_batches: int, training: bool) -> int:
 
 
 def stash_depth(stages: int, stage: int) -> int:
-    """Micro-batches kept between forward and backward of a stage: 2(K - 1 - k) + 1; none for the last."""
+    """Micro-batches kept between forward and backward of a stage: 2(K - 1 - k) + 1; none for the
+    last.
+    """
     return 0 if stage == stages - 1 else 2 * (stages - 1 - stage) + 1
 
 
 def slot_bubble(stages: int, micro_batches: int, training: bool = True) -> float:
     """Share of a stage's slots (pipeline cycles) that are empty: (S - 1) / (G + S - 1)."""
-    return (pipeline_stages(stages, training) - 1) / pipeline_cycles(stages, micro_batches, training)
+    return (pipeline_stages(stages, training) - 1) / pipeline_cycles(
+        stages, micro_batches, training
+    )
 
 
 def time_bubble(stages: int, micro_batches: int) -> float:
@@ -117,8 +154,12 @@ def time_bubble(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def training_cycles(forward: Sequence[int], backward: Sequence[int], micro_batches: int, overhead: int = 0) -> int:
-    """Exact cycles a weight update, one stage per IPU, G >= 2K - 1, a constant overhead per pipeline cycle."""
+def training_cycles(
+    forward: Sequence[int], backward: Sequence[int], micro_batches: int, overhead: int = 0
+) -> int:
+    """Exact cycles a weight update, one stage per IPU, G >= 2K - 1, a constant overhead per
+    pipeline cycle.
+    """
     stages = len(forward)
     f, b = np.asarray(forward), np.asarray(backward)
     both = f + b
@@ -131,8 +172,9 @@ def training_cycles(forward: Sequence[int], backward: Sequence[int], micro_batch
 
 
 def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> int:
-    """Exact cycles of ``micro_batches`` one after another, ``work`` each, whose inputs and outputs an IPU's I/O tiles
-    move beside that: the first load and the last unload are waited for, and what takes longer than the work beside it.
+    """Exact cycles of ``micro_batches`` one after another, ``work`` each, whose inputs and outputs
+    an IPU's I/O tiles move beside that: the first load and the last unload are waited for, and what
+    takes longer than the work beside it.
     """
     if micro_batches == 1:
         return load + work + unload
@@ -144,21 +186,26 @@ def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> 
 
 
 def pipelined(costs: Costs, micro_batches: int) -> Schedule:
-    """The pipelined order: every pipeline cycle, each active stage on its IPU, then copies to the next.
+    """The pipelined order: every pipeline cycle, each active stage on its IPU, then copies to the
+    next.
 
-    Pipeline stage s works on micro-batch c - s in pipeline cycle c, if 0 <= c - s < G. A cycle is: streams in,
-    all active stages in parallel (an IPU with several runs them one after the other), streams out, copies.
+    Pipeline stage s works on micro-batch c - s in pipeline cycle c, if 0 <= c - s < G. A cycle is:
+    streams in, all active stages in parallel (an IPU with several runs them one after the other),
+    streams out, copies.
     """
     stages, training = len(costs.forward), bool(costs.backward)
     total_cycles = pipeline_cycles(stages, micro_batches, training)
-    # One row per body: (pipeline stage, kind, stage). The last stage's forward and backward share a pipeline stage.
+    # One row per body: (pipeline stage, kind, stage). The last stage's forward and backward share a
+    # pipeline stage.
     bodies = [(k, FORWARD, k) for k in range(stages)]
     if training:
         bodies += [(2 * (stages - 1) - k, BACKWARD, k) for k in reversed(range(stages))]
     bodies.sort(key=lambda body: (body[0], body[1]))
     slot, kind, stage = (np.array(column) for column in zip(*bodies, strict=True))
     ipu = np.array(costs.ipus)[stage]
-    cost = np.array([costs.forward[k] if what == FORWARD else costs.backward[k] for _, what, k in bodies])
+    cost = np.array(
+        [costs.forward[k] if what == FORWARD else costs.backward[k] for _, what, k in bodies]
+    )
 
     cycles = np.arange(total_cycles)
     micro = cycles[:, None] - slot[None, :]  # [cycle, body]
@@ -172,13 +219,16 @@ def pipelined(costs: Costs, micro_batches: int) -> Schedule:
         before[:, here] = running - spent[:, here]
         load[:, i] = spent[:, here].sum(axis=1)
 
-    runs = (cycles[:, None] >= np.arange(stages)) & (cycles[:, None] < np.arange(stages) + micro_batches)
+    runs = (cycles[:, None] >= np.arange(stages)) & (
+        cycles[:, None] < np.arange(stages) + micro_batches
+    )
     host = _host(costs, runs, cycles[:, None] - np.arange(stages), micro_batches)
     copy = max(costs.copies, default=0)
     sync = costs.sync if costs.num_ipus > 1 else 0
 
-    # IPUs that wait for the host together: streams in, work, streams out. Where that is not all of them, each group
-    # is through with the host before all meet for the copies; else they meet before the outputs leave.
+    # IPUs that wait for the host together: streams in, work, streams out. Where that is not all of
+    # them, each group is through with the host before all meet for the copies; else they meet
+    # before the outputs leave.
     group = _groups(costs)
     together = len(set(group)) == 1
     begin, work = _by_group(host.before, group), _by_group(np.maximum(load, host.beside), group)
@@ -205,7 +255,9 @@ def pipelined(costs: Costs, micro_batches: int) -> Schedule:
         micro[where, body],
     )
     over = join + sync + last + copy  # when all but the last overlapped outputs are out
-    host.place(tasks, {"first": start, "before": begins, "beside": main, "after": leave, "last": over})
+    host.place(
+        tasks, {"first": start, "before": begins, "beside": main, "after": leave, "last": over}
+    )
     for i in range(costs.num_ipus):
         if sync:
             tasks.add(SYNC, i, cycles, join, np.full(total_cycles, sync))
@@ -213,7 +265,9 @@ def pipelined(costs: Costs, micro_batches: int) -> Schedule:
             tasks.add(COPY, i, cycles, over - copy, np.full(total_cycles, costs.copies[i]))
     fill = pipeline_stages(stages, training) - 1
     phases = ["ramp-up"] * fill + ["steady"] * (total_cycles - 2 * fill) + ["ramp-down"] * fill
-    return _finish(costs, tasks, phases, start, end, np.maximum(load, host.beside).argmax(axis=1), host)
+    return _finish(
+        costs, tasks, phases, start, end, np.maximum(load, host.beside).argmax(axis=1), host
+    )
 
 
 def sharded(costs: Costs, micro_batches: int) -> Schedule:
@@ -229,7 +283,8 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
     copy = max(costs.copies, default=0)
     micro = np.arange(micro_batches)
     host = _host_of_each(costs, micro_batches)
-    # Who waits for the host alone begins as soon as its own inputs are there; all meet at the first cut.
+    # Who waits for the host alone begins as soon as its own inputs are there; all meet at the first
+    # cut.
     inputs = _by_group(host.before, _groups(costs))[0]
     at, offsets = int(inputs[costs.ipus[0]]), []
     previous: int | None = None
@@ -267,11 +322,18 @@ def sharded(costs: Costs, micro_batches: int) -> Schedule:
 def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]]) -> Schedule:
     """The same schedule with each backward task cut into its ``turns``.
 
-    ``turns``: of each stage (RECOMPUTE or BACKWARD, cycles) in order, the cycles adding up to the backward's.
+    ``turns``: of each stage (RECOMPUTE or BACKWARD, cycles) in order, the cycles adding up to the
+    backward's.
     """
-    pieces = [[(kind, cycles, part) for part, (kind, cycles) in enumerate(mine) if cycles] for mine in turns]
+    pieces = [
+        [(kind, cycles, part) for part, (kind, cycles) in enumerate(mine) if cycles]
+        for mine in turns
+    ]
     count = np.ones(len(schedule.kind), dtype=np.int64)
-    where = [np.flatnonzero((schedule.kind == BACKWARD) & (schedule.stage == k)) for k in range(len(pieces))]
+    where = [
+        np.flatnonzero((schedule.kind == BACKWARD) & (schedule.stage == k))
+        for k in range(len(pieces))
+    ]
     for tasks, mine in zip(where, pieces, strict=True):
         count[tasks] = max(1, len(mine))
     at = np.repeat(np.arange(len(count)), count)
@@ -301,8 +363,9 @@ def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class _Host:
-    """Host transfers of a schedule. Cycles on each IPU, [pipeline cycle, IPU]: ``first`` before anything else, over
-    I/O tiles; ``before`` the work; ``beside`` it, over I/O tiles; ``after`` it; ``last`` of all, over I/O tiles.
+    """Host transfers of a schedule. Cycles on each IPU, [pipeline cycle, IPU]: ``first`` before
+    anything else, over I/O tiles; ``before`` the work; ``beside`` it, over I/O tiles; ``after`` it;
+    ``last`` of all, over I/O tiles.
     """
 
     first: np.ndarray
@@ -310,7 +373,9 @@ class _Host:
     beside: np.ndarray
     after: np.ndarray
     last: np.ndarray
-    moves: tuple[tuple[Any, ...], ...]  # where of these, then what `_Tasks.add` takes, the start within it
+    moves: tuple[
+        tuple[Any, ...], ...
+    ]  # where of these, then what `_Tasks.add` takes, the start within it
     ahead: tuple[tuple[int, int], ...] = ()  # (stage, cycles): loads beside the weight update
     head: int = 0
     tail: int = 0
@@ -321,20 +386,30 @@ class _Host:
         return int(self.before[0].max())
 
     def place(self, tasks: _Tasks, at: dict[str, np.ndarray]) -> None:
-        """Add the transfers; ``at``: when each of the five begins in each pipeline cycle (or there on each IPU)."""
+        """Add the transfers; ``at``: when each of the five begins in each pipeline cycle (or there
+        on each IPU).
+        """
         for where, kind, ipu, cycle, offset, length, stage, micro in self.moves:
             begin = at[where] if at[where].ndim == 1 else at[where][:, ipu]
             tasks.add(kind, ipu, cycle, begin[cycle] + offset, length, stage, micro)
 
-    def one_after_another(self, tasks: _Tasks, done: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of micro-batches, each with its transfers, which are added: its start, where its inputs over all tiles begin
-        to come (what it does counts from there, until ``done``), and its end."""
+    def one_after_another(
+        self, tasks: _Tasks, done: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of micro-batches, each with its transfers, which are added: its start, where its inputs
+        over all tiles begin to come (what it does counts from there, until ``done``), and its end.
+        """
         done_at = np.maximum(max(done, self.begin), self.begin + self.beside.max(axis=1))
         first, last = self.first.max(axis=1), self.last.max(axis=1)
         end = np.cumsum(first + done_at + self.after.max(axis=1) + last)
         start = np.append(0, end[:-1])
         begins = start + first
-        where = {"first": start, "before": begins, "beside": begins + self.begin, "after": begins + done_at}
+        where = {
+            "first": start,
+            "before": begins,
+            "beside": begins + self.begin,
+            "after": begins + done_at,
+        }
         self.place(tasks, where | {"last": end - last})
         return start, begins, end
 
@@ -346,8 +421,8 @@ def _host_of_each(costs: Costs, micro_batches: int) -> _Host:
 
 
 def _host(costs: Costs, runs: np.ndarray, micro: np.ndarray, micro_batches: int) -> _Host:
-    """``runs``, ``micro`` [pipeline cycle, stage]: where a stage runs a micro-batch forward, and which. Transfers of
-    one IPU take turns.
+    """``runs``, ``micro`` [pipeline cycle, stage]: where a stage runs a micro-batch forward, and
+    which. Transfers of one IPU take turns.
     """
     cycles, none = np.arange(len(runs)), np.zeros_like(runs[:1])
     earliest = runs & (cycles == 0)[:, None]
@@ -371,7 +446,9 @@ def _host(costs: Costs, runs: np.ndarray, micro: np.ndarray, micro_batches: int)
             used[where][at, ipu] += length
             number = (micro[at, k] + shift) % micro_batches
             moves.append((where, kind, ipu, at, offset, np.full(len(at), length), k, number))
-    host = _Host(used["first"], used["before"], used["beside"], used["after"], used["last"], tuple(moves))
+    host = _Host(
+        used["first"], used["before"], used["beside"], used["after"], used["last"], tuple(moves)
+    )
     if not costs.across:
         return host
     ahead = tuple((k, length) for k, length in costs.load if runs[0, k])
@@ -408,7 +485,9 @@ def _finish(
     slowest: np.ndarray,
     host: _Host,
 ) -> Schedule:
-    """Append the weight update, with the next device iteration's first inputs beside it, fill the waits and sort."""
+    """Append the weight update, with the next device iteration's first inputs beside it, fill the
+    waits and sort.
+    """
     once = costs.stream_out if costs.stream_out_once else ()
     if any(costs.update) or once or host.ahead:
         at, cycle = int(end[-1]), len(phases)
@@ -426,7 +505,9 @@ def _finish(
         ):
             for k, c in streams:  # those of one IPU take turns
                 i = costs.ipus[k]
-                tasks.add(what, i, cell, np.array([free[i]]), np.array([c]), k, 0 if what == LOAD else -1)
+                tasks.add(
+                    what, i, cell, np.array([free[i]]), np.array([c]), k, 0 if what == LOAD else -1
+                )
                 free[i] += c
                 done = max(done, free[i])
         phases = [*phases, "update"]
@@ -446,7 +527,11 @@ def _finish(
     all_cycle = np.concatenate([cycle_of, marks_cycle])
     order = np.lexsort((all_end, all_start, all_cycle, all_ipu))
     gap = all_start[order][1:] - all_end[order][:-1]
-    same = (all_ipu[order][1:] == all_ipu[order][:-1]) & (all_cycle[order][1:] == all_cycle[order][:-1]) & (gap > 0)
+    same = (
+        (all_ipu[order][1:] == all_ipu[order][:-1])
+        & (all_cycle[order][1:] == all_cycle[order][:-1])
+        & (gap > 0)
+    )
     left = order[:-1][same]
     idle = len(left)
     kind = np.concatenate([kind, np.full(idle, IDLE)])
@@ -493,12 +578,18 @@ class _Tasks:
         micro_batch: int | np.ndarray = -1,
     ) -> None:
         columns = np.broadcast_arrays(kind, ipu, stage, micro_batch, cycle, start, start + length)
-        self._pieces.append(tuple(np.asarray(column)[length > 0].astype(np.int64) for column in columns))
+        self._pieces.append(
+            tuple(np.asarray(column)[length > 0].astype(np.int64) for column in columns)
+        )
 
     def free_beside(self, cycle: int, ipus: int) -> dict[int, int]:
-        """When the I/O tiles of each IPU have nothing to do any more, from the begin of a pipeline cycle's work on."""
+        """When the I/O tiles of each IPU have nothing to do any more, from the begin of a pipeline
+        cycle's work on.
+        """
         kind, ipu, _, _, of, start, end = self.columns()
-        begin = start[(of == cycle) & np.isin(kind, (FORWARD, BACKWARD))].min(initial=end.max(initial=0))
+        begin = start[(of == cycle) & np.isin(kind, (FORWARD, BACKWARD))].min(
+            initial=end.max(initial=0)
+        )
         beside = np.isin(kind, BESIDE)
         return {i: int(end[beside & (ipu == i)].max(initial=begin)) for i in range(ipus)}
 

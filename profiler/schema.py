@@ -1,7 +1,8 @@
 """The tables of ``profile.pop``, made from the dataclasses of `profiler.records`.
 
-A profile is a SQLite database. ``application_id`` says that it is one of ours, ``user_version`` which version of
-the schema it has. ``python -m profiler.schema > docs/pop-format.md`` writes the documentation.
+A profile is a SQLite database. ``application_id`` says that it is one of ours, ``user_version``
+which version of the schema it has. ``python -m profiler.schema > docs/pop-format.md`` writes the
+documentation.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ VECTORS = """CREATE TABLE vectors (
   data BLOB NOT NULL
 )"""
 
-_SQL_TYPES = {"int": "INTEGER", "float": "REAL", "str": "TEXT", "Vector": "INTEGER", "Vector | None": "INTEGER"}
+_SQL_TYPES = {
+    "int": "INTEGER",
+    "float": "REAL",
+    "str": "TEXT",
+    "Vector": "INTEGER",
+    "Vector | None": "INTEGER",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +63,18 @@ def columns(record: type[Any]) -> tuple[Column, ...]:
     for item in fields(record):
         annotation = str(item.type)
         if annotation not in _SQL_TYPES:
-            raise TypeError(f"{record.__name__}.{item.name}: a table has no column for {annotation!r}")
+            raise TypeError(
+                f"{record.__name__}.{item.name}: a table has no column for {annotation!r}"
+            )
         kind = "vector" if annotation.startswith("Vector") else annotation
         found.append(Column(item.name, kind, annotation.endswith("None")))
     return tuple(found)
 
 
 def create_table(record: type[Any]) -> str:
-    """The DDL of a record's table. A first column ``id``, an option's name, or what ``key`` says is its key."""
+    """The DDL of a record's table. A first column ``id``, an option's name, or what ``key`` says is
+    its key.
+    """
     lines = [column.sql for column in columns(record)]
     if lines[0].startswith("id ") or record is records.Option:
         name, kind, *_ = lines[0].split()
@@ -71,12 +82,19 @@ def create_table(record: type[Any]) -> str:
     key = getattr(record, "key", "")
     if key:
         lines.append(f"PRIMARY KEY ({key})")
-    return f"CREATE TABLE {record.table} (\n  " + ",\n  ".join(lines) + "\n)" + (" WITHOUT ROWID" if key else "")
+    return (
+        f"CREATE TABLE {record.table} (\n  "
+        + ",\n  ".join(lines)
+        + "\n)"
+        + (" WITHOUT ROWID" if key else "")
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view with plain names over the tables. ``vendor``: named as in the vendor's files (facts/pva.md, 2.1)."""
+    """A view with plain names over the tables. ``vendor``: named as in the vendor's files
+    (facts/pva.md, 2.1).
+    """
 
     name: str
     columns: str
@@ -97,14 +115,15 @@ VIEWS = (
     View(
         "stage_cycles",
         "stage, ipu, cycles, forward_cycles, backward_cycles",
-        "SELECT id, ipu, forward_cycles + backward_cycles, forward_cycles, backward_cycles FROM stages ORDER BY id",
+        "SELECT id, ipu, forward_cycles + backward_cycles, forward_cycles, backward_cycles FROM"
+        " stages ORDER BY id",
         "what one micro-batch costs on each stage",
     ),
     View(
         "block_cycles",
         "block, name, stage, ipu, cycles, forward_cycles, backward_cycles",
-        "SELECT id, name, stage, ipu, forward_cycles + backward_cycles, forward_cycles, backward_cycles "
-        "FROM blocks ORDER BY id",
+        "SELECT id, name, stage, ipu, forward_cycles + backward_cycles, forward_cycles,"
+        " backward_cycles FROM blocks ORDER BY id",
         "what one micro-batch costs in each Block",
     ),
     View(
@@ -124,52 +143,60 @@ VIEWS = (
     View(
         "always_live_bytes",
         "ipu, category, role, bytes",
-        "SELECT ipu, category, role, sum(bytes) FROM variables WHERE always_live GROUP BY ipu, category, role",
+        "SELECT ipu, category, role, sum(bytes) FROM variables WHERE always_live GROUP BY ipu,"
+        " category, role",
         "what fills the memory all the time",
     ),
-    # LIMIT -1 keeps SQLite from dissolving the view into a query that joins it, which would then compare every pair
+    # LIMIT -1 keeps SQLite from dissolving the view into a query that joins it, which would then
+    # compare every pair
     View(
         "execution_steps",
         "id, run, iteration, ipu, micro_batch, pipeline_cycle, step, start, cycles",
-        "SELECT i.first_step + t.first_step + b.position, i.run, i.iteration, t.ipu, t.micro_batch, t.pipeline_cycle, "
-        "b.step, i.start + t.start + b.start, iif(b.stop < 0, t.end - t.start, b.stop) - b.start "
-        "FROM iterations i JOIN tasks t ON t.trace = i.trace JOIN body_steps b ON b.body = t.body LIMIT -1",
+        "SELECT i.first_step + t.first_step + b.position, i.run, i.iteration, t.ipu, t.micro_batch,"
+        " t.pipeline_cycle, b.step, i.start + t.start + b.start, iif(b.stop < 0, t.end - t.start,"
+        " b.stop) - b.start FROM iterations i JOIN tasks t ON t.trace = i.trace JOIN body_steps b"
+        " ON b.body = t.body LIMIT -1",
         "every step of every run; waits are none",
     ),
     View(
         "stage_micro_batches",
         "run, iteration, stage, direction, micro_batch, ipu, start, end",
-        "SELECT i.run, i.iteration, b.stage, b.direction, t.micro_batch, t.ipu, i.start + t.start, i.start + t.end "
-        "FROM iterations i JOIN tasks t ON t.trace = i.trace JOIN bodies b ON b.id = t.body WHERE b.stage >= 0",
+        "SELECT i.run, i.iteration, b.stage, b.direction, t.micro_batch, t.ipu, i.start + t.start,"
+        " i.start + t.end FROM iterations i JOIN tasks t ON t.trace = i.trace JOIN bodies b ON b.id"
+        " = t.body WHERE b.stage >= 0",
         "when each stage worked on which micro-batch",
     ),
     View(
         "tile_headroom",
         "ipu, fullest_tile, bytes, free_bytes",
-        "SELECT ipu, tile, max(total), bytes_per_tile - total FROM tile_memory JOIN target GROUP BY ipu",
+        "SELECT ipu, tile, max(total), bytes_per_tile - total FROM tile_memory JOIN target GROUP"
+        " BY ipu",
         "the fullest tile of each IPU, gaps included; free_bytes below 0: it does not fit",
     ),
     View(
         "steps",
         "id, type, program, compute_set",
-        "SELECT e.id, p.type, p.program, p.compute_set FROM execution_steps e JOIN program_steps p ON p.id = e.step",
+        "SELECT e.id, p.type, p.program, p.compute_set FROM execution_steps e JOIN program_steps p"
+        " ON p.id = e.step",
         "executed steps, numbered through all runs",
         vendor=True,
     ),
     View(
         "steps_by_ipu",
-        "step_id, ipu, cycles, active_tiles, cycles_base, active_cycles_from_min, active_cycles_from_max, "
-        "active_cycles_to_min, active_cycles_to_max, data_in, data_out, tile_balance, active_tile_balance",
-        "SELECT e.id, e.ipu, e.cycles, a.active_tiles, e.start, 0, 0, a.first_cycles, a.last_cycles, a.bytes_in, "
-        "a.bytes_out, a.tile_balance, a.active_tile_balance "
-        "FROM execution_steps e JOIN step_activity a ON a.step = e.step",
+        "step_id, ipu, cycles, active_tiles, cycles_base, active_cycles_from_min,"
+        " active_cycles_from_max, active_cycles_to_min, active_cycles_to_max, data_in, data_out,"
+        " tile_balance, active_tile_balance",
+        "SELECT e.id, e.ipu, e.cycles, a.active_tiles, e.start, 0, 0, a.first_cycles,"
+        " a.last_cycles, a.bytes_in, a.bytes_out, a.tile_balance, a.active_tile_balance FROM"
+        " execution_steps e JOIN step_activity a ON a.step = e.step",
         "executed steps: a step is of one IPU; active times are relative to cycles_base",
         vendor=True,
     ),
     View(
         "execution_cycle_totals",
         "run, total",
-        "SELECT runs.id, iterations * iteration_cycles FROM runs JOIN traces ON traces.id = runs.trace",
+        "SELECT runs.id, iterations * iteration_cycles FROM runs JOIN traces ON traces.id ="
+        " runs.trace",
         "cycles of each run",
         vendor=True,
     ),
@@ -183,7 +210,13 @@ VIEWS = (
         "variables on each tile (counted over all IPUs); category and name are ids",
         vendor=True,
     ),
-    View("vars_string_table", "id, string", "SELECT id, name FROM variables", "names of variables", vendor=True),
+    View(
+        "vars_string_table",
+        "id, string",
+        "SELECT id, name FROM variables",
+        "names of variables",
+        vendor=True,
+    ),
     View(
         "memory_by_tile",
         "tile, ipu, total, total_excluding_gaps, always_live, not_always_live, overflow",
@@ -193,7 +226,13 @@ VIEWS = (
         vendor=True,
     ),
     View("programs", "id, name", "SELECT id, name FROM program_tree", "programs", vendor=True),
-    View("compute_sets", "compute_set, name", "SELECT id, name FROM compute_set_info", "compute sets", vendor=True),
+    View(
+        "compute_sets",
+        "compute_set, name",
+        "SELECT id, name FROM compute_set_info",
+        "compute sets",
+        vendor=True,
+    ),
     View("var_categories", "id, name", _category_rows(), "storage categories", vendor=True),
 )
 
@@ -263,7 +302,11 @@ def _comments(record: type[Any]) -> dict[str, str]:
 
 
 def _table_lines(record: type[Any]) -> Iterator[str]:
-    doc = "" if (record.__doc__ or "").startswith(record.__name__ + "(") else inspect.getdoc(record) or ""
+    doc = (
+        ""
+        if (record.__doc__ or "").startswith(record.__name__ + "(")
+        else inspect.getdoc(record) or ""
+    )
     yield f"\n### `{record.table}`\n"
     if doc:
         yield doc.replace("``", "`") + "\n"

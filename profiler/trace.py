@@ -1,6 +1,8 @@
-"""Unrolling what a run executed: stored by repetition, given back as tasks and slices with absolute times.
+"""Unrolling what a run executed: stored by repetition, given back as tasks and slices with absolute
+times.
 
-All arrays are int64 and have one entry per task or slice; times are cycles. Nothing here loops over either.
+All arrays are int64 and have one entry per task or slice; times are cycles. Nothing here loops over
+either.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Tasks:
         return Tasks(*(getattr(self, name)[mask] for name in self.__slots__))
 
     def repeated(self, iterations: np.ndarray, iteration_cycles: int, cycle_start: int) -> Tasks:
-        """These tasks of one device iteration in each of ``iterations``, on the clock shared by all runs."""
+        """These tasks of one device iteration in each of ``iterations``, on the clock shared by all
+        runs.
+        """
         count, times = len(self), len(iterations)
         offset = np.repeat(cycle_start + iterations * iteration_cycles, count)
         return Tasks(
@@ -64,7 +68,8 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """The steps of all bodies in one row: body b has ``step[first[b] : first[b] + count[b]]`` and so on.
+    """The steps of all bodies in one row: body b has ``step[first[b] : first[b] + count[b]]`` and
+    so on.
 
     A body without steps (a wait) has one entry with step -1.
     """
@@ -76,8 +81,9 @@ class Bodies:
 
     @classmethod
     def make(cls, steps: list[np.ndarray], starts: list[np.ndarray]) -> Bodies:
-        """From each body's ``steps`` and ``starts``. ValueError where a body leaves a gap before its first step
-        or goes back in time."""
+        """From each body's ``steps`` and ``starts``. ValueError where a body leaves a gap before
+        its first step or goes back in time.
+        """
         pieces, offsets = [], []
         for index, (ids, at) in enumerate(zip(steps, starts, strict=True)):
             if len(ids) != len(at):
@@ -88,12 +94,19 @@ class Bodies:
             offsets.append(at if len(at) else np.array([0]))
         count = np.array([len(piece) for piece in pieces], dtype=np.int64)
         none = np.zeros(0, dtype=np.int64)
-        return cls(np.cumsum(count) - count, count, np.concatenate([none, *pieces]), np.concatenate([none, *offsets]))
+        return cls(
+            np.cumsum(count) - count,
+            count,
+            np.concatenate([none, *pieces]),
+            np.concatenate([none, *offsets]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Steps running on IPUs. ``task`` counts the tasks they were unrolled from; ``step`` is -1 for a wait."""
+    """Steps running on IPUs. ``task`` counts the tasks they were unrolled from; ``step`` is -1 for
+    a wait.
+    """
 
     task: np.ndarray
     step: np.ndarray
@@ -114,7 +127,11 @@ def slices(tasks: Tasks, bodies: Bodies) -> Slices:
     count = bodies.count[tasks.body]
     last = np.cumsum(count) - 1
     task = np.repeat(np.arange(len(tasks)), count)
-    at = np.arange(len(task)) - np.repeat(last + 1 - count, count) + np.repeat(bodies.first[tasks.body], count)
+    at = (
+        np.arange(len(task))
+        - np.repeat(last + 1 - count, count)
+        + np.repeat(bodies.first[tasks.body], count)
+    )
     start = tasks.start[task] + bodies.start[at]
     end = np.empty_like(start)
     end[:-1] = start[1:]

@@ -1,8 +1,10 @@
-"""Writing a profile: rows stream into ``path + ".partial"``, a finished copy is renamed to ``path``.
+"""Writing a profile: rows stream into ``path + ".partial"``, a finished copy is renamed to
+``path``.
 
-The run is worth more than its profile: whatever goes wrong with the file (a full disk, an unwritable directory)
-is a `ProfileError` that names the path, and nothing else. The engine catches it, warns once and goes on without a
-profile; the profile that was at ``path`` before stays as it was.
+The run is worth more than its profile: whatever goes wrong with the file (a full disk, an
+unwritable directory) is a `ProfileError` that names the path, and nothing else. The engine catches
+it, warns once and goes on without a profile; the profile that was at ``path`` before stays as it
+was.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ _REMEDY = "Free some space or choose another directory for the profile; the run 
 class ProfileWriter:
     """Writes one profile. Usable as a context manager, which closes it.
 
-    Every `add` is one transaction, so that a killed run leaves a partial file with all rows of every finished
-    `add`. Every method raises `ProfileError` when the file cannot be written, and only then; TypeError and
-    ValueError mean that a row itself is wrong.
+    Every `add` is one transaction, so that a killed run leaves a partial file with all rows of
+    every finished `add`. Every method raises `ProfileError` when the file cannot be written, and
+    only then; TypeError and ValueError mean that a row itself is wrong.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, writer: str = "IPUscope") -> None:
@@ -45,16 +47,26 @@ class ProfileWriter:
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _remove(self.partial)
-            self._connection = sqlite3.connect(self.partial, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(
+                self.partial, isolation_level=None, check_same_thread=False
+            )
         with self._errors():
-            # The partial file has to survive a killed process, not a power cut: no fsync until `publish`.
+            # The partial file has to survive a killed process, not a power cut: no fsync until
+            # `publish`.
             self._connection.execute("PRAGMA synchronous = OFF")
             self._connection.execute("PRAGMA cache_spill = OFF")
             with self._transaction():
                 for statement in schema.statements():
                     self._connection.execute(statement)
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        self.meta(format=schema.VERSION, writer=writer, created=created, complete=False, state="compiled", warnings=[])
+        self.meta(
+            format=schema.VERSION,
+            writer=writer,
+            created=created,
+            complete=False,
+            state="compiled",
+            warnings=[],
+        )
 
     def meta(self, **values: Any) -> None:
         """Set entries of the header, anything JSON can hold; an entry set before is replaced."""
@@ -63,7 +75,9 @@ class ProfileWriter:
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Store records of any kinds, any number, as one transaction: all of them or, after an error, none."""
+        """Store records of any kinds, any number, as one transaction: all of them or, after an
+        error, none.
+        """
         given, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
         for row in [*given, *plain.derived(given, known)]:
@@ -73,7 +87,9 @@ class ProfileWriter:
                 raise TypeError(f"{kind.__name__} is no record of profiler.records")
         vectors = _VectorBatch(self._vectors)
         prepared = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
-        runs = {vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())}
+        runs = {
+            vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())
+        }
         fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
         found = [run for id, values in fresh for run in plain.tile_runs(id, np.asarray(values))]
         prepared.setdefault(records.TileRun, []).extend(_prepare(records.TileRun, found, vectors))
@@ -87,10 +103,11 @@ class ProfileWriter:
         self._known = known
 
     def publish(self) -> Path:
-        """Put what was added so far at ``path``, complete, in one rename; may be called again after more rows.
+        """Put what was added so far at ``path``, complete, in one rename; may be called again after
+        more rows.
 
-        The copy is on the disk before it takes the place of the old profile, so that even a power cut leaves one
-        of the two.
+        The copy is on the disk before it takes the place of the old profile, so that even a power
+        cut leaves one of the two.
         """
         copy = self.path.with_name(self.path.name + ".publishing")
         with self._errors():
@@ -113,7 +130,9 @@ class ProfileWriter:
         return self.path
 
     def close(self) -> None:
-        """End writing. The partial file goes if everything in it was published, and stays otherwise."""
+        """End writing. The partial file goes if everything in it was published, and stays
+        otherwise.
+        """
         self._connection.close()
         if self._published:
             with self._errors():
@@ -130,7 +149,9 @@ class ProfileWriter:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise ProfileError(self.path, f"the profile cannot be written ({error})", _REMEDY) from error
+            raise ProfileError(
+                self.path, f"the profile cannot be written ({error})", _REMEDY
+            ) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -152,7 +173,8 @@ class _VectorBatch:
         self.known = known
         self.new: dict[bytes, int] = {}
         self.rows: list[tuple[int, bytes, str, int, bytes]] = []
-        # Within one `add` the rows keep their arrays alive and unchanged: the same object is the same content.
+        # Within one `add` the rows keep their arrays alive and unchanged: the same object is the
+        # same content.
         self._by_object: dict[int, int] = {}
 
     def id(self, values: Any) -> int:
@@ -163,7 +185,9 @@ class _VectorBatch:
 
     def _by_content(self, values: Any) -> int:
         array = codec.narrow(np.asarray(values))
-        hashed = blake2b(array.tobytes(), digest_size=16, person=f"<i{array.itemsize}".encode()).digest()
+        hashed = blake2b(
+            array.tobytes(), digest_size=16, person=f"<i{array.itemsize}".encode()
+        ).digest()
         found = self.known.get(hashed, self.new.get(hashed))
         if found is None:
             found = self.new[hashed] = len(self.known) + len(self.new)

@@ -1,8 +1,8 @@
 """One self-contained HTML file: the main figures, interactive, without a server or a network.
 
-plotly.js and the figures lie in the page gzipped, which brings 4.8 MB to 1.5 MB; browsers unpack them themselves
-(DecompressionStream). Both themes are in it: the page follows the reader's. A policy in the page forbids it to fetch
-anything.
+plotly.js and the figures lie in the page gzipped, which brings 4.8 MB to 1.5 MB; browsers unpack
+them themselves (DecompressionStream). Both themes are in it: the page follows the reader's. A
+policy in the page forbids it to fetch anything.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def page(report: Report) -> str:
     """The report as HTML."""
     sections = _sections(report)
     figures = {
-        name: [json.loads(section.figures[name].to_json()) for section in sections if section.figures]
+        name: [
+            json.loads(section.figures[name].to_json()) for section in sections if section.figures
+        ]
         for name in theme.THEMES
     }
     body, number = [], 0
@@ -65,7 +67,9 @@ def page(report: Report) -> str:
             body.append(f"<p class='note'>{html.escape(section.note)}</p>")
         if section.figures:
             height = section.figures["light"].layout.height
-            body.append(f"<div class='figure' id='figure-{number}' style='min-height:{height}px'></div>")
+            body.append(
+                f"<div class='figure' id='figure-{number}' style='min-height:{height}px'></div>"
+            )
             number += 1
         if section.table:
             body.append(_table(*section.table))
@@ -76,7 +80,9 @@ def page(report: Report) -> str:
         "@@TITLE@@": html.escape(title),
         "@@MODEL@@": html.escape(str(meta["model"] or report.path.parent.name)),
         "@@ABOUT@@": html.escape(_about(report)),
-        "@@WARNINGS@@": "".join(f"<p class='warning'>{html.escape(str(words))}</p>" for words in meta["warnings"]),
+        "@@WARNINGS@@": "".join(
+            f"<p class='warning'>{html.escape(str(words))}</p>" for words in meta["warnings"]
+        ),
         "@@BODY@@": "\n".join(body),
         "@@STYLE@@": theme.stylesheet() + _STYLE,
         "@@PLOTLY@@": _packed(get_plotlyjs()),
@@ -102,13 +108,16 @@ def _sections(report: Report) -> list[Section]:
         )
     if len(report.runs):
         lanes = pipeline.lanes(
-            report.tasks(0, iteration=0), report.steps(0, iteration=0), report.pipeline_cycles(0, 0), report.stages
+            report.tasks(0, iteration=0),
+            report.steps(0, iteration=0),
+            report.pipeline_cycles(0, 0),
+            report.stages,
         )
         sections += [
             Section(
                 "Pipeline",
-                "The first device iteration. Large: what the IPU works on, with micro-batch numbers. Strip: its "
-                "steps. Red: the IPU that this pipeline cycle waits for.",
+                "The first device iteration. Large: what the IPU works on, with micro-batch"
+                " numbers. Strip: its steps. Red: the IPU that this pipeline cycle waits for.",
                 _themed(lambda t: pipeline.pipeline(lanes, clock, t)),
             ),
             Section("Busy and waiting", "", _themed(lambda t: pipeline.busy(lanes, clock, t))),
@@ -152,11 +161,23 @@ def _themed(draw: Any) -> dict[str, go.Figure]:
 def _ops(report: Report) -> Section:
     ops = report.ops.sort_values("cycles", ascending=False).head(_TOP_OPS)
     rows = [
-        (row.name, row.direction, str(row.stage), row.block_name, f"{row.cycles:,}", f"{row.flops:,}", _source(row))
+        (
+            row.name,
+            row.direction,
+            str(row.stage),
+            row.block_name,
+            f"{row.cycles:,}",
+            f"{row.flops:,}",
+            _source(row),
+        )
         for row in units.rows_of(ops)
     ]
     heads = ("operator", "direction", "stage", "Block", "cycles", "FLOPs", "source")
-    return Section("Operators", f"The {len(rows)} with the most cycles, of {len(report.ops):,}.", table=(heads, rows))
+    return Section(
+        "Operators",
+        f"The {len(rows)} with the most cycles, of {len(report.ops):,}.",
+        table=(heads, rows),
+    )
 
 
 def _source(row: Any) -> str:
@@ -166,16 +187,23 @@ def _source(row: Any) -> str:
 def _about(report: Report) -> str:
     meta, target = report.meta, report.target
     return (
-        f"{meta['kind']}, {meta['state']} · {target.num_ipus} × {target.name}, {target.tiles_per_ipu:,} tiles with "
-        f"{units.size(target.bytes_per_tile)} each, {target.clock_hz / 1e9:.3g} GHz · {report.path} · "
-        f"written {meta['created']} by {meta['writer']}. All times are predictions of the modelled machine."
+        f"{meta['kind']}, {meta['state']} · {target.num_ipus} × {target.name},"
+        f" {target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each,"
+        f" {target.clock_hz / 1e9:.3g} GHz · {report.path} · written {meta['created']} by"
+        f" {meta['writer']}. All times are predictions of the modelled machine."
     )
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(words)}</th>" for words in heads)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        "<div"
+        f" class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _packed(words: str) -> str:

@@ -1,8 +1,9 @@
 """What a subcommand says about a profile, and its three forms: terminal, JSON and CSV.
 
-A `Page` is what is said of one profile: facts, tables and styled lines. `print_pages` writes pages to standard
-output. Tables fit the terminal, or 80 columns where there is none; only names are ever cut. Names come out of a
-file and may hold anything: they are printed as plain text, and what a terminal would obey is replaced.
+A `Page` is what is said of one profile: facts, tables and styled lines. `print_pages` writes pages
+to standard output. Tables fit the terminal, or 80 columns where there is none; only names are ever
+cut. Names come out of a file and may hold anything: they are printed as plain text, and what a
+terminal would obey is replaced.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table: which of the frame's, under what title (of one or two lines), written how."""
+    """A column of a terminal table: which of the frame's, under what title (of one or two lines),
+    written how.
+    """
 
     key: str
     title: str
@@ -73,8 +76,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame by name. JSON and CSV have all of it, the terminal only ``columns`` (none: not at all), and of rows the
-    first ``most``."""
+    """A frame by name. JSON and CSV have all of it, the terminal only ``columns`` (none: not at
+    all), and of rows the first ``most``.
+    """
 
     name: str
     frame: pd.DataFrame
@@ -101,7 +105,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Styled text, for people only: sentences, which wrap between words, or a drawing, which never does."""
+    """Styled text, for people only: sentences, which wrap between words, or a drawing, which never
+    does.
+    """
 
     lines: tuple[Line, ...]
     as_drawn: bool = False
@@ -121,8 +127,12 @@ def say(words: str, style: str = "") -> Lines:
 
 
 def clean(words: str) -> str:
-    """Without what a terminal would obey (escape sequences, line breaks, changes of writing direction)."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
+    """Without what a terminal would obey (escape sequences, line breaks, changes of writing
+    direction).
+    """
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words
+    )
 
 
 def terminal_width() -> int:
@@ -144,10 +154,14 @@ def print_pages(pages: Sequence[Page], form: str = "text") -> None:
 
 
 def _print_text(pages: Sequence[Page]) -> None:
-    console = Console(width=terminal_width(), highlight=False, markup=False, emoji=False, soft_wrap=False)
+    console = Console(
+        width=terminal_width(), highlight=False, markup=False, emoji=False, soft_wrap=False
+    )
     for number, page in enumerate(pages):
         if len(pages) > 1:
-            console.print(*([""] if number else []), Text(clean(page.profile), style="bold"), sep="\n")
+            console.print(
+                *([""] if number else []), Text(clean(page.profile), style="bold"), sep="\n"
+            )
         parts = [part for part in page.parts if _for_people(part)]
         for index, part in enumerate(parts):
             if index:
@@ -183,7 +197,9 @@ def _print_table(console: Console, table: Table) -> None:
     shown = table.frame.head(table.most) if table.most is not None else table.frame
     values = [shown[column.key].tolist() for column in table.columns]
     for row in zip(*values, strict=True):
-        made.add_row(*(Text(_cell(column, value)) for column, value in zip(table.columns, row, strict=True)))
+        made.add_row(
+            *(Text(_cell(column, value)) for column, value in zip(table.columns, row, strict=True))
+        )
     console.print(made)
     if len(shown) < len(table.frame):
         rest = len(table.frame) - len(shown)
@@ -191,8 +207,14 @@ def _print_table(console: Console, table: Table) -> None:
 
 
 def _number_width(table: Table, column: Column) -> int:
-    shown = table.frame[column.key].head(table.most) if table.most is not None else table.frame[column.key]
-    return max(map(len, [*column.title.split("\n"), *(_cell(column, value) for value in shown.tolist())]))
+    shown = (
+        table.frame[column.key].head(table.most)
+        if table.most is not None
+        else table.frame[column.key]
+    )
+    return max(
+        map(len, [*column.title.split("\n"), *(_cell(column, value) for value in shown.tolist())])
+    )
 
 
 def _cell(column: Column, value: Any) -> str:
@@ -230,14 +252,20 @@ def _print_csv(pages: Sequence[Page]) -> None:
     for page in pages:
         rows = next((list(_rows(part)) for part in page.parts if not isinstance(part, Lines)), [])
         names = next((_names(part) for part in page.parts if not isinstance(part, Lines)), [])
-        if names != header:  # the same subcommand gives the same columns, but for SQL of the user's own
+        if (
+            names != header
+        ):  # the same subcommand gives the same columns, but for SQL of the user's own
             writer.writerow(["profile", *names])
             header = names
         writer.writerows([page.profile, *row] for row in rows)
 
 
 def _names(part: Table | Facts) -> list[str]:
-    return [str(name) for name in part.frame.columns] if isinstance(part, Table) else [f.key for f in part.facts]
+    return (
+        [str(name) for name in part.frame.columns]
+        if isinstance(part, Table)
+        else [f.key for f in part.facts]
+    )
 
 
 def _rows(part: Table | Facts) -> Iterable[list[Any]]:

@@ -1,8 +1,9 @@
 """The pipeline as text: one row an IPU, a cell a pipeline cycle.
 
-Within its cell every character is an equal part of that pipeline cycle's time and shows what the IPU did longest
-in it, so that waiting shows as dots. Cells are equally wide, whatever their cycles: the row beneath has those.
-Where there are more pipeline cycles than columns, a column stands for several.
+Within its cell every character is an equal part of that pipeline cycle's time and shows what the
+IPU did longest in it, so that waiting shows as dots. Cells are equally wide, whatever their cycles:
+the row beneath has those. Where there are more pipeline cycles than columns, a column stands for
+several.
 
 Pure functions from the frames of a `profiler.Report` to styled lines.
 """
@@ -48,7 +49,14 @@ ACTIVITIES = (
     IDLE,
 )
 _BY_DIRECTION = {"forward": 0, "backward": 1, "recompute": 2, "update": 3}
-_BY_KIND = {"global exchange": 4, "sync": 5, "external sync": 5, "host I/O": 6, records.BESIDE: 6, "idle": 8}
+_BY_KIND = {
+    "global exchange": 4,
+    "sync": 5,
+    "external sync": 5,
+    "host I/O": 6,
+    records.BESIDE: 6,
+    "idle": 8,
+}
 _OTHER = 7
 
 _ASCII = str.maketrans({"·": ".", "─": "-", "├": "|", "┤": "|", "│": "|"})
@@ -56,7 +64,9 @@ _ASCII = str.maketrans({"·": ".", "─": "-", "├": "|", "┤": "|", "│": "|
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Columns of the timeline: ``edges`` (cycles, one more than columns) and, for each cell, its first column."""
+    """Columns of the timeline: ``edges`` (cycles, one more than columns) and, for each cell, its
+    first column.
+    """
 
     edges: np.ndarray
     cells: np.ndarray
@@ -77,7 +87,11 @@ def grid(cycle_start: np.ndarray, cycle_end: np.ndarray, columns: int) -> Grid:
         starts = cycle_start[:, None] + (cycle_end - cycle_start)[:, None] * parts
         return Grid(np.append(starts.ravel(), cycle_end[-1]), np.arange(count) * width, width)
     first = np.arange(columns) * count // columns
-    return Grid(np.append(cycle_start[first], cycle_end[-1]).astype(np.float64), np.arange(count) * columns // count, 1)
+    return Grid(
+        np.append(cycle_start[first], cycle_end[-1]).astype(np.float64),
+        np.arange(count) * columns // count,
+        1,
+    )
 
 
 def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -108,7 +122,9 @@ def activity(kind: str, direction: str) -> int:
 
 
 def lane(found: np.ndarray, code: np.ndarray, micro_batch: np.ndarray) -> Line:
-    """A row of characters: a task's letter, its micro-batch where there is room, and a line to its end."""
+    """A row of characters: a task's letter, its micro-batch where there is room, and a line to its
+    end.
+    """
     segments: list[Segment] = []
     at = 0
     while at < len(found):
@@ -169,10 +185,13 @@ def short(cycles: int) -> str:
     return str(cycles)
 
 
-def timeline(tasks: pd.DataFrame, cycles: pd.DataFrame, width: int, unicode: bool = True) -> list[Line]:
+def timeline(
+    tasks: pd.DataFrame, cycles: pd.DataFrame, width: int, unicode: bool = True
+) -> list[Line]:
     """A device iteration as lines of at most ``width`` characters.
 
-    ``tasks`` and ``cycles`` are `Report.tasks(run, iteration=i)` and `Report.pipeline_cycles(run, i)`.
+    ``tasks`` and ``cycles`` are `Report.tasks(run, iteration=i)` and `Report.pipeline_cycles(run,
+    i)`.
     """
     start, end = cycles["start"].to_numpy(np.int64), cycles["end"].to_numpy(np.int64)
     if not len(cycles):
@@ -181,26 +200,42 @@ def timeline(tasks: pd.DataFrame, cycles: pd.DataFrame, width: int, unicode: boo
     drawn = grid(start, end, max(8, width - label))
     columns = len(drawn.edges) - 1
     lines: list[Line] = [
-        (("".ljust(label), ""), (phase_header(cycles["phase"].tolist(), drawn.cells, columns), "dim")),
-        (("cycle".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, [str(p) for p in cycles["position"]]), "dim")),
+        (
+            ("".ljust(label), ""),
+            (phase_header(cycles["phase"].tolist(), drawn.cells, columns), "dim"),
+        ),
+        (
+            ("cycle".ljust(label), "dim"),
+            (ruler(drawn.cells, drawn.width, [str(p) for p in cycles["position"]]), "dim"),
+        ),
     ]
     seen: set[int] = set()
     beside = tasks["kind"] == records.BESIDE
     for (ipu, over), mine in tasks.groupby(["ipu", beside]):
         pairs = zip(mine["kind"].tolist(), mine["direction"].tolist(), strict=True)
         code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
-        found = longest_task(mine["start"].to_numpy(np.int64), mine["end"].to_numpy(np.int64), drawn.edges)
+        found = longest_task(
+            mine["start"].to_numpy(np.int64), mine["end"].to_numpy(np.int64), drawn.edges
+        )
         seen.update(code[found[found >= 0]].tolist())
         name = "  I/O" if over else f"IPU {ipu}"  # its I/O tiles, beneath it
         lines.append(((name.ljust(label), ""), *lane(found, code, mine["micro_batch"].to_numpy())))
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:
         slowest = [str(ipu) for ipu in cycles["slowest_ipu"]]
-        lines.append((("slowest".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, slowest), "dim")))
+        lines.append(
+            (("slowest".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, slowest), "dim"))
+        )
     if drawn.width > max(map(len, lengths)):
-        lines.append((("cycles".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, lengths), "dim")))
+        lines.append(
+            (("cycles".ljust(label), "dim"), (ruler(drawn.cells, drawn.width, lengths), "dim"))
+        )
     lines += [(), *legend(sorted(seen), width)]
-    return lines if unicode else [tuple((words.translate(_ASCII), style) for words, style in line) for line in lines]
+    return (
+        lines
+        if unicode
+        else [tuple((words.translate(_ASCII), style) for words, style in line) for line in lines]
+    )
 
 
 def legend(codes: Iterable[int], width: int) -> list[Line]:
@@ -219,7 +254,9 @@ def legend(codes: Iterable[int], width: int) -> list[Line]:
 
 
 def stacked_bar(shares: list[tuple[str, str, float]], width: int) -> Line:
-    """Shares of a whole (letter, style, 0..1) as a bar of ``width`` characters; rounding never loses the total."""
+    """Shares of a whole (letter, style, 0..1) as a bar of ``width`` characters; rounding never
+    loses the total.
+    """
     edges = np.rint(np.cumsum([0.0, *(share for *_, share in shares)]) * width).astype(int)
     return tuple(
         (letter * int(count), style)

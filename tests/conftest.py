@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# Tests run side by side, so a thread each; and the sums of one run have the order of another (MKL takes as many threads
-# as it likes). Before torch is imported.
+# Tests run side by side, so a thread each; and the sums of one run have the order of another (MKL
+# takes as many threads as it likes). Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -22,14 +22,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``training`` and ``inference`` of the example, after two epochs."""
     folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "examples/mnist_pipeline.py", "--epochs", "2", "--profile-dir", str(folder)]
+    command = [
+        sys.executable,
+        "examples/mnist_pipeline.py",
+        "--epochs",
+        "2",
+        "--profile-dir",
+        str(folder),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     return folder
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """A browser. The tests that need one are skipped where there is none; `.ci/run` sees that there is."""
+    """A browser. The tests that need one are skipped where there is none; `.ci/run` sees that there
+    is.
+    """
     api = pytest.importorskip("playwright.sync_api")
     from viewer.screenshots import FLAGS, find_browser
 

@@ -33,7 +33,9 @@ def step_cycles(step: Compute | Exchange, machine: Machine) -> int:
     """How long a step lasts, with the sync before an exchange."""
     if isinstance(step, Compute):
         return int(step.cycles.max())
-    tiles = exchange_tile_cycles(machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus)
+    tiles = exchange_tile_cycles(
+        machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
+    )
     return int(tiles.max()) + SYNC_CYCLES
 
 

@@ -1,4 +1,6 @@
-"""A consistent profile of pipelined training, written without compiling a model, for tests and benchmarks."""
+"""A consistent profile of pipelined training, written without compiling a model, for tests and
+benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -62,22 +64,46 @@ class _Profile:
     positions: Counter[int] = field(default_factory=Counter)  # steps of each IPU
 
     def program(self, parent: int, type: str, name: str, repeat: int = 1) -> int:
-        self.programs.append(Program(len(self.programs), parent, self.children[parent], type, name, repeat))
+        self.programs.append(
+            Program(len(self.programs), parent, self.children[parent], type, name, repeat)
+        )
         self.children[parent] += 1
         return len(self.programs) - 1
 
-    def step(self, ipu: int, parent: int, op: int, type: str, name: str, cycles: int, **vectors: np.ndarray) -> int:
+    def step(
+        self,
+        ipu: int,
+        parent: int,
+        op: int,
+        type: str,
+        name: str,
+        cycles: int,
+        **vectors: np.ndarray,
+    ) -> int:
         compute_set = -1
         if type == ON_TILE_EXECUTE:
             compute_set = len(self.compute_sets)
-            self.compute_sets.append(ComputeSet(compute_set, name, ipu, op, 2 * int(vectors["tile_cycles"].sum())))
+            self.compute_sets.append(
+                ComputeSet(compute_set, name, ipu, op, 2 * int(vectors["tile_cycles"].sum()))
+            )
             for kind in range(2):
                 count = (vectors["tile_cycles"] > 0) * (1 + kind * 5)
                 self.uses.append(VertexUse(compute_set, kind, count))
         program = self.program(parent, type, name)
         columns = (vectors.get(key) for key in ("tile_cycles", "bytes_in", "bytes_out"))
-        row = Step(len(self.steps), ipu, self.positions[ipu], program, len(self.bodies), op, type, name, cycles,
-                   compute_set, *columns)  # fmt: skip
+        row = Step(
+            len(self.steps),
+            ipu,
+            self.positions[ipu],
+            program,
+            len(self.bodies),
+            op,
+            type,
+            name,
+            cycles,
+            compute_set,
+            *columns,
+        )
         self.steps.append(row)
         self.positions[ipu] += 1
         return row.id
@@ -86,28 +112,72 @@ class _Profile:
         """A body of the steps made since ``first``."""
         mine = self.steps[first:]
         cycles = np.array([step.cycles for step in mine], dtype=np.int64)
-        self.bodies.append(Body(len(self.bodies), name, ipu, stage, kind, direction, int(cycles.sum()),
-                                np.array([step.id for step in mine], dtype=np.int64),
-                                np.cumsum(cycles) - cycles))  # fmt: skip
+        self.bodies.append(
+            Body(
+                len(self.bodies),
+                name,
+                ipu,
+                stage,
+                kind,
+                direction,
+                int(cycles.sum()),
+                np.array([step.id for step in mine], dtype=np.int64),
+                np.cumsum(cycles) - cycles,
+            )
+        )
         return len(self.bodies) - 1
 
     def tile_bytes(self, mean: int, share: float = 1.0) -> np.ndarray:
         used = np.arange(self.tiles) < max(1, round(share * self.tiles))
-        return np.where(used, self.random.integers(mean // 2, mean * 3 // 2 + 1, self.tiles) // 4 * 4, 0)
+        return np.where(
+            used, self.random.integers(mean // 2, mean * 3 // 2 + 1, self.tiles) // 4 * 4, 0
+        )
 
-    def variable(self, name: str, ipu: int, category: str, role: str, mean: int, *, op: int = -1, share: float = 1.0,
-                 life: tuple[int, int] | None = None, interleaved: bool = False) -> int:  # fmt: skip
-        """``life`` None: always live (the stop is set at the end, when the number of steps is known)."""
+    def variable(
+        self,
+        name: str,
+        ipu: int,
+        category: str,
+        role: str,
+        mean: int,
+        *,
+        op: int = -1,
+        share: float = 1.0,
+        life: tuple[int, int] | None = None,
+        interleaved: bool = False,
+    ) -> int:
+        """``life`` None: always live (the stop is set at the end, when the number of steps is
+        known).
+        """
         vector = self.tile_bytes(mean, share)
         start, stop = life or (0, -1)
         total = int(vector.sum())
-        self.variables.append(Variable(len(self.variables), name, ipu, category, role, op, ipu, ipu, "float32",
-                                       json.dumps([total // 4]) if category == "variable" else "", total, vector,
-                                       int(interleaved), int(life is None), start, stop))  # fmt: skip
+        self.variables.append(
+            Variable(
+                len(self.variables),
+                name,
+                ipu,
+                category,
+                role,
+                op,
+                ipu,
+                ipu,
+                "float32",
+                json.dumps([total // 4]) if category == "variable" else "",
+                total,
+                vector,
+                int(interleaved),
+                int(life is None),
+                start,
+                stop,
+            )
+        )
         return total
 
 
-def _computing(profile: _Profile, ipu: int, parent: int, direction: str, mean_cycles: int) -> tuple[int, Computes]:
+def _computing(
+    profile: _Profile, ipu: int, parent: int, direction: str, mean_cycles: int
+) -> tuple[int, Computes]:
     """A body of sync, exchange and compute steps by turns, and its compute steps."""
     first, computes = len(profile.steps), list[tuple[int, int]]()
     node = profile.program(parent, SEQUENCE, f"stage {ipu} {direction}")
@@ -116,23 +186,59 @@ def _computing(profile: _Profile, ipu: int, parent: int, direction: str, mean_cy
         op = len(profile.ops) - 1 if at % 3 else len(profile.ops)
         if at % 3 == 0:
             layer = f"layer.{at // 3}"
-            made_by = forward_ops[at // 3] if direction == "backward" and at // 3 < len(forward_ops) else -1
-            profile.ops.append(Op(op, f"{layer}/{direction}", "aten.addmm.default", direction, ipu, ipu, ipu, layer,
-                                  "model.py", 10 + at, made_by, 1000, 0, 0, "split over all tiles"))  # fmt: skip
+            made_by = (
+                forward_ops[at // 3]
+                if direction == "backward" and at // 3 < len(forward_ops)
+                else -1
+            )
+            profile.ops.append(
+                Op(
+                    op,
+                    f"{layer}/{direction}",
+                    "aten.addmm.default",
+                    direction,
+                    ipu,
+                    ipu,
+                    ipu,
+                    layer,
+                    "model.py",
+                    10 + at,
+                    made_by,
+                    1000,
+                    0,
+                    0,
+                    "split over all tiles",
+                )
+            )
         if at % 3 == 0:
             profile.step(ipu, node, op, SYNC, "Internal sync", SYNC_CYCLES)
             cycles = SYNC_CYCLES
         elif at % 3 == 1:
             received = profile.tile_bytes(1 + mean_cycles)
             cycles = int(received.max()) // 4 + 192
-            profile.step(ipu, node, op, DO_EXCHANGE, f"{profile.ops[op].name}/exchange", cycles, bytes_in=received,
-                         bytes_out=received[::-1].copy())  # fmt: skip
+            profile.step(
+                ipu,
+                node,
+                op,
+                DO_EXCHANGE,
+                f"{profile.ops[op].name}/exchange",
+                cycles,
+                bytes_in=received,
+                bytes_out=received[::-1].copy(),
+            )
         else:
             tile_cycles = profile.tile_bytes(mean_cycles, 0.9)
             cycles = int(tile_cycles.max())
             computes.append((profile.positions[ipu], op))
-            profile.step(ipu, node, op, ON_TILE_EXECUTE, f"{profile.ops[op].name}/compute", cycles,
-                         tile_cycles=tile_cycles)  # fmt: skip
+            profile.step(
+                ipu,
+                node,
+                op,
+                ON_TILE_EXECUTE,
+                f"{profile.ops[op].name}/compute",
+                cycles,
+                tile_cycles=tile_cycles,
+            )
         profile.ops[op].cycles += cycles
     return profile.body(f"stage {ipu} {direction}", ipu, ipu, "task", direction, first), computes
 
@@ -147,16 +253,33 @@ def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int,
         for type in (STREAM_COPY_BEGIN, STREAM_COPY_MID, STREAM_COPY_END):
             cycles = 2000 if type == STREAM_COPY_MID else STREAM_CYCLES
             vectors = {"bytes_in" if task == schedules.STREAM_IN else "bytes_out": moved}
-            profile.step(ipu, parent, -1, type, f"{name}/{type}", cycles,
-                         **(vectors if type == STREAM_COPY_MID else {}))  # fmt: skip
+            profile.step(
+                ipu,
+                parent,
+                -1,
+                type,
+                f"{name}/{type}",
+                cycles,
+                **(vectors if type == STREAM_COPY_MID else {}),
+            )
         made[task] = profile.body(name, ipu, ipu, "host I/O", "", first)
     first = len(profile.steps)
     profile.step(ipu, parent, -1, SYNC, "External sync", EXTERNAL_SYNC_CYCLES)
     made[schedules.SYNC] = profile.body("external sync", ipu, -1, "external sync", "", first)
     first = len(profile.steps)
-    profile.step(ipu, parent, -1, GLOBAL_EXCHANGE, f"copies of IPU {ipu}", 1500 + 10 * ipu,
-                 bytes_in=profile.tile_bytes(128), bytes_out=profile.tile_bytes(128))  # fmt: skip
-    made[schedules.COPY] = profile.body("copies between IPUs", ipu, -1, "global exchange", "", first)
+    profile.step(
+        ipu,
+        parent,
+        -1,
+        GLOBAL_EXCHANGE,
+        f"copies of IPU {ipu}",
+        1500 + 10 * ipu,
+        bytes_in=profile.tile_bytes(128),
+        bytes_out=profile.tile_bytes(128),
+    )
+    made[schedules.COPY] = profile.body(
+        "copies between IPUs", ipu, -1, "global exchange", "", first
+    )
     made[schedules.IDLE] = profile.body("idle", ipu, -1, "idle", "", len(profile.steps))
     return made
 
@@ -178,25 +301,49 @@ def _program_memory(profile: _Profile, ipu: int) -> None:
         profile.variable(category, ipu, category, "program", mean)
 
 
-def _model_memory(profile: _Profile, ipu: int, depth: int, forward: Computes, backward: Computes) -> tuple[int, int]:
-    """Weights and what belongs to them, stash, activations, gradients; (bytes of weights, bytes of the stash)."""
-    always = [("weight", "weight", 20_000), ("weight/gradient", "accumulator", 20_000),
-              ("weight/exp_avg", "optimiser state", 20_000), ("weight/exp_avg_sq", "optimiser state", 20_000),
-              ("running_mean", "buffer", 64)]  # fmt: skip
+def _model_memory(
+    profile: _Profile, ipu: int, depth: int, forward: Computes, backward: Computes
+) -> tuple[int, int]:
+    """Weights and what belongs to them, stash, activations, gradients; (bytes of weights, bytes of
+    the stash).
+    """
+    always = [
+        ("weight", "weight", 20_000),
+        ("weight/gradient", "accumulator", 20_000),
+        ("weight/exp_avg", "optimiser state", 20_000),
+        ("weight/exp_avg_sq", "optimiser state", 20_000),
+        ("running_mean", "buffer", 64),
+    ]
     if depth:
         always.append((f"stash of {depth}", "stash", 4_000 * depth))
-    sizes = {role: profile.variable(f"layer.{ipu}.{name}", ipu, "variable", role, mean) for name, role, mean in always}
+    sizes = {
+        role: profile.variable(f"layer.{ipu}.{name}", ipu, "variable", role, mean)
+        for name, role, mean in always
+    }
     if ipu == 0:
         sizes["input"] = profile.variable("input", ipu, "variable", "input", 512, share=0.5)
         profile.variable("stream buffer", ipu, "variable", "stream buffer", 1_024, share=0.25)
     for i, (at, op) in enumerate(forward):
         until = backward[-1 - i][0] + 1 if i < len(backward) else at + 1
-        profile.variable(f"layer.{i}:0", ipu, "variable", "activation", 8_000, op=op, life=(at, until))
+        profile.variable(
+            f"layer.{i}:0", ipu, "variable", "activation", 8_000, op=op, life=(at, until)
+        )
     for i, (at, op) in enumerate(backward):
-        profile.variable(f"layer.{i}:0/gradient", ipu, "variable", "gradient", 8_000, op=op, life=(at, at + 1))
+        profile.variable(
+            f"layer.{i}:0/gradient", ipu, "variable", "gradient", 8_000, op=op, life=(at, at + 1)
+        )
     for i, (at, op) in enumerate([*forward, *backward]):
-        profile.variable(f"{profile.ops[op].name}/partials", ipu, "variable", "temporary", 24_000 + 1_000 * (i % 7),
-                         op=op, share=0.8, life=(at, at + 1), interleaved=i % 2 == 0)  # fmt: skip
+        profile.variable(
+            f"{profile.ops[op].name}/partials",
+            ipu,
+            "variable",
+            "temporary",
+            24_000 + 1_000 * (i % 7),
+            op=op,
+            share=0.8,
+            life=(at, at + 1),
+            interleaved=i % 2 == 0,
+        )
     return sizes["weight"], sizes.get("stash", 0)
 
 
@@ -212,8 +359,8 @@ def synthetic_profile(
 ) -> Path:
     """Write a profile of ``ipus`` stages, one an IPU, Blocks B1, B2 ..., and give its path.
 
-    An execution has about ``runs * iterations * micro_batches * ipus * (2 * steps_per_body + 5)`` slices:
-    ``micro_batches=1000, iterations=10, steps_per_body=12, runs=1`` makes a million.
+    An execution has about ``runs * iterations * micro_batches * ipus * (2 * steps_per_body + 5)``
+    slices: ``micro_batches=1000, iterations=10, steps_per_body=12, runs=1`` makes a million.
     """
     profile = _Profile(tiles, steps_per_body, np.random.default_rng(seed))
     root = profile.program(-1, SEQUENCE, "device iteration")
@@ -233,7 +380,9 @@ def synthetic_profile(
             (schedules.BACKWARD, ipu): backward,
             (schedules.UPDATE, ipu): update,
         }
-        bodies |= {(task, ipu): body for task, body in _transfers(profile, ipu, inner, ipus - 1).items()}
+        bodies |= {
+            (task, ipu): body for task, body in _transfers(profile, ipu, inner, ipus - 1).items()
+        }
         depth = schedules.stash_depth(ipus, ipu)
         weight, stash = _model_memory(profile, ipu, depth, forward_steps, backward_steps)
         _program_memory(profile, ipu)
@@ -241,28 +390,53 @@ def synthetic_profile(
         copied = 4_096 if ipu < ipus - 1 else 0
         stages.append(Stage(ipu, ipu, f, b, 0, u, depth, stash, weight, copied))
         back = 4_096 if copied else 0
-        blocks.append(Block(ipu, f"B{ipu + 1}", ipu, ipu, f, b, u, weight, 0 if ipu else 4_096, copied, back))
+        blocks.append(
+            Block(ipu, f"B{ipu + 1}", ipu, ipu, f, b, u, weight, 0 if ipu else 4_096, copied, back)
+        )
     for variable in profile.variables:
         if variable.always_live:
             variable.stop = profile.positions[variable.ipu]
 
     schedule = schedules.pipelined(_costs(profile, bodies, ipus), micro_batches)
-    body_of = np.array([bodies[key] for key in zip(schedule.kind.tolist(), schedule.ipu.tolist(), strict=True)])
-    trace = Trace(0, iterations, schedule.total, schedule.start, schedule.end, body_of, schedule.ipu,
-                  schedule.micro_batch, schedule.cycle)  # fmt: skip
+    body_of = np.array(
+        [bodies[key] for key in zip(schedule.kind.tolist(), schedule.ipu.tolist(), strict=True)]
+    )
+    trace = Trace(
+        0,
+        iterations,
+        schedule.total,
+        schedule.start,
+        schedule.end,
+        body_of,
+        schedule.ipu,
+        schedule.micro_batch,
+        schedule.cycle,
+    )
     cycles_of = [
         PipelineCycle(0, i, phase, int(start), int(end), int(slowest))
         for i, (phase, start, end, slowest) in enumerate(
-            zip(schedule.phases, schedule.cycle_start, schedule.cycle_end, schedule.slowest_ipu, strict=True)
+            zip(
+                schedule.phases,
+                schedule.cycle_start,
+                schedule.cycle_end,
+                schedule.slowest_ipu,
+                strict=True,
+            )
         )
     ]
     length = iterations * schedule.total
     microseconds = round(length / MK2_CLOCK * 1e6)
     called = [
-        Run(i, f"run {i}", 0, i * (length + 10_000), 1_700_000_000_000_000 + i * (microseconds + 50),
-            1_700_000_000_000_000 + i * (microseconds + 50) + microseconds)
+        Run(
+            i,
+            f"run {i}",
+            0,
+            i * (length + 10_000),
+            1_700_000_000_000_000 + i * (microseconds + 50),
+            1_700_000_000_000_000 + i * (microseconds + 50) + microseconds,
+        )
         for i in range(runs)
-    ]  # fmt: skip
+    ]
 
     target = Target("mk2", "ipu2", ipus, 1, ipus, tiles, MK2_BYTES, MK2_REGION0, MK2_CLOCK, 6)
     options = [
@@ -276,9 +450,20 @@ def synthetic_profile(
     ]
     with ProfileWriter(path, writer="tests.synthetic") as writer:
         writer.meta(kind="training", model="Synthetic", micro_batch=40)
-        writer.add([target, *options, *stages, *blocks, *profile.ops, *profile.programs, *profile.steps])
+        writer.add(
+            [target, *options, *stages, *blocks, *profile.ops, *profile.programs, *profile.steps]
+        )
         uses = [Use(variable.op, variable.id) for variable in profile.variables if variable.op >= 0]
-        writer.add([*profile.compute_sets, *kinds, *profile.uses, *profile.variables, *uses, *profile.bodies])
+        writer.add(
+            [
+                *profile.compute_sets,
+                *kinds,
+                *profile.uses,
+                *profile.variables,
+                *uses,
+                *profile.bodies,
+            ]
+        )
         with open_report(writer.publish()) as report:
             writer.add(plain.tile_memory(report))
         writer.add([trace, *cycles_of])

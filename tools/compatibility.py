@@ -1,7 +1,8 @@
 """Writes docs/compatibility.md: every name of PopTorch, and what becomes of it here.
 
-Run ``python -m tools.compatibility > docs/compatibility.md``. The table below says how a name behaves; whether it is
-there is looked up, and what a setting that is not honoured does instead comes from where the warning comes from.
+Run ``python -m tools.compatibility > docs/compatibility.md``. The table below says how a name
+behaves; whether it is there is looked up, and what a setting that is not honoured does instead
+comes from where the warning comes from.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ ACCEPTED, ABSENT = "accepted, no effect here", "not there"
 STATUSES = {
     SAME: "does what it does in PopTorch",
     PROFILE: "the same, and the profile shows it: placement, cycles, memory or a name",
-    ACCEPTED: "taken and checked, so that scripts run; where a number could depend on it, a warning says so once",
+    ACCEPTED: (
+        "taken and checked, so that scripts run; where a number could depend on it, a warning says"
+        " so once"
+    ),
     ABSENT: "an AttributeError",
 }
 
 
 @dataclass(frozen=True)
 class Group:
-    """Names that are attributes of ``owner``. An entry is a status, or a status and what is to be said of it."""
+    """Names that are attributes of ``owner``. An entry is a status, or a status and what is to be
+    said of it.
+    """
 
     title: str
     prefix: str
@@ -40,218 +46,394 @@ class Group:
 
 _options = ipu_exec.Options()
 _STATES = (
-    "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded to them; float16 "
-    "weights are updated in float32"
+    "states and accumulators have the dtypes it names, in memory, and in numbers that are rounded"
+    " to them; float16 weights are updated in float32"
 )
 _ON_IPU = "there is no device to attach to; the state is kept"
 
 GROUPS = (
-    Group("Models", "", ipu_exec, {
-        "trainingModel": PROFILE,
-        "inferenceModel": PROFILE,
-        "PoplarExecutor": PROFILE,
-        "load": (SAME, "the file is IPUscope's own; its model is unpickled, with a warning"),
-        "DataLoader": SAME,
-        "AsynchronousDataAccessor": SAME,
-        "ICustomArgParser": SAME,
-        "registerCustomArgParser": SAME,
-        "isRunningOnIpu": SAME,
-        "ipuHardwareIsAvailable": (SAME, "True: the modelled machine stands for it"),
-        "ipuHardwareVersion": (SAME, "of the modelled machine: 2; 1 with `ipu-run --target mk1`"),
-        "hasMLIRSupportOnPlatform": (SAME, "True: models are captured by running them"),
-        "setLogLevel": SAME,
-        "Error": SAME,
-        "RecoverableError": (SAME, "never raised: no device fails"),
-        "UnrecoverableError": (SAME, "never raised: no device fails"),
-        "poptorch_core": (ACCEPTED, "the name only: PopTorch's compiled core is not here"),
-        "testing": SAME,
-        "profiling": (SAME, "a trace that Perfetto opens rather than one for PopVision's system analyser"),
-        "Attribute": (PROFILE, "__outline keeps code apart; others are kept with the operators"),
-        "distributed": (ACCEPTED, "VirtualIpuManager.isAvailable is False: there are no partitions to make"),
-    }),
-    Group("Placement", "", ipu_exec, {
-        "BeginBlock": PROFILE,
-        "Block": PROFILE,
-        "BlockFunction": PROFILE,
-        "removeBlocks": SAME,
-        "module_repr": SAME,
-        "Stage": PROFILE,
-        "Phase": PROFILE,
-        "AutoStage": PROFILE,
-        "PipelinedExecution": PROFILE,
-        "ShardedExecution": PROFILE,
-        "SerialPhasedExecution": (PROFILE, "weights move with their phase unless setWeightLocation keeps them"),
-        "ParallelPhasedExecution": (PROFILE, "weights move with their phase unless setWeightLocation keeps them"),
-        "Liveness": (PROFILE, "OffChipAfterFwdNoOverlap is as OffChipAfterFwd: serial phases never overlap"),
-        "NameScope": PROFILE,
-    }),
-    Group("Operators", "", ipu_exec, {
-        "identity_loss": SAME,
-        "recomputationCheckpoint": PROFILE,
-        "custom_op": (PROFILE, "what it computes and costs is given to register_custom_op, not found in a library"),
-        "serializedMatMul": PROFILE,
-        "MultiConv": (PROFILE, "tiles are shared out as poplin does"),
-        "nop": SAME,
-        "for_loop": (PROFILE, "the profile has the body once for each time"),
-        "cond": (PROFILE, "one body is run, the profile has both"),
-        "dynamic_slice": PROFILE,
-        "dynamic_update": PROFILE,
-        "set_available_memory": (PROFILE, "of products and their gradients; gathers and scatters cost what they did"),
-        "set_overlap_for_input": (PROFILE, "a pipeline overlaps with _Popart.set('enableExplicitIR', True), too"),
-        "set_overlap_for_output": (PROFILE, "what leaves once a device iteration (OutputMode.Sum) is not overlapped"),
-        "ipu_print_tensor": (SAME, "printing costs nothing in the profile"),
-        "ctc_beam_search_decoder": (PROFILE, "its cycles are an estimate"),
-        "fps": (PROFILE, "its cycles are an estimate"),
-        "nearest": (PROFILE, "its cycles are an estimate"),
-        "CPU": (PROFILE, "the way to the host and back, not the host's own time"),
-    }),
-    Group("Options", "Options.", _options, {
-        "deviceIterations": PROFILE,
-        "replicationFactor": PROFILE,
-        "inputReplicaGrouping": SAME,
-        "outputMode": PROFILE,
-        "anchorMode": PROFILE,
-        "defaultOutputMode": SAME,
-        "setExecutionStrategy": PROFILE,
-        "autoRoundNumIPUs": PROFILE,
-        "setAvailableMemoryProportion": PROFILE,
-        "randomSeed": SAME,
-        "enableExecutableCaching": (SAME, "POPTORCH_CACHE_DIR too"),
-        "anchorTensor": (SAME, "names are those of getTensorNames, and PopTorch's of gradients and updated weights"),
-        "enableProfiling": (PROFILE, "profile.pop of IPUscope; POPLAR_ENGINE_OPTIONS too"),
-        "useOfflineIpuTarget": PROFILE,
-        "connectionType": (SAME, "Never compiles and does not run; the other two are alike"),
-        "modelName": PROFILE,
-        "logCycleCount": (SAME, "modelled cycles"),
-        "showCompilationProgressBar": SAME,
-        "relaxOptimizerAttributesChecks": SAME,
-        "loadFromFile": SAME,
-        "toDict": (SAME, "by PopTorch's names, and by dotted names"),
-        "clone": SAME,
-        "enableSyntheticData": (PROFILE, "no host I/O is modelled; numbers are those of the data that is given"),
-        "enableStableNorm": (PROFILE, "cycles and memory; numbers are PyTorch's, stable either way"),
-        "broadcastBuffers": (SAME, "with True, a model that writes a buffer on several replicas is an Error"),
-        "syncPattern": (PROFILE, "which IPUs wait for the host together; in phased execution all do"),
-        "updatableNamedBuffers": (ACCEPTED, "buffers are the model's and can always be changed"),
-        "useIpuModel": (ACCEPTED, "everything is modelled"),
-        "useIpuId": (ACCEPTED, "there is no device to choose"),
-        "logDir": (ACCEPTED, "nothing is written there"),
-        "maxRepeatLogs": (ACCEPTED, "nothing is repeated"),
-        "sourceLocationExcludes": (ACCEPTED, "the profile names the user's own line of an operator"),
-        "appendToLocationExcludes": (ACCEPTED, "the profile names the user's own line of an operator"),
-        "disableModuleNamescope": (ACCEPTED, "operators keep their module's path"),
-    }),
-    Group("Options.Training", "Options.Training.", _options.Training, {
-        "gradientAccumulation": PROFILE,
-        "accumulationAndReplicationReductionType": SAME,
-        "setMeanAccumulationAndReplicationReductionStrategy": SAME,
-        "setAutomaticLossScaling": (SAME, "the counting is not in the profile"),
-        "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
-    }),
-    Group("Options.Precision", "Options.Precision.", _options.Precision, {
-        "setPartialsType": (PROFILE, "cycles and memory; numbers are PyTorch's; unset, fp16 products keep half"),
-        "enableStochasticRounding": (SAME, "of float16 weights at their update"),
-        "enableFloatingPointExceptions": (SAME, "an Error that names the operator, as it is called in the profile"),
-        "runningStatisticsAlwaysFloat": (PROFILE, "casts; memory counts the buffers as the model has them"),
-        "halfFloatCasting": (PROFILE, "FloatDowncastToHalf only where it is set, as in PopTorch since 3.0"),
-    }),
-    Group("Options.TensorLocations", "Options.TensorLocations.", _options.TensorLocations, {
-        "setOptimizerLocation": PROFILE,
-        "setWeightLocation": (PROFILE, "weights that stages share stay whole on the chip (it warns)"),
-        "setActivationLocation": (PROFILE, "a pipeline keeps its stash on the chip (it warns)"),
-        "setAccumulatorLocation": PROFILE,
-        "numIOTiles": (PROFILE, "the last tiles of each IPU; which ones GCL takes is not public"),
-    }),
-    Group("TensorLocationSettings", "TensorLocationSettings.", ipu_exec.TensorLocationSettings(), {
-        "useOnChipStorage": PROFILE,
-        "useReplicatedTensorSharding": (PROFILE, "where the optimiser is elementwise and norms (else it warns)"),
-        "minElementsForOffChip": (PROFILE, "2 by default, as in PopART"),
-        "minElementsForReplicatedTensorSharding": (PROFILE, "8,192 by default, as in PopART"),
-        "useIOTilesToLoad": ACCEPTED,
-        "useIOTilesToStore": ACCEPTED,
-    }),
-    Group("Options.Distributed", "Options.Distributed.", _options.Distributed, {
-        "configureProcessId": (SAME, "each process gets its part of the data; gradients are not exchanged"),
-        "setEnvVarNames": SAME,
-        "disable": SAME,
-        "processId": SAME,
-        "numProcesses": SAME,
-    }),
-    Group("Other groups of Options", "Options.", _options, {
-        "_Popart": (ACCEPTED, "recorded; obeyed are engineOptions, autoRecomputation, two patterns (setPatterns), "
-                    "defaultBufferingDepth, enablePrefetchDatastreams and enableExplicitIR; "
-                    "groupNormStridedChannelGrouping warns: groups are of neighbouring channels, as PyTorch has them, "
-                    "and cost what those cost"),
-        "Jit": (ACCEPTED, "models are captured by running them"),
-    }),
-    Group("Executor", "PoplarExecutor.", PoplarExecutor, {
-        "__call__": PROFILE,
-        "compile": PROFILE,
-        "setOptimizer": SAME,
-        "state_dict": SAME,
-        "load_state_dict": SAME,
-        "destroy": SAME,
-        "save": (SAME, "the file is IPUscope's own"),
-        "compileAndExport": (SAME, "the file is IPUscope's own"),
-        "loadExecutable": (SAME, "nothing in it can run code"),
-        "getAnchoredTensor": SAME,
-        "getTensorNames": SAME,
-        "getLatency": (SAME, "on the modelled clock"),
-        "getComputeLatency": (SAME, "on the modelled clock"),
-        "getHostIpuLatency": (SAME, "on the modelled clock"),
-        "getIpuHostLatency": (SAME, "on the modelled clock"),
-        "getPerfCounters": (SAME, "on the modelled clock"),
-        "cycleCount": (SAME, "as modelled"),
-        "compilationTime": SAME,
-        "rng_state": (SAME, "of PyTorch's generator"),
-        "isCompiled": SAME,
-        "isAttachedToDevice": (SAME, _ON_IPU),
-        "attachToDevice": (SAME, _ON_IPU),
-        "detachFromDevice": (SAME, _ON_IPU),
-        "copyWeightsToHost": (ACCEPTED, "the wrapped model's weights are the ones trained"),
-        "copyWeightsToDevice": (SAME, "weights need no copying; every replica takes the model's buffers"),
-        "copyNamedBuffersToDevice": (SAME, "every replica takes the model's buffers"),
-        "model": SAME,
-        "options": SAME,
-    }),
-    Group("Weights of a wrapped model", "model.weight.", GroupedParameter, {
-        "replicaGrouping": (PROFILE, "not with LAMB or max_grad_norm: an error says so"),
-    }),
-    Group("Optimisers", "optim.", optim, {
-        "SGD": (PROFILE, f"{_STATES}; with use_combined_accum one tensor holds gradients and velocity, in memory"),
-        "Adam": (PROFILE, _STATES),
-        "AdamW": (PROFILE, _STATES),
-        "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
-        "LAMB": (PROFILE, _STATES),
-        "Optimizer": (SAME, "what the others have in common"),
-        "VariableAttributes": (SAME, "what was marked as constant cannot change once compiled"),
-    }),
-    Group("VariableAttributes", "VariableAttributes.", VariableAttributes, {
-        "isConstant": SAME,
-        "markAsConstant": SAME,
-        "markAsVariable": SAME,
-    }),
-    Group("Enumerations", "", ipu_exec, {
-        "OutputMode": SAME,
-        "AnchorMode": SAME,
-        "ReductionType": SAME,
-        "MeanReductionStrategy": SAME,
-        "DataLoaderMode": SAME,
-        "SharingStrategy": (SAME, "SharedMemory and FileSystem fork a clean server, as ForkServer"),
-        "ConnectionType": SAME,
-        "SyncPattern": PROFILE,
-        "MatMulSerializationMode": SAME,
-        "OverlapMode": PROFILE,
-        "MultiConvPlanType": PROFILE,
-        "CommGroupType": SAME,
-        "VariableRetrievalMode": SAME,
-        "HalfFloatCastingBehavior": SAME,
-        "TensorLocationSettings": SAME,
-        "Options": SAME,
-        "enums": SAME,
-        "optim": SAME,
-    }),
-)  # fmt: skip
+    Group(
+        "Models",
+        "",
+        ipu_exec,
+        {
+            "trainingModel": PROFILE,
+            "inferenceModel": PROFILE,
+            "PoplarExecutor": PROFILE,
+            "load": (SAME, "the file is IPUscope's own; its model is unpickled, with a warning"),
+            "DataLoader": SAME,
+            "AsynchronousDataAccessor": SAME,
+            "ICustomArgParser": SAME,
+            "registerCustomArgParser": SAME,
+            "isRunningOnIpu": SAME,
+            "ipuHardwareIsAvailable": (SAME, "True: the modelled machine stands for it"),
+            "ipuHardwareVersion": (
+                SAME,
+                "of the modelled machine: 2; 1 with `ipu-run --target mk1`",
+            ),
+            "hasMLIRSupportOnPlatform": (SAME, "True: models are captured by running them"),
+            "setLogLevel": SAME,
+            "Error": SAME,
+            "RecoverableError": (SAME, "never raised: no device fails"),
+            "UnrecoverableError": (SAME, "never raised: no device fails"),
+            "poptorch_core": (ACCEPTED, "the name only: PopTorch's compiled core is not here"),
+            "testing": SAME,
+            "profiling": (
+                SAME,
+                "a trace that Perfetto opens rather than one for PopVision's system analyser",
+            ),
+            "Attribute": (
+                PROFILE,
+                "__outline keeps code apart; others are kept with the operators",
+            ),
+            "distributed": (
+                ACCEPTED,
+                "VirtualIpuManager.isAvailable is False: there are no partitions to make",
+            ),
+        },
+    ),
+    Group(
+        "Placement",
+        "",
+        ipu_exec,
+        {
+            "BeginBlock": PROFILE,
+            "Block": PROFILE,
+            "BlockFunction": PROFILE,
+            "removeBlocks": SAME,
+            "module_repr": SAME,
+            "Stage": PROFILE,
+            "Phase": PROFILE,
+            "AutoStage": PROFILE,
+            "PipelinedExecution": PROFILE,
+            "ShardedExecution": PROFILE,
+            "SerialPhasedExecution": (
+                PROFILE,
+                "weights move with their phase unless setWeightLocation keeps them",
+            ),
+            "ParallelPhasedExecution": (
+                PROFILE,
+                "weights move with their phase unless setWeightLocation keeps them",
+            ),
+            "Liveness": (
+                PROFILE,
+                "OffChipAfterFwdNoOverlap is as OffChipAfterFwd: serial phases never overlap",
+            ),
+            "NameScope": PROFILE,
+        },
+    ),
+    Group(
+        "Operators",
+        "",
+        ipu_exec,
+        {
+            "identity_loss": SAME,
+            "recomputationCheckpoint": PROFILE,
+            "custom_op": (
+                PROFILE,
+                "what it computes and costs is given to register_custom_op, not found in a library",
+            ),
+            "serializedMatMul": PROFILE,
+            "MultiConv": (PROFILE, "tiles are shared out as poplin does"),
+            "nop": SAME,
+            "for_loop": (PROFILE, "the profile has the body once for each time"),
+            "cond": (PROFILE, "one body is run, the profile has both"),
+            "dynamic_slice": PROFILE,
+            "dynamic_update": PROFILE,
+            "set_available_memory": (
+                PROFILE,
+                "of products and their gradients; gathers and scatters cost what they did",
+            ),
+            "set_overlap_for_input": (
+                PROFILE,
+                "a pipeline overlaps with _Popart.set('enableExplicitIR', True), too",
+            ),
+            "set_overlap_for_output": (
+                PROFILE,
+                "what leaves once a device iteration (OutputMode.Sum) is not overlapped",
+            ),
+            "ipu_print_tensor": (SAME, "printing costs nothing in the profile"),
+            "ctc_beam_search_decoder": (PROFILE, "its cycles are an estimate"),
+            "fps": (PROFILE, "its cycles are an estimate"),
+            "nearest": (PROFILE, "its cycles are an estimate"),
+            "CPU": (PROFILE, "the way to the host and back, not the host's own time"),
+        },
+    ),
+    Group(
+        "Options",
+        "Options.",
+        _options,
+        {
+            "deviceIterations": PROFILE,
+            "replicationFactor": PROFILE,
+            "inputReplicaGrouping": SAME,
+            "outputMode": PROFILE,
+            "anchorMode": PROFILE,
+            "defaultOutputMode": SAME,
+            "setExecutionStrategy": PROFILE,
+            "autoRoundNumIPUs": PROFILE,
+            "setAvailableMemoryProportion": PROFILE,
+            "randomSeed": SAME,
+            "enableExecutableCaching": (SAME, "POPTORCH_CACHE_DIR too"),
+            "anchorTensor": (
+                SAME,
+                (
+                    "names are those of getTensorNames, and PopTorch's of gradients and updated"
+                    " weights"
+                ),
+            ),
+            "enableProfiling": (PROFILE, "profile.pop of IPUscope; POPLAR_ENGINE_OPTIONS too"),
+            "useOfflineIpuTarget": PROFILE,
+            "connectionType": (SAME, "Never compiles and does not run; the other two are alike"),
+            "modelName": PROFILE,
+            "logCycleCount": (SAME, "modelled cycles"),
+            "showCompilationProgressBar": SAME,
+            "relaxOptimizerAttributesChecks": SAME,
+            "loadFromFile": SAME,
+            "toDict": (SAME, "by PopTorch's names, and by dotted names"),
+            "clone": SAME,
+            "enableSyntheticData": (
+                PROFILE,
+                "no host I/O is modelled; numbers are those of the data that is given",
+            ),
+            "enableStableNorm": (
+                PROFILE,
+                "cycles and memory; numbers are PyTorch's, stable either way",
+            ),
+            "broadcastBuffers": (
+                SAME,
+                "with True, a model that writes a buffer on several replicas is an Error",
+            ),
+            "syncPattern": (
+                PROFILE,
+                "which IPUs wait for the host together; in phased execution all do",
+            ),
+            "updatableNamedBuffers": (
+                ACCEPTED,
+                "buffers are the model's and can always be changed",
+            ),
+            "useIpuModel": (ACCEPTED, "everything is modelled"),
+            "useIpuId": (ACCEPTED, "there is no device to choose"),
+            "logDir": (ACCEPTED, "nothing is written there"),
+            "maxRepeatLogs": (ACCEPTED, "nothing is repeated"),
+            "sourceLocationExcludes": (
+                ACCEPTED,
+                "the profile names the user's own line of an operator",
+            ),
+            "appendToLocationExcludes": (
+                ACCEPTED,
+                "the profile names the user's own line of an operator",
+            ),
+            "disableModuleNamescope": (ACCEPTED, "operators keep their module's path"),
+        },
+    ),
+    Group(
+        "Options.Training",
+        "Options.Training.",
+        _options.Training,
+        {
+            "gradientAccumulation": PROFILE,
+            "accumulationAndReplicationReductionType": SAME,
+            "setMeanAccumulationAndReplicationReductionStrategy": SAME,
+            "setAutomaticLossScaling": (SAME, "the counting is not in the profile"),
+            "setConvolutionDithering": (PROFILE, "which tiles; a convolution takes as long"),
+        },
+    ),
+    Group(
+        "Options.Precision",
+        "Options.Precision.",
+        _options.Precision,
+        {
+            "setPartialsType": (
+                PROFILE,
+                "cycles and memory; numbers are PyTorch's; unset, fp16 products keep half",
+            ),
+            "enableStochasticRounding": (SAME, "of float16 weights at their update"),
+            "enableFloatingPointExceptions": (
+                SAME,
+                "an Error that names the operator, as it is called in the profile",
+            ),
+            "runningStatisticsAlwaysFloat": (
+                PROFILE,
+                "casts; memory counts the buffers as the model has them",
+            ),
+            "halfFloatCasting": (
+                PROFILE,
+                "FloatDowncastToHalf only where it is set, as in PopTorch since 3.0",
+            ),
+        },
+    ),
+    Group(
+        "Options.TensorLocations",
+        "Options.TensorLocations.",
+        _options.TensorLocations,
+        {
+            "setOptimizerLocation": PROFILE,
+            "setWeightLocation": (
+                PROFILE,
+                "weights that stages share stay whole on the chip (it warns)",
+            ),
+            "setActivationLocation": (PROFILE, "a pipeline keeps its stash on the chip (it warns)"),
+            "setAccumulatorLocation": PROFILE,
+            "numIOTiles": (
+                PROFILE,
+                "the last tiles of each IPU; which ones GCL takes is not public",
+            ),
+        },
+    ),
+    Group(
+        "TensorLocationSettings",
+        "TensorLocationSettings.",
+        ipu_exec.TensorLocationSettings(),
+        {
+            "useOnChipStorage": PROFILE,
+            "useReplicatedTensorSharding": (
+                PROFILE,
+                "where the optimiser is elementwise and norms (else it warns)",
+            ),
+            "minElementsForOffChip": (PROFILE, "2 by default, as in PopART"),
+            "minElementsForReplicatedTensorSharding": (PROFILE, "8,192 by default, as in PopART"),
+            "useIOTilesToLoad": ACCEPTED,
+            "useIOTilesToStore": ACCEPTED,
+        },
+    ),
+    Group(
+        "Options.Distributed",
+        "Options.Distributed.",
+        _options.Distributed,
+        {
+            "configureProcessId": (
+                SAME,
+                "each process gets its part of the data; gradients are not exchanged",
+            ),
+            "setEnvVarNames": SAME,
+            "disable": SAME,
+            "processId": SAME,
+            "numProcesses": SAME,
+        },
+    ),
+    Group(
+        "Other groups of Options",
+        "Options.",
+        _options,
+        {
+            "_Popart": (
+                ACCEPTED,
+                (
+                    "recorded; obeyed are engineOptions, autoRecomputation, two patterns"
+                    " (setPatterns), defaultBufferingDepth, enablePrefetchDatastreams and"
+                    " enableExplicitIR; groupNormStridedChannelGrouping warns: groups are of"
+                    " neighbouring channels, as PyTorch has them, and cost what those cost"
+                ),
+            ),
+            "Jit": (ACCEPTED, "models are captured by running them"),
+        },
+    ),
+    Group(
+        "Executor",
+        "PoplarExecutor.",
+        PoplarExecutor,
+        {
+            "__call__": PROFILE,
+            "compile": PROFILE,
+            "setOptimizer": SAME,
+            "state_dict": SAME,
+            "load_state_dict": SAME,
+            "destroy": SAME,
+            "save": (SAME, "the file is IPUscope's own"),
+            "compileAndExport": (SAME, "the file is IPUscope's own"),
+            "loadExecutable": (SAME, "nothing in it can run code"),
+            "getAnchoredTensor": SAME,
+            "getTensorNames": SAME,
+            "getLatency": (SAME, "on the modelled clock"),
+            "getComputeLatency": (SAME, "on the modelled clock"),
+            "getHostIpuLatency": (SAME, "on the modelled clock"),
+            "getIpuHostLatency": (SAME, "on the modelled clock"),
+            "getPerfCounters": (SAME, "on the modelled clock"),
+            "cycleCount": (SAME, "as modelled"),
+            "compilationTime": SAME,
+            "rng_state": (SAME, "of PyTorch's generator"),
+            "isCompiled": SAME,
+            "isAttachedToDevice": (SAME, _ON_IPU),
+            "attachToDevice": (SAME, _ON_IPU),
+            "detachFromDevice": (SAME, _ON_IPU),
+            "copyWeightsToHost": (ACCEPTED, "the wrapped model's weights are the ones trained"),
+            "copyWeightsToDevice": (
+                SAME,
+                "weights need no copying; every replica takes the model's buffers",
+            ),
+            "copyNamedBuffersToDevice": (SAME, "every replica takes the model's buffers"),
+            "model": SAME,
+            "options": SAME,
+        },
+    ),
+    Group(
+        "Weights of a wrapped model",
+        "model.weight.",
+        GroupedParameter,
+        {
+            "replicaGrouping": (PROFILE, "not with LAMB or max_grad_norm: an error says so"),
+        },
+    ),
+    Group(
+        "Optimisers",
+        "optim.",
+        optim,
+        {
+            "SGD": (
+                PROFILE,
+                (
+                    f"{_STATES}; with use_combined_accum one tensor holds gradients and velocity,"
+                    " in memory"
+                ),
+            ),
+            "Adam": (PROFILE, _STATES),
+            "AdamW": (PROFILE, _STATES),
+            "RMSprop": (PROFILE, f"{_STATES}; use_tf_variant too"),
+            "LAMB": (PROFILE, _STATES),
+            "Optimizer": (SAME, "what the others have in common"),
+            "VariableAttributes": (SAME, "what was marked as constant cannot change once compiled"),
+        },
+    ),
+    Group(
+        "VariableAttributes",
+        "VariableAttributes.",
+        VariableAttributes,
+        {
+            "isConstant": SAME,
+            "markAsConstant": SAME,
+            "markAsVariable": SAME,
+        },
+    ),
+    Group(
+        "Enumerations",
+        "",
+        ipu_exec,
+        {
+            "OutputMode": SAME,
+            "AnchorMode": SAME,
+            "ReductionType": SAME,
+            "MeanReductionStrategy": SAME,
+            "DataLoaderMode": SAME,
+            "SharingStrategy": (
+                SAME,
+                "SharedMemory and FileSystem fork a clean server, as ForkServer",
+            ),
+            "ConnectionType": SAME,
+            "SyncPattern": PROFILE,
+            "MatMulSerializationMode": SAME,
+            "OverlapMode": PROFILE,
+            "MultiConvPlanType": PROFILE,
+            "CommGroupType": SAME,
+            "VariableRetrievalMode": SAME,
+            "HalfFloatCastingBehavior": SAME,
+            "TensorLocationSettings": SAME,
+            "Options": SAME,
+            "enums": SAME,
+            "optim": SAME,
+        },
+    ),
+)
 
 _OWN = {
     ipu_exec: ("ipu_exec.", "IPUscope's own names"),
@@ -261,17 +443,26 @@ _OWN = {
 
 
 def classify(group: Group, name: str) -> tuple[str, str]:
-    """Status and reason of a name. ValueError where it is there and should not be, or is not and should."""
+    """Status and reason of a name. ValueError where it is there and should not be, or is not and
+    should.
+    """
     entry = group.names[name]
     status, reason = (entry, "") if isinstance(entry, str) else entry
     found = hasattr(group.owner, name)
     if found != (status != ABSENT):
-        raise ValueError(f"{group.prefix}{name} is {'there' if found else 'not there'}, but the table says {status!r}")
+        raise ValueError(
+            f"{group.prefix}{name} is {'there' if found else 'not there'}, but the table says"
+            f" {status!r}"
+        )
     warned = dict(_NOT_HONOURED.values())
-    instead = warned.get(f"{group.prefix}{name}".removeprefix("Options.").removeprefix("TensorLocationSettings."))
+    instead = warned.get(
+        f"{group.prefix}{name}".removeprefix("Options.").removeprefix("TensorLocationSettings.")
+    )
     if instead is not None:
         if status != ACCEPTED:
-            raise ValueError(f"{group.prefix}{name} warns that it is not honoured, but the table says {status!r}")
+            raise ValueError(
+                f"{group.prefix}{name} warns that it is not honoured, but the table says {status!r}"
+            )
         reason = f"{instead} (it warns)"
     return status, reason
 
@@ -281,7 +472,11 @@ def own_names() -> dict[str, list[str]]:
     found = {}
     for owner, (prefix, _) in _OWN.items():
         theirs = {name for group in GROUPS for name in group.names if _is(group.owner, owner)}
-        names = ipu_exec.__all__ if owner is ipu_exec else [name for name in vars(owner) if not name.startswith("_")]
+        names = (
+            ipu_exec.__all__
+            if owner is ipu_exec
+            else [name for name in vars(owner) if not name.startswith("_")]
+        )
         found[prefix] = sorted(set(names) - theirs)
     return found
 
@@ -294,7 +489,10 @@ def lines() -> Iterator[str]:
     """The page."""
     yield "# PopTorch's names, here"
     yield ""
-    yield "Made by `python -m tools.compatibility > docs/compatibility.md`; a test holds the page against the code."
+    yield (
+        "Made by `python -m tools.compatibility > docs/compatibility.md`; a test holds the page"
+        " against the code."
+    )
     yield ""
     yield "| | means |"
     yield "| --- | --- |"
@@ -305,7 +503,11 @@ def lines() -> Iterator[str]:
         for name in group.names:
             counts[classify(group, name)[0]] += 1
     yield ""
-    yield "Of the names below " + ", ".join(f"{count} are '{status}'" for status, count in counts.items()) + "."
+    yield (
+        "Of the names below "
+        + ", ".join(f"{count} are '{status}'" for status, count in counts.items())
+        + "."
+    )
     for group in GROUPS:
         yield ""
         yield f"## {group.title}"
@@ -323,10 +525,22 @@ def lines() -> Iterator[str]:
     yield ""
     yield "## Refused on purpose"
     yield ""
-    yield "What PopTorch refuses is refused here too, so that a script that runs here runs there: Nesterov momentum,"
-    yield "amsgrad and maximize, inputs of other shapes or dtypes than compiled for, `backward()` on outputs, changes"
-    yield "of options in use. Such an error is an `Error`, and also an `AssertionError`, a `TypeError` and a"
-    yield "`ValueError` (a change of options: an `AttributeError`), whichever of them a script expects."
+    yield (
+        "What PopTorch refuses is refused here too, so that a script that runs here runs there:"
+        " Nesterov momentum,"
+    )
+    yield (
+        "amsgrad and maximize, inputs of other shapes or dtypes than compiled for, `backward()` on"
+        " outputs, changes"
+    )
+    yield (
+        "of options in use. Such an error is an `Error`, and also an `AssertionError`, a"
+        " `TypeError` and a"
+    )
+    yield (
+        "`ValueError` (a change of options: an `AttributeError`), whichever of them a script"
+        " expects."
+    )
 
 
 def page() -> str:

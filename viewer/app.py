@@ -12,7 +12,18 @@ from flask import Response
 from profiler import ProfileError, Report
 from viewer.figures import theme as themes
 from viewer.figures import units
-from viewer.pages import common, compare, liveness, memory, operations, pipeline, program, rebalance, summary, trace
+from viewer.pages import (
+    common,
+    compare,
+    liveness,
+    memory,
+    operations,
+    pipeline,
+    program,
+    rebalance,
+    summary,
+    trace,
+)
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -89,7 +100,13 @@ def _headers(response: Response) -> Response:
 
 def _shell(profiles: Profiles) -> Any:
     links = [
-        dcc.Link(page.name, href=page.path, className="nav", id={"nav": page.path}, title=f"{page.help} ({key})")
+        dcc.Link(
+            page.name,
+            href=page.path,
+            className="nav",
+            id={"nav": page.path},
+            title=f"{page.help} ({key})",
+        )
         for key, page in enumerate(PAGES, 1)
     ]
     return html.Div(
@@ -103,8 +120,16 @@ def _shell(profiles: Profiles) -> Any:
                     *links,
                     html.Div(
                         [
-                            html.Button("Theme", id="theme", className="quiet", title="Light or dark (t)", n_clicks=0),
-                            html.Button("Keys", id="keys", className="quiet", title="Keyboard shortcuts (?)"),
+                            html.Button(
+                                "Theme",
+                                id="theme",
+                                className="quiet",
+                                title="Light or dark (t)",
+                                n_clicks=0,
+                            ),
+                            html.Button(
+                                "Keys", id="keys", className="quiet", title="Keyboard shortcuts (?)"
+                            ),
                         ],
                         className="foot",
                     ),
@@ -150,7 +175,9 @@ def _head(view: View) -> Any:
         f"{target.clock_hz / 1e9:.3g} GHz",
     ]
     children: list[Any] = [
-        html.Div([html.H1(str(meta["model"] or report.path.parent.name)), html.Code(str(report.path))]),
+        html.Div(
+            [html.H1(str(meta["model"] or report.path.parent.name)), html.Code(str(report.path))]
+        ),
         html.P(" · ".join(parts)),
     ]
     warnings = [str(words) for words in meta["warnings"]]
@@ -177,7 +204,9 @@ def _register(app: Dash, profiles: Profiles) -> None:
         prevent_initial_call=True,
     )
     app.clientside_callback(
-        ClientsideFunction("viewer", "shortcuts"), Output("keys", "disabled"), Input("keys", "n_clicks")
+        ClientsideFunction("viewer", "shortcuts"),
+        Output("keys", "disabled"),
+        Input("keys", "n_clicks"),
     )
 
     @app.callback(
@@ -194,8 +223,18 @@ def _register(app: Dash, profiles: Profiles) -> None:
         page = by_path.get(path)
         classes = ["nav here" if link["nav"] == path else "nav" for link in links]
         if page is None:
-            return common.failure(ValueError(f"There is no page {path}. Choose one on the left.")), [], [], classes
-        view = View(profiles, page.path.strip("/") or "summary", common.parse(where.get("search")), _theme(where))
+            return (
+                common.failure(ValueError(f"There is no page {path}. Choose one on the left.")),
+                [],
+                [],
+                classes,
+            )
+        view = View(
+            profiles,
+            page.path.strip("/") or "summary",
+            common.parse(where.get("search")),
+            _theme(where),
+        )
         try:
             return page.layout(view), _head(view), [], classes
         except (ProfileError, ValueError, LookupError) as error:
@@ -212,5 +251,8 @@ def _on_error(error: Exception) -> None:
         words = str(error)
     else:
         _log.error("the viewer failed in %s", ctx.triggered_id, exc_info=error)
-        words = f"The viewer failed ({type(error).__name__}); the terminal it was started in says where."
+        words = (
+            f"The viewer failed ({type(error).__name__}); the terminal it was started in says"
+            " where."
+        )
     set_props("alert", {"children": common.message(words, "error")})

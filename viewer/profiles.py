@@ -1,4 +1,6 @@
-"""The one or two profiles a viewer shows: nothing else on disk is ever opened, whatever an address says."""
+"""The one or two profiles a viewer shows: nothing else on disk is ever opened, whatever an address
+says.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,18 @@ class Profiles:
         return len(self._reports)
 
     def get(self, position: int = 0) -> Report:
-        """The report there; the first for a position that there is not. ProfileError where its file is gone."""
+        """The report there; the first for a position that there is not. ProfileError where its file
+        is gone.
+        """
         with self._lock:
             at = position if 0 <= position < len(self._reports) else 0
             report = self._reports[at]
             stamp = _stamp(report)
             if stamp is None:
                 raise ProfileError(
-                    report.path, "the file is gone since the viewer opened it", "Put it back, or start the viewer anew"
+                    report.path,
+                    "the file is gone since the viewer opened it",
+                    "Put it back, or start the viewer anew",
                 )
             if stamp != self._stamps[at]:
                 report = self._reports[at] = open_report(report.path)

@@ -1,4 +1,5 @@
-"""Pictures of every page, light and dark, for the docs: ``python -m viewer.screenshots [PROFILE] [-o DIR]``.
+"""Pictures of every page, light and dark, for the docs: ``python -m viewer.screenshots [PROFILE]
+[-o DIR]``.
 
 Needs playwright and a chromium. The README's pictures are two of them, cut to the window.
 """
@@ -53,7 +54,9 @@ def serving(app: Any) -> Iterator[str]:
 
 
 def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
-    """Wait until the page has been drawn: content is there, no callback runs, figures have their axes."""
+    """Wait until the page has been drawn: content is there, no callback runs, figures have their
+    axes.
+    """
     page.wait_for_function(
         """() => {
             const main = document.querySelector('#page');
@@ -96,13 +99,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     from viewer.app import PAGES, create_app
 
     parser = argparse.ArgumentParser(prog="python -m viewer.screenshots", description=__doc__)
-    parser.add_argument("profile", nargs="?", default="demo/training", help="default: demo/training (see 'make demo')")
-    parser.add_argument("other", nargs="?", default="demo/inference", help="compared with it; default: demo/inference")
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/images"), help="default: docs/images")
+    parser.add_argument(
+        "profile",
+        nargs="?",
+        default="demo/training",
+        help="default: demo/training (see 'make demo')",
+    )
+    parser.add_argument(
+        "other",
+        nargs="?",
+        default="demo/inference",
+        help="compared with it; default: demo/inference",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("docs/images"), help="default: docs/images"
+    )
     args = parser.parse_args(argv)
     browser = find_browser()
     if browser is None:
-        print(f"no browser: none of {', '.join(BROWSERS)} is installed (apt-get install chromium)", file=sys.stderr)
+        print(
+            f"no browser: none of {', '.join(BROWSERS)} is installed (apt-get install chromium)",
+            file=sys.stderr,
+        )
         return 1
     try:
         with (

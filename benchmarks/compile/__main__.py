@@ -1,9 +1,10 @@
 """Compile each model at its real size in a process of its own, and say how long that took.
 
-``python -m benchmarks.compile`` prints a table and writes it to docs/compile.md: wall seconds from wrapping the model
-to the written profile, without building the model itself; the most memory the process had, with torch and the model's
-weights; the profile's size. Memory is set as people set it for these models (benchmarks/memory.py). Models that do not
-fit their tiles are compiled and written all the same.
+``python -m benchmarks.compile`` prints a table and writes it to docs/compile.md: wall seconds from
+wrapping the model to the written profile, without building the model itself; the most memory the
+process had, with torch and the model's weights; the profile's size. Memory is set as people set it
+for these models (benchmarks/memory.py). Models that do not fit their tiles are compiled and written
+all the same.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def measure(
     if half:
         inputs = tuple(x.half() if x.is_floating_point() else x for x in inputs)
     with tempfile.TemporaryDirectory() as folder:
-        options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
+        options = ipu_exec.Options(
+            autoreport=True, autoreport_dir=folder
+        ).showCompilationProgressBar(False)
         options.target(target).Training.gradientAccumulation(accumulation)
         options.setExecutionStrategy(split(example, ipus))
         configure(options, name, ipus)
@@ -111,7 +114,12 @@ def main() -> None:
     lines = [__doc__.split("\n\n")[1].replace("\n", " "), ""]
     lines += [f"| {' | '.join(['model', 'IPUs', 'accumulation', 'precision', *tail])} |", rule]
     for name, ipus, accumulation, half in CASES:
-        lines.append(row((name, ipus, accumulation, "fp16" if half else "fp32"), alone(name, ipus, accumulation, half)))
+        lines.append(
+            row(
+                (name, ipus, accumulation, "fp16" if half else "fp32"),
+                alone(name, ipus, accumulation, half),
+            )
+        )
         print(lines[-1], flush=True)
     lines += ["", "How it grows with layers (BERT-Large's, 4 IPUs, fp16) and with tiles:", ""]
     lines += [f"| {' | '.join(['layers', 'machine', 'IPUs', 'accumulation', *tail])} |", rule]

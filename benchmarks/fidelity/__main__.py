@@ -1,8 +1,8 @@
 """``python -m benchmarks.fidelity``: run every row, print the table, write docs/fidelity.md.
 
-python -m benchmarks.fidelity                     # all rows of validation.csv and more.csv, and the page
-python -m benchmarks.fidelity --rows mine.csv     # other rows of the same columns; writes no page
-python -m benchmarks.fidelity --only tut4         # rows whose id contains this; writes no page
+python -m benchmarks.fidelity # all rows of validation.csv and more.csv, and the page python -m
+benchmarks.fidelity --rows mine.csv # other rows of the same columns; writes no page python -m
+benchmarks.fidelity --only tut4 # rows whose id contains this; writes no page
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Result:
 def read(path: Path) -> list[Row]:
     with path.open(newline="") as file:
         names = [field.name for field in fields(Row)]
-        return [Row(**{**{n: line[n] for n in names}, "value": float(line["value"])}) for line in csv.DictReader(file)]
+        return [
+            Row(**{**{n: line[n] for n in names}, "value": float(line["value"])})
+            for line in csv.DictReader(file)
+        ]
 
 
 def run(rows: list[Row]) -> list[Result]:
@@ -61,7 +64,9 @@ def run(rows: list[Row]) -> list[Result]:
         case = known[key]
         try:
             results.append(
-                Result(row, None, case) if isinstance(case, str) else Result(row, predict(row, case), case.note)
+                Result(row, None, case)
+                if isinstance(case, str)
+                else Result(row, predict(row, case), case.note)
             )
         except CannotRun as error:
             results.append(Result(row, None, str(error)))
@@ -69,9 +74,18 @@ def run(rows: list[Row]) -> list[Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, default=HERE / "validation.csv", help="rows to run (default: %(default)s)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose id contains TEXT")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        default=HERE / "validation.csv",
+        help="rows to run (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="only rows whose id contains TEXT"
+    )
     args = parser.parse_args()
     start = time.perf_counter()
     rows = [row for row in read(args.rows) if args.only in row.id]

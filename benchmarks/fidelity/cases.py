@@ -1,9 +1,10 @@
-"""A published row as the model that a user would write for it, and what of its compiled program the row is about.
+"""A published row as the model that a user would write for it, and what of its compiled program the
+row is about.
 
-A row's case is read by its grammar (``1024x1024 @ 1024x4``, ``Conv2_3 3x3 stride 1 56x56 64->64 batch 1 ...``), never
-looked up by its id, so that rows nobody has seen run as well. What is measured without host I/O (a product, a
-convolution, on tensors that are on the chip already) has its operands as parameters: they lie where the operator
-wants them, as in the published benchmarks.
+A row's case is read by its grammar (``1024x1024 @ 1024x4``, ``Conv2_3 3x3 stride 1 56x56 64->64
+batch 1 ...``), never looked up by its id, so that rows nobody has seen run as well. What is
+measured without host I/O (a product, a convolution, on tensors that are on the chip already) has
+its operands as parameters: they lie where the operator wants them, as in the published benchmarks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from ipu_exec.compiler.passes import compile_step
 from ipu_exec.machine import STREAM_STEP_CYCLES, TARGETS
 from profiler.schedules import FORWARD
 
-DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "half": torch.float16, "float": torch.float32}
+DTYPES = {
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "half": torch.float16,
+    "float": torch.float32,
+}
 MACHINES = {"gc2": "mk1", "gc200": "mk2"}
 
 
@@ -57,7 +63,13 @@ class Row:
             return f"vendor's model, {'memory' if self.unit == 'bytes' else 'cycles and tiles'}"
         if self.kind == "poplibs":
             return f"poplibs, {self.operator}, {self.machine} {self.dtype}"
-        what = "dense products" if "@" in self.case else "convolutions" if "->" in self.case else "whole models"
+        what = (
+            "dense products"
+            if "@" in self.case
+            else "convolutions"
+            if "->" in self.case
+            else "whole models"
+        )
         return what if what == "whole models" else f"{what}, {self.machine} {self.dtype}"
 
     @property
@@ -67,7 +79,13 @@ class Row:
             return "layers" if self.case.startswith("training") else "products"
         if "->" in self.case:
             return "depthwise" if re.search(r"groups \d+", self.case) else "convolutions"
-        return "LSTM" if self.case.startswith("LSTM") else "pooling" if "pooling" in self.case else "reductions"
+        return (
+            "LSTM"
+            if self.case.startswith("LSTM")
+            else "pooling"
+            if "pooling" in self.case
+            else "reductions"
+        )
 
 
 class Chain(nn.Module):
@@ -89,23 +107,35 @@ class Convolution(nn.Module):
     """A convolution of a tensor on the chip; ``back``: its result is then copied over its input."""
 
     def __init__(
-        self, field: tuple[int, int], channels: tuple[int, int], kernel: tuple[int, int], padding: tuple[int, int],
-        batch: int, stride: int, dtype: torch.dtype, back: bool,
-    ) -> None:  # fmt: skip
+        self,
+        field: tuple[int, int],
+        channels: tuple[int, int],
+        kernel: tuple[int, int],
+        padding: tuple[int, int],
+        batch: int,
+        stride: int,
+        dtype: torch.dtype,
+        back: bool,
+    ) -> None:
         super().__init__()
-        self.data = nn.Parameter(torch.empty(batch, channels[0], *field, dtype=dtype), requires_grad=False)
+        self.data = nn.Parameter(
+            torch.empty(batch, channels[0], *field, dtype=dtype), requires_grad=False
+        )
         self.weight = nn.Parameter(torch.empty(channels[1], channels[0], *kernel, dtype=dtype))
         self.stride, self.padding, self.back = stride, padding, back
 
     def forward(self, start: torch.Tensor) -> torch.Tensor:
         with ipu_exec.Block("convolution"):
-            out = nn.functional.conv2d(self.data, self.weight, stride=self.stride, padding=self.padding)
+            out = nn.functional.conv2d(
+                self.data, self.weight, stride=self.stride, padding=self.padding
+            )
             return self.data.copy_(out) if self.back else out
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled case: the executable, floating-point operations of its one pass, samples of a call.
+    """A compiled case: the executable, floating-point operations of its one pass, samples of a
+    call.
 
     ``note``: what to know of it, such as that it does not fit the tiles.
     """
@@ -132,12 +162,15 @@ def dtype_of(row: Row) -> torch.dtype:
 
 
 def compiled_by(
-    executor: ipu_exec.PoplarExecutor, inputs: tuple[torch.Tensor, ...], micro: tuple[torch.Tensor, ...],
+    executor: ipu_exec.PoplarExecutor,
+    inputs: tuple[torch.Tensor, ...],
+    micro: tuple[torch.Tensor, ...],
     optimiser: torch.optim.Optimizer | None = None,
-) -> tuple[Any, str]:  # fmt: skip
+) -> tuple[Any, str]:
     """(executable, "" or why it would not run). ``inputs``: of a call; ``micro``: of a micro-batch.
 
-    What does not fit the tiles is compiled by the same passes all the same, and says so: its cycles are known.
+    What does not fit the tiles is compiled by the same passes all the same, and says so: its cycles
+    are known.
     """
     try:
         executor.compile(*inputs)
@@ -158,7 +191,10 @@ def infer(model: nn.Module, options: ipu_exec.Options, flops: float) -> Compiled
 
 def shapes_of(case: str) -> list[tuple[int, ...]]:
     """Matrices A x B @ B x C, of any number, each with groups in front (G x A x B) or none."""
-    shapes = [tuple(map(int, re.split(r"\s*x\s*", words))) for words in re.findall(r"\d+(?:\s*x\s*\d+)+", case)]
+    shapes = [
+        tuple(map(int, re.split(r"\s*x\s*", words)))
+        for words in re.findall(r"\d+(?:\s*x\s*\d+)+", case)
+    ]
     for left, right in itertools.pairwise(shapes):
         if left[-1] != right[-2] or left[:-2] != right[:-2]:
             raise CannotRun(f"the matrices of {case!r} do not fit together")
@@ -248,25 +284,31 @@ def throughput(row: Row, case: Compiled) -> float:
 
 
 def run_cycles(row: Row, case: Compiled) -> float:
-    """A run in the vendor's model: what the tiles do, and the begin, mid and end of each tensor streamed in or out,
-    which take no transfer time there (facts/machine.md)."""
+    """A run in the vendor's model: what the tiles do, and the begin, mid and end of each tensor
+    streamed in or out, which take no transfer time there (facts/machine.md).
+    """
     streamed = len(re.findall("@", row.case)) + 2
     return forward_cycles(case.executable) + streamed * 3 * STREAM_STEP_CYCLES
 
 
 def part_of(row: Row, case: Compiled) -> list[Any]:
-    """Steps of the product that the row is about, the last of those the case needs to have run before."""
+    """Steps of the product that the row is about, the last of those the case needs to have run
+    before.
+    """
     steps = [s for body in case.executable.tree.bodies if body.task == FORWARD for s in body.steps]
     last = max(s.op for s in steps)
     return [s for s in steps if s.op == last]
 
 
 def step_with_exchange(which: str) -> Callable[[Row, Compiled], float]:
-    """Cycles from the end of the step before to the end of the step named so: PopVision draws an exchange with the
-    compute set that it feeds (TUT4)."""
+    """Cycles from the end of the step before to the end of the step named so: PopVision draws an
+    exchange with the compute set that it feeds (TUT4).
+    """
 
     def read(row: Row, case: Compiled) -> float:
-        names = [("reduce" if "reduce" in s.name else "convolve", s.cycles) for s in part_of(row, case)]
+        names = [
+            ("reduce" if "reduce" in s.name else "convolve", s.cycles) for s in part_of(row, case)
+        ]
         return sum(cycles for name, cycles in names if name == which)
 
     return read
@@ -292,7 +334,9 @@ READINGS: dict[str, Callable[[Row, Compiled], float]] = {
     "convolve step": step_with_exchange("convolve"),
     "reduce step": step_with_exchange("reduce"),
     "tiles used": tiles_used,
-    "cycles": lambda row, case: float(forward_cycles(case.executable)),  # of one pass, or per convolution
+    "cycles": lambda row, case: float(
+        forward_cycles(case.executable)
+    ),  # of one pass, or per convolution
     "total memory without gaps": memory_of("total"),
     "always live": memory_of("always live"),
     "peak not-always-live": memory_of("peak"),

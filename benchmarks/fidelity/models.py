@@ -12,12 +12,23 @@ import torch
 from torch import nn
 
 import ipu_exec
-from benchmarks.fidelity.cases import CannotRun, Compiled, Row, compiled_by, dtype_of, number, options_for
+from benchmarks.fidelity.cases import (
+    CannotRun,
+    Compiled,
+    Row,
+    compiled_by,
+    dtype_of,
+    number,
+    options_for,
+)
 
 
 def find(case: str) -> Callable[[Row], Compiled] | None:
     """Who builds this case."""
-    return next((build for word, build in MODELS.items() if case.startswith(word) and "training" in case), None)
+    return next(
+        (build for word, build in MODELS.items() if case.startswith(word) and "training" in case),
+        None,
+    )
 
 
 def configured(row: Row) -> tuple[ipu_exec.Options, int]:
@@ -28,8 +39,12 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
     options.Training.gradientAccumulation(accumulation)
     if found := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
         each = [float(part) for part in found.group(1).split("/")]
-        options.setAvailableMemoryProportion({f"IPU{i}": each[min(i, len(each) - 1)] for i in range(ipus(row))})
-    if row.dtype == "fp16":  # as all public configurations have it: enable_half_partials, half_partial
+        options.setAvailableMemoryProportion(
+            {f"IPU{i}": each[min(i, len(each) - 1)] for i in range(ipus(row))}
+        )
+    if (
+        row.dtype == "fp16"
+    ):  # as all public configurations have it: enable_half_partials, half_partial
         options.Precision.setPartialsType(torch.half)
     if "off-chip" in row.case:
         location = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
@@ -44,7 +59,9 @@ def ipus(row: Row) -> int:
 
 
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """In float16 with the types of Graphcore's public configurations: only a second moment is kept in float32."""
+    """In float16 with the types of Graphcore's public configurations: only a second moment is kept
+    in float32.
+    """
     kept = {"accum_type": torch.float16} if row.dtype == "fp16" else {}
     first = {"first_order_momentum_accum_type": torch.float16} if row.dtype == "fp16" else {}
     velocity = {"velocity_accum_type": torch.float16} if row.dtype == "fp16" else {}
@@ -80,26 +97,38 @@ def layers_per_ipu(row: Row, layers: int) -> list[int]:
     found = re.search(r"layers per IPU ([\d/]+)", row.case)
     count = ipus(row)
     edges = [round(layers * k / count) for k in range(count + 1)]
-    counts = [int(n) for n in found.group(1).split("/")] if found else [b - a for a, b in pairwise(edges)]
+    counts = (
+        [int(n) for n in found.group(1).split("/")]
+        if found
+        else [b - a for a, b in pairwise(edges)]
+    )
     if sum(counts) != layers:
         raise CannotRun(f"{found.group(1) if found else counts} layers are not {layers}")
     return counts
 
 
-def place(options: ipu_exec.Options, counts: Sequence[int], first: str, last: str, tied: bool) -> None:
-    """A pipeline of ``first``, ``layer0`` ... and ``last``, which comes back to IPU 0 where it is tied to the first."""
+def place(
+    options: ipu_exec.Options, counts: Sequence[int], first: str, last: str, tied: bool
+) -> None:
+    """A pipeline of ``first``, ``layer0`` ... and ``last``, which comes back to IPU 0 where it is
+    tied to the first.
+    """
     stages, at = [], 0
     for ipu, count in enumerate(counts):
         blocks = [*([first] if ipu == 0 else []), *(f"layer{i}" for i in range(at, at + count))]
         at += count
         stages.append(blocks)
     if tied and len(counts) > 1:
-        made = [*(ipu_exec.Stage(*blocks).ipu(k) for k, blocks in enumerate(stages)), ipu_exec.Stage(last).ipu(0)]
+        made = [
+            *(ipu_exec.Stage(*blocks).ipu(k) for k, blocks in enumerate(stages)),
+            ipu_exec.Stage(last).ipu(0),
+        ]
     else:
         stages[-1].append(last)
         made = [ipu_exec.Stage(*blocks).ipu(k) for k, blocks in enumerate(stages)]
     options.setExecutionStrategy(ipu_exec.PipelinedExecution(*made))
-    # as the public configurations have it, besides the layers' checkpoints: a tied embedding's gradient is sparse
+    # as the public configurations have it, besides the layers' checkpoints: a tied embedding's
+    # gradient is sparse
     options._Popart.setPatterns({"TiedGather": True, "TiedGatherAccumulate": True})
 
 
@@ -116,7 +145,9 @@ def bert(row: Row) -> Compiled:
     base = source.LARGE if "Large" in row.case else source.BASE
     config = replace(base, sequence=number(row.case, r"sequence (\d+)"), micro_batch=batch)
     place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
-    return compile_training(row, source.Bert(config), options, in_type(row, source.inputs(config, batch)))
+    return compile_training(
+        row, source.Bert(config), options, in_type(row, source.inputs(config, batch))
+    )
 
 
 def gpt2(row: Row) -> Compiled:
@@ -157,19 +188,24 @@ def keep(layer: nn.Module, inputs: Any, output: Any) -> Any:
     return ipu_exec.recomputationCheckpoint(output)
 
 
-# Residual blocks whose outputs Graphcore's public configuration keeps, and its other memory settings for a single IPU
-# (graphcore/examples applications/pytorch/cnns/train/configs.yml, resnet50: recompute_mode manual).
+# Residual blocks whose outputs Graphcore's public configuration keeps, and its other memory
+# settings for a single IPU (graphcore/examples applications/pytorch/cnns/train/configs.yml,
+# resnet50: recompute_mode manual).
 RESNET_KEEPS = (0, 1, 2, 3, 5, 6, 7, 9, 11, 12)
 RESNET_PROPORTION = 0.12
 
 
 def resnet(row: Row) -> Compiled:
-    """Images of the row's size; batch norm; recomputation, proportion and partials of the public configuration."""
+    """Images of the row's size; batch norm; recomputation, proportion and partials of the public
+    configuration.
+    """
     from examples.models import resnet as source
 
     depth = number(row.case, r"ResNet-(\d+)")
     if depth not in source.LAYERS:
-        raise CannotRun(f"no ResNet of {depth} layers is written; there are {sorted(source.LAYERS)}")
+        raise CannotRun(
+            f"no ResNet of {depth} layers is written; there are {sorted(source.LAYERS)}"
+        )
     options, batch = configured(row)
     size = number(row.case, r"(\d+) px")
     model = source.ResNet(source.LAYERS[depth], bottleneck=depth >= 50)
@@ -182,13 +218,16 @@ def resnet(row: Row) -> Compiled:
             options.setAvailableMemoryProportion({"IPU0": RESNET_PROPORTION})
         options.Precision.setPartialsType(torch.half if row.dtype == "fp16" else torch.float)
     images = torch.zeros(batch, 3, size, size, dtype=torch.uint8)
-    return compile_training(row, EightBit(model), options, (images, torch.zeros(batch, dtype=torch.long)))
+    return compile_training(
+        row, EightBit(model), options, (images, torch.zeros(batch, dtype=torch.long))
+    )
 
 
 class EightBit(nn.Module):
-    """Images come from the host in eight bits and are normalised on the IPU, as in Graphcore's public programs
-    (graphcore/examples applications/tensorflow/cnns/training/configs.yml, mk2_resnet50_mlperf_pod16_lars:
-    eight_bit_io, fused_preprocessing, and no tiles for I/O)."""
+    """Images come from the host in eight bits and are normalised on the IPU, as in Graphcore's
+    public programs (graphcore/examples applications/tensorflow/cnns/training/configs.yml,
+    mk2_resnet50_mlperf_pod16_lars: eight_bit_io, fused_preprocessing, and no tiles for I/O).
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Rows about single operators, as vendors' libraries benchmark them: passes of a layer, sums, recurrent layers.
+"""Rows about single operators, as vendors' libraries benchmark them: passes of a layer, sums,
+recurrent layers.
 
 - ``training 128x1024 @ 1024x4096; partials fp32``: a product, both of its gradients and the update of its right operand
 - ``training 3x3 pad 1 56x56 64->64 batch 4; partials fp32``: the same of a convolution (``groups 32``, ``stride 2``)
@@ -85,7 +86,9 @@ def product_passes(row: Row) -> Compiled:
 def convolution_passes(row: Row) -> Compiled:
     """Padding is half the kernel unless the case says it."""
     kernel, field = kernel_and_field(row.case)
-    groups, stride, batch = (number(row.case, rf"{word} (\d+)", 1) for word in ("groups", "stride", "batch"))
+    groups, stride, batch = (
+        number(row.case, rf"{word} (\d+)", 1) for word in ("groups", "stride", "batch")
+    )
     inputs, outputs = (number(row.case, words) for words in (r"(\d+)\s*->", r"->\s*(\d+)"))
     padding, dtype = padding_of(row.case, kernel), dtype_of(row)
     outs = [(f + 2 * p - k) // stride + 1 for f, k, p in zip(field, kernel, padding, strict=True)]
@@ -104,7 +107,9 @@ def convolution_passes(row: Row) -> Compiled:
         held(groups * outputs, inputs, *kernel, dtype=dtype),
         held(batch, groups * outputs, *outs, dtype=dtype),
     )
-    return infer(model, options_for(row), 6 * batch * groups * inputs * outputs * prod(kernel) * prod(outs))
+    return infer(
+        model, options_for(row), 6 * batch * groups * inputs * outputs * prod(kernel) * prod(outs)
+    )
 
 
 def product_and_sum(row: Row) -> Compiled:
@@ -128,15 +133,24 @@ def reduction(row: Row) -> Compiled:
             return x.amax(over)
         return (x * x if "squares" in row.case else x).sum(over)
 
-    return infer(OnChip(run, held(*shapes[0], dtype=dtype_of(row))), options_for(row), prod(shapes[0]))
+    return infer(
+        OnChip(run, held(*shapes[0], dtype=dtype_of(row))), options_for(row), prod(shapes[0])
+    )
 
 
 def pooling(row: Row) -> Compiled:
     """The largest of each window, and the gradient. Without padding unless the case says it."""
     kernel, field = kernel_and_field(row.case)
     channels, batch = number(row.case, r"of (\d+) channels"), number(row.case, r"batch (\d+)", 1)
-    settings = [*kernel], [number(row.case, r"stride (\d+)", 1)] * 2, [number(row.case, r"pad (\d+)", 0)] * 2
-    outs = [(f + 2 * settings[2][0] - k) // settings[1][0] + 1 for f, k in zip(field, kernel, strict=True)]
+    settings = (
+        [*kernel],
+        [number(row.case, r"stride (\d+)", 1)] * 2,
+        [number(row.case, r"pad (\d+)", 0)] * 2,
+    )
+    outs = [
+        (f + 2 * settings[2][0] - k) // settings[1][0] + 1
+        for f, k in zip(field, kernel, strict=True)
+    ]
 
     def run(x: torch.Tensor, grad: torch.Tensor) -> Any:
         out, indices = torch.ops.aten.max_pool2d_with_indices(x, *settings)
@@ -151,7 +165,9 @@ def pooling(row: Row) -> Compiled:
 class Recurrent(nn.Module):
     """One recurrent layer over a sequence."""
 
-    def __init__(self, inputs: int, outputs: int, steps: int, batch: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, steps: int, batch: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.layer = nn.LSTM(inputs, outputs).to(dtype)
         self.sequence = held(steps, batch, inputs, dtype=dtype)

@@ -25,11 +25,15 @@ def table(results: Sequence[Result]) -> str:
         shown = "-" if result.predicted is None else number(result.predicted)
         ratio = "-" if result.ratio is None else f"{result.ratio:.3f}"
         lines.append(
-            f"| {row.id} | {row.machine} {row.dtype} {row.case} | {row.quantity}, {row.unit} | {shown} | "
-            f"{number(row.value)} | {ratio} | {row.source} |"
+            f"| {row.id} | {row.machine} {row.dtype} {row.case} | {row.quantity}, {row.unit} |"
+            f" {shown} | {number(row.value)} | {ratio} | {row.source} |"
         )
     missing = [f"- {result.row.id}: {result.why}" for result in results if result.predicted is None]
-    noted = [f"- {result.row.id}: {result.why}" for result in results if result.predicted is not None and result.why]
+    noted = [
+        f"- {result.row.id}: {result.why}"
+        for result in results
+        if result.predicted is not None and result.why
+    ]
     lines += ["", "Not run:", "", *missing] if missing else []
     lines += ["", "Run, but:", "", *noted] if noted else []
     return "\n".join(lines)
@@ -42,14 +46,17 @@ def groups(results: Sequence[Result]) -> str:
         "| --- | ---: | ---: | ---: | --- | ---: |",
     ]
     for name in dict.fromkeys(result.row.group for result in results):
-        ran = [result for result in results if result.row.group == name and result.ratio is not None]
+        ran = [
+            result for result in results if result.row.group == name and result.ratio is not None
+        ]
         if not ran:
             lines.append(f"| {name} | 0 | - | - | none ran | - |")
             continue
         worst = max(ran, key=lambda result: result.error)
         lines.append(
-            f"| {name} | {len(ran)} | {statistics.median(r.error for r in ran):.3f} | {worst.error:.3f} | "
-            f"{worst.row.id} | {statistics.median(r.ratio for r in ran if r.ratio is not None):.3f} |"
+            f"| {name} | {len(ran)} | {statistics.median(r.error for r in ran):.3f} |"
+            f" {worst.error:.3f} | {worst.row.id} |"
+            f" {statistics.median(r.ratio for r in ran if r.ratio is not None):.3f} |"
         )
     return "\n".join(lines)
 

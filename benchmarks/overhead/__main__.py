@@ -1,9 +1,10 @@
 """What the engine adds to plain PyTorch, and what a profile adds to the engine.
 
-``python -m benchmarks.overhead`` prints a table and writes it to docs/overhead.md. Three loops do the same weight
-updates of the same model from the same weights, one after the other in turns, so that what else the machine does meets
-all three: plain PyTorch with gradient accumulation, the engine, and the engine with autoreport. Compiling and the first
-call are left out. Times are medians over rounds, of one process with one thread; the three losses must be equal.
+``python -m benchmarks.overhead`` prints a table and writes it to docs/overhead.md. Three loops do
+the same weight updates of the same model from the same weights, one after the other in turns, so
+that what else the machine does meets all three: plain PyTorch with gradient accumulation, the
+engine, and the engine with autoreport. Compiling and the first call are left out. Times are medians
+over rounds, of one process with one thread; the three losses must be equal.
 """
 
 from __future__ import annotations
@@ -58,12 +59,16 @@ def plain(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulatio
     return update
 
 
-def engine(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulation: int, folder: str | None) -> Loop:
+def engine(
+    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulation: int, folder: str | None
+) -> Loop:
     """A call of the engine; ``folder``: where a profile goes, None for none."""
     options = ipu_exec.Options(autoreport=folder is not None, autoreport_dir=folder or ".")
     options.showCompilationProgressBar(False).Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(ipu_exec.ShardedExecution())
-    model = ipu_exec.trainingModel(module, options, ipu_exec.optim.SGD(module.parameters(), lr=1e-3))
+    model = ipu_exec.trainingModel(
+        module, options, ipu_exec.optim.SGD(module.parameters(), lr=1e-3)
+    )
 
     def update() -> float:
         found = model(*inputs)
@@ -88,7 +93,9 @@ def loops(name: str, micro_batch: int, accumulation: int) -> Iterator[dict[str, 
 def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
     """A row of the table."""
     with loops(name, micro_batch, accumulation) as found:
-        losses = {what: [loop(), loop()] for what, loop in found.items()}  # compiles; and the second run is profiled
+        losses = {
+            what: [loop(), loop()] for what, loop in found.items()
+        }  # compiles; and the second run is profiled
         taken: dict[str, list[float]] = {what: [] for what in found}
         for _ in range(rounds):
             for what, loop in found.items():
@@ -98,10 +105,26 @@ def measure(name: str, micro_batch: int, accumulation: int, rounds: int) -> str:
     if len({tuple(values) for values in losses.values()}) > 1:
         raise SystemExit(f"{name}: the three loops do not compute the same losses: {losses}")
     middle = {what: statistics.median(values) for what, values in taken.items()}
-    # A round's three times are neighbours: the median of their ratios is steadier than the ratio of medians.
-    added = statistics.median(b / a for a, b in zip(taken["plain PyTorch"], taken["engine"], strict=True)) - 1
-    traced = statistics.median(b / a for a, b in zip(taken["engine"], taken["engine and profile"], strict=True)) - 1
-    cells = (name, str(micro_batch), str(accumulation), *(f"{middle[what] * 1e3:,.1f} ms" for what in found))
+    # A round's three times are neighbours: the median of their ratios is steadier than the ratio of
+    # medians.
+    added = (
+        statistics.median(
+            b / a for a, b in zip(taken["plain PyTorch"], taken["engine"], strict=True)
+        )
+        - 1
+    )
+    traced = (
+        statistics.median(
+            b / a for a, b in zip(taken["engine"], taken["engine and profile"], strict=True)
+        )
+        - 1
+    )
+    cells = (
+        name,
+        str(micro_batch),
+        str(accumulation),
+        *(f"{middle[what] * 1e3:,.1f} ms" for what in found),
+    )
     return f"| {' | '.join(cells)} | {added:+.1%} | {traced:+.1%} |"
 
 
@@ -110,11 +133,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
     parser.add_argument("--only", metavar="NAME", help="only this model; writes no page")
     args = parser.parse_args()
-    heads = ("model", "micro-batch", "accumulation", "plain PyTorch", "engine", "engine and profile")
+    heads = (
+        "model",
+        "micro-batch",
+        "accumulation",
+        "plain PyTorch",
+        "engine",
+        "engine and profile",
+    )
     torch.set_num_threads(1)
     lines = ["# What the engine and the profile cost", ""]
-    lines += ["Made by `python -m benchmarks.overhead`. " + str(__doc__).split("\n\n")[1].split(". ", 1)[1].strip(), ""]
-    lines += [f"| {' | '.join(heads)} | engine over plain | profile over engine |", "| --- |" + " ---: |" * 7]
+    lines += [
+        "Made by `python -m benchmarks.overhead`. "
+        + str(__doc__).split("\n\n")[1].split(". ", 1)[1].strip(),
+        "",
+    ]
+    lines += [
+        f"| {' | '.join(heads)} | engine over plain | profile over engine |",
+        "| --- |" + " ---: |" * 7,
+    ]
     for case in CASES:
         if args.only in (None, case[0]):
             lines.append(measure(*case))

@@ -1,10 +1,11 @@
 """Write and read profiles of real models, beside the same content as plain dense arrays.
 
-``python -m benchmarks.profile`` prints its tables and writes them to docs/profile-performance.md. Each model is
-compiled once (not measured) and its profile written with one run in it. The alternative is one ``.npz`` with the same
-content and no cleverness: a row for each executed step, cycles and bytes on every tile for each program step, bytes on
-every tile for each variable, and the bytes live at each step on each tile. Every reading is of a file just opened (the
-disk's cache is warm), the median of five; numbers of one run are comparable with each other only.
+``python -m benchmarks.profile`` prints its tables and writes them to docs/profile-performance.md.
+Each model is compiled once (not measured) and its profile written with one run in it. The
+alternative is one ``.npz`` with the same content and no cleverness: a row for each executed step,
+cycles and bytes on every tile for each program step, bytes on every tile for each variable, and the
+bytes live at each step on each tile. Every reading is of a file just opened (the disk's cache is
+warm), the median of five; numbers of one run are comparable with each other only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ HEAT = (480, 1472)  # cells of the heat map that the viewer asks for
 
 @dataclass(frozen=True)
 class Case:
-    """A model, on how many IPUs, with what accumulation and device iterations; ``layers`` of BERT-Large if not 0."""
+    """A model, on how many IPUs, with what accumulation and device iterations; ``layers`` of
+    BERT-Large if not 0.
+    """
 
     model: str
     ipus: int
@@ -94,11 +97,23 @@ def dense(path: Path, target: Path) -> tuple[float, int]:
     report = profiler.open_report(path)
     tiles, steps, trace = report.target.tiles_per_ipu, report.program_steps(), report.steps(0)
     arrays: dict[str, np.ndarray] = {}
-    for name in ("iteration", "pipeline_cycle", "ipu", "stage", "micro_batch", "step", "op", "start", "end"):
+    for name in (
+        "iteration",
+        "pipeline_cycle",
+        "ipu",
+        "stage",
+        "micro_batch",
+        "step",
+        "op",
+        "start",
+        "end",
+    ):
         arrays[f"trace_{name}"] = trace[name].to_numpy()
     for name in ("cycles", "bytes_in", "bytes_out"):
         rows = [report.step_tiles(step)[name] for step in steps["step"].tolist()]
-        arrays[f"step_{name}"] = np.array([np.zeros(tiles) if row is None else row for row in rows], dtype=np.int32)
+        arrays[f"step_{name}"] = np.array(
+            [np.zeros(tiles) if row is None else row for row in rows], dtype=np.int32
+        )
     held = [report.variable_tiles(id) for id in report.variables.index.tolist()]
     arrays["variable_bytes"] = np.array(held, dtype=np.int32)
     for ipu in range(report.target.ipus_per_replica):
@@ -180,9 +195,14 @@ def measure(case: Case, folder: Path) -> list[str]:
     report = profiler.open_report(path)
     slices = int(len(report.steps(0, iteration=0)) * report.runs["iterations"].iloc[0])
     name = f"{case.model}{f', {case.layers} layers' if case.layers else ''}"
-    title = f"{name}, {case.ipus} IPUs" + (f" x {case.replicas} replicas" if case.replicas > 1 else "")
+    title = f"{name}, {case.ipus} IPUs" + (
+        f" x {case.replicas} replicas" if case.replicas > 1 else ""
+    )
     lines = [f"## {title}, accumulation {case.accumulation}: {slices:,} executed steps", ""]
-    lines += [f"{len(report.program_steps()):,} program steps, {len(report.variables):,} variables.", ""]
+    lines += [
+        f"{len(report.program_steps()):,} program steps, {len(report.variables):,} variables.",
+        "",
+    ]
     mine = {"write": taken, **readings(path)}
     size = path.stat().st_size
     plain: dict[str, float] = {}
@@ -194,10 +214,18 @@ def measure(case: Case, folder: Path) -> list[str]:
         other.unlink()
     rows = [("size", f"{size / 1e6:.1f} MB", f"{plain_size / 1e6:,.1f} MB", plain_size / size)]
     rows += [
-        (name, seconds(value), seconds(plain[name]) if name in plain else "", plain.get(name, 0) / value)
+        (
+            name,
+            seconds(value),
+            seconds(plain[name]) if name in plain else "",
+            plain.get(name, 0) / value,
+        )
         for name, value in mine.items()
     ]
-    lines += ["| | profile.pop | dense .npz | dense / profile.pop |", "| --- | ---: | ---: | ---: |"]
+    lines += [
+        "| | profile.pop | dense .npz | dense / profile.pop |",
+        "| --- | ---: | ---: | ---: |",
+    ]
     for what, own, its, ratio in rows:
         shown = (its, f"{ratio:.2f}") if ratio else ("", "")
         lines.append(f"| {what} | {own} | {shown[0]} | {shown[1]} |")
@@ -207,10 +235,16 @@ def measure(case: Case, folder: Path) -> list[str]:
 def main() -> None:
     """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
-    parser.add_argument("--only", metavar="WORDS", help="only models with this in their name; writes no page")
+    parser.add_argument(
+        "--only", metavar="WORDS", help="only models with this in their name; writes no page"
+    )
     args = parser.parse_args()
     lines = ["# How fast profiles are written and read", ""]
-    lines += ["Made by `python -m benchmarks.profile`. " + str(__doc__).split("\n\n")[1].split(". ", 1)[1], ""]
+    lines += [
+        "Made by `python -m benchmarks.profile`. "
+        + str(__doc__).split("\n\n")[1].split(". ", 1)[1],
+        "",
+    ]
     for case in CASES:
         if args.only and args.only not in case.model:
             continue

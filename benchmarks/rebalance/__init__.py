@@ -1,1 +1,3 @@
-"""What rebalancing gains, and whether the second compile agrees: ``python -m benchmarks.rebalance``."""
+"""What rebalancing gains, and whether the second compile agrees: ``python -m
+benchmarks.rebalance``.
+"""

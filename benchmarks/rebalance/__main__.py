@@ -1,12 +1,14 @@
 """Split models naively, take the best split from that profile, compile again, and compare.
 
-``python -m benchmarks.rebalance`` prints tables and writes them to docs/rebalance.md. Naive is as many Blocks a stage
-everywhere. Other ways to split are held against the same costs: as many parameters a stage, greedy by memory (fill a
-stage until its share of the bytes is reached, as PopLiner is described), halving the cost, torchgpipe's block partition
-and DeepSpeed's partition_balanced (benchmarks/rebalance/others.py: written anew from their description, over a Block's
-forward and backward cycles or its parameters). Where a model does not fit its tiles at this micro-batch in any split,
-the memory is left out of the choice, and the table says so. The last table is of models that nobody wrote, with random
-cycles, copies and bytes on 1,472 tiles, to time the search.
+``python -m benchmarks.rebalance`` prints tables and writes them to docs/rebalance.md. Naive is as
+many Blocks a stage everywhere. Other ways to split are held against the same costs: as many
+parameters a stage, greedy by memory (fill a stage until its share of the bytes is reached, as
+PopLiner is described), halving the cost, torchgpipe's block partition and DeepSpeed's
+partition_balanced (benchmarks/rebalance/others.py: written anew from their description, over a
+Block's forward and backward cycles or its parameters). Where a model does not fit its tiles at this
+micro-batch in any split, the memory is left out of the choice, and the table says so. The last
+table is of models that nobody wrote, with random cycles, copies and bytes on 1,472 tiles, to time
+the search.
 """
 
 from __future__ import annotations
@@ -35,11 +37,15 @@ CASES = (("resnet-50", 4, 16), ("bert-large", 4, 64), ("gpt2-small", 8, 64), ("v
 TIMED = ((100, 8, False), (100, 8, True), (1000, 64, False), (1000, 64, True))
 
 
-def compiled(example: Example, strategy: ipu_exec.PipelinedExecution, stages: int, accumulation: int) -> Executable:
+def compiled(
+    example: Example, strategy: ipu_exec.PipelinedExecution, stages: int, accumulation: int
+) -> Executable:
     """As a training step in fp16 with AdamW."""
     options = ipu_exec.Options().showCompilationProgressBar(False).setExecutionStrategy(strategy)
     options.autoRoundNumIPUs(True).Training.gradientAccumulation(accumulation)
-    inputs = tuple(x.half() if x.is_floating_point() else x for x in example.inputs(example.micro_batch))
+    inputs = tuple(
+        x.half() if x.is_floating_point() else x for x in example.inputs(example.micro_batch)
+    )
     configure(options, example.name.lower(), stages)
     return compile_step(example.module, inputs, {}, options, optimiser(example.module, True), True)
 
@@ -62,7 +68,9 @@ def work(costs: Costs) -> np.ndarray:
 WAYS: dict[str, Callable[[Costs, Report, int], Assignment]] = {
     "as many Blocks": lambda c, r, k: others.uniform(len(c), k),
     "as many parameters": lambda c, r, k: others.by_share(r.blocks["weight_bytes"].to_numpy(), k),
-    "greedy by memory": lambda c, r, k: others.by_share(c.always.sum(axis=1) + c.state.sum(axis=1), k),
+    "greedy by memory": lambda c, r, k: others.by_share(
+        c.always.sum(axis=1) + c.state.sum(axis=1), k
+    ),
     "halving by time": lambda c, r, k: others.halved(work(c), k),
     "torchgpipe's block partition, time": lambda c, r, k: others.block_partition(work(c), k),
     "DeepSpeed's partition_balanced, parameters": lambda c, r, k: others.partition_balanced(
@@ -91,7 +99,10 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
         took = time.perf_counter() - start
     chosen = best.prediction.assignment
     strategy = ipu_exec.PipelinedExecution(
-        *(ipu_exec.Stage(*costs.names[a : b + 1]).ipu(k) for k, (a, b) in enumerate(chosen.spans(len(costs))))
+        *(
+            ipu_exec.Stage(*costs.names[a : b + 1]).ipu(k)
+            for k, (a, b) in enumerate(chosen.spans(len(costs)))
+        )
     )
     second_compile = compiled(example, strategy, stages, accumulation)
     obtained = second_compile.cycles_per_call
@@ -102,9 +113,9 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
     sizes = "-".join(str(b - a + 1) for a, b in chosen.spans(len(costs)))
     gain = 1 - obtained / naive.cycles_per_call
     first = (
-        f"| {name} | {stages} | {naive.cycles_per_call:,} | {sizes} | {predicted:,} | {obtained:,} | "
-        f"{predicted / obtained - 1:+.2%} | {gain:.1%} | "
-        f"{fullest / 1024:,.0f} | {obtained_fullest / 1024:,.0f} | {'yes' if fits else 'no'} |"
+        f"| {name} | {stages} | {naive.cycles_per_call:,} | {sizes} | {predicted:,} | {obtained:,}"
+        f" | {predicted / obtained - 1:+.2%} | {gain:.1%} | {fullest / 1024:,.0f} |"
+        f" {obtained_fullest / 1024:,.0f} | {'yes' if fits else 'no'} |"
     )
     ratios = []
     for way in WAYS.values():
@@ -116,7 +127,9 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
 
 def timed(blocks: int, stages: int, all_choices: bool) -> str:
     """A row of the last table: the best of three."""
-    costs = random_costs(np.random.default_rng(0), blocks, 1472, stages=stages, full=1.6, micro_batches=4 * stages)
+    costs = random_costs(
+        np.random.default_rng(0), blocks, 1472, stages=stages, full=1.6, micro_batches=4 * stages
+    )
     took = []
     for _ in range(3):
         start = time.process_time()  # of this core, whoever else is at work
@@ -145,8 +158,11 @@ def main() -> None:
         "",
         words,
         "",
-        "| model | IPUs | naive, cycles an update | best split, Blocks a stage | predicted | second compile | off by | "
-        "fewer cycles | fullest tile predicted, KiB | obtained | fits |",
+        (
+            "| model | IPUs | naive, cycles an update | best split, Blocks a stage | predicted |"
+            " second compile | off by | fewer cycles | fullest tile predicted, KiB | obtained |"
+            " fits |"
+        ),
         "| --- |" + " ---: |" * 10,
         *firsts,
         "",

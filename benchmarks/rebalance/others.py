@@ -1,6 +1,8 @@
-"""How others split a chain into stages, written anew from their description, over one weight a Block.
+"""How others split a chain into stages, written anew from their description, over one weight a
+Block.
 
-None knows of recomputation, of what a cut costs, or of a tile's memory: that is what they are compared for.
+None knows of recomputation, of what a cut costs, or of a tile's memory: that is what they are
+compared for.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def filled(starts: Sequence[int], blocks: int) -> Assignment:
 
 def uniform(blocks: int, stages: int) -> Assignment:
     """As many Blocks a stage."""
-    return Assignment(tuple(round(k * blocks / stages) for k in range(stages)), tuple(range(stages)))
+    return Assignment(
+        tuple(round(k * blocks / stages) for k in range(stages)), tuple(range(stages))
+    )
 
 
 def by_share(weight: np.ndarray, stages: int) -> Assignment:
@@ -37,7 +41,10 @@ def halved(weight: np.ndarray, stages: int) -> Assignment:
     """Cut in the middle of the weight, and the heavier half again."""
     parts = [(0, len(weight))]
     while len(parts) < stages:
-        at = max((k for k, (a, b) in enumerate(parts) if b - a > 1), key=lambda k: int(weight[slice(*parts[k])].sum()))
+        at = max(
+            (k for k, (a, b) in enumerate(parts) if b - a > 1),
+            key=lambda k: int(weight[slice(*parts[k])].sum()),
+        )
         a, b = parts[at]
         running = np.cumsum(weight[a:b])
         middle = a + 1 + int(np.abs(running[:-1] - running[-1] / 2).argmin())
@@ -48,9 +55,10 @@ def halved(weight: np.ndarray, stages: int) -> Assignment:
 def block_partition(weight: np.ndarray, stages: int) -> Assignment:
     """torchgpipe's balance: the block partition of Barany and Grinberg (arXiv 1308.2452).
 
-    The unit is the heaviest Block over the lightest, from which weights count. From equally long parts on, the lightest
-    part (the one next to the heaviest, of several) takes an element of its neighbour on the heaviest one's side, until
-    the heaviest exceeds the lightest by one unit at the most.
+    The unit is the heaviest Block over the lightest, from which weights count. From equally long
+    parts on, the lightest part (the one next to the heaviest, of several) takes an element of its
+    neighbour on the heaviest one's side, until the heaviest exceeds the lightest by one unit at the
+    most.
     """
     count, unit = len(weight), int(np.ptp(weight))
     total = np.concatenate([[0], np.cumsum(weight - weight.min())]).tolist()
@@ -79,7 +87,9 @@ def block_partition(weight: np.ndarray, stages: int) -> Assignment:
 
 
 def partition_balanced(weight: np.ndarray, stages: int) -> Assignment:
-    """DeepSpeed's partition_balanced: halve the range of the heaviest part, filling parts greedily to try one."""
+    """DeepSpeed's partition_balanced: halve the range of the heaviest part, filling parts greedily
+    to try one.
+    """
     total = np.cumsum(weight).tolist()
 
     def try_most(most: float) -> list[int] | None:

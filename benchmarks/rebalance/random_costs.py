@@ -20,7 +20,8 @@ def random_costs(
 ) -> Costs:
     """Blocks with cycles up to ``most`` and bytes on each tile.
 
-    ``full``: how many times what a tile needs for an even share of the bytes over ``stages`` it has; 0: it has enough.
+    ``full``: how many times what a tile needs for an even share of the bytes over ``stages`` it
+    has; 0: it has enough.
     """
 
     def cycles(high: int) -> np.ndarray:
@@ -43,7 +44,12 @@ def random_costs(
     block = np.arange(blocks)
     entering = np.stack([block, block, block, np.concatenate([inputs[:1], copy[:-1]])], axis=1)
     forward = cycles(most)
-    share = (always + state + saved).sum(axis=0).max() / stages + peak.max() + shared.max() + depth * stashed // tiles
+    share = (
+        (always + state + saved).sum(axis=0).max() / stages
+        + peak.max()
+        + shared.max()
+        + depth * stashed // tiles
+    )
     share += code.sum(axis=0).max(initial=0)
     return Costs(
         names=tuple(f"B{b}" for b in range(blocks)),

@@ -1,8 +1,9 @@
 """Drive the viewer in headless chromium on synthetic profiles, and say how long a zoom takes.
 
-``python -m benchmarks.viewer`` prints a table and writes it to docs/viewer-performance.md. A zoom is a turn of the
-wheel over the execution trace; its time runs from the wheel's event to the first frame after the figure was redrawn
-with the answer of the server. The server is a process of its own, started cold.
+``python -m benchmarks.viewer`` prints a table and writes it to docs/viewer-performance.md. A zoom
+is a turn of the wheel over the execution trace; its time runs from the wheel's event to the first
+frame after the figure was redrawn with the answer of the server. The server is a process of its
+own, started cold.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ from tests.synthetic import synthetic_profile
 from viewer.screenshots import FLAGS, SIZE, find_browser, settled
 
 PAGE = Path(__file__).parents[2] / "docs" / "viewer-performance.md"
-SIZES = {"10^4": 10, "10^5": 100, "10^6": 1000}  # micro-batches of 10 iterations: about so many slices
+SIZES = {
+    "10^4": 10,
+    "10^5": 100,
+    "10^6": 1000,
+}  # micro-batches of 10 iterations: about so many slices
 HEAT = 1_660  # steps a body: three bodies make a program of 5,000 steps an IPU
 ZOOMS = 24
 
-# Resolves when the figure has been drawn with a window it did not have before, and that frame is on its way.
+# Resolves when the figure has been drawn with a window it did not have before, and that frame is on
+# its way.
 _REDRAWN = """
 (id) => new Promise((done) => {
   const plot = document.querySelector('#' + id + ' .js-plotly-plot');
@@ -79,8 +85,19 @@ def measure(name: str, path: Path, page_path: str, graph: str, zooms: int) -> Re
         chromium = play.chromium.launch(executable_path=browser, args=list(FLAGS))
         tab = chromium.new_page(viewport=SIZE)
         start = time.perf_counter()
-        command = [sys.executable, "-m", "reports.cli", "view", "--no-browser", "--port", "0", str(path)]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "reports.cli",
+            "view",
+            "--no-browser",
+            "--port",
+            "0",
+            str(path),
+        ]
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         try:
             assert server.stdout is not None
             address = server.stdout.readline().split(" is at ")[1].split(" ")[0]
@@ -97,7 +114,15 @@ def measure(name: str, path: Path, page_path: str, graph: str, zooms: int) -> Re
             server.wait()
             chromium.close()
     return Result(
-        name, slices, path.stat().st_size / 1e6, words, first, _both(times), _both(answers), _both(sizes), memory
+        name,
+        slices,
+        path.stat().st_size / 1e6,
+        words,
+        first,
+        _both(times),
+        _both(answers),
+        _both(sizes),
+        memory,
     )
 
 
@@ -143,13 +168,19 @@ def _zooms(tab: Any, graph: str, zooms: int) -> tuple[list[float], list[float], 
 
 
 def _both(values: list[float]) -> tuple[float, float]:
-    return (float(np.median(values)), float(np.percentile(values, 95))) if values else (float("nan"), float("nan"))
+    return (
+        (float(np.median(values)), float(np.percentile(values, 95)))
+        if values
+        else (float("nan"), float("nan"))
+    )
 
 
 def _peak_memory(pid: int) -> float:
     """Megabytes of memory the process had at the most."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1e3
+    return (
+        next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1e3
+    )
 
 
 def table(results: list[Result]) -> str:
@@ -199,7 +230,9 @@ def main() -> None:
     """Measure, print, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.viewer", description=__doc__)
     parser.add_argument("--zooms", type=int, default=ZOOMS)
-    parser.add_argument("--only", choices=[*SIZES, "heat"], help="one profile; the page is not written then")
+    parser.add_argument(
+        "--only", choices=[*SIZES, "heat"], help="one profile; the page is not written then"
+    )
     args = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -212,10 +245,14 @@ def main() -> None:
                     steps_per_body=12,
                     runs=1,
                 )
-                results.append(measure(f"trace, {name}", path, "/trace?span=call", "trace-rows", args.zooms))
+                results.append(
+                    measure(f"trace, {name}", path, "/trace?span=call", "trace-rows", args.zooms)
+                )
                 print(table(results[-1:]).splitlines()[-1], flush=True)
         if args.only in (None, "heat"):
-            path = synthetic_profile(Path(folder) / "heat.pop", tiles=1472, steps_per_body=HEAT, iterations=1, runs=1)
+            path = synthetic_profile(
+                Path(folder) / "heat.pop", tiles=1472, steps_per_body=HEAT, iterations=1, runs=1
+            )
             results.append(measure("heat map", path, "/liveness", "liveness-heat", args.zooms))
             print(table(results[-1:]).splitlines()[-1], flush=True)
     if args.only is None:

@@ -1,7 +1,8 @@
-"""The model families that people run on IPUs, written by hand, with random weights; each at its size and tiny.
+"""The model families that people run on IPUs, written by hand, with random weights; each at its
+size and tiny.
 
-``build("bert-large")`` gives an `Example`; ``split(example, 4)`` an execution strategy of four stages with equally many
-Blocks.
+``build("bert-large")`` gives an `Example`; ``split(example, 4)`` an execution strategy of four
+stages with equally many Blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Inputs = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Example:
-    """A model with its Blocks in order, and what makes so many samples of input for it (the last are labels)."""
+    """A model with its Blocks in order, and what makes so many samples of input for it (the last
+    are labels).
+    """
 
     name: str
     module: torch.nn.Module
@@ -66,7 +69,10 @@ def split(example: Example, stages: int) -> poptorch.PipelinedExecution:
     """Stages of equally many Blocks, one an IPU: where people begin."""
     bounds = [round(k * len(example.blocks) / stages) for k in range(stages + 1)]
     return poptorch.PipelinedExecution(
-        *(poptorch.Stage(*example.blocks[a:b]).ipu(k) for k, (a, b) in enumerate(itertools.pairwise(bounds)))
+        *(
+            poptorch.Stage(*example.blocks[a:b]).ipu(k)
+            for k, (a, b) in enumerate(itertools.pairwise(bounds))
+        )
     )
 
 

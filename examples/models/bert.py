@@ -1,6 +1,8 @@
-"""BERT for pretraining (Devlin et al. 2018): embeddings, encoder layers, masked-LM head with tied weights, NSP head.
+"""BERT for pretraining (Devlin et al. 2018): embeddings, encoder layers, masked-LM head with tied
+weights, NSP head.
 
-Attention is written out as matmul, scale, mask, softmax, dropout, matmul, as PopTorch's example has it.
+Attention is written out as matmul, scale, mask, softmax, dropout, matmul, as PopTorch's example has
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,16 @@ class BertConfig:
 
 BASE = BertConfig()
 LARGE = BertConfig(hidden=1024, layers=24, heads=16, intermediate=4096)
-TINY = BertConfig(hidden=32, layers=4, heads=2, intermediate=64, vocabulary=96, positions=32, sequence=16, masked=4)
+TINY = BertConfig(
+    hidden=32,
+    layers=4,
+    heads=2,
+    intermediate=64,
+    vocabulary=96,
+    positions=32,
+    sequence=16,
+    masked=4,
+)
 
 
 class Embeddings(nn.Module):
@@ -47,7 +58,9 @@ class Embeddings(nn.Module):
         self.register_buffer("order", torch.arange(config.sequence))
 
     def forward(self, tokens: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.norm(self.word(tokens) + self.position(self.order) + self.token_type(types)))
+        return self.dropout(
+            self.norm(self.word(tokens) + self.position(self.order) + self.token_type(types))
+        )
 
 
 class Attention(nn.Module):
@@ -142,4 +155,6 @@ def inputs(config: BertConfig, batch: int) -> tuple[torch.Tensor, ...]:
 def example(config: BertConfig) -> Example:
     """The model and its sentences."""
     model = Bert(config)
-    return Example("BERT", model, model.blocks(), lambda batch: inputs(config, batch), config.micro_batch)
+    return Example(
+        "BERT", model, model.blocks(), lambda batch: inputs(config, batch), config.micro_batch
+    )

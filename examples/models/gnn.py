@@ -1,4 +1,6 @@
-"""A small graph network: nodes send messages along edges, which are gathered, mapped, and added up by scatter."""
+"""A small graph network: nodes send messages along edges, which are gathered, mapped, and added up
+by scatter.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ class Message(nn.Module):
         self.message, self.update = nn.Linear(hidden, hidden), nn.Linear(2 * hidden, hidden)
         self.norm = nn.LayerNorm(hidden)
 
-    def forward(self, nodes: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, nodes: torch.Tensor, source: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor:
         messages = torch.relu(self.message(nodes.index_select(0, source)))
         received = torch.zeros_like(nodes).index_add(0, target, messages)
         return self.norm(nodes + torch.relu(self.update(torch.cat((nodes, received), dim=1))))
@@ -46,11 +50,15 @@ class Gnn(nn.Module):
 
 def example(tiny: bool) -> Example:
     """The model and random graphs."""
-    nodes, edges, features, hidden, layers, classes = (16, 40, 8, 16, 2, 4) if tiny else (1024, 8192, 64, 128, 4, 16)
+    nodes, edges, features, hidden, layers, classes = (
+        (16, 40, 8, 16, 2, 4) if tiny else (1024, 8192, 64, 128, 4, 16)
+    )
     model = Gnn(features, hidden, layers, classes)
 
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:
         ends = [integers(nodes, batch, edges, seed=seed) for seed in (0, 1)]
         return floats(batch, nodes, features), *ends, integers(classes, batch, nodes, seed=2)
 
-    return Example("GNN", model, ("embedding", *numbered("layer", model.layer), "classifier"), inputs)
+    return Example(
+        "GNN", model, ("embedding", *numbered("layer", model.layer), "classifier"), inputs
+    )

@@ -1,4 +1,6 @@
-"""GPT-2 (Radford et al. 2019): decoder layers with causal attention, the output tied to the embedding."""
+"""GPT-2 (Radford et al. 2019): decoder layers with causal attention, the output tied to the
+embedding.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Gpt2(nn.Module):
         self.norm = nn.LayerNorm(config.hidden)
         self.register_buffer("order", torch.arange(config.sequence))
 
-    def forward(self, tokens: torch.Tensor, following: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, tokens: torch.Tensor, following: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         with block("embedding"):
             x = self.word(tokens) + self.position(self.order)
         for number, layer in enumerate(self.layer):
@@ -69,7 +73,9 @@ class Gpt2(nn.Module):
                 x = poptorch.recomputationCheckpoint(layer(x))
         with block("head"):
             scores = functional.linear(self.norm(x), self.word.weight)
-            return scores, functional.cross_entropy(scores.flatten(0, 1).float(), following.flatten())
+            return scores, functional.cross_entropy(
+                scores.flatten(0, 1).float(), following.flatten()
+            )
 
 
 def example(config: Gpt2Config) -> Example:
@@ -80,4 +86,10 @@ def example(config: Gpt2Config) -> Example:
         shape = (batch, config.sequence)
         return integers(config.vocabulary, *shape), integers(config.vocabulary, *shape, seed=1)
 
-    return Example("GPT-2", model, ("embedding", *numbered("layer", model.layer), "head"), inputs, config.micro_batch)
+    return Example(
+        "GPT-2",
+        model,
+        ("embedding", *numbered("layer", model.layer), "head"),
+        inputs,
+        config.micro_batch,
+    )

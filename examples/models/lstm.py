@@ -17,7 +17,9 @@ class Lstm(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.output = nn.Linear(hidden, vocabulary)
 
-    def forward(self, tokens: torch.Tensor, following: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, tokens: torch.Tensor, following: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         with block("embedding"):
             x = self.dropout(self.word(tokens))
         for number, layer in enumerate(self.layer):
@@ -36,4 +38,6 @@ def example(tiny: bool) -> Example:
     def inputs(batch: int) -> tuple[torch.Tensor, ...]:
         return integers(vocabulary, batch, sequence), integers(vocabulary, batch, sequence, seed=1)
 
-    return Example("LSTM", model, ("embedding", *numbered("layer", model.layer), "output"), inputs, 4)
+    return Example(
+        "LSTM", model, ("embedding", *numbered("layer", model.layer), "output"), inputs, 4
+    )

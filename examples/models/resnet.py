@@ -1,4 +1,6 @@
-"""ResNet-18 and -50 (He et al. 2015; stride on the 3x3 convolution), a Block for each residual block."""
+"""ResNet-18 and -50 (He et al. 2015; stride on the 3x3 convolution), a Block for each residual
+block.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ LAYERS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
 
 
 class Residual(nn.Module):
-    """Convolutions with norms around a shortcut: 3x3, 3x3, or 1x1, 3x3, 1x1 with four times the channels."""
+    """Convolutions with norms around a shortcut: 3x3, 3x3, or 1x1, 3x3, 1x1 with four times the
+    channels.
+    """
 
     def __init__(self, channels: int, inner: int, stride: int, bottleneck: bool) -> None:
         super().__init__()
@@ -32,7 +36,9 @@ class Residual(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(conv.out_channels) for conv in convolutions)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != out:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = x
@@ -44,20 +50,29 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    def __init__(self, layers: tuple[int, ...], bottleneck: bool, width: int = 64, classes: int = 1000) -> None:
+    def __init__(
+        self, layers: tuple[int, ...], bottleneck: bool, width: int = 64, classes: int = 1000
+    ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, width, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
         )
         self.residual, channels = nn.ModuleList(), width
         for group, count in enumerate(layers):
             for number in range(count):
                 inner = width << group
-                self.residual.append(Residual(channels, inner, 2 if group and not number else 1, bottleneck))
+                self.residual.append(
+                    Residual(channels, inner, 2 if group and not number else 1, bottleneck)
+                )
                 channels = 4 * inner if bottleneck else inner
         self.classify = nn.Linear(channels, classes)
 
-    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, images: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         with block("stem"):
             x = self.stem(images)
         for number, layer in enumerate(self.residual):
@@ -74,5 +89,9 @@ def example(depth: int, tiny: bool) -> Example:
     model = ResNet((1, 1, 1, 1) if tiny else LAYERS[depth], depth == 50, 8 if tiny else 64, classes)
     blocks = ("stem", *numbered("residual", model.residual), "classifier")
     return Example(
-        f"ResNet-{depth}", model, blocks, lambda batch: (floats(batch, 3, side, side), integers(classes, batch)), 4
+        f"ResNet-{depth}",
+        model,
+        blocks,
+        lambda batch: (floats(batch, 3, side, side), integers(classes, batch)),
+        4,
     )

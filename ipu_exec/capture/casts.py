@@ -1,8 +1,10 @@
-"""float16 next to float32 in a model's forward: what ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat`` change.
+"""float16 next to float32 in a model's forward: what ``halfFloatCasting`` and
+``runningStatisticsAlwaysFloat`` change.
 
-PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running statistics have the
-dtype that the model gives them (graphcore/poptorch, python/options.py). It promotes those of products and norms too,
-which PyTorch refuses (`Casting.promoted`); in a model without such nothing here is active.
+PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
+statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
+promotes those of products and norms too, which PyTorch refuses (`Casting.promoted`); in a model
+without such nothing here is active.
 """
 
 from __future__ import annotations
@@ -21,13 +23,44 @@ if TYPE_CHECKING:
     from ipu_exec.options import Options
 
 # Functions that take a second tensor for its dtype or shape, or that set one.
-_UNCAST = {"to", "type_as", "view_as", "expand_as", "result_type", "__set__", "__get__", "register_hook", "backward"}
-# What PyTorch computes only where all operands have one dtype; a norm of float16 may have parameters in float32.
+_UNCAST = {
+    "to",
+    "type_as",
+    "view_as",
+    "expand_as",
+    "result_type",
+    "__set__",
+    "__get__",
+    "register_hook",
+    "backward",
+}
+# What PyTorch computes only where all operands have one dtype; a norm of float16 may have
+# parameters in float32.
 _ALIKE = {
-    "linear", "bilinear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm",
-    "addmv", "einsum", "tensordot", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "scaled_dot_product_attention", "prelu",
-}  # fmt: skip
+    "linear",
+    "bilinear",
+    "matmul",
+    "__matmul__",
+    "__rmatmul__",
+    "mm",
+    "bmm",
+    "mv",
+    "dot",
+    "addmm",
+    "baddbmm",
+    "addbmm",
+    "addmv",
+    "einsum",
+    "tensordot",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "scaled_dot_product_attention",
+    "prelu",
+}
 _NORMS = {"layer_norm", "group_norm"}
 
 
@@ -46,40 +79,60 @@ class Casting(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.nn.functional.batch_norm and (self._downcast or self._float_statistics is not None):
+        if func is torch.nn.functional.batch_norm and (
+            self._downcast or self._float_statistics is not None
+        ):
             return self._batch_norm(*args, **kwargs)
         name = getattr(func, "__name__", "")
         in_place = name.endswith("_") and not name.endswith("__")
         if self._downcast and not in_place and name not in _UNCAST and "out" not in kwargs:
-            dtypes = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            dtypes = {
+                leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+            }
             if {torch.float16, torch.float32} <= dtypes:
                 args, kwargs = tree_map(_half, (args, kwargs))
         elif name in _ALIKE or (name in _NORMS and args[0].dtype is torch.float32):
-            dtypes = {leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+            dtypes = {
+                leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+            }
             if {torch.float16, torch.float32} <= dtypes:
                 args, kwargs = tree_map(_float, (args, kwargs))
                 self.promoted = True
         return func(*args, **kwargs)
 
     def _batch_norm(
-        self, input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
-        weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, *rest: Any, **named: Any,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        input: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *rest: Any,
+        **named: Any,
+    ) -> torch.Tensor:
         """Of a float16 input, with its statistics in float32, and kept so or rounded to float16."""
         if self._downcast and weight is not None and weight.dtype is torch.float16:
             input = _half(input)
         if running_mean is None or running_var is None or input.dtype is not torch.float16:
-            return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, *rest, **named)
+            return torch.nn.functional.batch_norm(
+                input, running_mean, running_var, weight, bias, *rest, **named
+            )
         kept = (running_mean, running_var)
         in_float32 = (
-            self._float_statistics if self._float_statistics is not None else running_mean.dtype is torch.float32
+            self._float_statistics
+            if self._float_statistics is not None
+            else running_mean.dtype is torch.float32
         )
         statistics = (
-            [self._in_float32(tensor) for tensor in kept] if in_float32 else [tensor.float() for tensor in kept]
+            [self._in_float32(tensor) for tensor in kept]
+            if in_float32
+            else [tensor.float() for tensor in kept]
         )
         # PyTorch takes float32 statistics with float32 parameters only
         scale, shift = (None if tensor is None else tensor.float() for tensor in (weight, bias))
-        made = torch.nn.functional.batch_norm(input, statistics[0], statistics[1], scale, shift, *rest, **named)
+        made = torch.nn.functional.batch_norm(
+            input, statistics[0], statistics[1], scale, shift, *rest, **named
+        )
         with torch.no_grad():
             for tensor, statistic in zip(kept, statistics, strict=True):
                 if not in_float32 or tensor is not statistic:
@@ -87,7 +140,9 @@ class Casting(TorchFunctionMode):
         return made
 
     def _in_float32(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The statistic that ``tensor`` is the rounding of, as long as nobody sets it to something else."""
+        """The statistic that ``tensor`` is the rounding of, as long as nobody sets it to something
+        else.
+        """
         if tensor.dtype is torch.float32:
             return tensor
         if isinstance(tensor, FakeTensor):
@@ -95,7 +150,10 @@ class Casting(TorchFunctionMode):
         _, exact = self._exact.get((id(tensor), self.replica), (tensor, tensor.float()))
         if not torch.equal(exact.half(), tensor):
             exact = tensor.float()
-        self._exact[id(tensor), self.replica] = (tensor, exact)  # both are kept: an id is good as long as its tensor
+        self._exact[id(tensor), self.replica] = (
+            tensor,
+            exact,
+        )  # both are kept: an id is good as long as its tensor
         return exact
 
 

@@ -1,8 +1,8 @@
 """Models that branch on what a tensor holds.
 
-A compiled program is one path through the model. PopTorch makes the first call's path a constant; here the numbers
-follow the data, by plain PyTorch, the program is that of the path it was compiled for, and a call that takes another
-one is compiled anew.
+A compiled program is one path through the model. PopTorch makes the first call's path a constant;
+here the numbers follow the data, by plain PyTorch, the program is that of the path it was compiled
+for, and a call that takes another one is compiled anew.
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:
-    """What of it decides what runs: truths and whole numbers; of other numbers only that there was one."""
+    """What of it decides what runs: truths and whole numbers; of other numbers only that there was
+    one.
+    """
     return tuple("a number" if isinstance(value, float) else value for value in contents)
 
 
 class PathWatch:
-    """While entered: compares each forward's path with the compiled one; ``left`` is what the first that differs read.
+    """While entered: compares each forward's path with the compiled one; ``left`` is what the first
+    that differs read.
 
-    Does nothing where the compiled program read nothing: such a model reads nothing ever, up to its mode and inputs'
-    shapes, which are compiled for.
+    Does nothing where the compiled program read nothing: such a model reads nothing ever, up to its
+    mode and inputs' shapes, which are compiled for.
     """
 
     def __init__(self, model: torch.nn.Module, contents: Contents) -> None:
@@ -82,7 +85,9 @@ class PathWatch:
 
 
 def in_argument_check() -> bool:
-    """True while a function of torch looks for wrong arguments in a tensor; the captured ones are right."""
+    """True while a function of torch looks for wrong arguments in a tensor; the captured ones are
+    right.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -1,7 +1,8 @@
-"""Operators that capture takes apart: nobody lowered them whole, and they are others that somebody did.
+"""Operators that capture takes apart: nobody lowered them whole, and they are others that somebody
+did.
 
-Ours come first, then PyTorch's own decompositions to its core operators. A lowering of the whole operator, a user's
-too, comes before both.
+Ours come first, then PyTorch's own decompositions to its core operators. A lowering of the whole
+operator, a user's too, comes before both.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ Decomposition = Callable[..., Any]
 
 
 def decomposition(func: Any) -> Decomposition | None:
-    """What to call instead of the operator ``func`` (an ``OpOverload``); None where it is recorded as it is."""
+    """What to call instead of the operator ``func`` (an ``OpOverload``); None where it is recorded
+    as it is.
+    """
     name = str(func)
     if name.startswith("torch_nn.") and not has_lowering(name):
         return _body(func)
     if not name.startswith("aten.") or has_lowering(name):
         return None
-    if _is_composite(func):  # met inside another decomposition only: before, PyTorch takes them apart itself
+    if _is_composite(
+        func
+    ):  # met inside another decomposition only: before, PyTorch takes them apart itself
         whole: Decomposition = func.decompose
         return whole
     return None if is_view(name) else _OURS.get(name.split(".")[1]) or _core().get(func)
@@ -33,7 +38,9 @@ def decomposition(func: Any) -> Decomposition | None:
 
 @cache
 def _body(func: Any) -> Decomposition | None:
-    """The Python function of an operator that torch.nn defines itself (a linear layer and its loss in chunks)."""
+    """The Python function of an operator that torch.nn defines itself (a linear layer and its loss
+    in chunks).
+    """
     from torch._library.custom_ops import OPDEFS
 
     found = OPDEFS.get(func.name())
@@ -62,7 +69,9 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """nn.Bilinear's product of three, each lacking the dimensions it is expanded along, summed over ``sumdim``."""
+    """nn.Bilinear's product of three, each lacking the dimensions it is expanded along, summed over
+    ``sumdim``.
+    """
     rank = first.dim() + len(expand1)
     names = string.ascii_letters[:rank]
 
@@ -85,7 +94,9 @@ def all_true(values: torch.Tensor) -> torch.Tensor:
 def multinomial(
     weights: torch.Tensor, samples: int, replacement: bool = False, *, generator: Any = None
 ) -> torch.Tensor:
-    """The largest of weight over an exponential variate, as PyTorch draws; with replacement, a search in the sums."""
+    """The largest of weight over an exponential variate, as PyTorch draws; with replacement, a
+    search in the sums.
+    """
     if replacement:
         total = weights.cumsum(-1)
         drawn = torch.rand((*weights.shape[:-1], samples), dtype=weights.dtype) * total[..., -1:]
@@ -121,23 +132,33 @@ def multi_margin_gradient(
     weight: torch.Tensor | None = None,
     reduction: int = 1,
 ) -> torch.Tensor:
-    """Of sum_i max(0, margin - x[y] + x[i])^p / classes: its sign pattern, less the sum of it at the target."""
+    """Of sum_i max(0, margin - x[y] + x[i])^p / classes: its sign pattern, less the sum of it at
+    the target.
+    """
     rows, row = _rows(scores), target.reshape(-1, 1)
     violation = (margin - rows.gather(-1, row) + rows).clamp_min(0)
     slope = (violation > 0).to(scores.dtype) if p == 1 else violation * 2
     slope = slope.scatter(-1, row, 0.0) / rows.shape[-1]
     if weight is not None:
         slope = slope * weight[row]
-    slope = slope.scatter(-1, row, 0.0) - torch.zeros_like(slope).scatter(-1, row, slope.sum(-1, keepdim=True))
+    slope = slope.scatter(-1, row, 0.0) - torch.zeros_like(slope).scatter(
+        -1, row, slope.sum(-1, keepdim=True)
+    )
     if reduction == 1:
         slope = slope / rows.shape[0]
     return (slope * (grad.reshape(-1, 1) if grad.dim() else grad)).reshape(scores.shape)
 
 
 def multilabel_margin_gradient(
-    grad: torch.Tensor, scores: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
+    grad: torch.Tensor,
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    reduction: int,
+    is_target: torch.Tensor,
 ) -> torch.Tensor:
-    """Of sum_ij max(0, 1 - x[y_j] + x[i]) / classes over labels y_j up to the first -1 and all i that are no label."""
+    """Of sum_ij max(0, 1 - x[y_j] + x[i]) / classes over labels y_j up to the first -1 and all i
+    that are no label.
+    """
     rows, target, is_target = _rows(scores), _rows(target), _rows(is_target)
     label = (target >= 0).to(scores.dtype).cumprod(-1)
     place = target.clamp_min(0)
@@ -149,7 +170,9 @@ def multilabel_margin_gradient(
     return (slope * (grad.reshape(-1, 1) if grad.dim() else grad)).reshape(scores.shape)
 
 
-def zero_tensor(size: list[int], *, dtype: torch.dtype | None = None, **unused: Any) -> torch.Tensor:
+def zero_tensor(
+    size: list[int], *, dtype: torch.dtype | None = None, **unused: Any
+) -> torch.Tensor:
     """Autograd's zeros that take no memory: zeros."""
     return torch.zeros(size, dtype=dtype)
 
@@ -168,9 +191,13 @@ def embedding_bag_gradient(
     weights: torch.Tensor | None = None,
     padding: int = -1,
 ) -> torch.Tensor:
-    """The dense one: an IPU has no sparse tensors. ``bags`` (of each index its bag) is empty after an eager sum."""
+    """The dense one: an IPU has no sparse tensors. ``bags`` (of each index its bag) is empty after
+    an eager sum.
+    """
     if bags.numel() == 0:
-        starts = indices.new_zeros(indices.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
+        starts = indices.new_zeros(indices.shape[0] + 1).index_add(
+            0, offsets, torch.ones_like(offsets)
+        )
         bags = starts[:-1].cumsum(0) - 1
     dense = torch.ops.aten._embedding_bag_dense_backward
     return dense(grad, indices, bags, sizes, largest, rows, by_frequency, mode, weights, padding)
@@ -186,9 +213,11 @@ def diagonal_scatter(
 
 
 def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    """[size, dimensions]: where the first ``size`` non-zero elements are; the only nonzero of a fixed shape.
+    """[size, dimensions]: where the first ``size`` non-zero elements are; the only nonzero of a
+    fixed shape.
 
-    A cumulative sum numbers them, and each puts its position at its number (those too many at one place more).
+    A cumulative sum numbers them, and each puts its position at its number (those too many at one
+    place more).
     """
     found = (values != 0).reshape(-1)
     number = torch.where(found, found.to(torch.int32).cumsum(0) - 1, size).clamp_max(size)
@@ -201,8 +230,12 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
     return torch.stack(coordinates, -1) if coordinates else position.new_empty(size, 0)
 
 
-def renormalised(weight: torch.Tensor, indices: torch.Tensor, most: float, p: float) -> torch.Tensor:
-    """nn.Embedding's max_norm: the rows looked up, scaled to a norm of ``most`` at the most, in their place."""
+def renormalised(
+    weight: torch.Tensor, indices: torch.Tensor, most: float, p: float
+) -> torch.Tensor:
+    """nn.Embedding's max_norm: the rows looked up, scaled to a norm of ``most`` at the most, in
+    their place.
+    """
     indices = indices.reshape(-1)
     rows = weight.index_select(0, indices)
     norms = torch.linalg.vector_norm(rows, p, -1, keepdim=True)

@@ -1,7 +1,7 @@
 """Multi-convolutions: the convolutions of a ``with MultiConv()`` become one operator, as in PopART.
 
-What lies between them and needs one of them runs after it, all else before. The operators that their gradients
-are computed by become one, too. `ipu_exec.lowering.multi_conv` plans it.
+What lies between them and needs one of them runs after it, all else before. The operators that
+their gradients are computed by become one, too. `ipu_exec.lowering.multi_conv` plans it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ CYCLE_BACK_OFF = 0.1
 
 @dataclass
 class Group:
-    """A ``with MultiConv()`` as the model entered it: its settings, and the convolutions met inside."""
+    """A ``with MultiConv()`` as the model entered it: its settings, and the convolutions met
+    inside.
+    """
 
     settings: dict[str, Any]
     convolutions: list[int] = field(default_factory=list)  # op ids
 
     def asked(self, index: int) -> Asked:
         """What is asked for one of the convolutions."""
-        one = {name: self._of(name, index) for name in ("availableMemoryProportions", "partialsTypes")}
+        one = {
+            name: self._of(name, index) for name in ("availableMemoryProportions", "partialsTypes")
+        }
         dtype = one["partialsTypes"]
         return Asked(
             proportion=one["availableMemoryProportions"] or 0.0,
@@ -45,8 +49,8 @@ class Group:
             return None
         if len(values) not in (1, len(self.convolutions)):
             raise UsageError(
-                f"MultiConv.{name} has {len(values)} values, and there are {len(self.convolutions)} convolutions "
-                "inside: give one for all or one for each"
+                f"MultiConv.{name} has {len(values)} values, and there are {len(self.convolutions)}"
+                " convolutions inside: give one for all or one for each"
             )
         return values[0] if len(values) == 1 else values[index]
 
@@ -61,13 +65,16 @@ def is_convolution(aten: str) -> bool:
 
 
 def fuse(graph: Graph, groups: Sequence[Group]) -> None:
-    """Make each group one operator forward and one backward; a serial one's convolutions stay, planned as asked.
+    """Make each group one operator forward and one backward; a serial one's convolutions stay,
+    planned as asked.
 
     Error where a group has no convolution, or one that needs another's result.
     """
     for group in groups:
         if not group.convolutions:
-            raise UsageError("Unexpected end_multi_conv: there is no convolution inside the MultiConv")
+            raise UsageError(
+                "Unexpected end_multi_conv: there is no convolution inside the MultiConv"
+            )
         for index, number in enumerate(group.convolutions):
             asked, op = group.asked(index), graph.ops[number]
             proportion = asked.proportion or op.asked.proportion
@@ -94,13 +101,16 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: Group, direction: str
             return  # they stay as they are
         first, last = convolutions[0], convolutions[-1]
         raise UsageError(
-            f"the convolutions of a MultiConv run at the same time, but one of {first.name} ... {last.name} needs the "
-            "result of another. Give that one a MultiConv of its own, or none",
+            f"the convolutions of a MultiConv run at the same time, but one of {first.name} ..."
+            f" {last.name} needs the result of another. Give that one a MultiConv of its own, or"
+            " none",
             location=f"{last.file}:{last.line}" if last.file else "",
         )
     lead = convolutions[0]
     module = _shared([op.module for op in convolutions])
-    name = "/".join(part for part in (module, "gradient" * (direction == "backward"), "multi_conv") if part)
+    name = "/".join(
+        part for part in (module, "gradient" * (direction == "backward"), "multi_conv") if part
+    )
     count = sum(op.name == name or op.name.startswith(name + "_") for op in graph.ops)
     settings = {
         "proportions": tuple(op.asked.proportion for op in convolutions),

@@ -1,8 +1,10 @@
-"""Host I/O beside computing: what `set_overlap_for_input` and `set_overlap_for_output` named, and what that asks for.
+"""Host I/O beside computing: what `set_overlap_for_input` and `set_overlap_for_output` named, and
+what that asks for.
 
-PopTorch's rules (user guide, 'Overlapping compute and I/O'; its tests): an input is named before anything reads it, an
-output as it is returned; tiles are set aside for I/O; every output leaves (OutputMode.All) or is summed; pipelines do
-not overlap. PopART's do, where its IR is explicit: ``options._Popart.set("enableExplicitIR", True)`` lets them here.
+PopTorch's rules (user guide, 'Overlapping compute and I/O'; its tests): an input is named before
+anything reads it, an output as it is returned; tiles are set aside for I/O; every output leaves
+(OutputMode.All) or is summed; pipelines do not overlap. PopART's do, where its IR is explicit:
+``options._Popart.set("enableExplicitIR", True)`` lets them here.
 """
 
 from __future__ import annotations
@@ -35,9 +37,13 @@ def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
     return view
 
 
-def find(graph: Graph, tensors: Iterable[torch.Tensor], values: dict[int, int], model: torch.nn.Module) -> None:
-    """Note in ``graph`` which of its inputs and outputs are overlapped. ``tensors``: all that were met; ``values``:
-    of each, by its id. Error where what is marked is no input or output of the ``model``, or is more than that."""
+def find(
+    graph: Graph, tensors: Iterable[torch.Tensor], values: dict[int, int], model: torch.nn.Module
+) -> None:
+    """Note in ``graph`` which of its inputs and outputs are overlapped. ``tensors``: all that were
+    met; ``values``: of each, by its id. Error where what is marked is no input or output of the
+    ``model``, or is more than that.
+    """
     marks = [
         (place, mode, values[id(source)], values[id(tensor)])
         for tensor in tensors
@@ -50,16 +56,18 @@ def find(graph: Graph, tensors: Iterable[torch.Tensor], values: dict[int, int], 
             if others or source in graph.outputs:
                 name = _name(model, graph.inputs.index(source))
                 raise Error(
-                    "poptorch.set_overlap_for_input must be the only op applied to an input. This is not the case for "
-                    f"input {name} to the model. Call it first, and go on with what it returns"
+                    "poptorch.set_overlap_for_input must be the only op applied to an input. This"
+                    f" is not the case for input {name} to the model. Call it first, and go on with"
+                    " what it returns"
                 )
             graph.overlapped_inputs[graph.values[view].storage] = mode
     for place, mode, source, view in marks:
         if place == OUTPUT and view in graph.outputs:
             if sum(value in (source, view) for value in graph.outputs) > 1:
                 raise Error(
-                    "poptorch.set_overlap_for_output cannot be used with a tensor that is returned twice. Please check "
-                    "all returned tensors including those nested in tuples/lists."
+                    "poptorch.set_overlap_for_output cannot be used with a tensor that is returned"
+                    " twice. Please check all returned tensors including those nested in"
+                    " tuples/lists."
                 )
             graph.overlapped_outputs[graph.values[view].storage] = mode
     for place, _, source, view in marks:
@@ -67,7 +75,8 @@ def find(graph: Graph, tensors: Iterable[torch.Tensor], values: dict[int, int], 
             which = "input" if place == INPUT else "output"
             way = "Call it on what forward is given" if place == INPUT else "Return what it returns"
             raise Error(
-                f"poptorch.{place} applied on a node which is not a tensor {which} to the model. {way}, unchanged"
+                f"poptorch.{place} applied on a node which is not a tensor {which} to the model."
+                f" {way}, unchanged"
             )
 
 
@@ -87,19 +96,23 @@ def modes(graph: Graph) -> set[str]:
 
 
 def across(graph: Graph, iterations: int) -> bool:
-    """Whether transfers overlap from one device iteration into the next: all that are overlapped have to."""
+    """Whether transfers overlap from one device iteration into the next: all that are overlapped
+    have to.
+    """
     return iterations > 1 and modes(graph) == {OverlapMode.OverlapDeviceIterationLoop.value}
 
 
 def check(graph: Graph, options: Options, strategy: ExecutionStrategy, mode: OutputMode) -> None:
-    """Error where something is overlapped and the options do not allow it. ``mode`` is the outputs' own."""
+    """Error where something is overlapped and the options do not allow it. ``mode`` is the outputs'
+    own.
+    """
     if not modes(graph):
         return
     if strategy.kind == "pipelined" and not options._Popart.settings.get("enableExplicitIR"):
         raise Error(
-            "Overlapped IO is not supported with poptorch.PipelinedExecution. If you are using only one IPU, please "
-            "switch to poptorch.ShardedExecution. (PopART can, with an explicit IR: to model that, set "
-            'options._Popart.set("enableExplicitIR", True).)'
+            "Overlapped IO is not supported with poptorch.PipelinedExecution. If you are using only"
+            " one IPU, please switch to poptorch.ShardedExecution. (PopART can, with an explicit"
+            ' IR: to model that, set options._Popart.set("enableExplicitIR", True).)'
         )
     if not options.TensorLocations.num_io_tiles:
         raise Error(
@@ -108,6 +121,6 @@ def check(graph: Graph, options: Options, strategy: ExecutionStrategy, mode: Out
         )
     if mode not in (OutputMode.All, OutputMode.Sum):
         raise Error(
-            f"Unsupported output mode for overlapped IO: OutputMode.{mode.name}. Please switch output mode to "
-            "poptorch.OutputMode.All or poptorch.OutputMode.Sum."
+            f"Unsupported output mode for overlapped IO: OutputMode.{mode.name}. Please switch"
+            " output mode to poptorch.OutputMode.All or poptorch.OutputMode.Sum."
         )

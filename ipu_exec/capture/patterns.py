@@ -1,9 +1,10 @@
-"""Rewriting of the captured step before it is placed: PopART's patterns that change what a program costs.
+"""Rewriting of the captured step before it is placed: PopART's patterns that change what a program
+costs.
 
-The gradient of an embedding is rows for the tokens that were looked up. With gradient accumulation they are added
-straight into the weight's accumulator (PopART's ``SparseAccumulate``, on unless switched off), and so they are where
-the weight is tied to a product's (``TiedGatherAccumulate``, off unless switched on, as PopART has it): the dense
-gradient, of the table's size, is never made.
+The gradient of an embedding is rows for the tokens that were looked up. With gradient accumulation
+they are added straight into the weight's accumulator (PopART's ``SparseAccumulate``, on unless
+switched off), and so they are where the weight is tied to a product's (``TiedGatherAccumulate``,
+off unless switched on, as PopART has it): the dense gradient, of the table's size, is never made.
 """
 
 from __future__ import annotations
@@ -85,12 +86,21 @@ def _into(graph: Graph, add: OpNode, rows: OpNode) -> OpNode:
 
 
 def _replace(graph: Graph, changed: Mapping[int, OpNode], dropped: set[int]) -> None:
-    """Put ``changed`` operators in and leave ``dropped`` ones out; operators are numbered anew, in order."""
+    """Put ``changed`` operators in and leave ``dropped`` ones out; operators are numbered anew, in
+    order.
+    """
     kept = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
     number = {op.id: index for index, op in enumerate(kept)}
-    graph.ops = [replace(op, id=index, forward_op=number.get(op.forward_op, -1)) for index, op in enumerate(kept)]
+    graph.ops = [
+        replace(op, id=index, forward_op=number.get(op.forward_op, -1))
+        for index, op in enumerate(kept)
+    ]
     made = {v for op in graph.ops for v in op.outputs if v is not None}
     for value in graph.values.values():
         value.producer = number.get(value.producer, -1) if value.id in made else -1
-    used = {v for op in graph.ops for v in (*op.inputs, *op.writes)} | made | {*graph.inputs, *graph.outputs}
+    used = (
+        {v for op in graph.ops for v in (*op.inputs, *op.writes)}
+        | made
+        | {*graph.inputs, *graph.outputs}
+    )
     graph.values = {id: value for id, value in graph.values.items() if id in used}

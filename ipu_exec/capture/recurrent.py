@@ -1,7 +1,8 @@
-"""Recurrent layers while a model is captured: one operator for each layer and direction, as popnn has them.
+"""Recurrent layers while a model is captured: one operator for each layer and direction, as popnn
+has them.
 
-PyTorch on a CPU takes a GRU, a plain RNN and an LSTM of float16 apart into some twenty operators a time step. The
-numbers are PyTorch's all the same: what is here runs on fake tensors only.
+PyTorch on a CPU takes a GRU, a plain RNN and an LSTM of float16 apart into some twenty operators a
+time step. The numbers are PyTorch's all the same: what is here runs on fake tensors only.
 """
 
 from __future__ import annotations
@@ -15,26 +16,39 @@ import torch
 from ipu_exec.context import replaced
 
 NAMESPACE = "ipu_rnn"
-# Gates of a layer, and the tensors of a state's size that a time step leaves for the backward (poplibs lib/popnn:
-# Lstm.cpp, LSTM_FWD_INTERMEDIATE_*: four gates, tanh of the cell, the cell before; Gru.cpp with resetAfter: three
-# gates and the candidate's recurrent part). A plain layer's are its outputs.
+# Gates of a layer, and the tensors of a state's size that a time step leaves for the backward
+# (poplibs lib/popnn: Lstm.cpp, LSTM_FWD_INTERMEDIATE_*: four gates, tanh of the cell, the cell
+# before; Gru.cpp with resetAfter: three gates and the candidate's recurrent part). A plain layer's
+# are its outputs.
 KINDS = {"lstm": (4, 6), "gru": (3, 4), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}
-_SIGNATURE = "(Tensor x, Tensor w_in, Tensor w_rec, Tensor? b_in, Tensor? b_rec, Tensor h, Tensor? c, bool keep)"
+_SIGNATURE = (
+    "(Tensor x, Tensor w_in, Tensor w_rec, Tensor? b_in, Tensor? b_rec, Tensor h, Tensor? c, bool"
+    " keep)"
+)
 _BACKWARD = (
-    "(Tensor x, Tensor w_in, Tensor w_rec, Tensor? b_in, Tensor? b_rec, Tensor h, Tensor? c, Tensor y, Tensor kept, "
-    "Tensor grad_y, Tensor grad_h, Tensor? grad_c)"
+    "(Tensor x, Tensor w_in, Tensor w_rec, Tensor? b_in, Tensor? b_rec, Tensor h, Tensor? c, Tensor"
+    " y, Tensor kept, Tensor grad_y, Tensor grad_h, Tensor? grad_c)"
 )
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
 def _layer_shapes(kind: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Outputs [T, B, H], the last state and cell [B, H], and what is kept for the backward [T, B, n H]."""
+    """Outputs [T, B, H], the last state and cell [B, H], and what is kept for the backward [T, B, n
+    H].
+    """
 
-    def shapes(x: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any, h: Any, c: Any, keep: bool) -> Any:
+    def shapes(
+        x: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any, h: Any, c: Any, keep: bool
+    ) -> Any:
         hidden = w_rec.shape[-1]
         each = KINDS[kind][1] * hidden if keep else 0
         cell = x.new_empty(h.shape if c is not None else (0,))
-        return x.new_empty(*x.shape[:2], hidden), x.new_empty(h.shape), cell, x.new_empty(*x.shape[:2], each)
+        return (
+            x.new_empty(*x.shape[:2], hidden),
+            x.new_empty(h.shape),
+            cell,
+            x.new_empty(*x.shape[:2], each),
+        )
 
     return shapes
 
@@ -48,7 +62,9 @@ def _gradient_shapes(
 
 for _kind in KINDS:
     _LIBRARY.define(f"{_kind}{_SIGNATURE} -> (Tensor, Tensor, Tensor, Tensor)")
-    _LIBRARY.define(f"{_kind}_backward{_BACKWARD} -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+    _LIBRARY.define(
+        f"{_kind}_backward{_BACKWARD} -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    )
     torch.library.register_fake(f"{NAMESPACE}::{_kind}", _layer_shapes(_kind))
     torch.library.register_fake(f"{NAMESPACE}::{_kind}_backward", _gradient_shapes)
 
@@ -56,7 +72,16 @@ for _kind in KINDS:
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kind: str, keep: bool, x: Any, w_in: Any, w_rec: Any, b_in: Any, b_rec: Any, h: Any, c: Any
+        ctx: Any,
+        kind: str,
+        keep: bool,
+        x: Any,
+        w_in: Any,
+        w_rec: Any,
+        b_in: Any,
+        b_rec: Any,
+        h: Any,
+        c: Any,
     ) -> Any:
         made = getattr(getattr(torch.ops, NAMESPACE), kind)(x, w_in, w_rec, b_in, b_rec, h, c, keep)
         ctx.kind = kind
@@ -69,13 +94,26 @@ class _Layer(torch.autograd.Function):
         cell = gradients[2] if saved[6] is not None else None
         backward = getattr(getattr(torch.ops, NAMESPACE), f"{ctx.kind}_backward")
         found = backward(*saved, *gradients[:2], cell)
-        return None, None, *(g if t is not None else None for g, t in zip(found, saved[:7], strict=True))
+        return (
+            None,
+            None,
+            *(g if t is not None else None for g, t in zip(found, saved[:7], strict=True)),
+        )
 
 
 def _run(
-    kind: str, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weights: Sequence[torch.Tensor],
-    bias: bool, layers: int, dropout: float, training: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    kind: str,
+    x: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor | None,
+    weights: Sequence[torch.Tensor],
+    bias: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
     """(outputs, last state[, last cell]) of all layers, as torch has them."""
     x = x.transpose(0, 1) if batch_first else x
     directions, each = 1 + bidirectional, 4 if bias else 2
@@ -95,14 +133,23 @@ def _run(
         if training and dropout and layer + 1 < layers:
             x = torch.dropout(x, dropout, True)
     x = x.transpose(0, 1) if batch_first else x
-    return (x, torch.stack(states), torch.stack(cells)) if c is not None else (x, torch.stack(states))
+    return (
+        (x, torch.stack(states), torch.stack(cells)) if c is not None else (x, torch.stack(states))
+    )
 
 
 def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for torch's function. Packed sequences, projections and batches of none are left to that one."""
+    """What stands for torch's function. Packed sequences, projections and batches of none are left
+    to that one.
+    """
 
     def function(*args: Any) -> Any:
-        if len(args) != 9 or isinstance(args[2], torch.Tensor) or isinstance(args[3], Sequence) or args[0].dim() != 3:
+        if (
+            len(args) != 9
+            or isinstance(args[2], torch.Tensor)
+            or isinstance(args[3], Sequence)
+            or args[0].dim() != 3
+        ):
             return apart(*args)
         x, state, weights = args[:3]
         h, c = state if kind == "lstm" else (state, None)
@@ -114,5 +161,9 @@ def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def whole_layers() -> contextlib.AbstractContextManager[None]:
-    """Recurrent layers are one operator each, where nn.LSTM, nn.GRU and nn.RNN find torch's functions."""
-    return replaced({kind: _replacement(kind, getattr(torch._VF, kind)) for kind in KINDS}, torch._VF)
+    """Recurrent layers are one operator each, where nn.LSTM, nn.GRU and nn.RNN find torch's
+    functions.
+    """
+    return replaced(
+        {kind: _replacement(kind, getattr(torch._VF, kind)) for kind in KINDS}, torch._VF
+    )

@@ -1,10 +1,12 @@
-"""Capture: run one micro-batch and one weight update on fake tensors and write down every ATen call.
+"""Capture: run one micro-batch and one weight update on fake tensors and write down every ATen
+call.
 
-The real module, the real autograd and the real optimiser run under ``FakeTensorMode``: shapes and dtypes are
-true, no weight is copied and nothing is computed. A ``TorchDispatchMode`` above it records each call.
+The real module, the real autograd and the real optimiser run under ``FakeTensorMode``: shapes and
+dtypes are true, no weight is copied and nothing is computed. A ``TorchDispatchMode`` above it
+records each call.
 
-A forward op belongs to the Block open at that moment. A backward op is found by the autograd node that is
-running: its sequence number was taken when the forward op made it (design.md, decision 1).
+A forward op belongs to the Block open at that moment. A backward op is found by the autograd node
+that is running: its sequence number was taken when the forward op made it (design.md, decision 1).
 """
 
 from __future__ import annotations
@@ -21,11 +23,22 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.annotations import attributes, block_ended, current_block, multi_conv, name_scopes, reset_blocks
+from ipu_exec.annotations import (
+    attributes,
+    block_ended,
+    current_block,
+    multi_conv,
+    name_scopes,
+    reset_blocks,
+)
 from ipu_exec.capture.casts import Casting
 from ipu_exec.capture.control_flow import in_argument_check
 from ipu_exec.capture.decompositions import decomposition
@@ -49,10 +62,13 @@ _SKIPPED = {
     "aten.promote_types.default",
 }
 # What set_available_memory is for, and what it is seen through.
-_PLANNED = {f"aten.{name}" for name in words(
-    """mm addmm bmm baddbmm mv addmv dot linear matmul convolution _convolution embedding embedding_bag index_select
+_PLANNED = {
+    f"aten.{name}"
+    for name in words(
+        """mm addmm bmm baddbmm mv addmv dot linear matmul convolution _convolution embedding embedding_bag index_select
     gather index index_put scatter scatter_add scatter_reduce mkldnn_rnn_layer"""
-)}  # fmt: skip
+    )
+}
 _CASTS = {"aten._to_copy", "aten.clone"}
 _SUMS = {"aten.add", "aten.add_"}
 _NOTHING = Asked()
@@ -72,17 +88,22 @@ def capture(
     contents: Sequence[bool | int | float] = (),
     casting: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Graph:
-    """Record what one micro-batch computes; with an optimiser, its backward and the weight update too.
+    """Record what one micro-batch computes; with an optimiser, its backward and the weight update
+    too.
 
-    ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are added to
-    accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss from what the model
-    returns. ``contents``: what the forward reads off tensors, in order, for fake tensors hold nothing; ContentError
-    where it asks for more. ``casting``: entered around forward and backward (`ipu_exec.capture.casts`).
+    ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are
+    added to accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss
+    from what the model returns. ``contents``: what the forward reads off tensors, in order, for
+    fake tensors hold nothing; ContentError where it asks for more. ``casting``: entered around
+    forward and backward (`ipu_exec.capture.casts`).
 
-    A model that changes in place what its backward still needs is recorded with a copy of it, as PopART's programs,
-    where no tensor is changed, have it (``Graph.mutates``); PyTorch refuses such a backward.
+    A model that changes in place what its backward still needs is recorded with a copy of it, as
+    PopART's programs, where no tensor is changed, have it (``Graph.mutates``); PyTorch refuses such
+    a backward.
     """
-    once = partial(_capture, model, args, kwargs, optimizer, accumulate, find_loss, contents, casting)
+    once = partial(
+        _capture, model, args, kwargs, optimizer, accumulate, find_loss, contents, casting
+    )
     try:
         return once(mutates=False)
     except RuntimeError as error:
@@ -109,7 +130,9 @@ def _capture(
     def on_nothing(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "meta":
             return mode.from_tensor(tensor.detach())
-        with mode:  # a model made on "meta", without weights in memory, is captured as if it had them
+        with (
+            mode
+        ):  # a model made on "meta", without weights in memory, is captured as if it had them
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,18 +152,27 @@ def _capture(
         for name, tensor in fake_state.items():
             recorder.know(tensor, "weight" if name in parameters else "buffer", name)
         fake_args, fake_kwargs = tree_map(
-            lambda leaf: on_nothing(leaf) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+            lambda leaf: on_nothing(leaf) if isinstance(leaf, torch.Tensor) else leaf,
+            (args, kwargs),
         )
-        leaves = [leaf for leaf in tree_flatten((fake_args, fake_kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        leaves = [
+            leaf
+            for leaf in tree_flatten((fake_args, fake_kwargs))[0]
+            if isinstance(leaf, torch.Tensor)
+        ]
         recorder.graph.inputs = tuple(
             recorder.know(leaf, "input", f"input.{index}") for index, leaf in enumerate(leaves)
         )
         fake_optimizer = None
         trained: dict[str, torch.Tensor] = {}
         if optimizer is not None:
-            updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            updated = {
+                id(parameter) for group in optimizer.param_groups for parameter in group["params"]
+            }
             trained = {
-                name: fake_state[name] for name, p in model.named_parameters() if p.requires_grad and id(p) in updated
+                name: fake_state[name]
+                for name, p in model.named_parameters()
+                if p.requires_grad and id(p) in updated
             }
             for name, parameter in trained.items():
                 if accumulate:
@@ -170,7 +202,9 @@ def _capture(
                 _check_buffers(model, {name: fake_state[name] for name in buffers})
                 if fake_optimizer is not None:
                     if find_loss is None:
-                        raise Error("a training step needs to know which output is the loss: pass find_loss")
+                        raise Error(
+                            "a training step needs to know which output is the loss: pass find_loss"
+                        )
                     loss = find_loss(returned)
                     recorder.graph.loss = recorder.value(loss)
                     recorder.direction = "backward"
@@ -193,7 +227,9 @@ def _capture(
         recorder.mark_checkpoints()
         recorder.mark_proportions()
         recorder.graph.outputs = tuple(
-            recorder.value(leaf) for leaf in tree_flatten(returned)[0] if isinstance(leaf, torch.Tensor)
+            recorder.value(leaf)
+            for leaf in tree_flatten(returned)[0]
+            if isinstance(leaf, torch.Tensor)
         )
     recorder.graph.mutates = mutates
     recorder.graph.promotes = isinstance(casting, Casting) and casting.promoted
@@ -206,19 +242,21 @@ def _capture(
 
 
 def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> None:
-    """Error where the forward took away a buffer or put another tensor in its place: the device holds the first."""
+    """Error where the forward took away a buffer or put another tensor in its place: the device
+    holds the first.
+    """
     after = dict(model.named_buffers(remove_duplicate=False))
     for name, buffer in before.items():
         if name not in after:
             raise Error(
-                f"Buffer {name} is removed from the model when calling the forward method. Remove it before the model "
-                "is compiled"
+                f"Buffer {name} is removed from the model when calling the forward method. Remove"
+                " it before the model is compiled"
             )
         if after[name] is not buffer:
             raise Error(
-                f"Buffer {name} is reassigned within the model when calling the forward method. This is not supported. "
-                f"Consider using self.{name}.copy_(src) to copy data from a source tensor, where src is the name of "
-                "the source tensor."
+                f"Buffer {name} is reassigned within the model when calling the forward method."
+                f" This is not supported. Consider using self.{name}.copy_(src) to copy data from a"
+                " source tensor, where src is the name of the source tensor."
             )
 
 
@@ -256,7 +294,9 @@ class Recorder(TorchDispatchMode):
 
     # -- tensors -----------------------------------------------------------------------------------------
 
-    def know(self, tensor: torch.Tensor, role: str, name: str, parameter: torch.Tensor | None = None) -> int:
+    def know(
+        self, tensor: torch.Tensor, role: str, name: str, parameter: torch.Tensor | None = None
+    ) -> int:
         """Register a tensor that exists before the step; returns its value."""
         value = self.value(tensor)
         storage = self.graph.storages[self.graph.values[value].storage]
@@ -273,8 +313,8 @@ class Recorder(TorchDispatchMode):
         if tensor.layout != torch.strided:
             file, line = self._location()
             raise Error(
-                f"an IPU has no sparse tensors ({str(tensor.layout).removeprefix('torch.')}): use a dense one, or "
-                "torch.where with a mask",
+                f"an IPU has no sparse tensors ({str(tensor.layout).removeprefix('torch.')}): use a"
+                " dense one, or torch.where with a mask",
                 location=f"{file}:{line}" if file else "",
             )
         untyped = tensor.untyped_storage()
@@ -283,15 +323,19 @@ class Recorder(TorchDispatchMode):
         if dtype not in ITEM_BYTES:
             file, line = self._location()
             raise Error(
-                f"an IPU has no {dtype}: it computes in {', '.join(sorted(ITEM_BYTES))}. Keep real and imaginary parts "
-                "as two tensors, or cast on the host",
+                f"an IPU has no {dtype}: it computes in {', '.join(sorted(ITEM_BYTES))}. Keep real"
+                " and imaginary parts as two tensors, or cast on the host",
                 location=f"{file}:{line}" if file else "",
             )
         if key not in self._storages:
             self._storages[key] = len(self.graph.storages)
             self._alive.append(untyped)
             self.graph.storages[self._storages[key]] = Storage(
-                self._storages[key], untyped.nbytes() // max(tensor.element_size(), 1), dtype, "activation", ""
+                self._storages[key],
+                untyped.nbytes() // max(tensor.element_size(), 1),
+                dtype,
+                "activation",
+                "",
             )
         storage = self._storages[key]
         self._alive.append(tensor)
@@ -333,7 +377,9 @@ class Recorder(TorchDispatchMode):
                 op.asked = replace(op.asked, proportion=proportion)
 
     def _planned(self, value: int) -> OpNode | None:
-        """The product or gather that made a value, seen through views, casts and the addition of a bias."""
+        """The product or gather that made a value, seen through views, casts and the addition of a
+        bias.
+        """
         values, storages = self.graph.values, self.graph.storages
         while (producer := values[value].producer) >= 0:
             op = self.graph.ops[producer]
@@ -341,7 +387,9 @@ class Recorder(TorchDispatchMode):
             bias = len(op.inputs) == 2 and storages[values[op.inputs[1]].storage].role == "weight"
             if name in _PLANNED:
                 return op
-            if not op.inputs or not (is_view(op.aten) or name in _CASTS or (name in _SUMS and bias)):
+            if not op.inputs or not (
+                is_view(op.aten) or name in _CASTS or (name in _SUMS and bias)
+            ):
                 return None
             value = op.inputs[0]
         return None
@@ -349,20 +397,27 @@ class Recorder(TorchDispatchMode):
     def keep_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Give states and accumulators the dtype that an optimiser of PopTorch keeps them in.
 
-        Where one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
+        Where one tensor holds accumulated gradients and velocities, the velocity is the
+        accumulator.
         """
         if combined(optimizer):
             storages = self.graph.storages
             accumulators = {s.parameter: s.id for s in storages.values() if s.role == "accumulator"}
             velocities = [s.id for s in storages.values() if s.name.endswith("/momentum_buffer")]
             same = {
-                v: accumulators[storages.pop(v).parameter] for v in velocities if storages[v].parameter in accumulators
+                v: accumulators[storages.pop(v).parameter]
+                for v in velocities
+                if storages[v].parameter in accumulators
             }
             for value in self.graph.values.values():
                 value.storage = same.get(value.storage, value.storage)
         changed: dict[int, str] = {}
         for storage in self.graph.storages.values():
-            dtype = kept_as(optimizer, storage.name.rpartition("/")[2]) if storage.parameter >= 0 else None
+            dtype = (
+                kept_as(optimizer, storage.name.rpartition("/")[2])
+                if storage.parameter >= 0
+                else None
+            )
             if dtype is not None:
                 storage.dtype = changed[storage.id] = str(dtype).removeprefix("torch.")
         for value in self.graph.values.values():
@@ -406,15 +461,16 @@ class Recorder(TorchDispatchMode):
             file, line = self._location()
             name = str(func).split(".")[1]
             raise Error(
-                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported because the output "
-                "shape is determined by the tensor values. The IPU cannot support dynamic output shapes. Use an "
-                "operator of a fixed shape (torch.where, topk, a mask), or compute it on the host before the model is "
-                "called",
+                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported"
+                " because the output shape is determined by the tensor values. The IPU cannot"
+                " support dynamic output shapes. Use an operator of a fixed shape (torch.where,"
+                " topk, a mask), or compute it on the host before the model is called",
                 location=f"{file}:{line}" if file else "",
             ) from None
 
     def _content(self, tensor: torch.Tensor) -> float:
-        # Optimisers read their step counter on the host; every step costs the same, so any number will do.
+        # Optimisers read their step counter on the host; every step costs the same, so any number
+        # will do.
         if self.direction == "update":
             return 2.0
         if in_argument_check():
@@ -424,9 +480,9 @@ class Recorder(TorchDispatchMode):
                 return value
         file, line = self._location()
         raise ContentError(
-            "the model reads the content of a tensor (.item(), float(), bool(), a branch on data), which decides "
-            "what runs; on an IPU the program is fixed at compile time. Keep the value a tensor (torch.where), or "
-            "compute it outside the model",
+            "the model reads the content of a tensor (.item(), float(), bool(), a branch on data),"
+            " which decides what runs; on an IPU the program is fixed at compile time. Keep the"
+            " value a tensor (torch.where), or compute it outside the model",
             location=f"{file}:{line}",
         )
 
@@ -451,11 +507,19 @@ class Recorder(TorchDispatchMode):
                     given = kwargs.get(argument.name, argument.default_value)
                     named.append((argument.name, plain(given)))
             else:
-                given = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
+                given = (
+                    args[index]
+                    if index < len(args)
+                    else kwargs.get(argument.name, argument.default_value)
+                )
                 positional.append(plain(given))
             if argument.alias_info is not None and argument.alias_info.is_write:
                 given = args[index] if index < len(args) else kwargs.get(argument.name)
-                writes += [self.value(leaf) for leaf in tree_flatten(given)[0] if isinstance(leaf, torch.Tensor)]
+                writes += [
+                    self.value(leaf)
+                    for leaf in tree_flatten(given)[0]
+                    if isinstance(leaf, torch.Tensor)
+                ]
 
         forward_op, block, module, (file, line) = self._origin()
         op = OpNode(
@@ -478,9 +542,13 @@ class Recorder(TorchDispatchMode):
         for value in writes:
             self._writers[self.graph.values[value].storage] = op.id
         if torch.Tag.inplace_view in func.tags:
-            del self._values[id(args[0])]  # squeeze_, t_, ...: the same tensor has another shape from here on
+            del self._values[
+                id(args[0])
+            ]  # squeeze_, t_, ...: the same tensor has another shape from here on
         results = out if isinstance(out, (tuple, list)) else (out,)
-        op.outputs = tuple(self.value(r, op.id) if isinstance(r, torch.Tensor) else None for r in results)
+        op.outputs = tuple(
+            self.value(r, op.id) if isinstance(r, torch.Tensor) else None for r in results
+        )
         op.name = self._op_name(op)
         for index, output in enumerate(op.outputs):
             if output is not None:
@@ -488,7 +556,12 @@ class Recorder(TorchDispatchMode):
                 if not storage.name:
                     storage.name = f"{op.name}:{index}"
                     storage.role = "gradient" if self.direction == "backward" else "activation"
-        if block_ended() and self.graph.outside < 0 and self.direction == "forward" and not is_view(aten):
+        if (
+            block_ended()
+            and self.graph.outside < 0
+            and self.direction == "forward"
+            and not is_view(aten)
+        ):
             self.graph.outside = op.id
         group = multi_conv()
         if group is not None and self.direction == "forward":
@@ -505,7 +578,9 @@ class Recorder(TorchDispatchMode):
         return Asked(attributes=found) if found else _NOTHING
 
     def _op_name(self, op: OpNode) -> str:
-        """Module path and what is done there; the second of a name is ``name_1``, so that names can be matched."""
+        """Module path and what is done there; the second of a name is ``name_1``, so that names can
+        be matched.
+        """
         short = op.aten.split(".")[1].strip("_")
         if op.direction == "update":
             weight = self._updated_weight(op)
@@ -519,7 +594,9 @@ class Recorder(TorchDispatchMode):
         return f"{name}_{count}" if count else name
 
     def _updated_weight(self, op: OpNode) -> str:
-        """Path of the weight that an op of the optimiser works for; "" where it works for none in particular."""
+        """Path of the weight that an op of the optimiser works for; "" where it works for none in
+        particular.
+        """
         for value in op.inputs:
             storage = self.graph.storages[self.graph.values[value].storage]
             if storage.parameter >= 0:
@@ -534,14 +611,22 @@ class Recorder(TorchDispatchMode):
         """(forward op, block, module path, source line) of the call being recorded."""
         ops = self.graph.ops
         if self.direction == "forward":
-            # also where no gradient is asked for: what an autograd.Function runs belongs to its node, which is there
+            # also where no gradient is asked for: what an autograd.Function runs belongs to its
+            # node, which is there
             self._made_node(len(ops))
-            return -1, self._open_block(), "/".join(part for part in self._module_stack if part), self._location()
+            return (
+                -1,
+                self._open_block(),
+                "/".join(part for part in self._module_stack if part),
+                self._location(),
+            )
         if self.direction == "backward":
             forward = self._forward_of(torch._C._current_autograd_node())
             if forward >= 0:
                 op = ops[forward]
-                if torch.is_grad_enabled():  # a checkpointed layer runs again, and will have a backward of its own
+                if (
+                    torch.is_grad_enabled()
+                ):  # a checkpointed layer runs again, and will have a backward of its own
                     self._made_node(forward)
                 return forward, op.block, op.module, (op.file, op.line)
             block = max((op.block for op in ops if op.direction == "forward"), default=-1)
@@ -556,8 +641,9 @@ class Recorder(TorchDispatchMode):
             bisect.insort(self._sequence, sequence)
 
     def _forward_of(self, node: Any) -> int:
-        """The forward op that made an autograd node, or the last one before it (an autograd.Function may run none); for
-        an accumulation, the first op that used the weight."""
+        """The forward op that made an autograd node, or the last one before it (an
+        autograd.Function may run none); for an accumulation, the first op that used the weight.
+        """
         if node is None:
             return -1
         if node.name() != _ACCUMULATE:
@@ -570,7 +656,12 @@ class Recorder(TorchDispatchMode):
         if storage not in self._parameter_storages:
             values = self.graph.values
             self._parameter_storages[storage] = next(
-                (op.id for op in self.graph.ops if any(values[v].storage == storage for v in op.inputs)), -1
+                (
+                    op.id
+                    for op in self.graph.ops
+                    if any(values[v].storage == storage for v in op.inputs)
+                ),
+                -1,
             )
         return self._parameter_storages[storage]
 
@@ -612,7 +703,10 @@ class Recorder(TorchDispatchMode):
             self._module_stack.pop()
 
         hooks = torch.nn.modules.module
-        handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
+        handles = [
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave),
+        ]
         self._module_stack.clear()
         try:
             yield
@@ -625,10 +719,11 @@ class Recorder(TorchDispatchMode):
 def _ctc_loss_of_most(
     scores: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """aten._ctc_loss on nothing: its table has room for the longest target there can be, as a fixed program must.
+    """aten._ctc_loss on nothing: its table has room for the longest target there can be, as a fixed
+    program must.
 
-    ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2 longest + 1]. ``lengths``
-    of targets are numbers, or a tensor that nobody may read here.
+    ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2 longest
+    + 1]. ``lengths`` of targets are numbers, or a tensor that nobody may read here.
     """
     batch = scores.shape[1] if scores.dim() == 3 else 1
     longest = targets.shape[-1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0)
@@ -643,22 +738,32 @@ def _is_mask(indices: Sequence[torch.Tensor | None]) -> bool:
 
 
 def _under_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """``values[mask]`` where autograd goes on to sum it up: what is not under the mask is there too, as zeros.
+    """``values[mask]`` where autograd goes on to sum it up: what is not under the mask is there
+    too, as zeros.
 
-    The gradient of ``v`` in ``x[mask] = v``. How many elements are under a mask no compiled program knows.
+    The gradient of ``v`` in ``x[mask] = v``. How many elements are under a mask no compiled program
+    knows.
     """
     first, mask = next((d, index) for d, index in enumerate(indices) if index is not None)
     after = first + mask.dim()
-    kept = torch.where(mask.reshape(*mask.shape, *(1,) * (values.dim() - after)), values, torch.zeros_like(values))
+    kept = torch.where(
+        mask.reshape(*mask.shape, *(1,) * (values.dim() - after)), values, torch.zeros_like(values)
+    )
     return kept.reshape(*values.shape[:first], mask.numel(), *values.shape[after:])
 
 
 def _dense_embedding() -> contextlib.AbstractContextManager[None]:
-    """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags: an IPU has no sparse tensors."""
+    """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags: an IPU has no sparse
+    tensors.
+    """
     apart = torch.embedding
 
     def embedding(
-        weight: torch.Tensor, indices: torch.Tensor, padding: int = -1, by_frequency: bool = False, sparse: bool = False
+        weight: torch.Tensor,
+        indices: torch.Tensor,
+        padding: int = -1,
+        by_frequency: bool = False,
+        sparse: bool = False,
     ) -> torch.Tensor:
         return apart(weight, indices, padding, by_frequency, False)
 
@@ -666,13 +771,20 @@ def _dense_embedding() -> contextlib.AbstractContextManager[None]:
 
 
 def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
-    """The mean of a CTC loss whose lengths are numbers: PyTorch makes a tensor of them where no mode can see it."""
+    """The mean of a CTC loss whose lengths are numbers: PyTorch makes a tensor of them where no
+    mode can see it.
+    """
     apart = torch.ctc_loss
 
     def ctc_loss(
-        scores: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, blank: int = 0, reduction: int = 1,
+        scores: torch.Tensor,
+        targets: torch.Tensor,
+        steps: Any,
+        lengths: Any,
+        blank: int = 0,
+        reduction: int = 1,
         zero_infinity: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         if reduction != 1 or isinstance(lengths, torch.Tensor):
             return apart(scores, targets, steps, lengths, blank, reduction, zero_infinity)
         losses = apart(scores, targets, steps, lengths, blank, 0, zero_infinity)
@@ -682,12 +794,16 @@ def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
 
 
 def _fused_dropout() -> contextlib.AbstractContextManager[None]:
-    """Dropout as one operator, as poprand has it; on a CPU PyTorch makes a mask of the input's type and multiplies."""
+    """Dropout as one operator, as poprand has it; on a CPU PyTorch makes a mask of the input's type
+    and multiplies.
+    """
     apart = torch.dropout
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         whole = train and 0 < p < 1
-        kept: torch.Tensor = torch.native_dropout(input, p, True)[0] if whole else apart(input, p, train)
+        kept: torch.Tensor = (
+            torch.native_dropout(input, p, True)[0] if whole else apart(input, p, train)
+        )
         return kept
 
     return replaced({"dropout": dropout}, torch, torch._VF)
@@ -695,9 +811,11 @@ def _fused_dropout() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _without_fused_attention() -> Iterator[None]:
-    """Have nn.MultiheadAttention and nn.TransformerEncoderLayer do in inference what they do in training.
+    """Have nn.MultiheadAttention and nn.TransformerEncoderLayer do in inference what they do in
+    training.
 
-    PyTorch's fast path is one operator for a whole layer, in which no product could be told from another.
+    PyTorch's fast path is one operator for a whole layer, in which no product could be told from
+    another.
     """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -707,8 +825,12 @@ def _without_fused_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _fake_optimizer(optimizer: torch.optim.Optimizer, fakes: dict[int, torch.Tensor]) -> torch.optim.Optimizer:
-    """The same optimiser over the fake parameters, one tensor at a time so that each update is seen."""
+def _fake_optimizer(
+    optimizer: torch.optim.Optimizer, fakes: dict[int, torch.Tensor]
+) -> torch.optim.Optimizer:
+    """The same optimiser over the fake parameters, one tensor at a time so that each update is
+    seen.
+    """
     copy = object.__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)
     copy.__dict__.pop("step", None)  # a learning-rate scheduler's wrapper holds on to the real one
@@ -723,7 +845,10 @@ def _fake_optimizer(optimizer: torch.optim.Optimizer, fakes: dict[int, torch.Ten
 
 
 def _make_optimizer_state(
-    optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor], recorder: Recorder, mode: FakeTensorMode
+    optimizer: torch.optim.Optimizer,
+    trained: dict[str, torch.Tensor],
+    recorder: Recorder,
+    mode: FakeTensorMode,
 ) -> None:
     """One unrecorded step, so that the recorded one meets its state as every later step does."""
     kept = {name: parameter.grad for name, parameter in trained.items()}

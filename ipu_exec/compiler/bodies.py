@@ -1,7 +1,8 @@
-"""What a program is made of: bodies of bulk-synchronous steps over tiles, and the tree that holds them all.
+"""What a program is made of: bodies of bulk-synchronous steps over tiles, and the tree that holds
+them all.
 
-Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a stream copy has a
-beginning and an end.
+Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a
+stream copy has a beginning and an end.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class StepDraft:
 
 @dataclass(slots=True)
 class Use:
-    """Something in tile memory while a body runs: from step ``first`` to step ``last`` of it, inclusive."""
+    """Something in tile memory while a body runs: from step ``first`` to step ``last`` of it,
+    inclusive.
+    """
 
     name: str
     role: str
@@ -63,7 +66,9 @@ class Use:
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that one IPU runs as a whole. ``task`` is one of `profiler.schedules.TASKS`."""
+    """A piece of program that one IPU runs as a whole. ``task`` is one of
+    `profiler.schedules.TASKS`.
+    """
 
     name: str
     ipu: int
@@ -81,7 +86,10 @@ class Body:
         """Put steps before all others."""
         count = len(steps)
         self.steps[:0] = steps
-        self.touched = {storage: (first + count, last + count) for storage, (first, last) in self.touched.items()}
+        self.touched = {
+            storage: (first + count, last + count)
+            for storage, (first, last) in self.touched.items()
+        }
         for use in self.temporaries:
             use.first, use.last = use.first + count, use.last + count
 
@@ -100,12 +108,22 @@ class ProgramTree:
     recomputed: dict[int, set[int]]  # stage -> storages made again before its backward
     op_plans: dict[int, Plan]
     op_cycles: dict[int, int]
-    moving: dict[int, bool] = field(default_factory=dict)  # what leaves the chip, and if after every phase
-    parts: dict[tuple[int, int], Layout] = field(default_factory=dict)  # (weight, stage): a replica's, always there
-    turning: frozenset[int] = frozenset()  # phased: stages whose backward follows their forward at once
-    loads: dict[tuple[int, int], int] = field(default_factory=dict)  # (task, stage) -> cycles at its body's beginning
+    moving: dict[int, bool] = field(
+        default_factory=dict
+    )  # what leaves the chip, and if after every phase
+    parts: dict[tuple[int, int], Layout] = field(
+        default_factory=dict
+    )  # (weight, stage): a replica's, always there
+    turning: frozenset[int] = (
+        frozenset()
+    )  # phased: stages whose backward follows their forward at once
+    loads: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # (task, stage) -> cycles at its body's beginning
     stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
-    buffers: list[Use] = field(default_factory=list)  # of streams, always there; ``first`` is the stage
+    buffers: list[Use] = field(
+        default_factory=list
+    )  # of streams, always there; ``first`` is the stage
     beside: frozenset[int] = frozenset()  # storages that come or leave over I/O tiles
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
@@ -130,9 +148,13 @@ class ProgramOptions:
     recompute: Recomputation = Recomputation.NONE
     estimate: bool = False  # guess an operator that nobody lowered
     phases: PhaseOptions = field(default_factory=PhaseOptions)
-    groupings: Groupings = field(default_factory=dict)  # weights that differ between replicas, by name
+    groupings: Groupings = field(
+        default_factory=dict
+    )  # weights that differ between replicas, by name
     host_io: bool = True  # inputs come from the host and outputs go there
-    host_latency: float = HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
+    host_latency: float = (
+        HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
+    )
     across: bool = False  # what is overlapped is so from one device iteration into the next
 
 
@@ -147,7 +169,13 @@ def drafts(step: Compute | Exchange, target: str) -> list[StepDraft]:
         cycles = int(step.cycles.max(initial=0))
         return [
             StepDraft(
-                records.ON_TILE_EXECUTE, step.name, cycles, -1, step.cycles, vertices=step.vertices, flops=step.flops
+                records.ON_TILE_EXECUTE,
+                step.name,
+                cycles,
+                -1,
+                step.cycles,
+                vertices=step.vertices,
+                flops=step.flops,
             )
         ]
     tile_cycles = _exchange_cycles(_Held(step), target)
@@ -182,7 +210,9 @@ class _Held:
 @lru_cache(maxsize=65_536)
 def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
     step = held.step
-    return exchange_tile_cycles(TARGETS[target], step.bytes_in, step.bytes_out, step.fragments, step.shared_bus)
+    return exchange_tile_cycles(
+        TARGETS[target], step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
+    )
 
 
 def stream_steps(name: str, cycles: int, nbytes: np.ndarray, to_host: bool) -> list[StepDraft]:
@@ -191,24 +221,33 @@ def stream_steps(name: str, cycles: int, nbytes: np.ndarray, to_host: bool) -> l
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
     return [
         StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES),
-        StepDraft(records.STREAM_COPY_MID, f"{name}/mid", cycles, bytes_in=bytes_in, bytes_out=bytes_out),
+        StepDraft(
+            records.STREAM_COPY_MID, f"{name}/mid", cycles, bytes_in=bytes_in, bytes_out=bytes_out
+        ),
         StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES),
     ]
 
 
-def slice_step(name: str, elements: np.ndarray, dtype: str, op: int = -1, *, update: bool = False) -> StepDraft:
+def slice_step(
+    name: str, elements: np.ndarray, dtype: str, op: int = -1, *, update: bool = False
+) -> StepDraft:
     """Copy ``elements`` of every tile out of one slot of something larger, or into it."""
     item = ITEM_BYTES[dtype]
     cycles = dynamic_slice_cycles(elements, item)
     poplar = {4: "float", 2: "half", 1: "char"}[item]
     vertices = Vertices(
-        f"popops::Dynamic{'Update' if update else ''}Slice1D<{poplar}>", (elements > 0).astype(np.int64)
+        f"popops::Dynamic{'Update' if update else ''}Slice1D<{poplar}>",
+        (elements > 0).astype(np.int64),
     )
-    return StepDraft(records.ON_TILE_EXECUTE, name, int(cycles.max()), op, cycles, vertices=(vertices,))
+    return StepDraft(
+        records.ON_TILE_EXECUTE, name, int(cycles.max()), op, cycles, vertices=(vertices,)
+    )
 
 
 def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
-    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v) (PL, cycles.md 7)."""
+    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v)
+    (PL, cycles.md 7).
+    """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)
     cycles = 25 + 6 * (39 + 24 + -(-2 * per_worker // lanes))
@@ -223,7 +262,9 @@ def widened(plan: Plan, machine: Machine) -> Plan:
             vertices = tuple(Vertices(v.type, machine.whole(v.count)) for v in step.vertices)
             steps.append(replace(step, cycles=machine.whole(step.cycles), vertices=vertices))
         else:
-            into, out, fragments = map(machine.whole, (step.bytes_in, step.bytes_out, step.fragments))
+            into, out, fragments = map(
+                machine.whole, (step.bytes_in, step.bytes_out, step.fragments)
+            )
             steps.append(Exchange(step.name, into, out, fragments, step.shared_bus))
     held = tuple(replace(held, bytes=machine.whole(held.bytes)) for held in plan.temporaries)
     constants = None if plan.constants is None else machine.whole(plan.constants)

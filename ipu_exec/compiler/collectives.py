@@ -21,11 +21,16 @@ class Collectives:
 
     def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
         self.mapping, self.options = mapping, options
-        self.graph, self.placement, self.machines = mapping.graph, mapping.placement, mapping.machines
+        self.graph, self.placement, self.machines = (
+            mapping.graph,
+            mapping.placement,
+            mapping.machines,
+        )
 
     def reduce(self, ipu: int) -> Body | None:
-        """What replicas do with gradients before the weight update, all at once: an all-reduce, or a reduce-scatter
-        where each replica updates its part of the weight."""
+        """What replicas do with gradients before the weight update, all at once: an all-reduce, or
+        a reduce-scatter where each replica updates its part of the weight.
+        """
         if self.options.replicas == 1 or not self.graph.training:
             return None
         body = Body("", ipu, -1, schedules.REDUCE)
@@ -34,58 +39,94 @@ class Collectives:
             stage = self.placement.home.get(storage, 0)
             late = storage in self.mapping.places.split or self.mapping.reduced_late(storage)
             if self.placement.ipus[stage] == ipu and not late:
-                parts = self.graph.storages[storage].parameter in self.mapping.places.updated_in_parts
-                by_kind.setdefault(("reduce-scatter" if parts else "all-reduce", stage), []).append(storage)
+                parts = (
+                    self.graph.storages[storage].parameter in self.mapping.places.updated_in_parts
+                )
+                by_kind.setdefault(("reduce-scatter" if parts else "all-reduce", stage), []).append(
+                    storage
+                )
         for what in ("all-reduce", "reduce-scatter"):
-            where = {s: stage for (kind, stage), mine in by_kind.items() if kind == what for s in mine}
+            where = {
+                s: stage for (kind, stage), mine in by_kind.items() if kind == what for s in mine
+            }
             self.exchange(what, where, body)
-        for storage, stage in where.items():  # of the scatter, which comes last: parts that wait for the update
+        for (
+            storage,
+            stage,
+        ) in where.items():  # of the scatter, which comes last: parts that wait for the update
             part = self.mapping.shard(self.graph.storages[storage].parameter, stage)
-            body.temporaries.append(self.mapping.use_of_part(part, storage, len(body.steps) - 1, len(body.steps) - 1))
+            body.temporaries.append(
+                self.mapping.use_of_part(part, storage, len(body.steps) - 1, len(body.steps) - 1)
+            )
         body.name = f"IPU {ipu} {' and '.join(sorted({kind for kind, _ in by_kind}))} of gradients"
         return body
 
     def exchange(self, what: str, where: Mapping[int, int], body: Body, name: str = "") -> None:
         """One step in which replicas exchange storages (``where`` gives the stages they are of).
 
-        ``what``: "all-reduce", "reduce-scatter" or "all-gather". In a ring of R each sends and receives (R - 1) / R of
-        the bytes; an all-reduce is a scatter and a gather.
+        ``what``: "all-reduce", "reduce-scatter" or "all-gather". In a ring of R each sends and
+        receives (R - 1) / R of the bytes; an all-reduce is a scatter and a gather.
         """
         rounds = 2 if what == "all-reduce" else 1
         target = self.machines[body.ipu].target
         apart = 1 << (self.placement.num_ipus - 1).bit_length()
         for (members, stride), mine in self._rings(where).items():
-            nbytes = sum((self.mapping.bytes([s], where[s]) for s in mine), np.zeros(target.tiles, np.int64))
+            nbytes = sum(
+                (self.mapping.bytes([s], where[s]) for s in mine), np.zeros(target.tiles, np.int64)
+            )
             if members == 1 or not nbytes.any():
                 continue
-            cycles = ring_cycles(target, body.ipu, apart * stride, members, int(nbytes.sum()), rounds)
+            cycles = ring_cycles(
+                target, body.ipu, apart * stride, members, int(nbytes.sum()), rounds
+            )
             moved = rounds * nbytes * (members - 1) // members
             step = what.title().replace("-", "") + (
                 f" in groups of {members}" if members < self.options.replicas else ""
             )
             body.steps.append(
-                StepDraft(records.GLOBAL_EXCHANGE, name + step, cycles, bytes_in=moved, bytes_out=moved.copy())
+                StepDraft(
+                    records.GLOBAL_EXCHANGE,
+                    name + step,
+                    cycles,
+                    bytes_in=moved,
+                    bytes_out=moved.copy(),
+                )
             )
             for storage in mine:
                 body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
-        """Storages by the replicas that exchange them: how many, and how many replicas from one to the next."""
+        """Storages by the replicas that exchange them: how many, and how many replicas from one to
+        the next.
+        """
         found: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
             grouping = grouping_of(self.graph, storage_id, self.options.groupings)
-            ring = (self.options.replicas, 1) if grouping is None else (grouping.members, grouping.stride)
+            ring = (
+                (self.options.replicas, 1)
+                if grouping is None
+                else (grouping.members, grouping.stride)
+            )
             found.setdefault(ring, []).append(storage_id)
         return found
 
     def _gradients(self) -> list[int]:
-        """Storages the optimiser reads gradients from: the accumulators, or the gradients themselves."""
+        """Storages the optimiser reads gradients from: the accumulators, or the gradients
+        themselves.
+        """
         storages = self.graph.storages.values()
         accumulators = [s.id for s in storages if s.role == "accumulator"]
         if accumulators:
             return accumulators
-        read = {self.mapping.storage(v) for op in self.graph.ops if op.direction == "update" for v in op.inputs}
+        read = {
+            self.mapping.storage(v)
+            for op in self.graph.ops
+            if op.direction == "update"
+            for v in op.inputs
+        }
         found = [s.id for s in storages if s.role == "gradient" and s.id in read]
         for storage in found:
-            self.placement.home.setdefault(storage, self.placement.op_stage[self.mapping.makers[storage]])
+            self.placement.home.setdefault(
+                storage, self.placement.op_stage[self.mapping.makers[storage]]
+            )
         return found

@@ -1,8 +1,10 @@
-"""The program: for each IPU the bodies it runs, each a list of bulk-synchronous steps over its tiles.
+"""The program: for each IPU the bodies it runs, each a list of bulk-synchronous steps over its
+tiles.
 
-A body is what the schedule places in time: forward or backward of a stage, the weight update, streams from and to
-the host, copies between IPUs, a sync. Within an IPU the bodies have an order, and with it every step a *position*:
-liveness is a matter of positions (facts/pipeline.md, 'Memory of a stage').
+A body is what the schedule places in time: forward or backward of a stage, the weight update,
+streams from and to the host, copies between IPUs, a sync. Within an IPU the bodies have an order,
+and with it every step a *position*: liveness is a matter of positions (facts/pipeline.md, 'Memory
+of a stage').
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ _STASHED = ("activation", "input", "gradient")
 _KEPT = ("weight", "optimiser state")  # what a weight update changes
 
 
-def build(graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> ProgramTree:
+def build(
+    graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions
+) -> ProgramTree:
     """Lower every op where it was placed and gather the bodies. ``machines`` has one per IPU.
 
     Raises LoweringError with the op's source line where an operator has no lowering.
@@ -62,8 +66,15 @@ def build(graph: Graph, placement: Placement, machines: list[Machine], options: 
 
 
 class _Builder:
-    def __init__(self, graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions) -> None:
-        self.graph, self.placement, self.machines, self.options = graph, placement, machines, options
+    def __init__(
+        self, graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions
+    ) -> None:
+        self.graph, self.placement, self.machines, self.options = (
+            graph,
+            placement,
+            machines,
+            options,
+        )
         self.mapping = TileMapping(graph, placement, machines, options.replicas)
         self.transfers = Transfers(self.mapping, options)
         self.collectives = Collectives(self.mapping, options)
@@ -71,12 +82,16 @@ class _Builder:
         self.op_cycles: dict[int, int] = {}
         self.stages = range(len(placement.stages))
         self.traffic: dict[tuple[str, int], Traffic] = {}
-        self.there: dict[tuple[str, int], set[int]] = {}  # direction and stage -> what was brought to the chip for it
+        self.there: dict[
+            tuple[str, int], set[int]
+        ] = {}  # direction and stage -> what was brought to the chip for it
         self.loads: dict[tuple[int, int], int] = {}
         self.stores: dict[tuple[int, int], int] = {}
         self.kept: set[int] = set()  # storages that are not made again
         self.near_loss: set[int] = set()  # those that the loss reaches without passing one of them
-        self.wide: dict[int, tuple[Plan, Plan]] = {}  # by id: a plan, and the same with vectors over all tiles
+        self.wide: dict[
+            int, tuple[Plan, Plan]
+        ] = {}  # by id: a plan, and the same with vectors over all tiles
 
     def build(self) -> ProgramTree:
         ops: dict[tuple[str, int], list[OpNode]] = {}
@@ -86,7 +101,9 @@ class _Builder:
         if self.placement.phases:
             found = moves(self.graph, self.placement, ops, self.options.phases)
             self.traffic, self.mapping.moving = found.traffic, found.moving
-        forward = [op for op in self.graph.ops if op.direction == "forward" and not is_view(self.graph, op)]
+        forward = [
+            op for op in self.graph.ops if op.direction == "forward" and not is_view(self.graph, op)
+        ]
         self.kept = kept(self.graph, forward, self.options.recompute)
         self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
         stashed: dict[int, list[int]] = {}
@@ -105,7 +122,9 @@ class _Builder:
         for stage in reversed(self.stages):
             if not self.graph.training:
                 break
-            backwards += self._backward(stage, ops.get(("backward", stage), []), again[stage], stashed[stage])
+            backwards += self._backward(
+                stage, ops.get(("backward", stage), []), again[stage], stashed[stage]
+            )
         for ipu in range(self.placement.num_ipus):
             body = Body(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
             for stage in self.stages:
@@ -117,13 +136,32 @@ class _Builder:
         copies = [self.transfers.copies(ipu) for ipu in range(self.placement.num_ipus)]
         reduces = [self.collectives.reduce(ipu) for ipu in range(self.placement.num_ipus)]
         syncs = [
-            one_step(f"IPU {ipu} external sync", ipu, schedules.SYNC, records.SYNC, "External", EXTERNAL_SYNC_CYCLES)
+            one_step(
+                f"IPU {ipu} external sync",
+                ipu,
+                schedules.SYNC,
+                records.SYNC,
+                "External",
+                EXTERNAL_SYNC_CYCLES,
+            )
             for ipu in range(self.placement.num_ipus)
             if self.placement.num_ipus > 1 and not self.placement.phases
         ]
-        order = [*streams_in, *forwards, *backwards, *syncs, *streams_out, *copies, *reduces, *updates]
+        order = [
+            *streams_in,
+            *forwards,
+            *backwards,
+            *syncs,
+            *streams_out,
+            *copies,
+            *reduces,
+            *updates,
+        ]
         bodies = [body for body in order if body is not None and body.steps]
-        recomputed = {stage: {s for op in mine for s in made_by(self.graph, op)} for stage, mine in again.items()}
+        recomputed = {
+            stage: {s for op in mine for s in made_by(self.graph, op)}
+            for stage, mine in again.items()
+        }
         return ProgramTree(
             bodies,
             self.mapping.layouts,
@@ -145,13 +183,19 @@ class _Builder:
     def _turning(self) -> frozenset[int]:
         phases = self.placement.phases
         return frozenset(
-            k for k in self.stages if phases and phases[k] == phases[-1] and not self.options.phases.separate
+            k
+            for k in self.stages
+            if phases and phases[k] == phases[-1] and not self.options.phases.separate
         )
 
-    def _compute(self, ops: list[OpNode], direction: str, stage: int, body: Body, stashed: Sequence[int] = ()) -> None:
-        """The operators of a stage; in phased execution between what it loads and receives, and what it stores.
+    def _compute(
+        self, ops: list[OpNode], direction: str, stage: int, body: Body, stashed: Sequence[int] = ()
+    ) -> None:
+        """The operators of a stage; in phased execution between what it loads and receives, and
+        what it stores.
 
-        A tensor goes into its stash as soon as it is there, so that nothing holds it twice for longer than it must.
+        A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
+        longer than it must.
         """
         traffic = self.traffic.get((direction, stage))
         if traffic is None:
@@ -166,7 +210,9 @@ class _Builder:
         aside = self._body(body.name, stage, body.task)
         for op in ops:  # first of all, to know where everything lies
             self._append(op, self._plan(op, stage, aside), aside)
-        self.transfers.remote(traffic.load, f"stage {stage} {direction}/load", stage, body, to_host=False)
+        self.transfers.remote(
+            traffic.load, f"stage {stage} {direction}/load", stage, body, to_host=False
+        )
         self.loads[body.task, stage] = body.cycles
         for storage in self._gathered(ops, direction, stage):
             self._bring(storage, stage, body)
@@ -174,21 +220,28 @@ class _Builder:
         for op in ops:
             self._append(op, self.op_plans[op.id], body)
         before = body.cycles
-        self.transfers.remote(traffic.store, f"stage {stage} {direction}/store", stage, body, to_host=True)
+        self.transfers.remote(
+            traffic.store, f"stage {stage} {direction}/store", stage, body, to_host=True
+        )
         self.stores[body.task, stage] = body.cycles - before
 
     def _gathered(self, ops: list[OpNode], direction: str, stage: int) -> list[int]:
-        """Weights that a phase reads and of which replicas keep parts; where the backward turns they are there."""
+        """Weights that a phase reads and of which replicas keep parts; where the backward turns
+        they are there.
+        """
         if direction == "backward" and stage in self._turning():
             return []
         read = dict.fromkeys(self.mapping.storage(v) for op in ops for v in read_values(op))
         return [s for s in read if self.mapping.is_parted_weight(s)]
 
-    def _backward(self, stage: int, ops: list[OpNode], again: list[OpNode], stashed: list[int]) -> list[Body]:
-        """The backward of a stage, cut where it turns from running forward operators again to its own and back.
+    def _backward(
+        self, stage: int, ops: list[OpNode], again: list[OpNode], stashed: list[int]
+    ) -> list[Body]:
+        """The backward of a stage, cut where it turns from running forward operators again to its
+        own and back.
 
-        It begins with what runs again, and a stashed tensor comes back right before its first use (PopART gives a
-        restore the least priority there is).
+        It begins with what runs again, and a stashed tensor comes back right before its first use
+        (PopART gives a restore the least priority there is).
         """
         if self.placement.phases:
             body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
@@ -197,17 +250,25 @@ class _Builder:
         away = set(stashed)
         order = list(sequence(self.graph, again, ops, self._stays(stage)))
         first = next((i for i, (_, is_again) in enumerate(order) if is_again), 0)
-        turn = next((i for i, (_, is_again) in enumerate(order[first:], first) if not is_again), first)
+        turn = next(
+            (i for i, (_, is_again) in enumerate(order[first:], first) if not is_again), first
+        )
         order = [*order[first:turn], *order[:first], *order[turn:]]
         bodies: list[Body] = []
         for op, is_again in order:
             task = schedules.RECOMPUTE if is_again else schedules.BACKWARD
             if not bodies or bodies[-1].task != task:
                 number = 1 + sum(body.task == task for body in bodies)
-                name = f"stage {stage} {schedules.TASKS[task]}" + (f" {number}" if number > 1 else "")
+                name = f"stage {stage} {schedules.TASKS[task]}" + (
+                    f" {number}" if number > 1 else ""
+                )
                 bodies.append(self._body(name, stage, task))
             body = bodies[-1]
-            back = [s for s in dict.fromkeys(self.mapping.storage(v) for v in read_values(op)) if s in away]
+            back = [
+                s
+                for s in dict.fromkeys(self.mapping.storage(v) for v in read_values(op))
+                if s in away
+            ]
             for storage in back:
                 self._stash(storage, stage, body, "restore")
             away.difference_update(back)
@@ -221,11 +282,14 @@ class _Builder:
             machine,
             proportion=asked.proportion or machine.proportion,
             partials=asked.partials or machine.partials,
-            dithering="conv" in op.aten and (machine.dithering if asked.dithering is None else asked.dithering),
+            dithering="conv" in op.aten
+            and (machine.dithering if asked.dithering is None else asked.dithering),
         )
 
     def _plan(self, op: OpNode, stage: int, body: Body, shard: Shard | None = None) -> Plan:
-        """Lower an operator, and say where its operands lie. ``shard``: on a replica's part of the weight."""
+        """Lower an operator, and say where its operands lie. ``shard``: on a replica's part of the
+        weight.
+        """
         machine = self._machine(op, body.ipu)
         spec = self._spec(op, stage, shard)
         try:
@@ -290,38 +354,61 @@ class _Builder:
 
         read = {self.mapping.storage(v) for v in op.inputs}
         outputs = tuple(
-            None if v is None else self._operand(v, stage, shard, placed=self.mapping.storage(v) in read)
+            (
+                None
+                if v is None
+                else self._operand(v, stage, shard, placed=self.mapping.storage(v) in read)
+            )
             for v in op.outputs
         )
         named = tuple((key, concrete(value)) for key, value in op.kwargs)
         return OpSpec(op.aten, tuple(concrete(a) for a in op.args), named, outputs)
 
-    def _operand(self, value_id: int, stage: int, shard: Shard | None = None, placed: bool = True) -> Operand:
+    def _operand(
+        self, value_id: int, stage: int, shard: Shard | None = None, placed: bool = True
+    ) -> Operand:
         value = self.graph.values[value_id]
         storage = self.graph.storages[value.storage]
-        # a plan asks only whether something stays: a layer that is run again in the backward is the same operators
+        # a plan asks only whether something stays: a layer that is run again in the backward is the
+        # same operators
         role = storage.role if storage.role in _PERSISTENT else "activation"
         if shard is not None and prod(value.shape) == self.graph.storages[shard.weight].elements:
             layout = shard.layout(value.dtype) if placed else None
             return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)
         layout = self.mapping.layout(value.storage, stage) if placed else None
-        return Operand(value.shape, value.dtype, value.strides, value.offset, storage.elements, layout, role)
+        return Operand(
+            value.shape, value.dtype, value.strides, value.offset, storage.elements, layout, role
+        )
 
-    def _run(self, op: OpNode, direction: str, stage: int, body: Body, plan: Plan | None = None) -> None:
-        """An operator of forward or backward, between what it needs brought to the chip and what has to leave it again.
+    def _run(
+        self, op: OpNode, direction: str, stage: int, body: Body, plan: Plan | None = None
+    ) -> None:
+        """An operator of forward or backward, between what it needs brought to the chip and what
+        has to leave it again.
 
-        A tensor comes before its first use, once for the forward and once for recomputation and backward together
-        (PopART's streaming contexts), and what was changed leaves after the last change. A gradient that goes into an
-        accumulator that replicas share is scattered over them first.
+        A tensor comes before its first use, once for the forward and once for recomputation and
+        backward together (PopART's streaming contexts), and what was changed leaves after the last
+        change. A gradient that goes into an accumulator that replicas share is scattered over them
+        first.
         """
-        accumulators = [s for v in op.writes if (s := self.mapping.storage(v)) in self.mapping.places.split]
-        shard = self.mapping.shard(self.graph.storages[accumulators[0]].parameter, stage) if accumulators else None
+        accumulators = [
+            s for v in op.writes if (s := self.mapping.storage(v)) in self.mapping.places.split
+        ]
+        shard = (
+            self.mapping.shard(self.graph.storages[accumulators[0]].parameter, stage)
+            if accumulators
+            else None
+        )
         if shard is not None:
-            self.mapping.layouts[accumulators[0], stage] = shard.layout(self.graph.storages[accumulators[0]].dtype)
+            self.mapping.layouts[accumulators[0], stage] = shard.layout(
+                self.graph.storages[accumulators[0]].dtype
+            )
         plan = plan or self._plan(op, stage, body, shard)
         there = self.there.setdefault((direction, stage), set())
         begin = len(body.steps)
-        for storage in dict.fromkeys(s for v in read_values(op) if (s := self.mapping.storage(v)) not in there):
+        for storage in dict.fromkeys(
+            s for v in read_values(op) if (s := self.mapping.storage(v)) not in there
+        ):
             self._bring(storage, stage, body)
             there.add(storage)
         first = len(body.steps)
@@ -337,7 +424,8 @@ class _Builder:
         self._append(op, plan, body)
         if shard is not None:
             body.temporaries += [
-                self.mapping.use_of_part(shard, gradient, first, len(body.steps) - 1) for gradient in gradients
+                self.mapping.use_of_part(shard, gradient, first, len(body.steps) - 1)
+                for gradient in gradients
             ]
         for storage in {
             self.mapping.storage(v) for v in (*op.outputs, *op.writes) if v is not None
@@ -345,7 +433,11 @@ class _Builder:
             there.add(storage)
             if op.id == self.mapping.places.last_change.get((direction, stage), {}).get(storage):
                 self.transfers.remote(
-                    [storage], f"{self.graph.storages[storage].name}/store", stage, body, to_host=True
+                    [storage],
+                    f"{self.graph.storages[storage].name}/store",
+                    stage,
+                    body,
+                    to_host=True,
                 )
         _belong(body.steps[begin:], op)
 
@@ -364,11 +456,13 @@ class _Builder:
     def _kept_and_recomputed(
         self, ops: dict[tuple[str, int], list[OpNode]], stage: int
     ) -> tuple[list[int], list[OpNode]]:
-        """What a stage stashes between forward and backward, and the forward ops it runs again before the backward.
+        """What a stage stashes between forward and backward, and the forward ops it runs again
+        before the backward.
 
-        Without recomputation: whatever the backward reads of the forward. With it: what enters the stage and is kept,
-        and the ops that make the rest from those. Where the backward follows at once (the last stage, no pipeline)
-        nothing is stashed (facts/pipeline.md, 'Memory of a stage').
+        Without recomputation: whatever the backward reads of the forward. With it: what enters the
+        stage and is kept, and the ops that make the rest from those. Where the backward follows at
+        once (the last stage, no pipeline) nothing is stashed (facts/pipeline.md, 'Memory of a
+        stage').
         """
         if not self.graph.training or self.placement.phases:
             return [], []
@@ -381,7 +475,10 @@ class _Builder:
         order: dict[int, None] = {}
         for op in forward:
             for value in (*op.inputs, *op.outputs):
-                if value is not None and self.graph.storages[self.mapping.storage(value)].role in _STASHED:
+                if (
+                    value is not None
+                    and self.graph.storages[self.mapping.storage(value)].role in _STASHED
+                ):
                     order[self.mapping.storage(value)] = None
         return [s for s in order if s in needed and (s in stays or s not in made_here)], again
 
@@ -394,7 +491,9 @@ class _Builder:
         return self.kept if self._waits(stage) else self.kept | self.near_loss
 
     def _stash(self, storage: int, stage: int, body: Body, what: str) -> None:
-        """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on every tile."""
+        """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on
+        every tile.
+        """
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]
         name, maker = f"{stored.name}/{what}", self.mapping.makers.get(storage, -1)
@@ -404,10 +503,12 @@ class _Builder:
     # -- weight update -----------------------------------------------------------------------------------------
 
     def _update(self, ops: list[OpNode], stage: int, body: Body) -> None:
-        """Optimiser ops of a stage, weight by weight; what is kept in streaming memory comes and goes around them.
+        """Optimiser ops of a stage, weight by weight; what is kept in streaming memory comes and
+        goes around them.
 
-        A weight that is updated in parts (replicated tensor sharding): the gradient was scattered over the replicas,
-        each updates its part, and tensors that it keeps whole are gathered from all, behind the last update.
+        A weight that is updated in parts (replicated tensor sharding): the gradient was scattered
+        over the replicas, each updates its part, and tensors that it keeps whole are gathered from
+        all, behind the last update.
         """
         states: dict[int, list[int]] = {}
         for storage in self.graph.storages.values():
@@ -415,15 +516,31 @@ class _Builder:
                 states.setdefault(storage.parameter, []).append(storage.id)
         gather: dict[int, Use] = {}
         for weight, mine in by_weight(self.graph, ops).items():
-            shard = self.mapping.shard(weight, stage) if weight in self.mapping.places.updated_in_parts else None
+            shard = (
+                self.mapping.shard(weight, stage)
+                if weight in self.mapping.places.updated_in_parts
+                else None
+            )
             if shard is not None:
                 for state in states.get(weight, []):
                     if state in self.mapping.places.split:
-                        self.mapping.layouts[state, stage] = shard.layout(self.graph.storages[state].dtype)
+                        self.mapping.layouts[state, stage] = shard.layout(
+                            self.graph.storages[state].dtype
+                        )
             used = dict.fromkeys(
-                s for op in mine for v in op.inputs if (s := self.mapping.storage(v)) in self.mapping.away()
+                s
+                for op in mine
+                for v in op.inputs
+                if (s := self.mapping.storage(v)) in self.mapping.away()
             )
-            moved = [*(s for s in states.get(weight, []) if s in self.mapping.places.remote and s not in used), *used]
+            moved = [
+                *(
+                    s
+                    for s in states.get(weight, [])
+                    if s in self.mapping.places.remote and s not in used
+                ),
+                *used,
+            ]
             first = len(body.steps)
             if moved:
                 owner = self.graph.storages[moved[0]]
@@ -442,13 +559,19 @@ class _Builder:
                     self._append(op, self._plan(op, stage, body), body)
             if moved:
                 self.transfers.remote(moved, f"{name}/store", stage, body, to_host=True)
-            if not set(moved) <= set(states.get(weight, [])):  # state alone is priced by itself (`profiler.rebalance`)
+            if not set(moved) <= set(
+                states.get(weight, [])
+            ):  # state alone is priced by itself (`profiler.rebalance`)
                 _belong(body.steps[first:], mine[0])
             if shard is not None and weight in self.mapping.places.split:
                 if weight in body.touched:
-                    del body.touched[weight]  # the whole of it is on the chip in forward and backward only
+                    del body.touched[
+                        weight
+                    ]  # the whole of it is on the chip in forward and backward only
                 if weight in self.mapping.away():
-                    body.temporaries.append(self.mapping.use_of_part(shard, weight, first, len(body.steps) - 1))
+                    body.temporaries.append(
+                        self.mapping.use_of_part(shard, weight, first, len(body.steps) - 1)
+                    )
         self.collectives.exchange("all-gather", dict.fromkeys(gather, stage), body)
         for part in gather.values():
             part.last = len(body.steps) - 1
@@ -458,10 +581,11 @@ class _Builder:
                 self.mapping.layout(state, stage)
 
     def _in_parts(self, shard: Shard, ops: list[OpNode], stage: int, body: Body) -> dict[int, Use]:
-        """Run a weight's ops on this replica's part. Gives its parts of what is kept whole and changed, to be gathered.
+        """Run a weight's ops on this replica's part. Gives its parts of what is kept whole and
+        changed, to be gathered.
 
-        Of what it keeps whole it takes its part first: a dynamic slice on every tile, whose slot is the replica's
-        number. A number made of all elements (a norm of LAMB) is all-reduced.
+        Of what it keeps whole it takes its part first: a dynamic slice on every tile, whose slot is
+        the replica's number. A number made of all elements (a norm of LAMB) is all-reduced.
         """
         elements = self.graph.storages[shard.weight].elements
         mine = [op for op in ops if not self._clears(op)]
@@ -470,30 +594,51 @@ class _Builder:
         gather: dict[int, Use] = {}
         for storage in dict.fromkeys(self.mapping.storage(v) for op in mine for v in op.inputs):
             role = self.graph.storages[storage].role
-            if self.graph.storages[storage].elements != elements or storage in self.mapping.places.split:
+            if (
+                self.graph.storages[storage].elements != elements
+                or storage in self.mapping.places.split
+            ):
                 continue
             if role in _KEPT:
                 self._slice(shard, storage, body)
                 gather[storage] = self.mapping.use_of_part(shard, storage, first, first)
-            elif role in ("accumulator", "gradient"):  # its part came of the scatter, mostly that of all gradients
+            elif role in (
+                "accumulator",
+                "gradient",
+            ):  # its part came of the scatter, mostly that of all gradients
                 since = first if self.mapping.reduced_late(storage) else 0
                 gather[storage] = self.mapping.use_of_part(shard, storage, since, since)
         for op in ops:
             self._append(op, self._plan(op, stage, body, shard if op in mine else None), body)
-            made = [v for v in op.outputs if v is not None and prod(self.graph.values[v].shape) != elements]
+            made = [
+                v
+                for v in op.outputs
+                if v is not None and prod(self.graph.values[v].shape) != elements
+            ]
             _belong(body.steps[first:], op)
-            if made and op in mine and any(prod(self.graph.values[v].shape) == elements for v in op.inputs):
+            if (
+                made
+                and op in mine
+                and any(prod(self.graph.values[v].shape) == elements for v in op.inputs)
+            ):
                 self.collectives.exchange(
-                    "all-reduce", {self.mapping.storage(v): stage for v in made}, body, f"{op.name}/"
+                    "all-reduce",
+                    {self.mapping.storage(v): stage for v in made},
+                    body,
+                    f"{op.name}/",
                 )
-        for storage in [s for s in gather if s not in changed or self.graph.storages[s].role not in _KEPT]:
+        for storage in [
+            s for s in gather if s not in changed or self.graph.storages[s].role not in _KEPT
+        ]:
             part = gather.pop(storage)
             part.last = len(body.steps) - 1
             body.temporaries.append(part)
         return gather
 
     def _clears(self, op: OpNode) -> bool:
-        """Whether an op empties an accumulator that a replica keeps whole: that is no part of the update."""
+        """Whether an op empties an accumulator that a replica keeps whole: that is no part of the
+        update.
+        """
         written = {self.mapping.storage(v) for v in op.writes}
         return op.aten.startswith("aten.zero_") and not written & self.mapping.places.split
 

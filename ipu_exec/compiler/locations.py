@@ -1,10 +1,11 @@
 """Where tensors lie: whole on the chip, in streaming memory, or a part of each on every replica.
 
-Of a tensor sharded over R replicas each keeps 1/R (facts/pipeline.md, 'Sharding state and tensors'). A weight whose
-value, state or accumulator is sharded is updated in parts: its gradient is scattered instead of all-reduced, each
-replica updates its part, and what is kept whole is gathered. What becomes of a tensor is read off PopART's
-``streamingmemoryopinserter.cpp``: a location holds for a kind of tensor, tensors under a number of elements are left
-alone, activations are never sharded, and nothing is without replicas.
+Of a tensor sharded over R replicas each keeps 1/R (facts/pipeline.md, 'Sharding state and
+tensors'). A weight whose value, state or accumulator is sharded is updated in parts: its gradient
+is scattered instead of all-reduced, each replica updates its part, and what is kept whole is
+gathered. What becomes of a tensor is read off PopART's ``streamingmemoryopinserter.cpp``: a
+location holds for a kind of tensor, tensors under a number of elements are left alone, activations
+are never sharded, and nothing is without replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from ipu_exec.lowering.elementwise import BINARY, COPY, FILL, TERNARY, UNARY
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.replica_groups import Grouping, Groupings
 
-_KINDS = {"weight": "weight", "optimiser state": "state", "accumulator": "accumulator", "activation": "activation"}
+_KINDS = {
+    "weight": "weight",
+    "optimiser state": "state",
+    "accumulator": "accumulator",
+    "activation": "activation",
+}
 _ELEMENTWISE = frozenset((*UNARY, *BINARY, *TERNARY, *FILL, *COPY))
 _NORMS = frozenset(("linalg_vector_norm", "norm", "sum", "mean"))
 
@@ -57,7 +63,11 @@ class Locations:
     def off_chip(self, storage: Storage) -> bool:
         """Whether it waits in streaming memory while nothing uses it."""
         location = self._of(storage)
-        return location is not None and location.off_chip and storage.elements >= location.least_off_chip
+        return (
+            location is not None
+            and location.off_chip
+            and storage.elements >= location.least_off_chip
+        )
 
     def sharded(self, storage: Storage) -> bool:
         """Whether each replica keeps its part of it only."""
@@ -73,9 +83,11 @@ class Locations:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A replica's part of a weight, and of what has its size: 1/R of the elements of every tile, rounded up.
+    """A replica's part of a weight, and of what has its size: 1/R of the elements of every tile,
+    rounded up.
 
-    So lies what GCL's CollectiveBalancedReorder gives each replica: every tile keeps work, no element leaves its tile.
+    So lies what GCL's CollectiveBalancedReorder gives each replica: every tile keeps work, no
+    element leaves its tile.
     """
 
     weight: int  # storage
@@ -98,20 +110,29 @@ class Shard:
 
 
 def _runs_on_parts(op: OpNode) -> bool:
-    """Whether an operator that reads tensors of one size can do so part by part: it is elementwise, or it makes one
-    number of all elements, which replicas then reduce."""
+    """Whether an operator that reads tensors of one size can do so part by part: it is elementwise,
+    or it makes one number of all elements, which replicas then reduce.
+    """
     name = op.aten.split(".")[1]
     dimensions = any(isinstance(item, tuple) for item in (*op.args, *dict(op.kwargs).values()))
-    return name in _ELEMENTWISE or name.removesuffix("_") in _ELEMENTWISE or (name in _NORMS and not dimensions)
+    return (
+        name in _ELEMENTWISE
+        or name.removesuffix("_") in _ELEMENTWISE
+        or (name in _NORMS and not dimensions)
+    )
 
 
 @dataclass(slots=True)
 class Places:
     """Storages that are not whole on the chip all the time."""
 
-    remote: set[int] = field(default_factory=set)  # wait in streaming memory while no operator uses them
+    remote: set[int] = field(
+        default_factory=set
+    )  # wait in streaming memory while no operator uses them
     split: set[int] = field(default_factory=set)  # of which a replica keeps its part
-    updated_in_parts: set[int] = field(default_factory=set)  # weights: each replica updates its part
+    updated_in_parts: set[int] = field(
+        default_factory=set
+    )  # weights: each replica updates its part
     # of ``remote``: the last operator that changes it in a direction of a stage
     last_change: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
 
@@ -127,10 +148,11 @@ def locate(
     locations: Locations,
     groupings: Groupings,
 ) -> Places:
-    """Find them, and warn of what cannot be as asked. ``again``: what a stage runs again before its backward.
+    """Find them, and warn of what cannot be as asked. ``again``: what a stage runs again before its
+    backward.
 
-    In phased execution phases move weights, accumulators and activations. What stages share stays whole on the chip,
-    and in a pipeline so do activations: their stash.
+    In phased execution phases move weights, accumulators and activations. What stages share stays
+    whole on the chip, and in a pipeline so do activations: their stash.
     """
     shared = {transfer.storage for transfer in placement.transfers}
     phases = bool(placement.phases)
@@ -139,11 +161,22 @@ def locate(
     common, refused, apart = [], [], []
     for storage in graph.storages.values():
         fixed = storage.id in shared or (phases and storage.role != "optimiser state")
-        if locations.off_chip(storage) and not fixed and (storage.role != "activation" or storage.id in waits):
+        if (
+            locations.off_chip(storage)
+            and not fixed
+            and (storage.role != "activation" or storage.id in waits)
+        ):
             places.remote.add(storage.id)
-        elif storage.role == "weight" and storage.id in shared and not phases and locations.moves(storage):
+        elif (
+            storage.role == "weight"
+            and storage.id in shared
+            and not phases
+            and locations.moves(storage)
+        ):
             common.append(storage.name)
-    updates = by_weight(graph, [op for (direction, _), mine in ops.items() if direction == "update" for op in mine])
+    updates = by_weight(
+        graph, [op for (direction, _), mine in ops.items() if direction == "update" for op in mine]
+    )
     for storage in graph.storages.values():
         weight = storage.parameter if storage.parameter >= 0 else storage.id
         if not locations.sharded(storage) or storage.elements != graph.storages[weight].elements:
@@ -156,11 +189,21 @@ def locate(
             places.split.add(storage.id)
             places.updated_in_parts |= {weight} & updates.keys()
     _say("TensorLocations.setWeightLocation", common, "stages share them")
-    _say("useReplicatedTensorSharding", apart, "their values differ between replicas (replicaGrouping)")
-    _say("useReplicatedTensorSharding", refused, "their optimiser does more than elementwise operators and norms")
+    _say(
+        "useReplicatedTensorSharding",
+        apart,
+        "their values differ between replicas (replicaGrouping)",
+    )
+    _say(
+        "useReplicatedTensorSharding",
+        refused,
+        "their optimiser does more than elementwise operators and norms",
+    )
     for key, mine in ops.items():
         changes = {storage: op.id for op in mine for storage in made_by(graph, op)}
-        places.last_change[key] = {storage: op for storage, op in changes.items() if storage in places.remote}
+        places.last_change[key] = {
+            storage: op for storage, op in changes.items() if storage in places.remote
+        }
     return places
 
 
@@ -185,7 +228,9 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
 
 
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
-    """How replicas are grouped for a weight, or for the weight of a gradient or state; None: they are all alike."""
+    """How replicas are grouped for a weight, or for the weight of a gradient or state; None: they
+    are all alike.
+    """
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage
     return groupings.get(weight.name) if weight.role == "weight" else None
@@ -194,11 +239,17 @@ def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping
 def _say(option: str, names: list[str], why: str) -> None:
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        warn_once(f"{option} is not honoured for {names[0]!r}{more}, which stay whole on the chip: {why}")
+        warn_once(
+            f"{option} is not honoured for {names[0]!r}{more}, which stay whole on the chip: {why}"
+        )
 
 
-def _read_backward(graph: Graph, placement: Placement, ops: Ops, again: Mapping[int, Sequence[OpNode]]) -> set[int]:
-    """Storages that a stage's forward makes and its backward reads, but for those that it makes again."""
+def _read_backward(
+    graph: Graph, placement: Placement, ops: Ops, again: Mapping[int, Sequence[OpNode]]
+) -> set[int]:
+    """Storages that a stage's forward makes and its backward reads, but for those that it makes
+    again.
+    """
     found: set[int] = set()
     for stage in range(len(placement.stages)):
         made = {s for op in ops.get(("forward", stage), ()) for s in made_by(graph, op)}

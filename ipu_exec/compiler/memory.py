@@ -1,7 +1,9 @@
-"""Memory: every variable with its tile bytes, category and lifetime, and whether the tiles hold it all.
+"""Memory: every variable with its tile bytes, category and lifetime, and whether the tiles hold it
+all.
 
-A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never stored, only summed
-(profiler.liveness). What is a guess in here is called an estimate; the sizes are from ``shared/facts/memory.md``.
+A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never
+stored, only summed (profiler.liveness). What is a guess in here is called an estimate; the sizes
+are from ``shared/facts/memory.md``.
 """
 
 from __future__ import annotations
@@ -23,35 +25,99 @@ from ipu_exec.machine import Machine, Target
 from profiler import records, schedules
 from profiler.memory import including_gaps
 
-_CODE = ("vertexCode", "controlCode", "internalExchangeCode", "globalExchangeCode", "hostExchangeCode")
+_CODE = (
+    "vertexCode",
+    "controlCode",
+    "internalExchangeCode",
+    "globalExchangeCode",
+    "hostExchangeCode",
+)
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
-_PART = {schedules.STREAM_IN: "forward", schedules.FORWARD: "forward", schedules.REDUCE: "update",
-         schedules.UPDATE: "update"}  # fmt: skip
+_PART = {
+    schedules.STREAM_IN: "forward",
+    schedules.FORWARD: "forward",
+    schedules.REDUCE: "update",
+    schedules.UPDATE: "update",
+}
 
 # Operators with an in-place variant (popart/op/*.hpp), and those an optimiser's update is made of.
 _IN_PLACE = frozenset(
-    {"add", "sub", "mul", "pow", "relu", "leaky_relu", "exp", "expm1", "log1p", "sigmoid", "softmax", "_softmax"}
-    | {"_log_softmax", "ceil", "floor", "round", "clamp", "clamp_min", "clamp_max", "elu", "selu", "silu", "sign"}
-    | {"softplus", "hardsigmoid", "hardshrink", "softshrink", "atan", "asinh", "sinh", "gelu", "threshold", "hardtanh"}
+    {
+        "add",
+        "sub",
+        "mul",
+        "pow",
+        "relu",
+        "leaky_relu",
+        "exp",
+        "expm1",
+        "log1p",
+        "sigmoid",
+        "softmax",
+        "_softmax",
+    }
+    | {
+        "_log_softmax",
+        "ceil",
+        "floor",
+        "round",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "elu",
+        "selu",
+        "silu",
+        "sign",
+    }
+    | {
+        "softplus",
+        "hardsigmoid",
+        "hardshrink",
+        "softshrink",
+        "atan",
+        "asinh",
+        "sinh",
+        "gelu",
+        "threshold",
+        "hardtanh",
+    }
 )
 _FUSED = frozenset(
-    {"add", "sub", "mul", "div", "sqrt", "pow", "square", "neg", "reciprocal", "rsqrt", "lerp", "addcdiv", "addcmul"}
+    {
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "sqrt",
+        "pow",
+        "square",
+        "neg",
+        "reciprocal",
+        "rsqrt",
+        "lerp",
+        "addcdiv",
+        "addcmul",
+    }
     | {"clamp", "clamp_min", "clamp_max", "sign", "exp", "maximum", "where"}
 )
 
 STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
-# Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its sender, where it goes,
-# how much) and 1-2 a send, here one that says where and one for each 64 words.
+# Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its
+# sender, where it goes, how much) and 1-2 a send, here one that says where and one for each 64
+# words.
 INSTRUCTION_BYTES = 4
 RECEIVE_INSTRUCTIONS = 3
 SEND_BYTES = 256
-# Control: estimates. A tile has code for the steps that it takes part in and a sync for the others' exchanges.
+# Control: estimates. A tile has code for the steps that it takes part in and a sync for the others'
+# exchanges.
 RUN_INSTRUCTIONS = 2  # a vertex: where its state is, and run
 COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
 EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
 SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
 CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
-EXTERNAL_EXCHANGE_INSTRUCTIONS = 24  # estimate: packet set-up of one copy to or from another IPU or the host
+EXTERNAL_EXCHANGE_INSTRUCTIONS = (
+    24  # estimate: packet set-up of one copy to or from another IPU or the host
+)
 PACKET_BYTES = 1024  # to the host, at most (estimate)
 HEADER_BYTES = 8  # of each: TUT4's 12.1 KiB are 8 bytes a tile that sends a part of its result
 
@@ -82,18 +148,20 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
 
 @dataclass(slots=True)
 class Code:
-    """Pieces of code by what they are (`_Digests`): the Blocks whose operators run one, and its variables on each IPU
-    that has it; and the bytes of control code on every tile that an operator's calls of them take. An operator of no
-    Block has the number -1 for it."""
+    """Pieces of code by what they are (`_Digests`): the Blocks whose operators run one, and its
+    variables on each IPU that has it; and the bytes of control code on every tile that an
+    operator's calls of them take. An operator of no Block has the number -1 for it.
+    """
 
     blocks: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
     variables: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
 
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
-        """``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's Block).
-        ``shared``: Blocks, ids of the variables with the code that exactly these have in common, ids of the same on
-        further IPUs; what operators of no Block run too is left out.
+        """``calls``: bytes on each tile of every Block's operators (``block_of`` gives an
+        operator's Block). ``shared``: Blocks, ids of the variables with the code that exactly these
+        have in common, ids of the same on further IPUs; what operators of no Block run too is left
+        out.
         """
         found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         for key, users in self.blocks.items():
@@ -113,8 +181,9 @@ class Code:
 def variables(
     graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
 ) -> tuple[list[records.Variable], list[records.Use], Code]:
-    """All that lies in tile memory of one replica, IPU by IPU, ids from 0; which operators use what; and whose the code
-    is."""
+    """All that lies in tile memory of one replica, IPU by IPU, ids from 0; which operators use
+    what; and whose the code is.
+    """
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     code = Code()
@@ -127,7 +196,11 @@ def variables(
         maker.temporaries()
         maker.buffers()
         maker.program(machines[ipu].target, code)
-        here = {op.id for op, stage in zip(graph.ops, placement.op_stage, strict=True) if placement.ipus[stage] == ipu}
+        here = {
+            op.id
+            for op, stage in zip(graph.ops, placement.op_stage, strict=True)
+            if placement.ipus[stage] == ipu
+        }
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
     return found, [records.Use(op, variable) for op, variable in sorted(uses)], code
 
@@ -144,7 +217,13 @@ class _Maker:
         machine: Machine,
         found: list[records.Variable],
     ) -> None:
-        self.graph, self.placement, self.tree, self.ipu, self.found = graph, placement, tree, ipu, found
+        self.graph, self.placement, self.tree, self.ipu, self.found = (
+            graph,
+            placement,
+            tree,
+            ipu,
+            found,
+        )
         self.machine = machine
         self.start = positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
@@ -213,26 +292,42 @@ class _Maker:
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.found)))
 
     def in_place(self) -> None:
-        """An elementwise operator writes over an input that nobody reads after it: what lies there is its output.
+        """An elementwise operator writes over an input that nobody reads after it: what lies there
+        is its output.
 
-        PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the update of an
-        optimiser is one expression over its operands, whatever it is made of (popart's ``AdamUpdater``).
+        PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the
+        update of an optimiser is one expression over its operands, whatever it is made of (popart's
+        ``AdamUpdater``).
         """
         storage = {value.id: value.storage for value in self.graph.values.values()}
         for body, at in self.bodies:
-            ends = {step.op: at + index for index, step in enumerate(body.steps) if step.plan is not None}
+            ends = {
+                step.op: at + index
+                for index, step in enumerate(body.steps)
+                if step.plan is not None
+            }
             for op_id, end in ends.items():
                 op = self.graph.ops[op_id]
                 in_place = _IN_PLACE if op.direction != "update" else _FUSED
-                if ".".join(op.aten.split(".")[1:2]) not in in_place or op.outputs[0] is None or end == at:
+                if (
+                    ".".join(op.aten.split(".")[1:2]) not in in_place
+                    or op.outputs[0] is None
+                    or end == at
+                ):
                     continue
                 made = [self.found[v] for v in self.of_storage.get(storage[op.outputs[0]], ())]
                 output = next((v for v in made if v.start == end), None)
                 if output is None:
                     continue
-                for index in (v for value in op.inputs for v in self.of_storage.get(storage[value], ())):
+                for index in (
+                    v for value in op.inputs for v in self.of_storage.get(storage[value], ())
+                ):
                     dies = self.found[index]
-                    overlaid = dies.role in ("activation", "gradient") and dies.start < end and dies.stop == end + 1
+                    overlaid = (
+                        dies.role in ("activation", "gradient")
+                        and dies.start < end
+                        and dies.stop == end + 1
+                    )
                     if overlaid and np.array_equal(dies.tile_bytes, output.tile_bytes):
                         self.found[index] = replace(dies, stop=end)
                         break
@@ -256,9 +351,22 @@ class _Maker:
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
             kept = self.machine.whole(part.bytes)
-            self.add(storage.name, "variable", storage.role, kept, **{**about, "op": self._owner_op(storage_id)})
+            self.add(
+                storage.name,
+                "variable",
+                storage.role,
+                kept,
+                **{**about, "op": self._owner_op(storage_id)},
+            )
             for first, last in self._lifetimes(storage_id, stage):
-                self.add(f"{storage.name}/gathered", "variable", "temporary", nbytes, (first, last), **about)
+                self.add(
+                    f"{storage.name}/gathered",
+                    "variable",
+                    "temporary",
+                    nbytes,
+                    (first, last),
+                    **about,
+                )
             return
         stays = storage.role in _ALWAYS and storage_id not in self.tree.moving
         if stays and self.placement.home.get(storage_id, stage) == stage:
@@ -272,7 +380,9 @@ class _Maker:
             self.add(f"{storage.name}/stash", "variable", "stash", nbytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
-        """The first op that uses a weight (or the weight of a state): where its memory is looked for."""
+        """The first op that uses a weight (or the weight of a state): where its memory is looked
+        for.
+        """
         storage = self.graph.storages[storage_id]
         owner = storage.parameter if storage.parameter >= 0 else storage_id
         return self.first_uses.get(owner, -1)
@@ -280,16 +390,18 @@ class _Maker:
     def _lifetimes(self, storage: int, stage: int) -> list[tuple[int, int]]:
         """Intervals of positions in which a tensor lies on this IPU for a stage.
 
-        A stashed one lives in the forward until it was copied away, and again in the backward from where it was
-        restored; one that is recomputed dies and is made again. One that comes from another IPU was received at the
-        end of the cycle before: it is there from the first step on, and at the copy.
+        A stashed one lives in the forward until it was copied away, and again in the backward from
+        where it was restored; one that is recomputed dies and is made again. One that comes from
+        another IPU was received at the end of the cycle before: it is there from the first step on,
+        and at the copy.
         """
         spans: dict[int, tuple[int, int]] = {}
         copied: tuple[int, int] | None = None
         if storage in self.tree.moving:
             return self._while_on_chip(storage, stage)
         arrives = not self.placement.phases and any(
-            t.storage == storage and t.source != stage and stage in _reached(t) for t in self.placement.transfers
+            t.storage == storage and t.source != stage and stage in _reached(t)
+            for t in self.placement.transfers
         )
         for body, at in self.bodies:
             if storage not in body.touched or body.stage not in (stage, -1):
@@ -299,11 +411,19 @@ class _Maker:
                 copied = (at + first, at + last)
             else:
                 spans[body.task] = _union(spans.get(body.task), (at + first, at + last))
-        stashed = storage in self.tree.stashed.get(stage, ()) or storage in self.tree.recomputed.get(stage, ())
+        stashed = storage in self.tree.stashed.get(
+            stage, ()
+        ) or storage in self.tree.recomputed.get(stage, ())
         groups: list[tuple[int, int]] = []
         if stashed:
-            early = [s for task, s in spans.items() if task in (schedules.STREAM_IN, schedules.FORWARD)]
-            late = [s for task, s in spans.items() if task not in (schedules.STREAM_IN, schedules.FORWARD)]
+            early = [
+                s for task, s in spans.items() if task in (schedules.STREAM_IN, schedules.FORWARD)
+            ]
+            late = [
+                s
+                for task, s in spans.items()
+                if task not in (schedules.STREAM_IN, schedules.FORWARD)
+            ]
             groups = [_span(part) for part in (early, late) if part]
         elif spans:
             groups = [_span(list(spans.values()))]
@@ -319,14 +439,19 @@ class _Maker:
         return groups
 
     def _while_on_chip(self, storage: int, stage: int) -> list[tuple[int, int]]:
-        """From being loaded (or made) to being stored (or last read). In phased execution phase by phase, or until the
-        end of the forward or backward; else in the forward, in recomputation with backward, and in the update."""
+        """From being loaded (or made) to being stored (or last read). In phased execution phase by
+        phase, or until the end of the forward or backward; else in the forward, in recomputation
+        with backward, and in the update.
+        """
         spans: dict[int | str, tuple[int, int]] = {}
         for number, (body, at) in enumerate(self.bodies):
             if storage in body.touched and body.stage in (stage, -1):
                 first, last = body.touched[storage]
                 part = _PART.get(body.task, "backward")
-                turns = body.stage in self.tree.turning and body.task in (schedules.FORWARD, schedules.BACKWARD)
+                turns = body.stage in self.tree.turning and body.task in (
+                    schedules.FORWARD,
+                    schedules.BACKWARD,
+                )
                 phased = self.placement.phases and self.tree.moving[storage]
                 key = ("turn" if turns else number) if phased else part
                 spans[key] = _union(spans.get(key), (at + first, at + last))
@@ -359,8 +484,9 @@ class _Maker:
     def program(self, target: Target, code: Code) -> None:
         """Code, vertex state and stacks.
 
-        Equal operators share their code and the state of their vertices, and so do the turns of a loop within one (time
-        steps, serial splits): the compiler outlines what repeats, and a tile has one call for it.
+        Equal operators share their code and the state of their vertices, and so do the turns of a
+        loop within one (time steps, serial splits): the compiler outlines what repeats, and a tile
+        has one call for it.
         """
         control = np.zeros(target.tiles, np.int64)
         on_tile: dict[str, np.ndarray] = {}
@@ -372,7 +498,9 @@ class _Maker:
                 if step.plan is not None and (step.op, id(step.plan)) != called:
                     called = (step.op, id(step.plan))
                     control += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
-                    code.calls[step.op] = code.calls.get(step.op, 0) + CALL_INSTRUCTIONS * INSTRUCTION_BYTES
+                    code.calls[step.op] = (
+                        code.calls.get(step.op, 0) + CALL_INSTRUCTIONS * INSTRUCTION_BYTES
+                    )
                 op = self.graph.ops[step.op] if step.op >= 0 else None
                 key = digests.of(step, op)
                 if step.plan is not None:
@@ -382,9 +510,9 @@ class _Maker:
                 seen.add(key)
                 first = len(self.found)
                 for vertices in step.vertices:
-                    on_tile[vertices.type] = on_tile.get(vertices.type, np.zeros_like(control, bool)) | (
-                        vertices.count > 0
-                    )
+                    on_tile[vertices.type] = on_tile.get(
+                        vertices.type, np.zeros_like(control, bool)
+                    ) | (vertices.count > 0)
                 control += INSTRUCTION_BYTES * _control_instructions(step)
                 if step.type != records.SYNC:
                     self._step_code(body, step)
@@ -399,7 +527,9 @@ class _Maker:
                     continue
                 seen.add(key)
                 name = f"{self.graph.ops[users[-1]].name}/worklists"
-                self.add(name, "constant", "program", plan.constants, op=users[-1], stage=body.stage)
+                self.add(
+                    name, "constant", "program", plan.constants, op=users[-1], stage=body.stage
+                )
                 code.variables.setdefault(key, []).append([len(self.found) - 1])
         for name, mask in sorted(on_tile.items()):
             self.add(name, "vertexCode", "program", mask * np.int64(vertex_info(name)[0]))
@@ -410,12 +540,28 @@ class _Maker:
         about: dict[str, Any] = {"op": step.op, "stage": body.stage}
         if step.vertices:
             count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
-            self.add(f"{step.name}/vertex state", "vertexInstanceState", "program", count * STATE_BYTES, **about)
-            self.add(f"{step.name}/vertex fields", "vertexFieldData", "program", count * FIELD_BYTES, **about)
+            self.add(
+                f"{step.name}/vertex state",
+                "vertexInstanceState",
+                "program",
+                count * STATE_BYTES,
+                **about,
+            )
+            self.add(
+                f"{step.name}/vertex fields",
+                "vertexFieldData",
+                "program",
+                count * FIELD_BYTES,
+                **about,
+            )
         if step.bytes_in is None or step.bytes_out is None:
             return
         if step.type == records.DO_EXCHANGE:
-            received = step.fragments if step.fragments is not None else (step.bytes_in > 0).astype(np.int64)
+            received = (
+                step.fragments
+                if step.fragments is not None
+                else (step.bytes_in > 0).astype(np.int64)
+            )
             sends = np.where(step.bytes_out > 0, 1 + -(-step.bytes_out // SEND_BYTES), 0)
             code = INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * received + sends)
             self.add(f"{step.name}/exchange code", "internalExchangeCode", "program", code, **about)
@@ -427,17 +573,26 @@ class _Maker:
         self.add(f"{step.name}/exchange code", category, "program", code, **about)
         if not between:
             headers = -(-step.bytes_out // PACKET_BYTES) * HEADER_BYTES
-            self.add(f"{step.name}/packet headers", "hostExchangePacketHeader", "program", headers, **about)
+            self.add(
+                f"{step.name}/packet headers",
+                "hostExchangePacketHeader",
+                "program",
+                headers,
+                **about,
+            )
 
 
 class _Digests:
-    """What tells steps apart that are different code. Plans are cached and live on, so their ids tell them apart."""
+    """What tells steps apart that are different code. Plans are cached and live on, so their ids
+    tell them apart.
+    """
 
     def __init__(self) -> None:
         self._plans: dict[int, int] = {}
 
     def of(self, step: StepDraft, op: OpNode | None) -> tuple[int, ...]:
-        """Equal for steps that are the same code: over tiles the same, in operators that are the same in all steps.
+        """Equal for steps that are the same code: over tiles the same, in operators that are the
+        same in all steps.
 
         Operators whose outline attributes differ are not (PopART's ``__outline``).
         """
@@ -447,13 +602,25 @@ class _Digests:
             parts = tuple(_digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
         outline = hash(op.asked.outline) if op is not None else 0
-        return (self._plans[id(step.plan)], outline, hash(step.type), _digest(step.plan.steps[step.part]))
+        return (
+            self._plans[id(step.plan)],
+            outline,
+            hash(step.type),
+            _digest(step.plan.steps[step.part]),
+        )
 
 
 def _digest(step: Compute | Exchange) -> int:
     if isinstance(step, Compute):
         return hash((step.cycles.tobytes(), *((v.type, v.count.tobytes()) for v in step.vertices)))
-    return hash((step.bytes_in.tobytes(), step.bytes_out.tobytes(), step.fragments.tobytes(), step.shared_bus))
+    return hash(
+        (
+            step.bytes_in.tobytes(),
+            step.bytes_out.tobytes(),
+            step.fragments.tobytes(),
+            step.shared_bus,
+        )
+    )
 
 
 def _control_instructions(step: StepDraft) -> np.ndarray | int:
@@ -482,7 +649,10 @@ def _reached(transfer: Transfer) -> range:
 
 
 def _direction(placement: Placement, storage: int, stage: int) -> str:
-    return next((t.direction for t in placement.transfers if t.storage == storage and t.source == stage), "forward")
+    return next(
+        (t.direction for t in placement.transfers if t.storage == storage and t.source == stage),
+        "forward",
+    )
 
 
 def _union(a: tuple[int, int] | None, b: tuple[int, int]) -> tuple[int, int]:
@@ -495,7 +665,9 @@ def _span(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """Most bytes at one step on each tile of an IPU (arrays over tiles), and the first step at which they are."""
+    """Most bytes at one step on each tile of an IPU (arrays over tiles), and the first step at
+    which they are.
+    """
 
     ipu: int
     variables: list[records.Variable]
@@ -534,14 +706,17 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
 def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> Overflow | None:
     """The worst tile over a limit, or None.
 
-    Two limits (facts/memory.md): the whole tile, gaps included as `profiler.memory.including_gaps` counts them, so
-    that it stops exactly where ``Report.tiles`` has an overflow; and region 0, the only place for code.
+    Two limits (facts/memory.md): the whole tile, gaps included as `profiler.memory.including_gaps`
+    counts them, so that it stops exactly where ``Report.tiles`` has an overflow; and region 0, the
+    only place for code.
     """
     worst: Overflow | None = None
     for one in tiles:
         code, code_at = _peaks([v for v in one.variables if v.category in _CODE], target.tiles)
         total = one.total
-        gap = (one.interleaved > 0) & (one.plain <= target.region0_bytes)  # then region 1 alone decides
+        gap = (one.interleaved > 0) & (
+            one.plain <= target.region0_bytes
+        )  # then region 1 alone decides
         whole = "tile memory with its gap" if gap[int(total.argmax())] else "tile memory"
         for what, taken, at, limit in (
             (whole, total, np.where(gap, one.interleaved_at, one.plain_at), target.bytes_per_tile),
@@ -550,18 +725,33 @@ def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> 
             tile = int(taken.argmax())
             over = int(taken[tile]) - limit
             if over > 0 and (worst is None or over > worst.bytes_over):
-                counted = [v for v in one.variables if v.category in _CODE] if taken is code else one.variables
+                counted = (
+                    [v for v in one.variables if v.category in _CODE]
+                    if taken is code
+                    else one.variables
+                )
                 worst = _overflow(counted, tree, one.ipu, tile, int(at[tile]), what, limit, over)
     return worst
 
 
 def _overflow(
-    counted: list[records.Variable], tree: ProgramTree, ipu: int, tile: int, at: int, what: str, limit: int, over: int
+    counted: list[records.Variable],
+    tree: ProgramTree,
+    ipu: int,
+    tile: int,
+    at: int,
+    what: str,
+    limit: int,
+    over: int,
 ) -> Overflow:
     """With the five largest things that are live there."""
     names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
     live = sorted(
-        ((int(v.tile_bytes[tile]), v.name) for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]),
+        (
+            (int(v.tile_bytes[tile]), v.name)
+            for v in counted
+            if v.start <= at < v.stop and v.tile_bytes[tile]
+        ),
         reverse=True,
     )
     largest = tuple((name, size) for size, name in live[:5])
@@ -569,7 +759,9 @@ def _overflow(
 
 
 def _peaks(found: list[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per tile, the most bytes live at one step and the first step at which they are. One running sum."""
+    """Per tile, the most bytes live at one step and the first step at which they are. One running
+    sum.
+    """
     changes: dict[int, np.ndarray] = {}
     for variable in found:
         for at, sign in ((variable.start, 1), (variable.stop, -1)):

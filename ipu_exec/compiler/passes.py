@@ -31,7 +31,12 @@ from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
 from ipu_exec.numerics.loop import loop as numerics
-from ipu_exec.options import BUFFERING_DEPTHS, Options, TensorLocationOptions, TensorLocationSettings
+from ipu_exec.options import (
+    BUFFERING_DEPTHS,
+    Options,
+    TensorLocationOptions,
+    TensorLocationSettings,
+)
 from ipu_exec.replica_groups import Groupings
 from ipu_exec.session import executable_file as executables
 from profiler import records, schedules
@@ -40,11 +45,31 @@ Progress = Callable[[float, str], None]
 logger = logging.getLogger("ipu_exec")
 _ONCE = (OutputMode.Final, OutputMode.Sum)
 # Options that say nothing of what is compiled.
-_NOT_COMPILED = ("executableCache", "compilationProgressBar", "logDir", "logCycleCount", "modelName", "maxRepeatLogs",
-                 "profilingEnabled", "profilingDirectory", "anchoredTensors", "randomSeed")  # fmt: skip
-_POPART_NAMES = {"mm": "MatMul", "bmm": "MatMul", "mv": "MatMul", "matmul": "MatMul", "addmm": "Gemm"}
+_NOT_COMPILED = (
+    "executableCache",
+    "compilationProgressBar",
+    "logDir",
+    "logCycleCount",
+    "modelName",
+    "maxRepeatLogs",
+    "profilingEnabled",
+    "profilingDirectory",
+    "anchoredTensors",
+    "randomSeed",
+)
+_POPART_NAMES = {
+    "mm": "MatMul",
+    "bmm": "MatMul",
+    "mv": "MatMul",
+    "matmul": "MatMul",
+    "addmm": "Gemm",
+}
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
-_DIRECTION = {schedules.FORWARD: "forward", schedules.RECOMPUTE: "backward", schedules.BACKWARD: "backward"}
+_DIRECTION = {
+    schedules.FORWARD: "forward",
+    schedules.RECOMPUTE: "backward",
+    schedules.BACKWARD: "backward",
+}
 
 
 def compile_step(
@@ -58,13 +83,17 @@ def compile_step(
     contents: Sequence[bool | int | float] = (),
     groupings: Groupings = MappingProxyType({}),
 ) -> Executable:
-    """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's, ``contents`` what its forward
-    reads off tensors (`ipu_exec.capture.control_flow`). ``groupings``: weights that differ between replicas.
+    """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's,
+    ``contents`` what its forward reads off tensors (`ipu_exec.capture.control_flow`).
+    ``groupings``: weights that differ between replicas.
 
-    Raises Error for a placement that cannot be, LoweringError for an operator without lowering. Running out of
-    memory is not raised here: `Executable.check_memory` does, once the profile was saved.
+    Raises Error for a placement that cannot be, LoweringError for an operator without lowering.
+    Running out of memory is not raised here: `Executable.check_memory` does, once the profile was
+    saved.
     """
-    micro_batches = int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
+    micro_batches = (
+        int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
+    )
     progress(0.0, "capture")
     graph = capture(
         model,
@@ -77,7 +106,11 @@ def compile_step(
         casting=casting(options, promotes=True),
     )
     patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    leaves = [
+        leaf
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    ]
     micro_batch = int(leaves[0].shape[0]) if leaves and leaves[0].dim() else 1
     compiling = _cached if options.executable_cache else _compile_graph
     made = compiling(graph, options, training, micro_batch, groupings, progress)
@@ -85,9 +118,16 @@ def compile_step(
 
 
 def _cached(
-    graph: Graph, options: Options, training: bool, micro_batch: int, groupings: Groupings, progress: Progress
+    graph: Graph,
+    options: Options,
+    training: bool,
+    micro_batch: int,
+    groupings: Groupings,
+    progress: Progress,
 ) -> Executable:
-    """The executable from the cache, or compiled and put there. A cache that does not work costs a warning."""
+    """The executable from the cache, or compiled and put there. A cache that does not work costs a
+    warning.
+    """
     settings = {name: value for name, value in options.flat().items() if name not in _NOT_COMPILED}
     settings["groupings"] = repr(sorted(groupings.items()))
     key = executables.key(graph, settings, training, micro_batch, registry.by_users())
@@ -110,10 +150,17 @@ def _cached(
 
 
 def _compile_graph(
-    graph: Graph, options: Options, training: bool, micro_batch: int, groupings: Groupings, progress: Progress
+    graph: Graph,
+    options: Options,
+    training: bool,
+    micro_batch: int,
+    groupings: Groupings,
+    progress: Progress,
 ) -> Executable:
     """Every pass after the capture."""
-    micro_batches = int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
+    micro_batches = (
+        int(options.Training.gradient_accumulation) if training else int(options.device_iterations)
+    )
     iterations = int(options.device_iterations) if training else 1
     replicas = int(options.replication_factor)
     strategy = options.execution_strategy
@@ -128,7 +175,9 @@ def _compile_graph(
     _check_buffers(graph, options)
     placement.check_blocks(graph, strategy)
     stages = placement.resolve_stages(strategy, graph.blocks, placement.begins_outside(graph))
-    placed = placement.place(graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1)
+    placed = placement.place(
+        graph, stages, pipelined=strategy.kind == "pipelined" and len(stages) > 1
+    )
     locations = options.TensorLocations
     places = _locations(locations, replicas, isinstance(strategy, PhasedExecution))
     phases = PhaseOptions()
@@ -137,8 +186,11 @@ def _compile_graph(
         placement.check_phases(graph, placed)
         phases = PhaseOptions(strategy.liveness, strategy.separate_backward_phase, places)
     elif placed.pipelined and training and locations.location_activation.off_chip:
-        warn_once("TensorLocations.setActivationLocation: useOnChipStorage(False) is not honoured in a pipeline: its "
-                  "stash stays on the chip. ShardedExecution and phased execution honour it")  # fmt: skip
+        warn_once(
+            "TensorLocations.setActivationLocation: useOnChipStorage(False) is not honoured in a"
+            " pipeline: its stash stays on the chip. ShardedExecution and phased execution"
+            " honour it"
+        )
     attached = placement.round_ipus(placed.num_ipus, bool(options.auto_round_num_ipus))
     if placed.pipelined:
         name = "Training.gradientAccumulation" if training else "deviceIterations"
@@ -199,7 +251,9 @@ def _compile_graph(
 
 
 def _log_placement(graph: Graph, placed: placement.Placement) -> None:
-    """Say in the debug log where each operator runs, as PopTorch does: PopART's names, a number after the first."""
+    """Say in the debug log where each operator runs, as PopTorch does: PopART's names, a number
+    after the first.
+    """
     if not logger.isEnabledFor(logging.DEBUG):
         return
     logger.debug("enablePipelining set to value %d", placed.pipelined)
@@ -207,7 +261,9 @@ def _log_placement(graph: Graph, placed: placement.Placement) -> None:
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
         if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
             short = op.aten.split(".")[1].strip("_")
-            kind = _POPART_NAMES.get(short) or "".join(part.capitalize() for part in short.split("_"))
+            kind = _POPART_NAMES.get(short) or "".join(
+                part.capitalize() for part in short.split("_")
+            )
             name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
             again = f"/{met[name]}" if met[name] else ""
             met[name] += 1
@@ -217,12 +273,19 @@ def _log_placement(graph: Graph, placed: placement.Placement) -> None:
             mode = "Phased" if placed.phases else "Pipelined"
             logger.debug(
                 "%s%s [%s(%s), mode(%s), ipu(%d), %s]",
-                f" {name}", again, value.dtype, shape, mode, placed.stages[stage].ipu, where,
-            )  # fmt: skip
+                f" {name}",
+                again,
+                value.dtype,
+                shape,
+                mode,
+                placed.stages[stage].ipu,
+                where,
+            )
 
 
 def _check_buffers(graph: Graph, options: Options) -> None:
-    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has it.
+    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has
+    it.
 
     Running statistics of a batch norm are each replica's own there too.
     """
@@ -233,10 +296,10 @@ def _check_buffers(graph: Graph, options: Options) -> None:
             storage = graph.storages[graph.values[value].storage]
             if storage.role == "buffer" and not storage.name.endswith(_STATISTICS):
                 raise Error(
-                    "PopTorch does not support broadcasting buffers. If your model is able to tolerate buffers "
-                    "becoming out of sync between replicas, you can disable buffer broadcasting using "
-                    f"poptorch.Options.broadcastBuffers(False). The buffer is {storage.name!r}, and {op.name} "
-                    "writes it",
+                    "PopTorch does not support broadcasting buffers. If your model is able to"
+                    " tolerate buffers becoming out of sync between replicas, you can disable"
+                    " buffer broadcasting using poptorch.Options.broadcastBuffers(False). The"
+                    f" buffer is {storage.name!r}, and {op.name} writes it",
                     location=f"{op.file}:{op.line}" if op.file else "",
                 )
 
@@ -258,7 +321,10 @@ def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> L
 
     def location(settings: TensorLocationSettings) -> Location:
         off_chip, usual = settings.on_chip_storage, Location()
-        least = settings.min_elements_for_off_chip, settings.min_elements_for_replicated_tensor_sharding
+        least = (
+            settings.min_elements_for_off_chip,
+            settings.min_elements_for_replicated_tensor_sharding,
+        )
         return Location(
             phased if off_chip is None else not off_chip,
             settings.replicated_tensor_sharding is True,
@@ -276,9 +342,11 @@ def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> L
 
 
 def _buffering(options: Options) -> int:
-    """How many micro-batches the host has ready for a stream, or room for: from two on nobody waits for the host to
-    turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end of a copy vanish there;
-    that this is all of the latency is an estimate). The buffers are the host's."""
+    """How many micro-batches the host has ready for a stream, or room for: from two on nobody waits
+    for the host to turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering':
+    begin and end of a copy vanish there; that this is all of the latency is an estimate). The
+    buffers are the host's.
+    """
     settings = options._Popart.settings
     if not settings.get("enablePrefetchDatastreams", True):
         return 1
@@ -311,11 +379,15 @@ class Executable:
     attached_ipus: int  # of one replica, a power of two
     step_ids: list[list[int]]
     code: memory.Code
-    contents: tuple[bool | int | float, ...] = ()  # what the forward read off tensors (`ipu_exec.capture.control_flow`)
+    contents: tuple[
+        bool | int | float, ...
+    ] = ()  # what the forward read off tensors (`ipu_exec.capture.control_flow`)
 
     @property
     def cycles_per_call(self) -> int:
-        """Cycles of one call of the executor: all its device iterations, and what is waited for around them."""
+        """Cycles of one call of the executor: all its device iterations, and what is waited for
+        around them.
+        """
         schedule, trace = self.timeline.schedule, self.timeline.trace
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
 
@@ -329,18 +401,25 @@ class Executable:
         return memory.find_overflow(self._tile_bytes, self.tree, self.target)
 
     def check_memory(self, profile_path: str = "") -> None:
-        """Raise OutOfMemoryError where a tile holds more than it has. ``profile_path``: where the profile lies."""
+        """Raise OutOfMemoryError where a tile holds more than it has. ``profile_path``: where the
+        profile lies.
+        """
         over = self.overflow
         if over is None:
             return
         largest = "; ".join(f"{name} {size:,} B" for name, size in over.largest)
         shared = int(self.options.replication_factor) > 1
-        where = f"the profile is {profile_path}" if profile_path else "no profile was asked for (autoreport=True)"
+        where = (
+            f"the profile is {profile_path}"
+            if profile_path
+            else "no profile was asked for (autoreport=True)"
+        )
         raise OutOfMemoryError(
-            f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position} ({over.step}): "
-            f"{over.bytes_over:,} bytes over the {over.limit:,} of {over.what}. The five largest things there: "
-            f"{largest}. {where[0].upper()}{where[1:]}. Give the stage fewer Blocks, lower the micro-batch size or "
-            f"setAvailableMemoryProportion, or keep optimiser state off the chip{' or in parts on replicas' * shared}",
+            f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
+            f" ({over.step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what}. The"
+            f" five largest things there: {largest}. {where[0].upper()}{where[1:]}. Give the stage"
+            " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
+            f" optimiser state off the chip{' or in parts on replicas' * shared}",
             profile_path=profile_path,
         )
 
@@ -355,25 +434,45 @@ class Executable:
             "link_bytes_per_cycle": self.target.link_bytes_per_cycle,
             "link_bytes_per_cycle_between_boards": self.target.board_link_bytes_per_cycle,
             "ipus_per_board": self.target.ipus_per_board,
-            "host_latency": 0 if _buffering(self.options) > 1 else round(HOST_LATENCY_SECONDS * self.target.clock_hz),
+            "host_latency": (
+                0
+                if _buffering(self.options) > 1
+                else round(HOST_LATENCY_SECONDS * self.target.clock_hz)
+            ),
             "across": self.timeline.costs.across,
-            **({"recomputation": self._recomputation()} if self.training and self.graph.blocks else {}),
-            **({"code": self.code.by_block(len(self.graph.blocks), self._update_block)} if self.graph.blocks else {}),
-            "streaming_bytes_per_cycle": self.target.streaming_bytes_per_second / self.target.clock_hz,
+            **(
+                {"recomputation": self._recomputation()}
+                if self.training and self.graph.blocks
+                else {}
+            ),
+            **(
+                {"code": self.code.by_block(len(self.graph.blocks), self._update_block)}
+                if self.graph.blocks
+                else {}
+            ),
+            "streaming_bytes_per_cycle": (
+                self.target.streaming_bytes_per_second / self.target.clock_hz
+            ),
         }
 
     def _recomputation(self) -> dict[str, list[Any]]:
-        """What recomputation costs each Block: as it was compiled, or else as a pipeline of them would have it."""
+        """What recomputation costs each Block: as it was compiled, or else as a pipeline of them
+        would have it.
+        """
         setting = getattr(self.options._Popart, "autoRecomputation", None)
         kind = asked_for(setting, self.placement.pipelined) or Recomputation.PIPELINE
         ops = [op for op in self.graph.ops if not is_view(self.graph, op)]
-        forward, backward = ([op for op in ops if op.direction == way] for way in ("forward", "backward"))
+        forward, backward = (
+            [op for op in ops if op.direction == way] for way in ("forward", "backward")
+        )
         return by_block(self.graph, forward, backward, kind, self.tree.op_cycles)
 
     # -- rows of the profile -------------------------------------------------------------------------------
 
     def rows(self) -> Iterator[list[Any]]:
-        """The rows of the profile but for its runs, in a few batches to be written one after the other."""
+        """The rows of the profile but for its runs, in a few batches to be written one after the
+        other.
+        """
         yield [self._target_row(), *self._option_rows()]
         yield [*self._stage_rows(), *self._block_rows(), *self._op_rows()]
         yield self._program_rows()
@@ -397,7 +496,10 @@ class Executable:
         )
 
     def _option_rows(self) -> list[records.Option]:
-        return [records.Option(name, json.dumps(value)) for name, value in sorted(self.options.flat().items())]
+        return [
+            records.Option(name, json.dumps(value))
+            for name, value in sorted(self.options.flat().items())
+        ]
 
     def _sum(self, stage: int, role: str) -> int:
         return sum(v.bytes for v in self.variables if v.stage == stage and v.role == role)
@@ -414,7 +516,8 @@ class Executable:
                 stage,
                 place.ipu,
                 self.tree.cycles(schedules.FORWARD, stage),
-                self.tree.cycles(schedules.RECOMPUTE, stage) + self.tree.cycles(schedules.BACKWARD, stage),
+                self.tree.cycles(schedules.RECOMPUTE, stage)
+                + self.tree.cycles(schedules.BACKWARD, stage),
                 self.tree.cycles(schedules.RECOMPUTE, stage),
                 updates.get(stage, 0),
                 schedules.stash_depth(stages, stage) if stashes else 0,
@@ -426,7 +529,9 @@ class Executable:
         ]
 
     def _block_rows(self) -> list[records.Block]:
-        stage_of = {name: k for k, stage in enumerate(self.placement.stages) for name in stage.blocks}
+        stage_of = {
+            name: k for k, stage in enumerate(self.placement.stages) for name in stage.blocks
+        }
         spent: dict[tuple[int, str], int] = {}
         for body in self.tree.bodies:
             for step in body.steps:
@@ -434,7 +539,11 @@ class Executable:
                     op = self.graph.ops[step.op]
                     direction = _DIRECTION.get(body.task, "update")
                     block = op.block if direction != "update" else self._update_block(op.id)
-                    if body.stage >= 0 and block >= 0 and stage_of[self.graph.blocks[block].name] != body.stage:
+                    if (
+                        body.stage >= 0
+                        and block >= 0
+                        and stage_of[self.graph.blocks[block].name] != body.stage
+                    ):
                         continue  # another stage stashes what the Block made
                     spent[block, direction] = spent.get((block, direction), 0) + step.cycles
         weights: dict[int, int] = {}
@@ -442,7 +551,9 @@ class Executable:
             if variable.role == "weight":
                 weights[variable.block] = weights.get(variable.block, 0) + variable.bytes
         # What would cross each cut: placed as if every Block were a stage.
-        alone = placement.place(self.graph, [StagePlace(0, (block.name,)) for block in self.graph.blocks], False)
+        alone = placement.place(
+            self.graph, [StagePlace(0, (block.name,)) for block in self.graph.blocks], False
+        )
         inputs = self._input_bytes()
         return [
             records.Block(
@@ -470,7 +581,9 @@ class Executable:
                 storage = self.graph.values[value].storage
                 if self.graph.storages[storage].role == "input" and storage not in seen:
                     seen.add(storage)
-                    found[op.block] = found.get(op.block, 0) + placement.storage_bytes(self.graph, storage)
+                    found[op.block] = found.get(op.block, 0) + placement.storage_bytes(
+                        self.graph, storage
+                    )
         return found
 
     @cached_property
@@ -535,7 +648,9 @@ class Executable:
         rows: list[Any] = []
         tree = _Tree()
         root = tree.add(-1, records.SEQUENCE, "main")
-        iteration = tree.add(root, records.REPEAT, "device iterations", self.timeline.trace.iterations)
+        iteration = tree.add(
+            root, records.REPEAT, "device iterations", self.timeline.trace.iterations
+        )
         cycles = sum(phase != "update" for phase in self.timeline.schedule.phases)
         name = "pipeline cycles" if self.placement.pipelined else "micro-batches"
         loop = tree.add(iteration, records.REPEAT, name, cycles)
@@ -550,12 +665,18 @@ class Executable:
             for step, step_id in zip(body.steps, self.step_ids[index], strict=True):
                 if step.op != of:
                     of = step.op
-                    group = tree.add(node, records.SEQUENCE, self.graph.ops[of].name) if of >= 0 else node
+                    group = (
+                        tree.add(node, records.SEQUENCE, self.graph.ops[of].name)
+                        if of >= 0
+                        else node
+                    )
                 leaf = tree.add(group, step.type, step.name)
                 compute_set = -1
                 if step.type == records.ON_TILE_EXECUTE:
                     compute_set, compute_sets = compute_sets, compute_sets + 1
-                    rows.append(records.ComputeSet(compute_set, step.name, body.ipu, step.op, step.flops))
+                    rows.append(
+                        records.ComputeSet(compute_set, step.name, body.ipu, step.op, step.flops)
+                    )
                     for vertices in step.vertices:
                         kind = types.setdefault(vertices.type, len(types))
                         rows.append(records.VertexUse(compute_set, kind, vertices.count))

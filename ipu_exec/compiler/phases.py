@@ -1,9 +1,11 @@
-"""Phased execution: what each phase loads from streaming memory, stores there and receives from other IPUs.
+"""Phased execution: what each phase loads from streaming memory, stores there and receives from
+other IPUs.
 
-A phase's weights come before its forward and again before its backward; gradients go to streaming memory after the
-backward, where the weight update finds them. Activations that a backward reads wait on the chip or in streaming memory,
-as `Liveness` says. The end of the last phase's forward and the beginning of its backward are one phase unless that is
-separate, so that nothing moves there (facts/pipeline.md, 'Phased': 2P - 1 phases).
+A phase's weights come before its forward and again before its backward; gradients go to streaming
+memory after the backward, where the weight update finds them. Activations that a backward reads
+wait on the chip or in streaming memory, as `Liveness` says. The end of the last phase's forward and
+the beginning of its backward are one phase unless that is separate, so that nothing moves there
+(facts/pipeline.md, 'Phased': 2P - 1 phases).
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class PhaseOptions:
 
 @dataclass(slots=True)
 class Traffic:
-    """Storages that one body of phased execution loads before it computes, receives, and stores behind it."""
+    """Storages that one body of phased execution loads before it computes, receives, and stores
+    behind it.
+    """
 
     load: list[int] = field(default_factory=list)
     receive: list[int] = field(default_factory=list)
@@ -38,14 +42,19 @@ class Traffic:
 
 @dataclass(slots=True)
 class Moves:
-    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether after every phase."""
+    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether
+    after every phase.
+    """
 
     traffic: dict[tuple[str, int], Traffic] = field(default_factory=dict)
     moving: dict[int, bool] = field(default_factory=dict)
 
 
 def moves(
-    graph: Graph, placement: Placement, ops: Mapping[tuple[str, int], list[OpNode]], options: PhaseOptions
+    graph: Graph,
+    placement: Placement,
+    ops: Mapping[tuple[str, int], list[OpNode]],
+    options: PhaseOptions,
 ) -> Moves:
     """What moves in one micro-batch, by the operators of each (direction, stage), views left out."""
     return _Finder(graph, placement, ops, options).find()
@@ -53,17 +62,27 @@ def moves(
 
 class _Finder:
     def __init__(
-        self, graph: Graph, placement: Placement, ops: Mapping[tuple[str, int], list[OpNode]], options: PhaseOptions
+        self,
+        graph: Graph,
+        placement: Placement,
+        ops: Mapping[tuple[str, int], list[OpNode]],
+        options: PhaseOptions,
     ) -> None:
         self.graph, self.placement, self.ops, self.options = graph, placement, ops, options
-        self.made: dict[int, tuple[str, int]] = {}  # storage -> direction and stage of what makes it
+        self.made: dict[
+            int, tuple[str, int]
+        ] = {}  # storage -> direction and stage of what makes it
         for (direction, stage), mine in ops.items():
             for op in mine:
                 for value in op.outputs:
                     if value is not None:
                         self.made.setdefault(self._storage(value), (direction, stage))
         self.updated = {
-            self._storage(v) for (d, _), mine in ops.items() if d == "update" for op in mine for v in op.inputs
+            self._storage(v)
+            for (d, _), mine in ops.items()
+            if d == "update"
+            for op in mine
+            for v in op.inputs
         }
         self.result = Moves()
         self.there: dict[int, set[int]] = {}  # IPU -> storages that came to it and stay
@@ -84,7 +103,9 @@ class _Finder:
         return self.graph.values[value].storage
 
     def _reads(self, direction: str, stage: int) -> Iterable[int]:
-        return dict.fromkeys(self._storage(v) for op in self.ops.get((direction, stage), []) for v in read_values(op))
+        return dict.fromkeys(
+            self._storage(v) for op in self.ops.get((direction, stage), []) for v in read_values(op)
+        )
 
     def _body(self, direction: str, stage: int) -> None:
         ipu, traffic = self.placement.ipus[stage], self.result.traffic[direction, stage]
@@ -96,7 +117,11 @@ class _Finder:
             if role in ("weight", "buffer"):
                 if self.placement.ipus[home] != ipu:
                     traffic.receive.append(storage)
-                elif role == "weight" and self._off_chip(storage) and not self._turns(direction, stage):
+                elif (
+                    role == "weight"
+                    and self._off_chip(storage)
+                    and not self._turns(direction, stage)
+                ):
                     self._load(traffic, storage, True)
             elif role == "accumulator":
                 if self._off_chip(storage):
@@ -121,8 +146,12 @@ class _Finder:
         return self.options.liveness is Liveness.OffChipAfterEachPhase
 
     def _leaves(self, storage: int) -> bool:
-        """Whether something leaves the chip after each phase. Where activations lie says nothing of other tensors."""
-        return self._each_phase and (self.graph.storages[storage].role != "activation" or self._off_chip(storage))
+        """Whether something leaves the chip after each phase. Where activations lie says nothing of
+        other tensors.
+        """
+        return self._each_phase and (
+            self.graph.storages[storage].role != "activation" or self._off_chip(storage)
+        )
 
     def _apart(self, one: int, other: int) -> bool:
         return self.placement.phases[one] != self.placement.phases[other]
@@ -140,7 +169,9 @@ class _Finder:
         self._load(traffic, storage, self._each_phase)
 
     def _keep_gradients(self, traffic: Traffic, stage: int) -> None:
-        """Accumulators that were added to, and gradients that the update reads, wait in streaming memory."""
+        """Accumulators that were added to, and gradients that the update reads, wait in streaming
+        memory.
+        """
         for op in self.ops.get(("backward", stage), []):
             for value in (*op.outputs, *op.writes):
                 if value is None:

@@ -1,4 +1,6 @@
-"""Placement: ops to stages, stages to IPUs, and the copies between them (facts/poptorch.md, 'Placement')."""
+"""Placement: ops to stages, stages to IPUs, and the copies between them (facts/poptorch.md,
+'Placement').
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Transfer:
 
 @dataclass(slots=True)
 class Placement:
-    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage and input."""
+    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage
+    and input.
+    """
 
     pipelined: bool
     stages: tuple[StagePlace, ...]
@@ -63,7 +67,9 @@ class Placement:
     def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
         """Bytes of one micro-batch over the cut after stage ``cut``."""
         return sum(
-            storage_bytes(graph, t.storage) for t in self.transfers if t.direction == direction and t.crosses(cut)
+            storage_bytes(graph, t.storage)
+            for t in self.transfers
+            if t.direction == direction and t.crosses(cut)
         )
 
 
@@ -85,16 +91,17 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
         if block.name not in by_name:
             known = ", ".join(repr(name) for name in by_name) or "none"
             raise UsageError(
-                f"Block {block.name!r} is in no Stage of the execution strategy; the stages name {known}. "
-                f"Add it to a Stage"
+                f"Block {block.name!r} is in no Stage of the execution strategy; the stages name"
+                f" {known}. Add it to a Stage"
             )
         block_stage.append(by_name[block.name])
     used = {block.name for block in graph.blocks}
     for name in by_name:
         if name not in used:
             raise UsageError(
-                f"a Stage names Block {name!r}, but the model opens no such Block; it opens "
-                f"{', '.join(repr(n) for n in sorted(used)) or 'none'}. Correct the name or remove it from the Stage"
+                f"a Stage names Block {name!r}, but the model opens no such Block; it opens"
+                f" {', '.join(repr(n) for n in sorted(used)) or 'none'}. Correct the name or remove"
+                " it from the Stage"
             )
     if pipelined:
         _check_order(graph, block_stage)
@@ -106,21 +113,26 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
 def _check_order(graph: Graph, block_stage: list[int]) -> None:
     """Error where an op reads what a later stage computed.
 
-    It is the data that must not go back: a Block that begins again later (an embedding that the decoder takes too,
-    Hugging Face's Pipelined Bart) is the stage it was (graphcore/poptorch, python/options.py, ``getStage``), and may
-    compute whatever earlier stages gave it.
+    It is the data that must not go back: a Block that begins again later (an embedding that the
+    decoder takes too, Hugging Face's Pipelined Bart) is the stage it was (graphcore/poptorch,
+    python/options.py, ``getStage``), and may compute whatever earlier stages gave it.
     """
     made: dict[int, tuple[int, str]] = {}  # storage -> the stage and the Block that wrote it last
     for op in graph.ops:
         if op.direction != "forward":
             continue
-        stage, name = (block_stage[op.block], graph.blocks[op.block].name) if op.block >= 0 else (0, "")
+        stage, name = (
+            (block_stage[op.block], graph.blocks[op.block].name) if op.block >= 0 else (0, "")
+        )
         for value in read_values(op) if name else ():
             later, at = made.get(graph.values[value].storage, (0, ""))
             if later > stage:
                 raise _backwards(op, name, stage, at, later, "stage", "stages of a pipeline")
         for output in op.outputs if not is_view(op.aten) else ():
-            if output is not None and graph.storages[graph.values[output].storage].role not in _PERSISTENT:
+            if (
+                output is not None
+                and graph.storages[graph.values[output].storage].role not in _PERSISTENT
+            ):
                 made[graph.values[output].storage] = (stage, name)
 
 
@@ -136,10 +148,12 @@ def _check_phase_order(graph: Graph, block_phase: list[int]) -> None:
         furthest, at = phase, name
 
 
-def _backwards(op: OpNode, name: str, place: int, at: str, furthest: int, word: str, words: str) -> UsageError:
+def _backwards(
+    op: OpNode, name: str, place: int, at: str, furthest: int, word: str, words: str
+) -> UsageError:
     return UsageError(
-        f"Block {name!r} ({word} {place}) runs after Block {at!r} ({word} {furthest}): {words} must not go back along "
-        f"the model. Put it in {word} {furthest} or later",
+        f"Block {name!r} ({word} {place}) runs after Block {at!r} ({word} {furthest}): {words} must"
+        f" not go back along the model. Put it in {word} {furthest} or later",
         location=f"{op.file}:{op.line}" if op.file else "",
     )
 
@@ -180,7 +194,9 @@ def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> No
 
 
 def _find_transfers(graph: Graph, placement: Placement) -> None:
-    """What a stage needs and another makes. A backward op that reads what the forward made needs it forward."""
+    """What a stage needs and another makes. A backward op that reads what the forward made needs it
+    forward.
+    """
     made: dict[int, tuple[int, str]] = {}
     wanted: dict[tuple[int, str, int, bool], int] = {}
     values = graph.values
@@ -196,18 +212,25 @@ def _find_transfers(graph: Graph, placement: Placement) -> None:
             if output is not None:
                 made.setdefault(values[output].storage, (stage, op.direction))
     placement.transfers = [
-        Transfer(storage, direction, source, target) for (storage, direction, source, _), target in wanted.items()
+        Transfer(storage, direction, source, target)
+        for (storage, direction, source, _), target in wanted.items()
     ]
 
 
 def begins_outside(graph: Graph) -> bool:
     """Whether the forward computes something before its first Block."""
-    return any(op.direction == "forward" and op.block < 0 and not is_view(op.aten) for op in graph.ops)
+    return any(
+        op.direction == "forward" and op.block < 0 and not is_view(op.aten) for op in graph.ops
+    )
 
 
 def check_phases(graph: Graph, placement: Placement) -> None:
     """Error where the model goes back to a phase that is over."""
-    block_phase = {name: placement.phases[k] for k, stage in enumerate(placement.stages) for name in stage.blocks}
+    block_phase = {
+        name: placement.phases[k]
+        for k, stage in enumerate(placement.stages)
+        for name in stage.blocks
+    }
     _check_phase_order(graph, [block_phase[block.name] for block in graph.blocks])
 
 
@@ -221,12 +244,16 @@ def check_blocks(graph: Graph, strategy: ExecutionStrategy) -> None:
     op = graph.ops[graph.outside]
     where = f"{op.file}:{op.line}" if op.file else ""
     message = (
-        f"No active Block: {op.name} runs after the end of a `with Block` and before the next one begins. Put it into "
-        "a Block, or begin Blocks with BeginBlock or Block.start, which last until the next one"
+        f"No active Block: {op.name} runs after the end of a `with Block` and before the next one"
+        " begins. Put it into a Block, or begin Blocks with BeginBlock or Block.start, which last"
+        " until the next one"
     )
     if not strategy.stages and strategy.auto_stage is AutoStage.AutoIncrement:
         raise UsageError(message, location=where)
-    warn_once(f"{message}. PopTorch refuses this; here it belongs to {graph.blocks[op.block].name!r} [{where}]")
+    warn_once(
+        f"{message}. PopTorch refuses this; here it belongs to {graph.blocks[op.block].name!r}"
+        f" [{where}]"
+    )
 
 
 def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> None:
@@ -234,24 +261,27 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
     least = schedules.pipeline_stages(stages, training)
     if micro_batches < least:
         doubled = (
-            f" Please note that a model with {stages} pipeline stages in PopTorch will have an additional "
-            f"{least - stages} stages when training."
+            f" Please note that a model with {stages} pipeline stages in PopTorch will have an"
+            f" additional {least - stages} stages when training."
         )
         raise UsageError(
-            f"poptorch.Options().{name} must be greater than or equal to the number of pipeline stages ({least}) when "
-            f"using poptorch.PipelinedExecution.{doubled if training else ''} It is {micro_batches}: set "
-            f"{name}({least}) or more, or use fewer stages"
+            f"poptorch.Options().{name} must be greater than or equal to the number of pipeline"
+            f" stages ({least}) when using"
+            f" poptorch.PipelinedExecution.{doubled if training else ''} It is {micro_batches}: set"
+            f" {name}({least}) or more, or use fewer stages"
         )
 
 
 def resolve_stages(
     strategy: ExecutionStrategy, blocks: Sequence[BlockInfo], begins_outside: bool = False
 ) -> list[StagePlace]:
-    """The forward stages of a strategy for the Blocks a model opened (facts/poptorch.md, 'Placement').
+    """The forward stages of a strategy for the Blocks a model opened (facts/poptorch.md,
+    'Placement').
 
-    Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's stage is its
-    ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU merge. ``begins_outside``: the
-    model computes before its first Block, which AutoStage puts on IPU 0.
+    Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's
+    stage is its ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU
+    merge. ``begins_outside``: the model computes before its first Block, which AutoStage puts on
+    IPU 0.
     """
     if isinstance(strategy, PhasedExecution):
         named = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
@@ -274,19 +304,29 @@ def resolve_stages(
 def _named_stage(index: int, stage: Stage, blocks: Sequence[BlockInfo]) -> StagePlace:
     if stage.ipu_id is not None:
         return StagePlace(stage.ipu_id, stage.blocks)
-    wanted = {block.ipu_id: block.name for block in blocks if block.name in stage.blocks and block.ipu_id is not None}
+    wanted = {
+        block.ipu_id: block.name
+        for block in blocks
+        if block.name in stage.blocks and block.ipu_id is not None
+    }
     if len(wanted) > 1:
         (one, first), (two, second) = list(wanted.items())[:2]
         raise UsageError(
-            f"{stage} is on two IPUs: Block {first!r} asks for IPU {one}, Block {second!r} for IPU {two}. Give the "
-            f"stage its IPU with .ipu(n), or put the Blocks into two stages"
+            f"{stage} is on two IPUs: Block {first!r} asks for IPU {one}, Block {second!r} for IPU"
+            f" {two}. Give the stage its IPU with .ipu(n), or put the Blocks into two stages"
         )
     return StagePlace(index, stage.blocks)
 
 
-def _phased_stage(strategy: PhasedExecution, index: int, place: StagePlace, blocks: Sequence[BlockInfo]) -> StagePlace:
-    """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group is."""
-    asked = [block.ipu_id for block in blocks if block.name in place.blocks and block.ipu_id is not None]
+def _phased_stage(
+    strategy: PhasedExecution, index: int, place: StagePlace, blocks: Sequence[BlockInfo]
+) -> StagePlace:
+    """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group
+    is.
+    """
+    asked = [
+        block.ipu_id for block in blocks if block.name in place.blocks and block.ipu_id is not None
+    ]
     if strategy.stages[index].ipu_id is not None:
         return place
     return StagePlace(asked[0] if asked else strategy.default_ipu(index), place.blocks)
@@ -310,12 +350,15 @@ def round_ipus(num_ipus: int, auto_round: bool) -> int:
     while power < num_ipus:
         power *= 2
     if power > MAX_IPUS:
-        raise UsageError(f"the model runs on {num_ipus} IPUs of a replica, and the largest system has {MAX_IPUS}")
+        raise UsageError(
+            f"the model runs on {num_ipus} IPUs of a replica, and the largest system has {MAX_IPUS}"
+        )
     if power != num_ipus and not auto_round:
         raise UsageError(
-            f"placement: The model specifies the use of {num_ipus} IPUs, however PopTorch must reserve a minimum of "
-            f"{power} in order to allow the model to run, because PopTorch must reserve a power of 2 or maximum of "
-            f"{MAX_IPUS} IPUs per process. Please reconfigure your model to use a different number of IPUs or set "
-            f"poptorch.Options().autoRoundNumIPUs(True): {power - num_ipus} would be idle"
+            f"placement: The model specifies the use of {num_ipus} IPUs, however PopTorch must"
+            f" reserve a minimum of {power} in order to allow the model to run, because PopTorch"
+            f" must reserve a power of 2 or maximum of {MAX_IPUS} IPUs per process. Please"
+            " reconfigure your model to use a different number of IPUs or set"
+            f" poptorch.Options().autoRoundNumIPUs(True): {power - num_ipus} would be idle"
         )
     return power

@@ -1,4 +1,5 @@
-"""Tensors an operator is given but does not read: autograd hands over whole tensors where a shape would do.
+"""Tensors an operator is given but does not read: autograd hands over whole tensors where a shape
+would do.
 
 They need neither be stashed nor sent to another IPU.
 """
@@ -42,7 +43,9 @@ def read_values(op: OpNode) -> tuple[int, ...]:
             for position, value in enumerate(values)
             if position not in _unread_by_gradients(arguments)
         )
-    unread = {op.args[i].id for i in _unread(op) if i < len(op.args) and isinstance(op.args[i], ValueRef)}
+    unread = {
+        op.args[i].id for i in _unread(op) if i < len(op.args) and isinstance(op.args[i], ValueRef)
+    }
     if not unread:
         return op.inputs
     return tuple(value for value in op.inputs if value not in unread)

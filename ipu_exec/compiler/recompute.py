@@ -1,8 +1,9 @@
 """Which activations wait for the backward, which forward operators run again before it, and when.
 
-PopART's rules (willow/src/recompute.cpp, transforms/pipeline.cpp): what is kept depends on the kind of recomputation;
-a segment that the loss reaches without passing a checkpoint is never run twice; everything else is run again as late
-as the backward allows, segment by segment, so that only one segment's activations are there at a time.
+PopART's rules (willow/src/recompute.cpp, transforms/pipeline.cpp): what is kept depends on the kind
+of recomputation; a segment that the loss reaches without passing a checkpoint is never run twice;
+everything else is run again as late as the backward allows, segment by segment, so that only one
+segment's activations are there at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _NORMS = (
 
 
 class Recomputation(IntEnum):
-    """PopART's ``RecomputationType``, as ``Options._Popart.set("autoRecomputation", ...)`` takes it."""
+    """PopART's ``RecomputationType``, as ``Options._Popart.set("autoRecomputation", ...)`` takes
+    it.
+    """
 
     NONE = 0
     STANDARD = 1  # keep what is least at some places, farther apart at the beginning
@@ -38,7 +41,8 @@ class Recomputation(IntEnum):
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """What ``autoRecomputation`` says; PopTorch's default where it is None: only pipelines recompute.
+    """What ``autoRecomputation`` says; PopTorch's default where it is None: only pipelines
+    recompute.
 
     Raises Error for what is no kind of recomputation.
     """
@@ -48,14 +52,20 @@ def asked_for(setting: object, pipelined: bool) -> Recomputation:
         kind = Recomputation(int(setting))  # type: ignore[call-overload]
     except (TypeError, ValueError):
         known = ", ".join(f"{kind.value} ({kind.name})" for kind in Recomputation)
-        raise Error(f"Options._Popart.set('autoRecomputation', {setting!r}): it takes one of {known}") from None
+        raise Error(
+            f"Options._Popart.set('autoRecomputation', {setting!r}): it takes one of {known}"
+        ) from None
     return Recomputation.RECOMPUTE_ALL if kind is Recomputation.PIPELINE and not pipelined else kind
 
 
 def is_view(graph: Graph, op: OpNode) -> bool:
     """A view is free: every output lies in an input's storage and nothing is written."""
     read = {graph.values[v].storage for v in op.inputs}
-    return not op.writes and bool(read) and all(v is None or graph.values[v].storage in read for v in op.outputs)
+    return (
+        not op.writes
+        and bool(read)
+        and all(v is None or graph.values[v].storage in read for v in op.outputs)
+    )
 
 
 def made_by(graph: Graph, op: OpNode) -> set[int]:
@@ -71,18 +81,23 @@ def read_by(graph: Graph, op: OpNode) -> set[int]:
 def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[int]:
     """Storages that no recomputation makes again: ``forward`` is all of the model's, without views.
 
-    An operator is kept or run again as a whole: the statistics of a norm whose output is kept are kept with it.
+    An operator is kept or run again as a whole: the statistics of a norm whose output is kept are
+    kept with it.
     """
     chosen = set(graph.checkpoints)
     if kind is Recomputation.NORM_ONLY:
-        chosen |= {s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)}
+        chosen |= {
+            s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)
+        }
     if kind is Recomputation.STANDARD:
         chosen |= _least_live(graph, forward)
     return chosen.union(*(made for op in forward if (made := made_by(graph, op)) & chosen))
 
 
 def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
-    """Storages made by what the loss reaches without passing one that is kept: run again it would gain nothing."""
+    """Storages made by what the loss reaches without passing one that is kept: run again it would
+    gain nothing.
+    """
     if graph.loss < 0:
         return set()
     reached, found = {graph.values[graph.loss].storage}, set()
@@ -97,8 +112,9 @@ def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int
 def run_again(
     graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> tuple[list[OpNode], set[int]]:
-    """Forward operators of a stage that run again for its ``backward``, in order, and all storages that these and the
-    backward read."""
+    """Forward operators of a stage that run again for its ``backward``, in order, and all storages
+    that these and the backward read.
+    """
     needed = {s for op in backward for s in read_by(graph, op)}
     again = []
     for op in reversed(forward):
@@ -112,14 +128,19 @@ def run_again(
 def sequence(
     graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> Iterator[tuple[OpNode, bool]]:
-    """The backward of a stage, each operator with whether it is one that runs again: right before its first use."""
+    """The backward of a stage, each operator with whether it is one that runs again: right before
+    its first use.
+    """
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     before: list[set[int]] = []
     for index, op in enumerate(again):
         makes, reads = made_by(graph, op) - kept, read_by(graph, op)
         # in place: whoever read the storage before this one wrote to it must have run
-        before.append({i for s in reads for i in makers.get(s, ())} | {i for s in makes for i in readers.get(s, ())})
+        before.append(
+            {i for s in reads for i in makers.get(s, ())}
+            | {i for s in makes for i in readers.get(s, ())}
+        )
         for table, storages in ((makers, makes), (readers, reads)):
             for storage in storages:
                 table.setdefault(storage, []).append(index)
@@ -139,8 +160,9 @@ def sequence(
 
 
 def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
-    """Of each storage the index of the operator behind which it can be copied away: its last writer, or, where nobody
-    writes it, the first that is given it (which says how it lies)."""
+    """Of each storage the index of the operator behind which it can be copied away: its last
+    writer, or, where nobody writes it, the first that is given it (which says how it lies).
+    """
     found: dict[int, int] = {}
     wanted = set(storages)
     for index, op in enumerate(ops):
@@ -152,7 +174,9 @@ def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> 
 
 
 def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
-    """What is live where the least is, once in each of a row of ever shorter intervals of the forward."""
+    """What is live where the least is, once in each of a row of ever shorter intervals of the
+    forward.
+    """
     last_read: dict[int, int] = {}
     for index, op in enumerate(forward):
         for storage in read_by(graph, op):
@@ -187,13 +211,15 @@ def by_block(
     kind: Recomputation,
     cycles: Mapping[int, int],
 ) -> dict[str, list[Any]]:
-    """What recomputation would cost stages of any Blocks: for the profile, which predicts other splits from it.
+    """What recomputation would cost stages of any Blocks: for the profile, which predicts other
+    splits from it.
 
-    Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage goes on behind it;
-    ``again_end``, where it ends there; ``again_final``, where it is in the last stage; ``closed``, whether its
-    recomputation leaves that of the Blocks before it for later. ``stashes`` (``stashes_kept`` without recomputation,
-    what the Blocks save themselves left out): [from, to, least, bytes], a tensor that a stage stashes which begins with
-    one of the Blocks ``from`` to ``to`` and has Block ``least``. ``cycles`` are the operators', by id.
+    Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage
+    goes on behind it; ``again_end``, where it ends there; ``again_final``, where it is in the last
+    stage; ``closed``, whether its recomputation leaves that of the Blocks before it for later.
+    ``stashes`` (``stashes_kept`` without recomputation, what the Blocks save themselves left out):
+    [from, to, least, bytes], a tensor that a stage stashes which begins with one of the Blocks
+    ``from`` to ``to`` and has Block ``least``. ``cycles`` are the operators', by id.
     """
     count = len(graph.blocks)
 
@@ -208,7 +234,9 @@ def by_block(
 
     stays = kept(graph, forward, kind)
     again, _ = run_again(graph, forward, backward, stays)
-    final, _ = run_again(graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays))
+    final, _ = run_again(
+        graph, forward, backward, stays | after_last_checkpoint(graph, forward, stays)
+    )
     ends: list[OpNode] = []
     for number in range(count):
         mine = [op for op in forward if block(op) == number]
@@ -247,7 +275,11 @@ def _closed(
 
 
 def _stashes(
-    graph: Graph, forward: Sequence[OpNode], readers: Sequence[OpNode], kept: set[int], block: Callable[[OpNode], int]
+    graph: Graph,
+    forward: Sequence[OpNode],
+    readers: Sequence[OpNode],
+    kept: set[int],
+    block: Callable[[OpNode], int],
 ) -> list[list[int]]:
     made: dict[int, int] = {}
     for op in forward:
@@ -265,7 +297,9 @@ def _stashes(
         nbytes, home = storage_bytes(graph, storage), made.get(storage, -1)
         before = home
         for least in sorted(by):
-            if least > before:  # it enters a stage that begins behind where it is made, and behind its last reader
+            if (
+                least > before
+            ):  # it enters a stage that begins behind where it is made, and behind its last reader
                 found.append([before + 1, least, least, nbytes])
                 before = least
         if storage in kept and max(by) >= home >= 0:

@@ -1,4 +1,6 @@
-"""From bodies to time: what each stage costs, the schedule of a device iteration, and the trace a profile keeps."""
+"""From bodies to time: what each stage costs, the schedule of a device iteration, and the trace a
+profile keeps.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,20 @@ class Timeline:
 
 
 def stage_costs(
-    placement: Placement, tree: ProgramTree, training: bool, stream_out_once: bool, across: bool, pattern: SyncPattern
+    placement: Placement,
+    tree: ProgramTree,
+    training: bool,
+    stream_out_once: bool,
+    across: bool,
+    pattern: SyncPattern,
 ) -> Costs:
     """What `profiler.schedules` needs to know, read off the bodies."""
     stages, ipus = range(len(placement.stages)), range(placement.num_ipus)
 
     def per_ipu(task: int) -> tuple[int, ...]:
-        spent = [sum(b.cycles for b in tree.bodies if b.task == task and b.ipu == ipu) for ipu in ipus]
+        spent = [
+            sum(b.cycles for b in tree.bodies if b.task == task and b.ipu == ipu) for ipu in ipus
+        ]
         return tuple(spent) if any(spent) else ()
 
     def streams(task: int) -> tuple[tuple[int, int], ...]:
@@ -69,7 +78,11 @@ def stage_costs(
     return Costs(
         ipus=placement.ipus,
         forward=tuple(tree.cycles(FORWARD, k) for k in stages),
-        backward=tuple(tree.cycles(RECOMPUTE, k) + tree.cycles(BACKWARD, k) for k in stages) if training else (),
+        backward=(
+            tuple(tree.cycles(RECOMPUTE, k) + tree.cycles(BACKWARD, k) for k in stages)
+            if training
+            else ()
+        ),
         update=per_ipu(UPDATE),
         reduce=per_ipu(REDUCE),
         stream_in=streams(STREAM_IN),
@@ -85,27 +98,36 @@ def stage_costs(
 
 
 def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
-    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns'): all together, each alone, or two groups
-    of every other IPU, the sides of the ladder. Empty where all do."""
+    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns'): all together, each
+    alone, or two groups of every other IPU, the sides of the ladder. Empty where all do.
+    """
     if pattern is SyncPattern.SinglePipeline:
         return tuple(range(ipus))
     return tuple(ipu % 2 for ipu in range(ipus)) if pattern is SyncPattern.ReplicaAndLadder else ()
 
 
 def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
-    """What phased execution needs besides the costs. Within a phase a stage waits for those it gets something from."""
+    """What phased execution needs besides the costs. Within a phase a stage waits for those it gets
+    something from.
+    """
     stages = range(len(placement.stages))
     needs = set()
     for transfer in placement.transfers:
         kind = FORWARD if transfer.direction == "forward" else BACKWARD
         for stage in stages:
-            between = transfer.source < stage <= transfer.target or transfer.target <= stage < transfer.source
+            between = (
+                transfer.source < stage <= transfer.target
+                or transfer.target <= stage < transfer.source
+            )
             if between and placement.phases[stage] == placement.phases[transfer.source]:
                 needs.add((kind, stage, transfer.source))
     return Phases(
         placement.phases,
         {kind: tuple(tree.loads.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)},
-        {kind: tuple(tree.stores.get((kind, k), 0) for k in stages) for kind in (FORWARD, BACKWARD)},
+        {
+            kind: tuple(tree.stores.get((kind, k), 0) for k in stages)
+            for kind in (FORWARD, BACKWARD)
+        },
         frozenset(needs),
         parallel,
     )
@@ -126,8 +148,9 @@ def timeline(
 ) -> Timeline:
     """Lay out one device iteration. ``step_ids`` are the ids of the steps of each body of the tree.
 
-    ``micro_batches``: per pipeline run: gradient accumulation in training, device iterations in inference, where the
-    pipeline is not drained in between. ``across``: what is overlapped is so across device iterations.
+    ``micro_batches``: per pipeline run: gradient accumulation in training, device iterations in
+    inference, where the pipeline is not drained in between. ``across``: what is overlapped is so
+    across device iterations.
     """
     stages = range(len(placement.stages))
     costs = stage_costs(placement, tree, training, stream_out_once, across, pattern)
@@ -162,10 +185,19 @@ def timeline(
     for ipu in range(placement.num_ipus):
         at[IDLE, ipu, -1, 0] = len(bodies)
         none = np.zeros(0, np.int64)
-        bodies.append(records.Body(len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, none, none))
-    # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see `sharded`.
+        bodies.append(
+            records.Body(len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, none, none)
+        )
+    # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see
+    # `sharded`.
     parts = schedule.part if schedule.part is not None else np.zeros_like(schedule.kind)
-    keys = zip(schedule.kind.tolist(), schedule.ipu.tolist(), schedule.stage.tolist(), parts.tolist(), strict=True)
+    keys = zip(
+        schedule.kind.tolist(),
+        schedule.ipu.tolist(),
+        schedule.stage.tolist(),
+        parts.tolist(),
+        strict=True,
+    )
     task_body = np.array([at[key] for key in keys], np.int64)
     trace = records.Trace(
         0,
@@ -181,7 +213,13 @@ def timeline(
     cycles = tuple(
         records.PipelineCycle(0, position, phase, int(start), int(end), int(slowest))
         for position, (phase, start, end, slowest) in enumerate(
-            zip(schedule.phases, schedule.cycle_start, schedule.cycle_end, schedule.slowest_ipu, strict=True)
+            zip(
+                schedule.phases,
+                schedule.cycle_start,
+                schedule.cycle_end,
+                schedule.slowest_ipu,
+                strict=True,
+            )
         )
     )
     return Timeline(costs, schedule, tuple(bodies), trace, cycles)

@@ -1,7 +1,8 @@
 """On which tiles every storage lies, stage by stage, and how many bytes of it each tile has.
 
-A plan says where its operands and results lie; whoever comes first decides. What nobody decides lies linearly, a copy
-on another stage as its original, accumulators and optimiser state as their weight.
+A plan says where its operands and results lie; whoever comes first decides. What nobody decides
+lies linearly, a copy on another stage as its original, accumulators and optimiser state as their
+weight.
 """
 
 from __future__ import annotations
@@ -22,12 +23,23 @@ from ipu_exec.machine import Machine
 class TileMapping:
     """Filled while operators are lowered."""
 
-    def __init__(self, graph: Graph, placement: Placement, machines: list[Machine], replicas: int) -> None:
-        self.graph, self.placement, self.machines, self.replicas = graph, placement, machines, replicas
+    def __init__(
+        self, graph: Graph, placement: Placement, machines: list[Machine], replicas: int
+    ) -> None:
+        self.graph, self.placement, self.machines, self.replicas = (
+            graph,
+            placement,
+            machines,
+            replicas,
+        )
         self.machine = machines[0]  # all IPUs have as many tiles that compute and as many for I/O
         self.layouts: dict[tuple[int, int], Layout] = {}  # (storage, stage)
-        self.parts: dict[tuple[int, int], Layout] = {}  # (weight, stage): a replica's part, always there
-        self.moving: dict[int, bool] = {}  # what phases move, and whether it comes anew for each part of a step
+        self.parts: dict[
+            tuple[int, int], Layout
+        ] = {}  # (weight, stage): a replica's part, always there
+        self.moving: dict[
+            int, bool
+        ] = {}  # what phases move, and whether it comes anew for each part of a step
         self.places = Places()
         self.makers: dict[int, int] = {}  # storage -> op that makes it first
         for op in graph.ops:
@@ -58,7 +70,9 @@ class TileMapping:
             like = self.layouts.get((storage.parameter, stage))
             if like is not None and owner.elements == storage.elements:
                 per_element = like.bytes // ITEM_BYTES[owner.dtype]
-                self.layouts[storage_id, stage] = Layout(like.key, per_element * ITEM_BYTES[storage.dtype])
+                self.layouts[storage_id, stage] = Layout(
+                    like.key, per_element * ITEM_BYTES[storage.dtype]
+                )
             else:
                 self.layouts[storage_id, stage] = self.linear(storage_id)
         elif storage.role not in ("weight", "buffer"):
@@ -68,7 +82,9 @@ class TileMapping:
     def linear(self, storage_id: int) -> Layout:
         """Where it lies if nobody asks for anything else."""
         storage = self.graph.storages[storage_id]
-        return linear(storage.elements, ITEM_BYTES[storage.dtype], self.machine.tiles).layout(storage.dtype)
+        return linear(storage.elements, ITEM_BYTES[storage.dtype], self.machine.tiles).layout(
+            storage.dtype
+        )
 
     def settle(self, op: OpNode, plan: Plan, stage: int) -> None:
         """Operands and results lie where the plan has them, unless somebody decided before."""
@@ -128,11 +144,19 @@ class TileMapping:
         return self.places.remote | self.moving.keys()
 
     def not_always_whole(self) -> dict[int, bool]:
-        """Storages that are not whole on the chip all the time, and whether they come anew for each part of a step."""
+        """Storages that are not whole on the chip all the time, and whether they come anew for each
+        part of a step.
+        """
         parted = {s for s in self.places.split if self.is_parted_weight(s)}
         return {**self.moving, **dict.fromkeys(self.places.remote | parted, True)}
 
     def reduced_late(self, gradient: int) -> bool:
-        """Whether it is reduced weight by weight in the update: an accumulator that only then is on the chip."""
+        """Whether it is reduced weight by weight in the update: an accumulator that only then is on
+        the chip.
+        """
         waits = gradient in self.places.remote and not self.placement.phases
-        return waits and self.graph.storages[gradient].role == "accumulator" and gradient not in self.places.split
+        return (
+            waits
+            and self.graph.storages[gradient].role == "accumulator"
+            and gradient not in self.places.split
+        )

@@ -10,18 +10,34 @@ from math import ceil
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, ProgramOptions, StepDraft, Use, drafts, one_step, stream_steps
+from ipu_exec.compiler.bodies import (
+    Body,
+    ProgramOptions,
+    StepDraft,
+    Use,
+    drafts,
+    one_step,
+    stream_steps,
+)
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.recompute import is_view
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.enums import OverlapMode
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.plan import Exchange
-from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine, link_hops, link_latency_cycles, link_rate
+from ipu_exec.machine import (
+    EXTERNAL_SYNC_CYCLES,
+    Machine,
+    link_hops,
+    link_latency_cycles,
+    link_rate,
+)
 from profiler import records, schedules
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
-BUFFERS_ACROSS = 3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+BUFFERS_ACROSS = (
+    3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+)
 
 
 class Transfers:
@@ -29,13 +45,18 @@ class Transfers:
 
     def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
         self.mapping, self.options = mapping, options
-        self.graph, self.placement, self.machines = mapping.graph, mapping.placement, mapping.machines
+        self.graph, self.placement, self.machines = (
+            mapping.graph,
+            mapping.placement,
+            mapping.machines,
+        )
         self.buffers: list[Use] = []  # of streams
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
     def streams(self, forwards: list[Body]) -> tuple[list[Body], list[Body]]:
-        """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or to where an
-        exchange brings it in the forward of its stage."""
+        """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or
+        to where an exchange brings it in the forward of its stage.
+        """
         if not self.options.host_io:
             return [], []
         no_overlap = OverlapMode.NoOverlap.value
@@ -62,8 +83,14 @@ class Transfers:
                     self.beside.update(storages)
                     self._between_tiles(forwards[stage], storages, to_host)
         return (
-            [self._stream(stage, storages, False, beside) for (stage, beside), storages in sorted(inputs.items())],
-            [self._stream(stage, storages, True, beside) for (stage, beside), storages in sorted(outputs.items())],
+            [
+                self._stream(stage, storages, False, beside)
+                for (stage, beside), storages in sorted(inputs.items())
+            ],
+            [
+                self._stream(stage, storages, True, beside)
+                for (stage, beside), storages in sorted(outputs.items())
+            ],
         )
 
     def _made_forward(self, storage: int) -> bool:
@@ -79,21 +106,26 @@ class Transfers:
         machine = self.machines[body.ipu]
         target = machine.target
         total = sum(storage_bytes(self.graph, storage) for storage in storages)
-        cycles = ceil((self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz)
+        cycles = ceil(
+            (self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz
+        )
         names = ", ".join(self.graph.storages[s].name for s in storages)
         lies = self.mapping.bytes(storages, stage)
         if beside:
             body.steps += stream_steps(names, cycles, machine.on_io_tiles(int(lies.sum())), to_host)
             return body
-        # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that reads it rearranges it
+        # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
+        # reads it rearranges it
         body.steps += stream_steps(names, cycles, lies, to_host)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
 
     def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
-        """The exchange between I/O tiles and those that compute, and the buffers on the former. It belongs to the
-        operator that first reads what it brings, or that last makes what it takes away, and goes where that goes."""
+        """The exchange between I/O tiles and those that compute, and the buffers on the former. It
+        belongs to the operator that first reads what it brings, or that last makes what it takes
+        away, and goes where that goes.
+        """
         machine, stage = self.machines[body.ipu], body.stage
         lies = self.mapping.bytes(storages, stage)
         lands = machine.on_io_tiles(int(lies.sum()))
@@ -108,28 +140,37 @@ class Transfers:
             readers = (
                 op.id
                 for op in self.graph.ops
-                if {self.mapping.storage(v) for v in op.inputs} & set(storages) and not is_view(self.graph, op)
+                if {self.mapping.storage(v) for v in op.inputs} & set(storages)
+                and not is_view(self.graph, op)
             )
             op, first = min(readers, default=-1), 0
             body.begin_with(steps)
         for step in steps:
             step.op = op
         copies = BUFFERS_ACROSS if self.options.across else BUFFERS
-        self.buffers.append(Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op))
+        self.buffers.append(
+            Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
+        )
         for storage in storages:
             body.touch(storage, first, first + len(steps) - 1)
 
-    def _exchanged(self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine) -> list[StepDraft]:
+    def _exchanged(
+        self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine
+    ) -> list[StepDraft]:
         step = Exchange(name, into, out, messages(into, out))
         return drafts(step, machine.target.name)
 
     def copies(self, ipu: int) -> Body | None:
-        """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both directions.
+        """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both
+        directions.
 
-        Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one after the other; a tile
-        takes 4 bytes a cycle. Every replica begins at a whole board, or all of it is on one.
+        Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one
+        after the other; a tile takes 4 bytes a cycle. Every replica begins at a whole board, or all
+        of it is on one.
         """
-        if self.placement.num_ipus == 1 or self.placement.phases:  # a phase receives at its beginning
+        if (
+            self.placement.num_ipus == 1 or self.placement.phases
+        ):  # a phase receives at its beginning
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
@@ -161,10 +202,17 @@ class Transfers:
         if not crossing:
             return None
         slowest_tile = max(int(sent.max()), int(received.max())) / target.exchange_bytes_per_cycle
-        on_links = max(sum(nbytes / rate for rate, nbytes in way.items()) for way in (leaving, arriving))
+        on_links = max(
+            sum(nbytes / rate for rate, nbytes in way.items()) for way in (leaving, arriving)
+        )
         cycles = ceil(link_latency_cycles(target, hops) + max(on_links, slowest_tile))
         body = one_step(
-            f"IPU {ipu} copies between IPUs", ipu, schedules.COPY, records.GLOBAL_EXCHANGE, "GlobalExchange", cycles
+            f"IPU {ipu} copies between IPUs",
+            ipu,
+            schedules.COPY,
+            records.GLOBAL_EXCHANGE,
+            "GlobalExchange",
+            cycles,
         )
         body.steps[0].bytes_in, body.steps[0].bytes_out = received, sent
         for storage in crossing:
@@ -172,7 +220,9 @@ class Transfers:
         return body
 
     def receive(self, storages: list[int], stage: int, body: Body) -> None:
-        """What other IPUs made for this phase comes over the links, after a sync with them (JIA, as `copies`)."""
+        """What other IPUs made for this phase comes over the links, after a sync with them (JIA, as
+        `copies`).
+        """
         if not storages:
             return
         target = self.machines[body.ipu].target
@@ -183,11 +233,15 @@ class Transfers:
         body.steps.append(StepDraft(records.SYNC, f"{body.name}/External", EXTERNAL_SYNC_CYCLES))
         name = f"{body.name}/receive"
         none = np.zeros_like(received)
-        body.steps.append(StepDraft(records.GLOBAL_EXCHANGE, name, cycles, bytes_in=received, bytes_out=none))
+        body.steps.append(
+            StepDraft(records.GLOBAL_EXCHANGE, name, cycles, bytes_in=received, bytes_out=none)
+        )
         for storage in storages:
             body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
-    def remote(self, storages: list[int], name: str, stage: int, body: Body, *, to_host: bool) -> None:
+    def remote(
+        self, storages: list[int], name: str, stage: int, body: Body, *, to_host: bool
+    ) -> None:
         """Move storages between tiles and streaming memory, in one stream copy."""
         if not storages:
             return

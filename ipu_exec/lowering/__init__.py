@@ -72,8 +72,9 @@ def _lower(spec: OpSpec, machine: Machine, function: tuple) -> Plan:
 
 
 def generic(spec: OpSpec, machine: Machine) -> Plan:
-    """A guess for an operator that nobody lowered, marked ``estimated``: everything is gathered to a linear layout
-    and visited once by a generic C++ vertex (20 worker cycles an element, facts/cycles.md 5).
+    """A guess for an operator that nobody lowered, marked ``estimated``: everything is gathered to
+    a linear layout and visited once by a generic C++ vertex (20 worker cycles an element,
+    facts/cycles.md 5).
     """
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]
@@ -90,8 +91,16 @@ def generic(spec: OpSpec, machine: Machine) -> Plan:
     build.map(spec.name, "generic", share.elements, most.dtype)
     layouts: list[Layout | None] = []
     for out in spec.outputs:
-        layouts.append(None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype))
+        layouts.append(
+            None if out is None else build.linear(out.elements, out.dtype).layout(out.dtype)
+        )
     plan = build.plan(tuple(layouts), note="nobody lowered this operator: estimated")
     return Plan(
-        plan.steps, plan.temporaries, plan.output_layouts, plan.input_layouts, plan.constants, plan.note, estimated=True
+        plan.steps,
+        plan.temporaries,
+        plan.output_layouts,
+        plan.input_layouts,
+        plan.constants,
+        plan.note,
+        estimated=True,
     )

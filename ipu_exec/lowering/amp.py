@@ -1,6 +1,8 @@
-"""Cycles of the vertices that multiply and accumulate, and of reducing their partials (facts/cycles.md 1-4).
+"""Cycles of the vertices that multiply and accumulate, and of reducing their partials
+(facts/cycles.md 1-4).
 
-All functions take and give numpy arrays (or what broadcasts to them); cycles are tile cycles of one vertex.
+All functions take and give numpy arrays (or what broadcasts to them); cycles are tile cycles of one
+vertex.
 """
 
 from __future__ import annotations
@@ -41,15 +43,18 @@ class Unit:
 def unit_for(machine: Machine, dtype: str) -> Unit:
     """The AMP unit: 16 x 16 channels for fp16 and 8 x 16 for fp32 on MK2, half the outputs on MK1.
 
-    MK1 multiplies half as many a cycle (facts/machine.md) at the same 4 (8) cycles a row, so half the outputs [der].
-    With fp32 partials of fp16 operands MK2 has 8 outputs too: four engines store two floats a cycle (poplibs
-    tools/single_conv_layer.cpp at fp16InFp32OutConvUnitsPerTile; codelets ConvPartial1x1Out_1_1.cpp, hasAssembly: 16
-    units are for half partials or float operands only). Integers and bfloat16 take the type that holds them.
+    MK1 multiplies half as many a cycle (facts/machine.md) at the same 4 (8) cycles a row, so half
+    the outputs [der]. With fp32 partials of fp16 operands MK2 has 8 outputs too: four engines store
+    two floats a cycle (poplibs tools/single_conv_layer.cpp at fp16InFp32OutConvUnitsPerTile;
+    codelets ConvPartial1x1Out_1_1.cpp, hasAssembly: 16 units are for half partials or float
+    operands only). Integers and bfloat16 take the type that holds them.
     """
     half = dtype in ("float16", "bfloat16")
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
     in_group, row_cycles = (16, 4) if half else (8, 8)
-    partial = {"float16": 2, "half": 2, "float32": 4, "float": 4}.get(machine.partials, 2 if half else 4)
+    partial = {"float16": 2, "half": 2, "float32": 4, "float": 4}.get(
+        machine.partials, 2 if half else 4
+    )
     outputs = macs * row_cycles // in_group
     if half and partial == 4:
         outputs = min(outputs, MIXED_OUTPUTS)
@@ -70,7 +75,9 @@ def _rows_fp16_narrow(rows: np.ndarray, zeroing: bool) -> np.ndarray:
 
 
 def _rows_fp32(rows: np.ndarray, zeroing: bool) -> np.ndarray:
-    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1 (facts 2)."""
+    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1 (facts
+    2).
+    """
     cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 34, 45], 46 + 8 * (rows - 3))
     return cycles + np.where(rows > 0, (2 + 8 * rows) * int(zeroing), 0)
 
@@ -83,7 +90,9 @@ def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
     return np.maximum(most, WORKERS * per_worker(rows // WORKERS, zeroing) + 14)
 
 
-def conv_1x1_cycles(unit: Unit, rows: Ints, in_groups: Ints, out_groups: Ints, conv_groups: Ints = 1) -> np.ndarray:
+def conv_1x1_cycles(
+    unit: Unit, rows: Ints, in_groups: Ints, out_groups: Ints, conv_groups: Ints = 1
+) -> np.ndarray:
     """Cycles of ``poplin::ConvPartial1x1Out`` (facts/cycles.md 1); 0 where any count is 0.
 
     fp16 with 96 rows, 4 in-groups, 2 out-groups: 5,011; fp32: 9,703.
@@ -99,14 +108,20 @@ def conv_1x1_cycles(unit: Unit, rows: Ints, in_groups: Ints, out_groups: Ints, c
 
 
 def _segment(length: np.ndarray, half: bool) -> np.ndarray:
-    """Worker cycles for a row segment of an n x 1 vertex (facts/cycles.md 2), without its 3 of overhead."""
+    """Worker cycles for a row segment of an n x 1 vertex (facts/cycles.md 2), without its 3 of
+    overhead.
+    """
     one, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
     return np.select([length <= 0, length == 1, length == 2], [17, one, two], more)
 
 
 def worker_segments(segments: Ints, length: Ints, half: bool) -> np.ndarray:
-    """Cycles of the worker with most of ``segments`` field rows of ``length``, shared out over six workers."""
-    segments, length = np.broadcast_arrays(np.asarray(segments, np.int64), np.asarray(length, np.int64))
+    """Cycles of the worker with most of ``segments`` field rows of ``length``, shared out over six
+    workers.
+    """
+    segments, length = np.broadcast_arrays(
+        np.asarray(segments, np.int64), np.asarray(length, np.int64)
+    )
     share = ceil_div(segments * length, WORKERS)
     full, rest = share // np.maximum(length, 1), share % np.maximum(length, 1)
     return full * (3 + _segment(length, half)) + np.where(rest > 0, 3 + _segment(rest, half), 0)
@@ -125,16 +140,30 @@ def conv_nx1_cycles(
 ) -> np.ndarray:
     """Cycles of ``poplin::ConvPartialnx1`` (facts/cycles.md 2); 0 where any count is 0.
 
-    ``segments`` field rows of ``length`` outputs; ``filter_height`` kernel rows are multiplied in one pass, which
-    divides the input channels of a group.
+    ``segments`` field rows of ``length`` outputs; ``filter_height`` kernel rows are multiplied in
+    one pass, which divides the input channels of a group.
     """
     segments, length, ky, kx, gi, go, groups, fh = np.broadcast_arrays(
         *(
             np.asarray(a, np.int64)
-            for a in (segments, length, kernel_rows, kernel_cols, in_groups, out_groups, conv_groups, filter_height)
+            for a in (
+                segments,
+                length,
+                kernel_rows,
+                kernel_cols,
+                in_groups,
+                out_groups,
+                conv_groups,
+                filter_height,
+            )
         )
     )
-    worker = 17 + int(unit.half and unit.partial_bytes == 2) + worker_segments(segments, length, unit.half) - 9
+    worker = (
+        17
+        + int(unit.half and unit.partial_bytes == 2)
+        + worker_segments(segments, length, unit.half)
+        - 9
+    )
     start = np.select([fh == 1, fh == 2], [15, 46], 60)
     inner = ceil_div(ky, fh) * (14 + kx * (12 + unit.load + start + 3 + WORKERS * worker))
     zeroing = ceil_div(segments * length * go * unit.out_group * unit.partial_bytes * groups, 8)
@@ -146,11 +175,13 @@ def conv_nx1_cycles(
 def slic_cycles(
     unit: Unit, segments: Ints, length: Ints, kernel_rows: Ints, kernel_cols: Ints, blocks: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartial1x4SLIC`` (MK2, fp16), for windows of 1 x 4 and ``blocks`` of four channels.
+    """Cycles of ``poplin::ConvPartial1x4SLIC`` (MK2, fp16), for windows of 1 x 4 and ``blocks`` of
+    four channels.
 
-    8 units (fp32 partials) pass over the input twice, 16 once. Workers put the weights of a block in order before
-    they are loaded, 97 cycles (poplibs lib/poplin/PerformanceEstimation.hpp, getConvPartialSlicSupervisor*Estimate,
-    which counts the weights of one block only; here each block's are loaded).
+    8 units (fp32 partials) pass over the input twice, 16 once. Workers put the weights of a block
+    in order before they are loaded, 97 cycles (poplibs lib/poplin/PerformanceEstimation.hpp,
+    getConvPartialSlicSupervisor*Estimate, which counts the weights of one block only; here each
+    block's are loaded).
     """
     segments, length, ky, kx, blocks = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (segments, length, kernel_rows, kernel_cols, blocks))
@@ -163,10 +194,11 @@ def slic_cycles(
 
 
 def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle (facts/cycles.md 3).
+    """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle
+    (facts/cycles.md 3).
 
-    ``taps`` kernel elements times input channels of a group, ``vectors`` groups of v channels. A row segment
-    costs the worker 17 cycles of set-up for each tap, as in the n x 1 vertex.
+    ``taps`` kernel elements times input channels of a group, ``vectors`` groups of v channels. A
+    row segment costs the worker 17 cycles of set-up for each tap, as in the n x 1 vertex.
     """
     segments, length, taps, vectors = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (segments, length, taps, vectors))
@@ -179,18 +211,22 @@ def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.n
 def vmac_cycles(
     unit: Unit, outputs: Ints, kernel_rows: Ints, kernel_cols: Ints, ins: Ints, vectors: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups; it is for fp16 only.
+    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups; it is for fp16
+    only.
 
-    Workers share the ``outputs`` times kernel columns of each kernel row; a piece of a row costs 13 cycles and 2 for
-    each of its elements (11 and 2 with fp16 partials). Each has partials of its own, which are zeroed and added up
-    (poplibs lib/poplin/PerformanceEstimation.hpp, getConvPartialVerticalMacSupervisorCycleEstimate, four groups).
+    Workers share the ``outputs`` times kernel columns of each kernel row; a piece of a row costs 13
+    cycles and 2 for each of its elements (11 and 2 with fp16 partials). Each has partials of its
+    own, which are zeroed and added up (poplibs lib/poplin/PerformanceEstimation.hpp,
+    getConvPartialVerticalMacSupervisorCycleEstimate, four groups).
     """
     outputs, ky, kx, ins, vectors = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (outputs, kernel_rows, kernel_cols, ins, vectors))
     )
     wide = unit.partial_bytes == 4
     share = ceil_div(outputs * kx, WORKERS)
-    worker = (19 if wide else 18) + ky * ((13 if wide else 11) * ceil_div(share, np.maximum(kx, 1)) + 2 * share)
+    worker = (19 if wide else 18) + ky * (
+        (13 if wide else 11) * ceil_div(share, np.maximum(kx, 1)) + 2 * share
+    )
     elements = 4 * outputs
     zeroing = 4 + ceil_div(elements, 2 if wide else 4)
     adding = (9 if wide else 10) + (19 if wide else 12) * ceil_div(ceil_div(elements, WORKERS), 4)
@@ -199,15 +235,20 @@ def vmac_cycles(
 
 
 def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) -> np.ndarray:
-    """Cycles of ``poplin::OuterProduct`` (facts/cycles.md 3) for one worker's share, times the six workers."""
-    groups, width, channels = np.broadcast_arrays(*(np.asarray(a, np.int64) for a in (groups, width, channels)))
+    """Cycles of ``poplin::OuterProduct`` (facts/cycles.md 3) for one worker's share, times the six
+    workers.
+    """
+    groups, width, channels = np.broadcast_arrays(
+        *(np.asarray(a, np.int64) for a in (groups, width, channels))
+    )
     share = ceil_div(width, WORKERS)
     inner = 6 + np.maximum(ceil_div(channels - 12, 4), 0)
     return np.where(width > 0, WORKERS * (25 + groups * (10 + share * inner)), 0)
 
 
 def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np.ndarray:
-    """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials (facts/cycles.md 4).
+    """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials
+    (facts/cycles.md 4).
 
     256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 where there is nothing to add.
     """
@@ -219,7 +260,9 @@ def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np
 
 
 def reduction_stages(depth: int) -> tuple[int, ...]:
-    """How ``depth`` partials are added: the radix of each stage (one to 15, two to 124, three above)."""
+    """How ``depth`` partials are added: the radix of each stage (one to 15, two to 124, three
+    above).
+    """
     stages = 0 if depth < 2 else 1 if depth < 16 else 2 if depth < 125 else 3
     radices: list[int] = []
     left = depth

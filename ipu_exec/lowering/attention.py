@@ -1,4 +1,6 @@
-"""Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values (facts/cycles.md 6)."""
+"""Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values
+(facts/cycles.md 6).
+"""
 
 from __future__ import annotations
 
@@ -53,26 +55,34 @@ def _softmax_in_place(build: Builder, scores: Operand, lies: Spread) -> None:
 
 
 def _dropout(spec: OpSpec) -> float:
-    return next((a for a in spec.args if isinstance(a, float)), dict(spec.kwargs).get("dropout_p", 0.0))
+    return next(
+        (a for a in spec.args if isinstance(a, float)), dict(spec.kwargs).get("dropout_p", 0.0)
+    )
 
 
 _FORWARD = words("""_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
     _scaled_dot_product_efficient_attention _scaled_dot_product_attention_math scaled_dot_product_attention
     _scaled_dot_product_fused_attention_overrideable""")
-_BACKWARD = words("""_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
+_BACKWARD = words(
+    """_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_fused_attention_overrideable_backward""")
+    _scaled_dot_product_fused_attention_overrideable_backward"""
+)
 
 
 def _mask(spec: OpSpec, first: int, scores: tuple[int, ...]) -> int | None:
-    """Operand index of the attention mask: one after ``first`` that broadcasts to the scores and is no vector."""
+    """Operand index of the attention mask: one after ``first`` that broadcasts to the scores and is
+    no vector.
+    """
     for index, operand in enumerate(spec.operands[first:], first):
         if operand.shape[-2:] == scores[-2:] and operand.layout is not None:
             return index
     return None
 
 
-def _probabilities(build: Builder, query: Operand, key: Operand, mask_from: int) -> tuple[Operand, Spread]:
+def _probabilities(
+    build: Builder, query: Operand, key: Operand, mask_from: int
+) -> tuple[Operand, Spread]:
     scores, done = _part(build, "scores", query, transposed(key))
     lies = Spread(done.outputs.key, done.outputs.elements)
     build.map("scale", "mul_scalar", lies.elements, scores.dtype)
@@ -98,13 +108,18 @@ def attention(spec: OpSpec, machine: Machine) -> Plan:
     out = spec.outputs[0]
     assert out is not None
     layouts: list[Layout | None] = [done.outputs.layout(out.dtype)]
-    layouts += [None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs[1:]]
+    layouts += [
+        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
+        for o in spec.outputs[1:]
+    ]
     return build.plan(tuple(layouts), constants=done.worklists, note=str(done.splits))
 
 
 @lowering(*(f"aten.{name}" for name in _BACKWARD))
 def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Probabilities are computed again (only their logarithmic sums were kept), then the four products' gradients."""
+    """Probabilities are computed again (only their logarithmic sums were kept), then the four
+    products' gradients.
+    """
     build = Builder(spec, machine)
     grad, query, key, value = (build.place(i) for i in range(4))
     probabilities, lies = _probabilities(build, query, key, 5)
@@ -127,5 +142,8 @@ def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
         None if out is None else product.outputs.layout(out.dtype)
         for out, product in zip(spec.outputs, products, strict=False)
     ]
-    layouts += [None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs[3:]]
+    layouts += [
+        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
+        for o in spec.outputs[3:]
+    ]
     return build.plan(tuple(layouts), constants=done.worklists)

@@ -10,29 +10,55 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ipu_exec.lowering import costs
-from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, linear, linear_layout, run_of, spread_of
-from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Operand, OpSpec, Plan, Temporary, Vertices
+from ipu_exec.lowering.layouts import (
+    Spread,
+    apportion,
+    ceil_div,
+    linear,
+    linear_layout,
+    run_of,
+    spread_of,
+)
+from ipu_exec.lowering.plan import (
+    ITEM_BYTES,
+    Compute,
+    Exchange,
+    Layout,
+    Operand,
+    OpSpec,
+    Plan,
+    Temporary,
+    Vertices,
+)
 from ipu_exec.machine import Machine
 
 
-def messages(bytes_in: np.ndarray, bytes_out: np.ndarray, dims: int = 1, least: int = 4) -> np.ndarray:
-    """How many tiles each receiver takes data from, where the parts of both are blocks of ``dims`` dimensions.
+def messages(
+    bytes_in: np.ndarray, bytes_out: np.ndarray, dims: int = 1, least: int = 4
+) -> np.ndarray:
+    """How many tiles each receiver takes data from, where the parts of both are blocks of ``dims``
+    dimensions.
 
-    A part of w bytes that lies anywhere over parts of S bytes meets (ceil((w / S)^(1 / dims)) + 1)^dims of them: a
-    stretch of a line one more than it covers, a rectangle a row and a column more. What one tile sends arrives in one
-    piece at sequential addresses (popops regroups on the tile before and after, facts/cycles.md 8): one fragment.
-    ``least``: bytes that always lie on one tile and are wanted as a whole.
+    A part of w bytes that lies anywhere over parts of S bytes meets (ceil((w / S)^(1 / dims)) +
+    1)^dims of them: a stretch of a line one more than it covers, a rectangle a row and a column
+    more. What one tile sends arrives in one piece at sequential addresses (popops regroups on the
+    tile before and after, facts/cycles.md 8): one fragment. ``least``: bytes that always lie on one
+    tile and are wanted as a whole.
     """
     senders = int(np.count_nonzero(bytes_out))
     share = bytes_out.sum() / max(senders, 1)
     covered = (bytes_in / max(share, 1.0)) ** (1 / dims)
     met = (np.ceil(covered).astype(np.int64) + 1) ** dims
-    return np.where(bytes_in > 0, np.minimum(met, np.minimum(senders, ceil_div(bytes_in, max(4, least)))), 0)
+    return np.where(
+        bytes_in > 0, np.minimum(met, np.minimum(senders, ceil_div(bytes_in, max(4, least)))), 0
+    )
 
 
 @dataclass
 class Builder:
-    """Steps and temporaries of one operator. ``spec`` is the operator; vectors are int64[machine.tiles]."""
+    """Steps and temporaries of one operator. ``spec`` is the operator; vectors are
+    int64[machine.tiles].
+    """
 
     spec: OpSpec
     machine: Machine
@@ -51,9 +77,16 @@ class Builder:
         return len(self.steps)
 
     def compute(
-        self, name: str, vertex: str, cycles: np.ndarray, flops: int = 0, count: np.ndarray | None = None
+        self,
+        name: str,
+        vertex: str,
+        cycles: np.ndarray,
+        flops: int = 0,
+        count: np.ndarray | None = None,
     ) -> int:
-        """Append a compute set of one vertex type (one vertex on each tile with cycles unless ``count``)."""
+        """Append a compute set of one vertex type (one vertex on each tile with cycles unless
+        ``count``).
+        """
         cycles = np.asarray(cycles, np.int64)
         if count is None:
             count = (cycles > 0).astype(np.int64)
@@ -68,10 +101,11 @@ class Builder:
         fragments: np.ndarray | None = None,
         shared_bus: bool = False,
     ) -> int:
-        """Append an exchange, unless nothing moves. Returns the index of the step (or of the next one).
+        """Append an exchange, unless nothing moves. Returns the index of the step (or of the next
+        one).
 
-        What nobody receives is not sent: ``bytes_out`` is scaled down to sum to ``bytes_in`` at most. ``fragments``
-        are `messages` of a line unless given.
+        What nobody receives is not sent: ``bytes_out`` is scaled down to sum to ``bytes_in`` at
+        most. ``fragments`` are `messages` of a line unless given.
         """
         bytes_in, bytes_out = np.asarray(bytes_in, np.int64), np.asarray(bytes_out, np.int64)
         if not bytes_in.any():
@@ -80,10 +114,14 @@ class Builder:
             bytes_out = apportion(int(bytes_in.sum()), bytes_out)
         if fragments is None:
             fragments = messages(bytes_in, bytes_out)
-        self.steps.append(Exchange(name, bytes_in, bytes_out, np.asarray(fragments, np.int64), shared_bus))
+        self.steps.append(
+            Exchange(name, bytes_in, bytes_out, np.asarray(fragments, np.int64), shared_bus)
+        )
         return len(self.steps) - 1
 
-    def hold(self, name: str, nbytes: np.ndarray, first: int, last: int, interleaved: bool = False) -> None:
+    def hold(
+        self, name: str, nbytes: np.ndarray, first: int, last: int, interleaved: bool = False
+    ) -> None:
         """Keep bytes on tiles from step ``first`` to step ``last``."""
         nbytes = np.asarray(nbytes, np.int64)
         if nbytes.any():
@@ -91,20 +129,32 @@ class Builder:
 
     # -- elementwise pieces, shared by every compound operator
 
-    def map(self, name: str, kind: str, elements: np.ndarray, dtype: str, flops: int | None = None) -> int:
+    def map(
+        self, name: str, kind: str, elements: np.ndarray, dtype: str, flops: int | None = None
+    ) -> int:
         """Append an elementwise compute set of a kind of `costs.KINDS` over ``elements`` a tile."""
         cost = costs.KINDS[kind]
         cycles = cost.cycles(elements, dtype)
         vertex = cost.vertex_type(dtype)
-        return self.compute(name, vertex, cycles, int(elements.sum()) * cost.flops if flops is None else flops)
+        return self.compute(
+            name, vertex, cycles, int(elements.sum()) * cost.flops if flops is None else flops
+        )
 
     def place(self, index: int, like: Spread | None = None) -> Operand:
-        """Operand ``index`` on tiles: if nobody placed it, wish for ``like`` (linear by default) and take that."""
+        """Operand ``index`` on tiles: if nobody placed it, wish for ``like`` (linear by default)
+        and take that.
+        """
         operand = self.spec.operands[index]
         if operand.layout is not None:
             return operand
-        whole = like is not None and int(like.elements.sum()) == max(operand.storage_elements, operand.elements)
-        layout = like.layout(operand.dtype) if like is not None and whole else linear_layout(operand, self.tiles)
+        whole = like is not None and int(like.elements.sum()) == max(
+            operand.storage_elements, operand.elements
+        )
+        layout = (
+            like.layout(operand.dtype)
+            if like is not None and whole
+            else linear_layout(operand, self.tiles)
+        )
         self.wishes.setdefault(index, layout)
         return placed(operand, self.wishes[index])
 
@@ -115,9 +165,9 @@ class Builder:
     def lead(self, index: int) -> tuple[Operand, Spread]:
         """Operand ``index``, and how it lies, for a lowering that works where it lies.
 
-        An expanded tensor (the gradient of a sum) repeats elements that may lie on a single tile: it is written out
-        first, over all tiles. Each gets the elements that are there and copies them, the way poplar::program::Copy
-        writes a broadcast tensor.
+        An expanded tensor (the gradient of a sum) repeats elements that may lie on a single tile:
+        it is written out first, over all tiles. Each gets the elements that are there and copies
+        them, the way poplar::program::Copy writes a broadcast tensor.
         """
         operand = self.place(index)
         if not any(expanded(operand)):
@@ -126,56 +176,92 @@ class Builder:
         if index not in self.written:
             step = self.fetch(f"operand {index}", operand, lies.elements)
             self.map(f"write out operand {index}", "copy", lies.elements, operand.dtype, flops=0)
-            self.hold(f"operand {index} written out", lies.elements * operand.item_bytes, step, 1 << 30)
-            self.written[index] = row_major(operand.shape, operand.dtype, lies.layout(operand.dtype), operand.role)
+            self.hold(
+                f"operand {index} written out", lies.elements * operand.item_bytes, step, 1 << 30
+            )
+            self.written[index] = row_major(
+                operand.shape, operand.dtype, lies.layout(operand.dtype), operand.role
+            )
         return self.written[index], lies
 
     def fetch(
-        self, name: str, source: Operand, need: np.ndarray, broadcast: bool = False, scattered: bool = False
+        self,
+        name: str,
+        source: Operand,
+        need: np.ndarray,
+        broadcast: bool = False,
+        scattered: bool = False,
     ) -> int:
-        """Exchange ``need[tile]`` elements of ``source`` to the tiles. Returns the step that brings them.
+        """Exchange ``need[tile]`` elements of ``source`` to the tiles. Returns the step that brings
+        them.
 
-        ``scattered``: no two elements that a tile needs lie together, so that each is a fragment of its own. Of an
-        expanded tensor only the elements that are there are sent, each of them to all who need it.
+        ``scattered``: no two elements that a tile needs lie together, so that each is a fragment of
+        its own. Of an expanded tensor only the elements that are there are sent, each of them to
+        all who need it.
         """
         item = source.item_bytes
         if any(expanded(source)) and not broadcast:
-            need = np.where(need > 0, np.maximum(1, ceil_div(need * distinct(source), max(source.elements, 1))), 0)
+            need = np.where(
+                need > 0,
+                np.maximum(1, ceil_div(need * distinct(source), max(source.elements, 1))),
+                0,
+            )
             source, broadcast, scattered = folded(source), True, False
         lies = spread_of(source, self.tiles)
         held, key = lies.elements, lies.key
         sent = held if broadcast else apportion(int(need.sum()), held)
         # a layout with runs is cut in blocks
         met = messages(need * item, sent * item, 1 + (run_of(key) > 0))
-        return self.exchange(name, need * item, sent * item, np.asarray(need, np.int64) if scattered else met)
+        return self.exchange(
+            name, need * item, sent * item, np.asarray(need, np.int64) if scattered else met
+        )
 
     def linear(self, elements: int, dtype: str) -> Spread:
         return linear(elements, ITEM_BYTES[dtype], self.tiles)
 
-    def plan(self, outputs: tuple[Layout | None, ...], *, constants: np.ndarray | None = None, note: str = "") -> Plan:
-        """The finished plan. An output that shares an input's storage keeps that storage's layout: None here."""
+    def plan(
+        self,
+        outputs: tuple[Layout | None, ...],
+        *,
+        constants: np.ndarray | None = None,
+        note: str = "",
+    ) -> Plan:
+        """The finished plan. An output that shares an input's storage keeps that storage's layout:
+        None here.
+        """
         layouts = tuple(
             None if out is None or out.layout is not None else layout
             for out, layout in zip(self.spec.outputs, outputs, strict=True)
         )
         last = len(self.steps) - 1
         kept = tuple(
-            t if t.last <= last else Temporary(t.name, t.bytes, min(t.first, last), last, t.interleaved)
+            (
+                t
+                if t.last <= last
+                else Temporary(t.name, t.bytes, min(t.first, last), last, t.interleaved)
+            )
             for t in self.temporaries
             if last >= 0
         )
-        return Plan(tuple(self.steps), kept, layouts, tuple(sorted(self.wishes.items())), constants, note)
+        return Plan(
+            tuple(self.steps), kept, layouts, tuple(sorted(self.wishes.items())), constants, note
+        )
 
 
 def expanded(operand: Operand) -> tuple[bool, ...]:
     """Which dimensions of a tensor only repeat their first element."""
-    return tuple(stride == 0 and n > 1 for n, stride in zip(operand.shape, operand.strides, strict=True))
+    return tuple(
+        stride == 0 and n > 1 for n, stride in zip(operand.shape, operand.strides, strict=True)
+    )
 
 
 def folded(operand: Operand) -> Operand:
     """An expanded tensor without its repeats."""
     return replace(
-        operand, shape=tuple(1 if wide else n for n, wide in zip(operand.shape, expanded(operand), strict=True))
+        operand,
+        shape=tuple(
+            1 if wide else n for n, wide in zip(operand.shape, expanded(operand), strict=True)
+        ),
     )
 
 
@@ -184,7 +270,9 @@ def distinct(operand: Operand) -> int:
     return folded(operand).elements
 
 
-def row_major(shape: tuple[int, ...], dtype: str, layout: Layout, role: str = "activation") -> Operand:
+def row_major(
+    shape: tuple[int, ...], dtype: str, layout: Layout, role: str = "activation"
+) -> Operand:
     """A dense tensor in row-major order on a layout."""
     strides: list[int] = []
     size = 1
@@ -197,5 +285,11 @@ def row_major(shape: tuple[int, ...], dtype: str, layout: Layout, role: str = "a
 def placed(operand: Operand, layout: Layout) -> Operand:
     """The same operand on a layout."""
     return Operand(
-        operand.shape, operand.dtype, operand.strides, operand.offset, operand.storage_elements, layout, operand.role
+        operand.shape,
+        operand.dtype,
+        operand.strides,
+        operand.offset,
+        operand.storage_elements,
+        layout,
+        operand.role,
     )

@@ -1,8 +1,9 @@
 """Convolution and its gradients, by the planner in `product` (facts/cycles.md 2, 3, 12).
 
-Each is planned in every way that applies (AMP 1 x 1, n x 1 and on inputs expanded to 1 x 1, SLIC, vector MAC, outer
-product) and the cheapest is taken. The gradient of the input is the convolution of the flipped weights; that of the
-weights is a convolution whose input channels are the batch (or batch and field, expanded); that of the bias a sum.
+Each is planned in every way that applies (AMP 1 x 1, n x 1 and on inputs expanded to 1 x 1, SLIC,
+vector MAC, outer product) and the cheapest is taken. The gradient of the input is the convolution
+of the flipped weights; that of the weights is a convolution whose input channels are the batch (or
+batch and field, expanded); that of the bias a sum.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import Any
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
-from ipu_exec.lowering.product import Problem, Product, add_bias, add_product, as_placed, no_product, search
+from ipu_exec.lowering.product import (
+    Problem,
+    Product,
+    add_bias,
+    add_product,
+    as_placed,
+    no_product,
+    search,
+)
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
@@ -51,7 +60,12 @@ def _pair(values: Any, rank: int) -> tuple[int, int]:
 
 
 def geometry(
-    data: tuple[int, ...], weight: tuple[int, ...], out: tuple[int, ...], stride: Any, dilation: Any, groups: int
+    data: tuple[int, ...],
+    weight: tuple[int, ...],
+    out: tuple[int, ...],
+    stride: Any,
+    dilation: Any,
+    groups: int,
 ) -> Geometry:
     """Of an ordinary convolution, from the shapes of its input, weight and output."""
     rank = len(weight) - 2
@@ -86,14 +100,18 @@ def forward_problem(g: Geometry) -> Problem:
 
 
 def input_gradient_problem(g: Geometry) -> Problem:
-    """Outgoing gradients convolved with flipped weights; a stride leaves each kernel element only some outputs.
+    """Outgoing gradients convolved with flipped weights; a stride leaves each kernel element only
+    some outputs.
 
-    Where a kernel covers the whole field, each element of the result meets one kernel element alone: that dimension is
-    further output channels (poplibs lib/poplin/ConvPlan.hpp, ConvTransform::outChanFlattenDims).
+    Where a kernel covers the whole field, each element of the result meets one kernel element
+    alone: that dimension is further output channels (poplibs lib/poplin/ConvPlan.hpp,
+    ConvTransform::outChanFlattenDims).
     """
     covered = [
         out == 1 and size == reach and step == 1
-        for out, size, reach, step in zip(g.out_field, g.in_field, g.kernel, g.dilation, strict=True)
+        for out, size, reach, step in zip(
+            g.out_field, g.in_field, g.kernel, g.dilation, strict=True
+        )
     ]
     field = [1 if one else size for one, size in zip(covered, g.in_field, strict=True)]
     kernel = (1 if covered[0] else g.kernel[0], 1 if covered[1] else g.kernel[1])
@@ -131,10 +149,12 @@ def weight_gradient_problem(g: Geometry) -> Problem:
 
 
 def expanded(problem: Problem, inputs: int) -> Problem:
-    """The same with kernel elements as further input channels: a 1 x 1 product of rearranged inputs.
+    """The same with kernel elements as further input channels: a 1 x 1 product of rearranged
+    inputs.
 
-    ``inputs`` is the elements of the whole input: what arrives on a tile is its slice's part of them, which the
-    tile expands. A strided gradient meets only every stride-th kernel element at an output.
+    ``inputs`` is the elements of the whole input: what arrives on a tile is its slice's part of
+    them, which the tile expands. A strided gradient meets only every stride-th kernel element at an
+    output.
     """
     channels = problem.in_channels * -(-problem.taps // prod(problem.field_stride))
     field = problem.segments * problem.width
@@ -168,8 +188,10 @@ def undilated(problem: Problem) -> Problem:
 
 
 def by_kernel_row(problem: Problem, inputs: int) -> Problem:
-    """The same with kernel rows as further input channels, so that tiles share them: the vendor's kernel split
-    (poplibs lib/poplin/ConvPlan.hpp, Partition::kernelSplit). Rows that overlap arrive once."""
+    """The same with kernel rows as further input channels, so that tiles share them: the vendor's
+    kernel split (poplibs lib/poplin/ConvPlan.hpp, Partition::kernelSplit). Rows that overlap arrive
+    once.
+    """
     split = replace(
         problem,
         in_channels=problem.in_channels * problem.kernel[0],
@@ -182,8 +204,9 @@ def by_kernel_row(problem: Problem, inputs: int) -> Problem:
 
 
 def combined(problem: Problem, dtype: str) -> list[Problem]:
-    """The same with groups put together, as many as fill the AMP unit: the weights between them are zeros (poplibs
-    lib/poplin/ConvPlan.hpp, ConvTransform::combineConvGroupsFactor)."""
+    """The same with groups put together, as many as fill the AMP unit: the weights between them are
+    zeros (poplibs lib/poplin/ConvPlan.hpp, ConvTransform::combineConvGroupsFactor).
+    """
     most = (16 if dtype in ("float16", "bfloat16") else 8) // max(problem.in_channels, 1)
     flat = problem.taps == 1 and problem.field_stride == (1, 1)
     base = replace(problem, segments=problem.segments * problem.width, width=1) if flat else problem
@@ -201,22 +224,37 @@ def combined(problem: Problem, dtype: str) -> list[Problem]:
 
 
 def convolve(
-    build: Builder, name: str, problem: Problem, inputs: int, weights: int, turned: tuple[bool, bool]
+    build: Builder,
+    name: str,
+    problem: Problem,
+    inputs: int,
+    weights: int,
+    turned: tuple[bool, bool],
 ) -> Product:
-    """Append the cheapest way to compute ``problem``. ``turned``: operands whose channels are not together."""
+    """Append the cheapest way to compute ``problem``. ``turned``: operands whose channels are not
+    together.
+    """
     if problem.taps > 1 or problem.field_stride == (1, 1):
         return _cheapest(build, name, problem, inputs, weights, turned)
-    # computed without its zeros, which come between the outputs afterwards (ConvTransform::dilatePostConv)
+    # computed without its zeros, which come between the outputs afterwards
+    # (ConvTransform::dilatePostConv)
     done = _cheapest(build, name, undilated(problem), inputs, weights, turned)
     size = problem.segments * problem.width * problem.out_channels * problem.groups
     elements = apportion(size, done.outputs.elements)
     build.map(f"{name}/dilate", "fill", elements, build.spec.operands[inputs].dtype)
     lies: Any = done.outputs.key
-    return replace(done, outputs=Spread((*lies[:-1], digest(lies[-1], problem.field_stride)), elements))
+    return replace(
+        done, outputs=Spread((*lies[:-1], digest(lies[-1], problem.field_stride)), elements)
+    )
 
 
 def _cheapest(
-    build: Builder, name: str, problem: Problem, inputs: int, weights: int, turned: tuple[bool, bool]
+    build: Builder,
+    name: str,
+    problem: Problem,
+    inputs: int,
+    weights: int,
+    turned: tuple[bool, bool],
 ) -> Product:
     dtype, input_elements = build.spec.operands[inputs].dtype, build.spec.operands[inputs].elements
     if problem.is_empty:
@@ -234,25 +272,38 @@ def _cheapest(
         candidates.append((expanded(problem, input_elements), ("1x1",)))
     if problem.groups > 1 or problem.in_channels <= 4:
         vertical = "vmac" if half and problem.groups > 1 else "hmac"
-        slic = half and machine.target.architecture != "ipu1" and problem.in_channels <= 4 and problem.groups > 1
+        slic = (
+            half
+            and machine.target.architecture != "ipu1"
+            and problem.in_channels <= 4
+            and problem.groups > 1
+        )
         candidates.append((problem, (vertical, *(("slic",) if slic else ()))))
         if problem.kernel[0] > 1 and problem.field_stride == (1, 1):
             candidates.append((by_kernel_row(problem, input_elements), (vertical,)))
-    candidates += [(together, ("1x1",) if plain else ("nx1",)) for together in combined(problem, dtype)]
+    candidates += [
+        (together, ("1x1",) if plain else ("nx1",)) for together in combined(problem, dtype)
+    ]
     # ties go to the one named first: AMP, SLIC, vector MAC, outer product
-    placed = [(as_placed(build, p, methods, inputs, weights, dtype), methods) for p, methods in candidates]
+    placed = [
+        (as_placed(build, p, methods, inputs, weights, dtype), methods) for p, methods in candidates
+    ]
     best, methods = min(placed, key=lambda c: search(c[0], machine, dtype, c[1]).cycles)
     return add_product(build, name, best, methods, inputs, weights, dtype, True, turned)
 
 
 def _builder(spec: OpSpec, machine: Machine) -> Builder:
-    """A builder whose partials are fp32 unless set: the vendor's default for convolutions (facts/cycles.md 12.6)."""
+    """A builder whose partials are fp32 unless set: the vendor's default for convolutions
+    (facts/cycles.md 12.6).
+    """
     return Builder(spec, machine if machine.partials else replace(machine, partials="float32"))
 
 
 @lowering("aten.convolution", "aten._convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d")
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
-    """A convolution of any rank up to three, strided, dilated, grouped or transposed, with its bias."""
+    """A convolution of any rank up to three, strided, dilated, grouped or transposed, with its
+    bias.
+    """
     build = _builder(spec, machine)
     data, weight = spec.operands[0], spec.operands[1]
     out = spec.outputs[0]
@@ -264,13 +315,19 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
         transposed, groups = False, int(spec.args[6]) if len(spec.args) > 6 else 1
     stride, dilation = arguments.get("stride", 1), arguments.get("dilation", 1)
     if transposed:  # the gradient of the convolution from the output's shape to the input's
-        problem = input_gradient_problem(geometry(out.shape, weight.shape, data.shape, stride, dilation, groups))
+        problem = input_gradient_problem(
+            geometry(out.shape, weight.shape, data.shape, stride, dilation, groups)
+        )
     else:
-        problem = forward_problem(geometry(data.shape, weight.shape, out.shape, stride, dilation, groups))
+        problem = forward_problem(
+            geometry(data.shape, weight.shape, out.shape, stride, dilation, groups)
+        )
     done = convolve(build, "conv", problem, 0, 1, (False, True))
     if len(spec.operands) > 2:
         add_bias(build, "conv", done, 2, out.dtype)
-    return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
+    return build.plan(
+        (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
+    )
 
 
 @lowering("aten.convolution_backward")
@@ -278,7 +335,13 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Gradients of input, weight and bias, those that the output mask asks for."""
     build = _builder(spec, machine)
     grad, data, weight = spec.operands[:3]
-    stride, dilation, transposed, groups, mask = spec.args[4], spec.args[6], spec.args[7], spec.args[9], spec.args[10]
+    stride, dilation, transposed, groups, mask = (
+        spec.args[4],
+        spec.args[6],
+        spec.args[7],
+        spec.args[9],
+        spec.args[10],
+    )
     if transposed:
         g = geometry(grad.shape, weight.shape, data.shape, stride, dilation, groups)
         problems = forward_problem(g), weight_gradient_problem(g)

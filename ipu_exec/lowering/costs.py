@@ -1,7 +1,7 @@
 """Cycles of elementwise vertices on one tile, as vectors over tiles (facts/cycles.md 5).
 
-``base + 6 * (worker + c * ceil(n / u))`` with n = ceil(elements / 6) a worker: ``u`` elements of the type are done
-in ``c`` worker cycles.
+``base + 6 * (worker + c * ceil(n / u))`` with n = ceil(elements / 6) a worker: ``u`` elements of
+the type are done in ``c`` worker cycles.
 """
 
 from __future__ import annotations
@@ -47,21 +47,29 @@ def _unary(op: str, fp32: tuple[int, int], fp16: tuple[int, int], worker: int = 
     return Cost(f"popops::UnaryOp1D<popops::expr::UnaryOpType::{op},T>", 20, worker, fp32, fp16)
 
 
-def _binary(op: str, fp32: tuple[int, int] = (3, 2), fp16: tuple[int, int] = (3, 4), base: int = 11) -> Cost:
+def _binary(
+    op: str, fp32: tuple[int, int] = (3, 2), fp16: tuple[int, int] = (3, 4), base: int = 11
+) -> Cost:
     return Cost(f"popops::BinaryOp1D<popops::expr::BinaryOpType::{op},T>", base, 27, fp32, fp16)
 
 
 def _in_place(op: str) -> Cost:
     # 58 + 3/v in all: 58 is what a call costs the tile, not each worker
-    return Cost(f"popops::BinaryOp1DInPlace<popops::expr::BinaryOpType::{op},T>", 58, 0, (3, 2), (3, 4))
+    return Cost(
+        f"popops::BinaryOp1DInPlace<popops::expr::BinaryOpType::{op},T>", 58, 0, (3, 2), (3, 4)
+    )
 
 
 def _scalar(op: str) -> Cost:
-    return Cost(f"popops::BroadcastScalar1D<popops::expr::BinaryOpType::{op},T>", 20, 17, (2, 2), (2, 4))
+    return Cost(
+        f"popops::BroadcastScalar1D<popops::expr::BinaryOpType::{op},T>", 20, 17, (2, 2), (2, 4)
+    )
 
 
 def _vector(op: str) -> Cost:
-    return Cost(f"popops::BroadcastVectorInner<popops::expr::BinaryOpType::{op},T>", 58, 17, (3, 2), (3, 4))
+    return Cost(
+        f"popops::BroadcastVectorInner<popops::expr::BinaryOpType::{op},T>", 58, 17, (3, 2), (3, 4)
+    )
 
 
 KINDS: dict[str, Cost] = {
@@ -72,7 +80,9 @@ KINDS: dict[str, Cost] = {
     "max": _binary("MAXIMUM", (4, 2), (4, 4)),
     "min": _binary("MINIMUM", (4, 2), (4, 4)),
     "compare": _binary("EQUAL", (4, 2), (4, 4)),
-    "logical": Cost("popops::BinaryOp1D<popops::expr::BinaryOpType::LOGICAL_AND,bool>", 11, 27, (5, 1), (5, 1)),
+    "logical": Cost(
+        "popops::BinaryOp1D<popops::expr::BinaryOpType::LOGICAL_AND,bool>", 11, 27, (5, 1), (5, 1)
+    ),
     "remainder": _binary("REMAINDER", (20, 1), (20, 1)),
     "atan2": _binary("ATAN2", (60, 1), (60, 1)),
     "pow": _binary("POWER", (50, 1), (50, 1)),
@@ -123,7 +133,9 @@ KINDS: dict[str, Cost] = {
 
 
 def rearrange_cycles(elements: np.ndarray) -> np.ndarray:
-    """On-tile transposition: 5/4 cycles an element (PL planner's rearrangement term, facts/cycles.md 8)."""
+    """On-tile transposition: 5/4 cycles an element (PL planner's rearrangement term,
+    facts/cycles.md 8).
+    """
     return ceil_div(np.asarray(elements, np.int64) * 5, 4)
 
 

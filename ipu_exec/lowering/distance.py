@@ -1,8 +1,9 @@
 """Distances of all pairs of rows: torch.cdist, pdist and their gradients.
 
-PopLibs has no such operator; Graphcore's knowledge-graph models bring a vertex that keeps both rows on the tile and
-writes no differences. Ours is that: a subtraction, a power and an addition a vector of elements, 3 cycles for the
-norms 1, 2 and infinity, and `costs` "pow" an element for any other (estimates by likeness, facts/cycles.md 5).
+PopLibs has no such operator; Graphcore's knowledge-graph models bring a vertex that keeps both rows
+on the tile and writes no differences. Ours is that: a subtraction, a power and an addition a vector
+of elements, 3 cycles for the norms 1, 2 and infinity, and `costs` "pow" an element for any other
+(estimates by likeness, facts/cycles.md 5).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _END = 1 << 30
 
 
 def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) -> np.ndarray:
-    """Cycles for ``pairs`` of rows of ``width`` elements on each tile: 20 + 6 (17 + pairs (10 + c ceil(width / v)))."""
+    """Cycles for ``pairs`` of rows of ``width`` elements on each tile: 20 + 6 (17 + pairs (10 + c
+    ceil(width / v))).
+    """
     lanes = max(1, 8 // item_bytes)
     cheap = power in (0.0, 1.0, 2.0, float("inf"))
     inner = PER_VECTOR * -(-width // lanes) + (0 if cheap else PER_POWER * width)
@@ -32,7 +35,9 @@ def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) ->
 
 
 def _rows(operand: Operand, pairs: np.ndarray, other: int) -> np.ndarray:
-    """Elements of ``operand`` that ``pairs`` consecutive pairs on a tile need, ``other`` pairs to each of its rows."""
+    """Elements of ``operand`` that ``pairs`` consecutive pairs on a tile need, ``other`` pairs to
+    each of its rows.
+    """
     most = operand.elements // max(operand.shape[-1], 1)
     rows = np.minimum(ceil_div(pairs, other) + (other > 1), np.minimum(pairs, most))
     return np.where(pairs > 0, rows, 0) * operand.shape[-1]
@@ -52,7 +57,8 @@ def _finish(build: Builder, lies: Spread, power: float, dtype: str) -> None:
 
 @lowering("aten._cdist_forward", "aten._pdist_forward")
 def distances(spec: OpSpec, machine: Machine) -> Plan:
-    """(a[..., P, M], b[..., R, M], p) -> [..., P, R], or (a[N, M], p) -> the N (N - 1) / 2 pairs of its rows.
+    """(a[..., P, M], b[..., R, M], p) -> [..., P, R], or (a[N, M], p) -> the N (N - 1) / 2 pairs of
+    its rows.
 
     Distances lie linearly, so a tile has a few rows of ``a`` and those of ``b`` beside them.
     """
@@ -78,15 +84,19 @@ def distances(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._cdist_backward", "aten._pdist_backward")
 def distances_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, a[..., P, M], b[..., R, M], p, distances) -> the gradient of ``a``; for pdist without ``b``.
+    """(gradient, a[..., P, M], b[..., R, M], p, distances) -> the gradient of ``a``; for pdist
+    without ``b``.
 
-    Each row of the result looks at all rows of ``b``, and at the gradients and distances of its pairs, once.
+    Each row of the result looks at all rows of ``b``, and at the gradients and distances of its
+    pairs, once.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
     power = next((float(a) for a in spec.args if isinstance(a, int | float)), 2.0)
-    facing = 2 if "cdist" in spec.name else 1  # the operand whose rows all of the result's rows meet
+    facing = (
+        2 if "cdist" in spec.name else 1
+    )  # the operand whose rows all of the result's rows meet
     width, each = max(1, out.shape[-1]), max(1, spec.operands[facing].shape[-2] - (facing == 1))
     lies = build.linear(out.elements, out.dtype)
     rows = ceil_div(lies.elements, width)

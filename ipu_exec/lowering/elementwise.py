@@ -1,8 +1,10 @@
-"""Elementwise operators: unary, binary with broadcasting and scalars, ternary, casts, fills, optimiser updates.
+"""Elementwise operators: unary, binary with broadcasting and scalars, ternary, casts, fills,
+optimiser updates.
 
-The leading operand stays where it lies; the others come to it: nothing moves if they lie with it, the whole
-tensor is exchanged if they lie otherwise, and a broadcast operand is sent to every tile that needs a part of it.
-An operator that the IPU runs as several vertices is several compute sets. Cycles: `costs.KINDS`.
+The leading operand stays where it lies; the others come to it: nothing moves if they lie with it,
+the whole tensor is exchanged if they lie otherwise, and a broadcast operand is sent to every tile
+that needs a part of it. An operator that the IPU runs as several vertices is several compute sets.
+Cycles: `costs.KINDS`.
 """
 
 from __future__ import annotations
@@ -93,14 +95,16 @@ UNARY: dict[str, tuple[str, ...]] = {
     "logit": ("add_scalar", "div", "log"),
 }
 # what has no vertex in popops: a scalar function of about as many terms as `erfinv`
-SERIES = words("""special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
+SERIES = words(
+    """special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
     special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
     special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
     special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta special_chebyshev_polynomial_t
     special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
     special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
     special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac""")
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac"""
+)
 BINARY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SERIES, ("series",)),
     "nextafter": ("compare", "select", "add_"),
@@ -168,10 +172,14 @@ TERNARY: dict[str, tuple[str, ...]] = {
     "addcdiv": ("div", "scaled_add"),
     "lerp": ("sub", "scaled_add"),
 }
-FILL = words("""zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
+FILL = words(
+    """zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
     new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange linspace eye tril_indices
-    triu_indices empty_permuted""")
-COPY = words("clone copy copy_ contiguous _to_copy to lift_fresh_copy alias_copy detach_copy view_copy")
+    triu_indices empty_permuted"""
+)
+COPY = words(
+    "clone copy copy_ contiguous _to_copy to lift_fresh_copy alias_copy detach_copy view_copy"
+)
 
 _SCALAR_FORMS = {
     "add": "add_scalar",
@@ -197,10 +205,11 @@ def is_in_place(spec: OpSpec) -> bool:
 
 
 def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
-    """Index of the operand that stays where it is: of the result's shape, placed, on most tiles; -1 if none is.
+    """Index of the operand that stays where it is: of the result's shape, placed, on most tiles; -1
+    if none is.
 
-    One that only repeats elements (the gradient of a mean) does not say where the result lies: it may be on one tile.
-    In place it is always the operand written.
+    One that only repeats elements (the gradient of a mean) does not say where the result lies: it
+    may be on one tile. In place it is always the operand written.
     """
     if is_in_place(spec):
         out = spec.outputs[0]
@@ -219,19 +228,23 @@ def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
 
 
 def _innermost(operand: Operand) -> int:
-    """The dimension along which neighbours lie together, of those with more than one element; -1 if none has."""
+    """The dimension along which neighbours lie together, of those with more than one element; -1 if
+    none has.
+    """
     wide = [d for d, extent in enumerate(operand.shape) if extent > 1]
     return min(wide, key=lambda d: operand.strides[d], default=-1)
 
 
 def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bool:
-    """Turn an operand round whose neighbours lie along another dimension, so that it can be sent in groups.
+    """Turn an operand round whose neighbours lie along another dimension, so that it can be sent in
+    groups.
 
-    popops does so for operands of elementwise operators (poplibs, ElementWise.cpp, ``TransposeInputs``;
-    Rearrange.cpp, ``regroupIfBeneficial``): blocks of both dimensions are exchanged among the tiles that hold the
-    operand, and transposed there. False, and nothing done, where a group would be less than a grain. It is the
-    groups of where the operand goes that count: its own may be odd (the gradient of a matrix for 30,522 tokens), but
-    then poplin's plan had the other dimension as its output channels, in groups: an estimate that errs to more cycles.
+    popops does so for operands of elementwise operators (poplibs, ElementWise.cpp,
+    ``TransposeInputs``; Rearrange.cpp, ``regroupIfBeneficial``): blocks of both dimensions are
+    exchanged among the tiles that hold the operand, and transposed there. False, and nothing done,
+    where a group would be less than a grain. It is the groups of where the operand goes that count:
+    its own may be odd (the gradient of a matrix for 30,522 tokens), but then poplin's plan had the
+    other dimension as its output channels, in groups: an estimate that errs to more cycles.
     """
     inner = _innermost(lead)
     if inner < 0 or lead.shape[inner] % max(1, _REGROUP_BYTES // source.item_bytes):
@@ -247,8 +260,8 @@ def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bo
 def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str, int]:
     """Exchange operand ``index`` to where ``lead`` lies, if it is not there.
 
-    Returns ("same" | "scalar" | "vector" | "broadcast", elements held at most on a tile); holds what arrived until
-    the end of the plan.
+    Returns ("same" | "scalar" | "vector" | "broadcast", elements held at most on a tile); holds
+    what arrived until the end of the plan.
     """
     operand = build.spec.operands[index]
     if operand.shape == lead.shape and not any(expanded(operand)):
@@ -264,7 +277,13 @@ def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str,
     need = broadcast_need(operand, lead, lies)
     step = build.fetch(f"broadcast operand {index}", source, need, broadcast=True)
     build.hold(f"operand {index}", need * operand.item_bytes, step, _END)
-    kind = "scalar" if operand.elements == 1 else "vector" if operand.shape[-1:] == lead.shape[-1:] else "broadcast"
+    kind = (
+        "scalar"
+        if operand.elements == 1
+        else "vector"
+        if operand.shape[-1:] == lead.shape[-1:]
+        else "broadcast"
+    )
     return kind, int(need.max(initial=0))
 
 
@@ -276,13 +295,17 @@ def broadcast_need(operand: Operand, lead: Operand, lies: Spread) -> np.ndarray:
     """Elements of a broadcast operand that each tile needs for its share of ``lead``."""
     pad = len(lead.shape) - len(operand.shape)
     extents = (1,) * pad + operand.shape
-    kept = tuple(mine == whole and whole > 1 for mine, whole in zip(extents, lead.shape, strict=True))
+    kept = tuple(
+        mine == whole and whole > 1 for mine, whole in zip(extents, lead.shape, strict=True)
+    )
     need = touched(lead, kept, lies.elements, lies.run)
     return np.minimum(need, prod(operand.shape))
 
 
 def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
-    """Any elementwise operator as compute sets of ``kinds`` in turn, after what they need has been exchanged."""
+    """Any elementwise operator as compute sets of ``kinds`` in turn, after what they need has been
+    exchanged.
+    """
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]
     output = outputs[0] if outputs else spec.operands[0]
@@ -295,21 +318,30 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
         lead = build.place(index)
         lies = spread_of(lead, machine.tiles)
         key = result_key(lies, lead, output)
-    forms = {bring(build, other, lead, lies)[0] for other in range(len(spec.operands)) if other != index}
+    forms = {
+        bring(build, other, lead, lies)[0] for other in range(len(spec.operands)) if other != index
+    }
     dtype = lead.dtype if output.dtype == "bool" else output.dtype
     for position, kind in enumerate(kinds):
         chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))
         build.map(f"{base_name(spec)}/{chosen}", chosen, lies.elements, dtype)
-    # what an optimiser does to its state and weights is one fused expression (popart/popx/op/accumulatex.cpp)
+    # what an optimiser does to its state and weights is one fused expression
+    # (popart/popx/op/accumulatex.cpp)
     fused = is_in_place(spec) and spec.operands[0].role in ("optimiser state", "weight")
     if len(kinds) > 1 and not fused:
-        build.hold("intermediate", lies.elements * output.item_bytes, max(0, build.next - len(kinds)), _END)
+        build.hold(
+            "intermediate", lies.elements * output.item_bytes, max(0, build.next - len(kinds)), _END
+        )
     layout = Spread(key, lies.elements)
-    return build.plan(tuple(layout.layout(out.dtype) if out is not None else None for out in spec.outputs))
+    return build.plan(
+        tuple(layout.layout(out.dtype) if out is not None else None for out in spec.outputs)
+    )
 
 
 def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
-    """The vertex for the operands at hand: broadcast by scalar, along the last dimension, in place, or general."""
+    """The vertex for the operands at hand: broadcast by scalar, along the last dimension, in place,
+    or general.
+    """
     if "same" not in forms:
         if "vector" in forms and kind in _VECTOR_FORMS:
             return _VECTOR_FORMS[kind]
@@ -331,10 +363,18 @@ def _kinds(spec: OpSpec) -> tuple[str, ...]:
             kinds = table[name]
             break
     if name == "pow" and len(spec.args) > 1:
-        by_power = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), -1: ("inverse",), 3: ("square", "mul_")}
+        by_power = {
+            2: ("square",),
+            0.5: ("sqrt",),
+            -0.5: ("rsqrt",),
+            -1: ("inverse",),
+            3: ("square", "mul_"),
+        }
         power = spec.args[1]
         kinds = by_power.get(power, kinds) if isinstance(power, int | float) else kinds
-    if name == "lerp" and len(spec.operands) == 2:  # by a number: popops::scaledAddTo(a, 1 - w, b, w)
+    if (
+        name == "lerp" and len(spec.operands) == 2
+    ):  # by a number: popops::scaledAddTo(a, 1 - w, b, w)
         return ("scaled_add",)
     if name == "gelu" and dict(spec.kwargs).get("approximate", "none") == "none":
         return ("gelu_erf",)
@@ -355,7 +395,9 @@ def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in FILL))
 def fill(spec: OpSpec, machine: Machine) -> Plan:
-    """Constants: the result lies like the operand it was made like, linearly otherwise; ``empty`` writes nothing."""
+    """Constants: the result lies like the operand it was made like, linearly otherwise; ``empty``
+    writes nothing.
+    """
     build = Builder(spec, machine)
     layouts: list[Layout | None] = []
     for out in spec.outputs:
@@ -365,7 +407,9 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
         like = spec.operands[0] if spec.operands else None
         if out.layout is not None:
             lies = spread_of(out, machine.tiles)
-        elif like is not None and like.layout and like.shape == out.shape and not any(expanded(like)):
+        elif (
+            like is not None and like.layout and like.shape == out.shape and not any(expanded(like))
+        ):
             source = spread_of(like, machine.tiles)
             lies = Spread(result_key(source, like, out), source.elements)
         else:
@@ -378,7 +422,8 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in COPY))
 def copy(spec: OpSpec, machine: Machine) -> Plan:
-    """Copies and casts. The result keeps the source's tiles; a different order of dimensions is rearranged on tile.
+    """Copies and casts. The result keeps the source's tiles; a different order of dimensions is
+    rearranged on tile.
 
     ``copy_`` writes where its first operand lies and so exchanges a source that lies elsewhere.
     """
@@ -407,4 +452,6 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
         build.map("rearrange", "rearrange", lies.elements, out.dtype, flops=0)
     else:
         build.map("copy", "copy", lies.elements, out.dtype, flops=0)
-    return build.plan((Spread(key, lies.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
+    return build.plan(
+        (Spread(key, lies.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1))
+    )

@@ -1,7 +1,8 @@
-"""Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put (facts/cycles.md 7).
+"""Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put
+(facts/cycles.md 7).
 
-The table stays where it lies, the indices go to every tile that holds a part of it, and what was found is
-exchanged to where the result lies.
+The table stays where it lies, the indices go to every tile that holds a part of it, and what was
+found is exchanged to where the result lies.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder, distinct
 from ipu_exec.lowering.elementwise import base_name, elementwise
-from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, result_key, split_evenly, spread_of
+from ipu_exec.lowering.layouts import (
+    Spread,
+    apportion,
+    ceil_div,
+    result_key,
+    split_evenly,
+    spread_of,
+)
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_cycles
 from ipu_exec.lowering.registry import lowering, words
@@ -24,20 +32,31 @@ from ipu_exec.machine import EXCHANGE_BASE_LATENCY, SYNC_CYCLES, Machine
 WORKERS = 6
 PHASE = SYNC_CYCLES + EXCHANGE_BASE_LATENCY  # of an exchange, for choosing between plans
 _END = 1 << 30
-_INDEXED = 10  # cycles of an element that is read or written where an index says (facts/cycles.md 8: measured)
+# cycles of an element that is read or written where an index says (facts/cycles.md 8: measured)
+_INDEXED = 10
 
 
 def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -> np.ndarray:
-    """``popops::MultiSlice``: 6 [30 + hits (19 + 2 row / 8 B) + misses 8] with lookups shared by the workers."""
+    """``popops::MultiSlice``: 6 [30 + hits (19 + 2 row / 8 B) + misses 8] with lookups shared by
+    the workers.
+    """
     hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
-    return np.where(lookups > 0, WORKERS * (30 + hit * (19 + 2 * ceil_div(row_bytes, 8)) + 8 * miss), 0)
+    return np.where(
+        lookups > 0, WORKERS * (30 + hit * (19 + 2 * ceil_div(row_bytes, 8)) + 8 * miss), 0
+    )
 
 
-def update_cycles(hits: np.ndarray, lookups: np.ndarray, row_elements: np.ndarray, item_bytes: int) -> np.ndarray:
-    """``popops::MultiUpdateAdd``: 6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]; an atom is 8 bytes."""
+def update_cycles(
+    hits: np.ndarray, lookups: np.ndarray, row_elements: np.ndarray, item_bytes: int
+) -> np.ndarray:
+    """``popops::MultiUpdateAdd``: 6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]; an atom is 8
+    bytes.
+    """
     hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
     atoms = ceil_div(row_elements * item_bytes, 8)
-    return np.where(lookups > 0, WORKERS * (36 + hit * (12 + 3 * np.maximum(atoms - 1, 0)) + 5 * miss), 0)
+    return np.where(
+        lookups > 0, WORKERS * (36 + hit * (12 + 3 * np.maximum(atoms - 1, 0)) + 5 * miss), 0
+    )
 
 
 def _row(table: Operand, dim: int) -> int:
@@ -46,7 +65,9 @@ def _row(table: Operand, dim: int) -> int:
 
 
 def repeated_row(index: Operand) -> int:
-    """How often an expanded index repeats itself along the innermost dimensions: it picks rows of so many elements."""
+    """How often an expanded index repeats itself along the innermost dimensions: it picks rows of
+    so many elements.
+    """
     row = 1
     for extent, stride in zip(reversed(index.shape), reversed(index.strides), strict=True):
         if stride and extent > 1:
@@ -56,7 +77,9 @@ def repeated_row(index: Operand) -> int:
 
 
 def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: int = 1) -> None:
-    """Exchange the index vector to every tile that holds a part of the table, a part of it to each copy."""
+    """Exchange the index vector to every tile that holds a part of the table, a part of it to each
+    copy.
+    """
     for index in indices:
         source = build.place(index)
         need = np.where(held > 0, ceil_div(distinct(source), copies), 0)
@@ -64,24 +87,34 @@ def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: 
         build.hold("indices", need * source.item_bytes, step, _END)
 
 
-def _copies(held: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]) -> int:
-    """How many copies of a table share its lookups: as many as ``cost`` is least for, and the memory has room for.
+def _copies(
+    held: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]
+) -> int:
+    """How many copies of a table share its lookups: as many as ``cost`` is least for, and the
+    memory has room for.
 
-    popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200 halves, 1 for as many
-    rows as lookups and for large tables (graphcore/poplibs, tests/popops/EmbeddingPlanTest.cpp). By our formulas
-    those two would gain a factor of 1.6 and 1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
+    popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
+    halves, 1 for as many rows as lookups and for large tables (graphcore/poplibs,
+    tests/popops/EmbeddingPlanTest.cpp). By our formulas those two would gain a factor of 1.6 and
+    1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
     """
     idle = max(1, len(held) // max(1, int(np.count_nonzero(held))))
     room = machine.proportion * machine.target.bytes_per_tile
     most = max(1, min(len(held), lookups))
-    tried = sorted({min(limit, 2**power) for limit in (idle, most) for power in range(limit.bit_length() + 1)})
-    tried = [n for n in tried if n <= idle or (_copied(held, n).max() * item_bytes <= room and n <= most)]
+    tried = sorted(
+        {min(limit, 2**power) for limit in (idle, most) for power in range(limit.bit_length() + 1)}
+    )
+    tried = [
+        n for n in tried if n <= idle or (_copied(held, n).max() * item_bytes <= room and n <= most)
+    ]
     best, beside = min(tried, key=cost), min((n for n in tried if n <= idle), key=cost)
     return best if 2 * cost(best) <= cost(beside) else beside
 
 
 def _copied(held: np.ndarray, copies: int) -> np.ndarray:
-    """``held`` with its copies on the tiles that follow; where these are too few, each copy evenly over its part."""
+    """``held`` with its copies on the tiles that follow; where these are too few, each copy evenly
+    over its part.
+    """
     if copies == 1:
         return held
     several = np.zeros_like(held)
@@ -94,10 +127,14 @@ def _copied(held: np.ndarray, copies: int) -> np.ndarray:
     return several
 
 
-def look_up(spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int) -> Plan:
-    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear result.
+def look_up(
+    spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int
+) -> Plan:
+    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear
+    result.
 
-    A table on a few tiles is copied to more of them, which share the lookups, where that takes less time.
+    A table on a few tiles is copied to more of them, which share the lookups, where that takes less
+    time.
     """
     build = Builder(spec, machine)
     source, lying = build.lead(table)
@@ -129,15 +166,20 @@ def look_up(spec: OpSpec, machine: Machine, table: int, indices: list[int], row:
     step = build.compute(f"{base_name(spec)}/slice", kind, cycles)
     build.hold("found rows", found * source.item_bytes, step, step + 1)
     lies = build.linear(out.elements, out.dtype)
-    build.exchange(f"{base_name(spec)}/collect", lies.elements * source.item_bytes, found * source.item_bytes)
+    build.exchange(
+        f"{base_name(spec)}/collect", lies.elements * source.item_bytes, found * source.item_bytes
+    )
     layouts: list[Layout | None] = [
-        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs
+        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
+        for o in spec.outputs
     ]
     return build.plan(tuple(layouts), note=f"{copies} copies" if copies > 1 else "")
 
 
-_ADDING = words("""embedding_dense_backward _embedding_bag_dense_backward index_add index_add_ scatter_add
-    scatter_add_""")
+_ADDING = words(
+    """embedding_dense_backward _embedding_bag_dense_backward index_add index_add_ scatter_add
+    scatter_add_"""
+)
 
 
 def update(
@@ -150,15 +192,19 @@ def update(
     base: int | None,
     rows: int | None = None,
 ) -> Plan:
-    """Rows of values are exchanged to the tiles that hold their place in the result and added there.
+    """Rows of values are exchanged to the tiles that hold their place in the result and added
+    there.
 
-    ``base`` is the operand that the result starts from (copied unless in place); None starts from zero. ``rows`` is
-    how many arrive, where that is not one for each row of the values (a bag's gradient goes to all its indices).
+    ``base`` is the operand that the result starts from (copied unless in place); None starts from
+    zero. ``rows`` is how many arrive, where that is not one for each row of the values (a bag's
+    gradient goes to all its indices).
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    if base is not None and spec.operands[base].elements < out.elements:  # broadcast to the mask (masked_scatter)
+    if (
+        base is not None and spec.operands[base].elements < out.elements
+    ):  # broadcast to the mask (masked_scatter)
         source, lies = build.place(base), build.linear(out.elements, out.dtype)
         need = np.minimum(lies.elements, source.elements)
         step = build.fetch("input", source, need, broadcast=True)
@@ -192,7 +238,9 @@ def update(
     def cost(copies: int) -> int:
         held = _copied(lies.elements, copies)
         arriving, cycles = updated(held, copies)
-        adding = added(copies).max() + ceil_div(lies.elements.max() * copies * out.item_bytes, 4) + PHASE
+        adding = (
+            added(copies).max() + ceil_div(lies.elements.max() * copies * out.item_bytes, 4) + PHASE
+        )
         reading = ceil_div(arriving.max() * out.item_bytes, 4) + ceil_div(lookups, copies)
         return int(cycles.max() + reading + (adding if copies > 1 else 0))
 
@@ -236,10 +284,11 @@ def embedding(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag", "aten._embedding_bag_forward_only")
 def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
-    """(table, indices, offsets, ...): a multi-slice, then the rows of a bag are reduced where the bag lies.
+    """(table, indices, offsets, ...): a multi-slice, then the rows of a bag are reduced where the
+    bag lies.
 
-    Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and weights of samples (an
-    operand after the offsets) multiply, before the sum.
+    Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and
+    weights of samples (an operand after the offsets) multiply, before the sum.
     """
     build = Builder(spec, machine)
     table, indices, out = build.place(0), spec.operands[1], spec.outputs[0]
@@ -263,26 +312,43 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
         build.map("weigh", "mul", arriving, out.dtype)
     kind = f"popops::Reduce<popops::Reduce{'Max' if mode == 2 else 'Add'},{poplar_type(table.dtype)},float>"
     build.compute(
-        "reduce", kind, reduce_cycles(arriving, lies.elements, table.item_bytes, True), indices.elements * row
+        "reduce",
+        kind,
+        reduce_cycles(arriving, lies.elements, table.item_bytes, True),
+        indices.elements * row,
     )
     if mode == 1:
         build.map("mean", "mul_vector", lies.elements, out.dtype)
-    rest = [None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs[1:]]
+    rest = [
+        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
+        for o in spec.outputs[1:]
+    ]
     return build.plan((lies.layout(out.dtype), *rest))
 
 
 @lowering("aten._embedding_bag_dense_backward")
 def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, indices, bag of each index, ...): a bag's gradient is added to the row of each of its indices."""
+    """(gradient, indices, bag of each index, ...): a bag's gradient is added to the row of each of
+    its indices.
+    """
     gradient, indices = spec.operands[0], spec.operands[1]
-    return update(spec, machine, 0, [1, 2], gradient.shape[-1], indices.elements, None, indices.elements)
+    return update(
+        spec, machine, 0, [1, 2], gradient.shape[-1], indices.elements, None, indices.elements
+    )
 
 
 @lowering("aten._embedding_bag_per_sample_weights_backward")
 def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, table, indices, offsets, bags, ...): the dot product of a bag's gradient and an index's row."""
+    """(gradient, table, indices, offsets, bags, ...): the dot product of a bag's gradient and an
+    index's row.
+    """
     build = Builder(spec, machine)
-    gradient, table, indices, out = build.place(0), build.place(1), spec.operands[2], spec.outputs[0]
+    gradient, table, indices, out = (
+        build.place(0),
+        build.place(1),
+        spec.operands[2],
+        spec.outputs[0],
+    )
     assert out is not None
     row, held = table.shape[-1], spread_of(table, machine.tiles).elements
     _send_indices(build, [2], held)
@@ -291,7 +357,11 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
     found = apportion(indices.elements * row, held)
     asked = np.where(held > 0, indices.elements, 0)
     hits = ceil_div(found, row)
-    build.compute("slice", "popops::MultiSlice<float>", slice_cycles(hits, asked, held * 0 + row * table.item_bytes))
+    build.compute(
+        "slice",
+        "popops::MultiSlice<float>",
+        slice_cycles(hits, asked, held * 0 + row * table.item_bytes),
+    )
     for name, source, sent in (
         ("rows", table, found),
         ("gradients", gradient, spread_of(gradient, machine.tiles).elements),
@@ -300,7 +370,9 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
         build.hold(name, need * source.item_bytes, step, _END)
     build.map("multiply", "mul", need, out.dtype)
     kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
-    build.compute("reduce", kind, reduce_cycles(need, lies.elements, out.item_bytes, False), int(need.sum()))
+    build.compute(
+        "reduce", kind, reduce_cycles(need, lies.elements, out.item_bytes, False), int(need.sum())
+    )
     return build.plan((lies.layout(out.dtype),))
 
 
@@ -313,7 +385,8 @@ def embedding_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.index_select", "aten.gather", "aten.take_along_dim")
 def select_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index): whole rows for index_select, and for gather where the index is expanded over them.
+    """(input, dim, index): whole rows for index_select, and for gather where the index is expanded
+    over them.
 
     Else gather picks single elements.
     """
@@ -336,13 +409,17 @@ def index(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def _put_under_mask(spec: OpSpec, machine: Machine, first: int) -> Plan:
-    """``x[mask] = value``, a mask of the dimensions from ``first`` on: a select where the value is one for all."""
+    """``x[mask] = value``, a mask of the dimensions from ``first`` on: a select where the value is
+    one for all.
+    """
     whole, mask, value = spec.operands
     behind = len(whole.shape) - first - len(mask.shape)
     if len(value.shape) > behind:  # a value for each element under the mask: each goes to its place
         row = prod(whole.shape[len(whole.shape) - behind :])
         return update(spec, machine, 2, [1], row, mask.elements, 0)
-    wide = replace(mask, shape=(*mask.shape, *(1,) * behind), strides=(*mask.strides, *(1,) * behind))
+    wide = replace(
+        mask, shape=(*mask.shape, *(1,) * behind), strides=(*mask.strides, *(1,) * behind)
+    )
     return elementwise(replace(spec, args=(whole, wide, value)), machine, ("select",))
 
 
@@ -351,7 +428,11 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
     """(input, indices, values): the last operand is written or added where the indices say."""
     last = len(spec.operands) - 1
     picks = list(range(1, last))
-    masks = [i for i, index in enumerate(spec.args[1]) if isinstance(index, Operand) and index.dtype == "bool"]
+    masks = [
+        i
+        for i, index in enumerate(spec.args[1])
+        if isinstance(index, Operand) and index.dtype == "bool"
+    ]
     if len(masks) == len(picks) == 1:
         return _put_under_mask(spec, machine, masks[0])
     lookups = max((spec.operands[i].elements for i in picks), default=1)
@@ -359,12 +440,28 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
     return update(spec, machine, last, picks, row, lookups, 0)
 
 
-@lowering("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce",
-          "aten.scatter_reduce_", "aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_",
-          "aten.index_fill", "aten.index_fill_", "aten.index_reduce", "aten.index_reduce_",
-          "aten.masked_scatter", "aten.masked_scatter_")  # fmt: skip
+@lowering(
+    "aten.scatter",
+    "aten.scatter_",
+    "aten.scatter_add",
+    "aten.scatter_add_",
+    "aten.scatter_reduce",
+    "aten.scatter_reduce_",
+    "aten.index_add",
+    "aten.index_add_",
+    "aten.index_copy",
+    "aten.index_copy_",
+    "aten.index_fill",
+    "aten.index_fill_",
+    "aten.index_reduce",
+    "aten.index_reduce_",
+    "aten.masked_scatter",
+    "aten.masked_scatter_",
+)
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index, values): single elements, or rows for index_add, index_copy and an expanded index."""
+    """(input, dim, index, values): single elements, or rows for index_add, index_copy and an
+    expanded index.
+    """
     table, place = spec.operands[0], spec.operands[1]
     dim = spec.args[1] if isinstance(spec.args[1], int) else 0
     if base_name(spec).startswith("index_"):
@@ -385,13 +482,16 @@ def put(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.masked_scatter_backward")
 def masked_scatter_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, mask, sizes): the gradients under the mask, packed together: each position is looked for."""
+    """(gradient, mask, sizes): the gradients under the mask, packed together: each position is
+    looked for.
+    """
     return look_up(spec, machine, 0, [1], 1, spec.operands[1].elements)
 
 
 @lowering("aten.bucketize", "aten.searchsorted")
 def search(spec: OpSpec, machine: Machine) -> Plan:
-    """(values, edges), or (edges, values) for searchsorted: a binary search, log2(edges) generic steps an element.
+    """(values, edges), or (edges, values) for searchsorted: a binary search, log2(edges) generic
+    steps an element.
 
     The edges of a row go to every tile that has values of it.
     """
@@ -415,10 +515,12 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient of (data, index, gradient).
+    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient of (data, index,
+    gradient).
 
-    A row of each is on one tile, so that an index is read there only (graphcore/poptorch, FastGatherLastDim.cpp). One
-    step an element; for the gradient, which adds to what is there, half as much again (an estimate).
+    A row of each is on one tile, so that an index is read there only (graphcore/poptorch,
+    FastGatherLastDim.cpp). One step an element; for the gradient, which adds to what is there, half
+    as much again (an estimate).
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -427,7 +529,9 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
     lies = build.linear(out.elements, out.dtype)
     rows = ceil_div(lies.elements, out.shape[-1])
     index = spec.operands[1]
-    for name, position in (("index", 1), ("gradient", 2)) if backward else (("data", 0), ("index", 1)):
+    for name, position in (
+        (("index", 1), ("gradient", 2)) if backward else (("data", 0), ("index", 1))
+    ):
         source = build.place(position)
         need = np.minimum(rows * source.shape[-1], source.elements)
         step = build.fetch(name, source, need, broadcast=int(need.sum()) > source.elements)
@@ -438,6 +542,11 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
     each = _INDEXED + _INDEXED // 2 if backward else _INDEXED
     kind = f"poptorch::FastGather{'Grad' if backward else ''}Vertex<{poplar_type(out.dtype)},int>"
     cycles = np.where(rows > 0, WORKERS * (30 + each * picked), 0)
-    build.compute("gather gradient" if backward else "gather", kind, cycles, index.elements if backward else 0)
-    rest = [None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs[1:]]
+    build.compute(
+        "gather gradient" if backward else "gather", kind, cycles, index.elements if backward else 0
+    )
+    rest = [
+        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
+        for o in spec.outputs[1:]
+    ]
     return build.plan((lies.layout(out.dtype), *rest))

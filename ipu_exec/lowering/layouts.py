@@ -1,8 +1,10 @@
-"""How tensors lie on tiles: the linear mapping, spreading elements, and what a tile lacks of another's layout.
+"""How tensors lie on tiles: the linear mapping, spreading elements, and what a tile lacks of
+another's layout.
 
-A `Layout.key` made here is a short tuple ``(kind, run, ...)``: ``run`` is how many elements in storage order lie
-together on one tile (0: a whole tile's share), from which reductions tell how many outputs a tile touches. Keys
-describe elements, not bytes, so that a cast keeps its input's key.
+A `Layout.key` made here is a short tuple ``(kind, run, ...)``: ``run`` is how many elements in
+storage order lie together on one tile (0: a whole tile's share), from which reductions tell how
+many outputs a tile touches. Keys describe elements, not bytes, so that a cast keeps its input's
+key.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import numpy as np
 
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand
 
-MIN_BYTES_PER_TILE = 128  # Poplibs' mapTensorLinearly: fewer would cost more in exchange than it saves
+MIN_BYTES_PER_TILE = (
+    128  # Poplibs' mapTensorLinearly: fewer would cost more in exchange than it saves
+)
 GRAIN_BYTES = 8  # the vector width: a grain is never split between tiles
 
 
@@ -27,13 +31,16 @@ def ceil_div(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
 
 
 def digest(*parts: object) -> int:
-    """A small stable number for whatever prints the same: the same in every process, unlike ``hash``."""
+    """A small stable number for whatever prints the same: the same in every process, unlike
+    ``hash``.
+    """
     text = repr(parts).encode()
     return zlib.crc32(text) << 32 | zlib.adler32(text)
 
 
 def apportion(total: int, share: np.ndarray) -> np.ndarray:
-    """Split ``total`` over tiles in proportion to ``share`` in whole numbers that sum to it exactly.
+    """Split ``total`` over tiles in proportion to ``share`` in whole numbers that sum to it
+    exactly.
 
     All zero where ``total`` or ``share`` is; a tile without share gets nothing.
     """
@@ -46,14 +53,18 @@ def apportion(total: int, share: np.ndarray) -> np.ndarray:
 
 
 def split_evenly(elements: int, parts: int, grain: int = 1) -> np.ndarray:
-    """``elements`` over ``parts`` in whole grains, differing by a grain at most; the last takes the tail."""
+    """``elements`` over ``parts`` in whole grains, differing by a grain at most; the last takes the
+    tail.
+    """
     grains = -(-elements // grain)
     edges = np.minimum(np.arange(parts + 1, dtype=np.int64) * grains // parts * grain, elements)
     return np.diff(edges)
 
 
 def blocks(extent: int, parts: int, grain: int = 1) -> np.ndarray:
-    """``extent`` over ``parts`` as a planner splits it: blocks rounded up to the grain, what is left at the end."""
+    """``extent`` over ``parts`` as a planner splits it: blocks rounded up to the grain, what is
+    left at the end.
+    """
     block = int(ceil_div(ceil_div(extent, grain), parts)) * grain
     return np.clip(extent - block * np.arange(parts, dtype=np.int64), 0, block)
 
@@ -74,7 +85,9 @@ class Spread:
 
 
 def run_of(key: Hashable) -> int:
-    """Contiguous elements on one tile by this key; 0 where a tile's share is one piece (or nobody knows)."""
+    """Contiguous elements on one tile by this key; 0 where a tile's share is one piece (or nobody
+    knows).
+    """
     return key[1] if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], int) else 0
 
 
@@ -82,7 +95,8 @@ def run_of(key: Hashable) -> int:
 def linear(elements: int, item_bytes: int, tiles: int) -> Spread:
     """Poplibs' linear mapping: consecutive grains on consecutive tiles, 128 bytes a tile at least.
 
-    The first tile is dithered by the number of elements, so that small tensors do not all pile up on tile 0.
+    The first tile is dithered by the number of elements, so that small tensors do not all pile up
+    on tile 0.
     """
     grain = max(1, GRAIN_BYTES // item_bytes)
     used = int(min(tiles, max(1, elements * item_bytes // MIN_BYTES_PER_TILE)))
@@ -121,15 +135,21 @@ def is_contiguous(operand: Operand) -> bool:
 
 
 def spread_of(operand: Operand, tiles: int) -> Spread:
-    """Elements of ``operand`` on each tile, by the layout of its storage (linear where nobody placed it).
+    """Elements of ``operand`` on each tile, by the layout of its storage (linear where nobody
+    placed it).
 
-    Exact for a whole storage and for a contiguous piece of a linear one; otherwise the storage's shares, scaled.
+    Exact for a whole storage and for a contiguous piece of a linear one; otherwise the storage's
+    shares, scaled.
     """
     layout = operand.layout or linear_layout(operand, tiles)
     held = layout.bytes // operand.item_bytes
     if is_dense(operand) and int(held.sum()) == operand.elements:
         return Spread(layout.key, held)
-    key = ("view", run_of(layout.key), digest(layout.key, operand.shape, operand.strides, operand.offset))
+    key = (
+        "view",
+        run_of(layout.key),
+        digest(layout.key, operand.shape, operand.strides, operand.offset),
+    )
     if isinstance(layout.key, tuple) and layout.key[0] == "linear" and is_contiguous(operand):
         start = layout.key[-1]
         rolled = np.roll(held, -start)
@@ -140,17 +160,25 @@ def spread_of(operand: Operand, tiles: int) -> Spread:
 
 
 def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
-    """The key of an output computed where ``lead`` lies: lead's own where both order their elements alike."""
+    """The key of an output computed where ``lead`` lies: lead's own where both order their elements
+    alike.
+    """
     same = (lead.shape, lead.strides) == (output.shape, output.strides)
     if same and is_dense(lead):
         return spread.key
-    return ("view", spread.run, digest(spread.key, lead.shape, lead.strides, output.shape, output.strides))
+    return (
+        "view",
+        spread.run,
+        digest(spread.key, lead.shape, lead.strides, output.shape, output.strides),
+    )
 
 
 def touched(operand: Operand, kept: tuple[bool, ...], elements: np.ndarray, run: int) -> np.ndarray:
-    """How many distinct positions of the kept dimensions a tile touches that holds ``elements`` of ``operand``.
+    """How many distinct positions of the kept dimensions a tile touches that holds ``elements`` of
+    ``operand``.
 
-    A tile's share is a box: ``run`` elements in storage order, repeated along the dimensions outside of them.
+    A tile's share is a box: ``run`` elements in storage order, repeated along the dimensions
+    outside of them.
     """
     left = np.maximum(elements, 1).astype(np.float64)
     budget = np.minimum(left, run) if run else left.copy()

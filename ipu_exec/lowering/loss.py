@@ -28,21 +28,31 @@ NONE, MEAN = 0, 1  # torch's numbers of reductions
 
 
 def _rows(target: Operand, scores: Operand, lies: Spread) -> np.ndarray:
-    """How many targets each tile's share of the scores belongs to (classes are dimension 1, or 0 without a batch)."""
+    """How many targets each tile's share of the scores belongs to (classes are dimension 1, or 0
+    without a batch).
+    """
     axis = 1 if len(scores.shape) > 1 else 0
     without = tuple(1 if d == axis else n for d, n in enumerate(scores.shape))
     column = Operand(without, target.dtype, (0,) * len(without))
-    return broadcast_need(column, scores, lies) if target.elements > 1 else (lies.elements > 0).astype(np.int64)
+    return (
+        broadcast_need(column, scores, lies)
+        if target.elements > 1
+        else (lies.elements > 0).astype(np.int64)
+    )
 
 
 def _gather_cycles(rows: np.ndarray) -> np.ndarray:
-    """``popops::SelectFromRowsInColumns``: a scalar load, compare and store a row, about 20 worker cycles."""
+    """``popops::SelectFromRowsInColumns``: a scalar load, compare and store a row, about 20 worker
+    cycles.
+    """
     return np.where(rows > 0, WORKERS * (26 + 20 * ceil_div(rows, WORKERS)), 0)
 
 
 @lowering("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss", "aten.nll_loss2d")
 def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """Each row's target score is picked where the scores lie, then summed (and divided by the weight's sum)."""
+    """Each row's target score is picked where the scores lie, then summed (and divided by the
+    weight's sum).
+    """
     build = Builder(spec, machine)
     scores, lies = build.lead(0)
     target = build.place(1)
@@ -54,13 +64,17 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
         need = np.minimum(lies.elements, weight.elements)
         step = build.fetch("class weights", weight, need, broadcast=True)
         build.hold("class weights", need * weight.item_bytes, step, _END)
-    step = build.compute("pick", "popops::SelectFromRowsInColumns<float,int>", _gather_cycles(rows), int(rows.sum()))
+    step = build.compute(
+        "pick", "popops::SelectFromRowsInColumns<float,int>", _gather_cycles(rows), int(rows.sum())
+    )
     build.hold("picked", rows * 4, step, _END)
     out = spec.outputs[0]
     assert out is not None
     if out.elements > 1:  # no reduction
         picked = Operand(out.shape, out.dtype, out.strides, layout=None)
-        reduced = reduce_over(build, scores, lies, (1,) if len(scores.shape) > 1 else (0,), "ADD", "collect")
+        reduced = reduce_over(
+            build, scores, lies, (1,) if len(scores.shape) > 1 else (0,), "ADD", "collect"
+        )
         spread = (
             reduced.spread
             if picked.elements == int(reduced.spread.elements.sum())
@@ -72,7 +86,8 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
         build.map("divide", "div_scalar", reduced.spread.elements, "float32")
         spread = reduced.spread
     layouts: list[Layout | None] = [
-        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype) for o in spec.outputs
+        None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
+        for o in spec.outputs
     ]
     layouts[0] = spread.layout(out.dtype)
     return build.plan(tuple(layouts))
@@ -87,14 +102,28 @@ def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     target = build.place(2)
     rows = _rows(target, scores, lies)
-    for index, name in ((0, "gradient"), (2, "targets"), *((i, "weight") for i in range(3, len(spec.operands)))):
+    for index, name in (
+        (0, "gradient"),
+        (2, "targets"),
+        *((i, "weight") for i in range(3, len(spec.operands))),
+    ):
         source = build.place(index)
-        need = np.minimum(rows, source.elements) if source.elements > 1 else (lies.elements > 0).astype(np.int64)
+        need = (
+            np.minimum(rows, source.elements)
+            if source.elements > 1
+            else (lies.elements > 0).astype(np.int64)
+        )
         step = build.fetch(name, source, need, broadcast=True)
         build.hold(name, need * source.item_bytes, step, _END)
     build.map("zero", "fill", lies.elements, out.dtype, flops=0)
-    build.compute("put", "popops::UpdateColumnsDEC<float,int>", _gather_cycles(rows), int(rows.sum()))
-    key = result_key(lies, scores, out) if is_contiguous(scores) else ("nll", lies.run, digest(lies.key))
+    build.compute(
+        "put", "popops::UpdateColumnsDEC<float,int>", _gather_cycles(rows), int(rows.sum())
+    )
+    key = (
+        result_key(lies, scores, out)
+        if is_contiguous(scores)
+        else ("nll", lies.run, digest(lies.key))
+    )
     return build.plan((Spread(key, lies.elements).layout(out.dtype),))
 
 
@@ -106,7 +135,16 @@ _FORWARD: dict[str, tuple[str, ...]] = {
     "soft_margin_loss": ("mul", "exp", "add_scalar", "log"),
     "kl_div": ("log", "sub_", "mul_"),
     "binary_cross_entropy": ("log", "add_scalar", "log", "mul", "mul", "add_"),
-    "binary_cross_entropy_with_logits": ("absolute", "exp", "add_scalar", "log", "max", "mul", "sub_", "add_"),
+    "binary_cross_entropy_with_logits": (
+        "absolute",
+        "exp",
+        "add_scalar",
+        "log",
+        "max",
+        "mul",
+        "sub_",
+        "add_",
+    ),
 }
 _BACKWARD: dict[str, tuple[str, ...]] = {
     "mse_loss_backward": ("sub", "mul_vector"),
@@ -117,7 +155,9 @@ _BACKWARD: dict[str, tuple[str, ...]] = {
 
 
 def _reduction(spec: OpSpec) -> Any:
-    """The reduction argument: the first plain integer after the tensors, torch's default (mean) without one."""
+    """The reduction argument: the first plain integer after the tensors, torch's default (mean)
+    without one.
+    """
     named = dict(spec.kwargs)
     if "reduction" in named:
         return named["reduction"]
@@ -136,9 +176,13 @@ def pointwise_loss(spec: OpSpec, machine: Machine) -> Plan:
     kinds = _FORWARD[base_name(spec)]
     for kind in kinds:
         build.map(f"{base_name(spec)}/{kind}", kind, lies.elements, operand.dtype)
-    build.hold("loss terms", lies.elements * operand.item_bytes, max(0, build.next - len(kinds)), _END)
+    build.hold(
+        "loss terms", lies.elements * operand.item_bytes, max(0, build.next - len(kinds)), _END
+    )
     if _reduction(spec) == NONE and out.shape == operand.shape:
-        return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
+        return build.plan(
+            (Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),)
+        )
     total = reduce_over(build, operand, lies, tuple(range(len(operand.shape))), "ADD", "sum")
     build.map("divide", "mul_scalar", total.spread.elements, out.dtype)
     return build.plan((total.spread.layout(out.dtype),))
@@ -163,7 +207,8 @@ LOG_ADD = 23  # worker cycles of one in fp32 (facts/cycles.md 6)
 
 
 def ctc_cycles(samples: np.ndarray, steps: int, states: int, terms: int) -> np.ndarray:
-    """Cycles to fill ``samples`` tables of ``steps`` x ``states`` on a tile: the six workers share a step's states.
+    """Cycles to fill ``samples`` tables of ``steps`` x ``states`` on a tile: the six workers share
+    a step's states.
 
     Each state is ``terms`` log-additions of its neighbours a step before, and an addition.
     """
@@ -178,10 +223,11 @@ def _samples(batch: int, tiles: int) -> np.ndarray:
 
 @lowering("aten._ctc_loss")
 def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """(log probabilities[T, N, C], targets, ...) -> (loss[N], table[N, T, 2 longest + 1]) (Graves et al., 2006).
+    """(log probabilities[T, N, C], targets, ...) -> (loss[N], table[N, T, 2 longest + 1]) (Graves
+    et al., 2006).
 
-    A sample's table is filled on one tile, step after step. popnn::ctc cuts time and labels too, so ours is the
-    upper bound: an estimate.
+    A sample's table is filled on one tile, step after step. popnn::ctc cuts time and labels too, so
+    ours is the upper bound: an estimate.
     """
     build = Builder(spec, machine)
     scores, (out, table) = build.place(0), spec.outputs
@@ -194,17 +240,24 @@ def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
         step = build.fetch(f"operand {index}", source, need)
         build.hold(f"operand {index}", need * source.item_bytes, step, _END)
     cycles = ctc_cycles(samples, steps, states, 2)
-    build.compute("alpha", "popnn::CTCAlpha<float,unsigned int,float,true>", cycles, 3 * table.elements)
+    build.compute(
+        "alpha", "popnn::CTCAlpha<float,unsigned int,float,true>", cycles, 3 * table.elements
+    )
     by_sample = digest("ctc", batch)
-    return build.plan((
-        Spread(("ctc", 0, by_sample, scores.shape), samples).layout(out.dtype),
-        Spread(("ctc", 0, by_sample, table.shape), samples * steps * states).layout(table.dtype),
-    ))  # fmt: skip
+    return build.plan(
+        (
+            Spread(("ctc", 0, by_sample, scores.shape), samples).layout(out.dtype),
+            Spread(("ctc", 0, by_sample, table.shape), samples * steps * states).layout(
+                table.dtype
+            ),
+        )
+    )
 
 
 @lowering("aten._ctc_loss_backward")
 def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, log probabilities[T, N, C], targets, ..., loss, table) -> the gradient of the log probabilities.
+    """(gradient, log probabilities[T, N, C], targets, ..., loss, table) -> the gradient of the log
+    probabilities.
 
     The table of suffixes is filled backwards on the sample's tile, and added by symbol.
     """
@@ -216,14 +269,25 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     for index in range(len(spec.operands)):
         source = build.place(index)
         need = apportion(source.elements, samples)
-        if source.layout is not None and np.array_equal(source.layout.bytes, need * source.item_bytes):
+        if source.layout is not None and np.array_equal(
+            source.layout.bytes, need * source.item_bytes
+        ):
             continue  # the table is where it was made
         step = build.fetch(f"operand {index}", source, need)
         build.hold(f"operand {index}", need * source.item_bytes, step, _END)
     cycles = ctc_cycles(samples, steps, states, 2)
-    build.compute("beta", "popnn::CTCBeta<float,unsigned int,float,true>", cycles, 3 * table.elements)
+    build.compute(
+        "beta", "popnn::CTCBeta<float,unsigned int,float,true>", cycles, 3 * table.elements
+    )
     cycles = ctc_cycles(samples, steps, states, 1)
-    build.compute("gradient", "popnn::CTCGradGivenAlpha<float,unsigned int,float,true>", cycles, 2 * table.elements)
+    build.compute(
+        "gradient",
+        "popnn::CTCGradGivenAlpha<float,unsigned int,float,true>",
+        cycles,
+        2 * table.elements,
+    )
     made = apportion(out.elements, samples)
     build.map("exp", "exp", made, out.dtype)
-    return build.plan((Spread(("ctc", 0, digest("ctc", batch), out.shape), made).layout(out.dtype),))
+    return build.plan(
+        (Spread(("ctc", 0, digest("ctc", batch), out.shape), made).layout(out.dtype),)
+    )

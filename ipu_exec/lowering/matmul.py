@@ -1,9 +1,10 @@
 """Matrix products: mm, addmm, bmm, baddbmm, linear, mv, dot, by the planner in `product`.
 
-[G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights and its rows are the
-output channels, the right one's columns are the field, whichever is the parameter (poplibs lib/poplin/MatMul.cpp,
-getConvParams: "width = outputSize, output channels = batchSize"; TUT4: 800x500 @ 500x400 has 50 parts of 16 output
-channels). Operands are not swapped for free.
+[G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights
+and its rows are the output channels, the right one's columns are the field, whichever is the
+parameter (poplibs lib/poplin/MatMul.cpp, getConvParams: "width = outputSize, output channels =
+batchSize"; TUT4: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped
+for free.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
     problem = Problem(sides.groups, sides.n, 1, sides.k, sides.m)
     done = add_product(build, name, problem, ("1x1",), sides.right, sides.left, dtype, True, turned)
     # a bias runs along the columns of the right operand, which are the field
-    return replace(done, channels=np.minimum(done.share.field * done.share.groups, done.outputs.elements))
+    return replace(
+        done, channels=np.minimum(done.share.field * done.share.groups, done.outputs.elements)
+    )
 
 
 def sides_of(spec: OpSpec, left: int | Operand, right: int | Operand) -> Sides:
@@ -69,11 +72,19 @@ def product(spec: OpSpec, machine: Machine) -> Plan:
     out = spec.outputs[0]
     assert out is not None
     done = multiply(build, base_name(spec), sides_of(spec, 0, 1), spec.operands[0].dtype)
-    return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
+    return build.plan(
+        (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
+    )
 
 
 @lowering(
-    "aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm", "aten._addmm_activation", "aten.addmm_", "aten.baddbmm_"
+    "aten.addmm",
+    "aten.baddbmm",
+    "aten.addmv",
+    "aten.addbmm",
+    "aten._addmm_activation",
+    "aten.addmm_",
+    "aten.baddbmm_",
 )
 def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     """A product added to a bias (broadcast along the field) or to a whole tensor."""
@@ -82,7 +93,9 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     name = base_name(spec)
     sides = sides_of(spec, 1, 2)
-    if name == "addbmm":  # the sum over the batch is one product of all its columns with all its rows
+    if (
+        name == "addbmm"
+    ):  # the sum over the batch is one product of all its columns with all its rows
         sides = replace(sides, groups=1, k=sides.groups * sides.k)
     done = multiply(build, name, sides, spec.operands[1].dtype)
     addend = spec.operands[0]
@@ -92,9 +105,13 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
         source = build.place(0, done.outputs)
         if source.layout is None or source.layout.key != done.outputs.key:
             step = build.fetch(f"{name}/addend", source, done.outputs.elements)
-            build.hold(f"{name}/addend", done.outputs.elements * source.item_bytes, step, build.next)
+            build.hold(
+                f"{name}/addend", done.outputs.elements * source.item_bytes, step, build.next
+            )
         build.map(f"{name}/add", "scaled_add", done.outputs.elements, out.dtype)
-    return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
+    return build.plan(
+        (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
+    )
 
 
 @lowering("aten.linear")
@@ -109,4 +126,6 @@ def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
     done = multiply(build, "linear", sides, x.dtype)
     if len(spec.operands) > 2:
         add_bias(build, "linear", done, 2, out.dtype)
-    return build.plan((done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits))
+    return build.plan(
+        (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
+    )

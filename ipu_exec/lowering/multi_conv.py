@@ -1,10 +1,11 @@
-"""Convolutions at the same time, each on tiles of its own (poplin's multi-convolution, ``planType`` parallel).
+"""Convolutions at the same time, each on tiles of its own (poplin's multi-convolution, ``planType``
+parallel).
 
-As poplin shares out the tiles (graphcore/poplibs, lib/poplin/ConvPlan.cpp, getParallelMultiPlan): the largest
-convolution is planned first, on all tiles but those reserved for the others, and gets the fewest on which it takes no
-longer than that, but for ``cycleBackOff`` times the number of others; then from the smallest on each the fewest on
-which it takes no longer than the longest so far; the second largest what is left. Poplin compares step by step; here
-it is the whole of each.
+As poplin shares out the tiles (graphcore/poplibs, lib/poplin/ConvPlan.cpp, getParallelMultiPlan):
+the largest convolution is planned first, on all tiles but those reserved for the others, and gets
+the fewest on which it takes no longer than that, but for ``cycleBackOff`` times the number of
+others; then from the smallest on each the fewest on which it takes no longer than the longest so
+far; the second largest what is left. Poplin compares step by step; here it is the whole of each.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _BUS = 2  # tiles that share an exchange bus are never parted
 
 @lowering("poplin.multi_conv", "poplin.multi_conv_backward")
 def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
-    """Every convolution of ``spec.args`` (each the arguments of one), or their gradients, in the same compute sets."""
+    """Every convolution of ``spec.args`` (each the arguments of one), or their gradients, in the
+    same compute sets.
+    """
     settings: dict[str, Any] = dict(spec.kwargs)
     specs = _specs(spec)
     machines = [
@@ -31,7 +34,9 @@ def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
             machine,
             proportion=settings["proportions"][k] or machine.proportion,
             partials=settings["partials"][k] or machine.partials,
-            dithering=machine.dithering if settings["dithering"][k] is None else settings["dithering"][k],
+            dithering=(
+                machine.dithering if settings["dithering"][k] is None else settings["dithering"][k]
+            ),
         )
         for k in range(len(specs))
     ]
@@ -46,23 +51,34 @@ def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
 
 def _specs(spec: OpSpec) -> list[OpSpec]:
     """The convolutions as operators of their own."""
-    name = "aten.convolution_backward.default" if spec.name.endswith("backward") else "aten.convolution.default"
+    name = (
+        "aten.convolution_backward.default"
+        if spec.name.endswith("backward")
+        else "aten.convolution.default"
+    )
     each = len(spec.outputs) // len(spec.args)
-    return [OpSpec(name, args, (), spec.outputs[k * each : (k + 1) * each]) for k, args in enumerate(spec.args)]
+    return [
+        OpSpec(name, args, (), spec.outputs[k * each : (k + 1) * each])
+        for k, args in enumerate(spec.args)
+    ]
 
 
 def _plan(spec: OpSpec, machine: Machine) -> Plan:
     return find(spec.name)(spec, machine)
 
 
-def share_tiles(specs: list[OpSpec], machines: list[Machine], reserved: int, back_off: float) -> list[int]:
+def share_tiles(
+    specs: list[OpSpec], machines: list[Machine], reserved: int, back_off: float
+) -> list[int]:
     """Tiles of each convolution; they sum to the machine's."""
 
     def taken(k: int, tiles: int) -> int:
         return _cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k])
 
     def fewest(k: int, most: int, limit: float) -> int:
-        """The least number of tiles on which it takes no longer; all where it takes longer on those."""
+        """The least number of tiles on which it takes no longer; all where it takes longer on
+        those.
+        """
         if taken(k, most) > limit:
             return most
         low, high = 1, -(-most // _BUS)
@@ -94,7 +110,9 @@ def _cycles(plan: Plan, machine: Machine) -> int:
         if isinstance(step, Compute):
             total += int(step.cycles.max(initial=0))
         else:
-            tiles = exchange_tile_cycles(machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus)
+            tiles = exchange_tile_cycles(
+                machine.target, step.bytes_in, step.bytes_out, step.fragments, step.shared_bus
+            )
             total += int(tiles.max(initial=0)) + SYNC_CYCLES
     return total
 
@@ -110,7 +128,11 @@ def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
     while any(done[k] < len(plan.steps) for k, plan in enumerate(plans)):
         longest = max(range(len(plans)), key=lambda k: len(plans[k].steps) - done[k])
         kind = type(plans[longest].steps[done[longest]])
-        taken = [k for k, plan in enumerate(plans) if done[k] < len(plan.steps) and type(plan.steps[done[k]]) is kind]
+        taken = [
+            k
+            for k, plan in enumerate(plans)
+            if done[k] < len(plan.steps) and type(plan.steps[done[k]]) is kind
+        ]
         name = plans[longest].steps[done[longest]].name.partition("/")[2] or "convolve"
         steps.append(_join(f"multi_conv/{name}", [plans[k].steps[done[k]] for k in taken]))
         for k in taken:
@@ -118,7 +140,10 @@ def _merge(specs: list[OpSpec], plans: list[Plan], note: str) -> Plan:
             done[k] += 1
     temporaries, wishes, outputs, at = [], [], [], 0
     for spec, plan, place in zip(specs, plans, places, strict=True):
-        temporaries += [replace(held, first=place[held.first], last=place[held.last]) for held in plan.temporaries]
+        temporaries += [
+            replace(held, first=place[held.first], last=place[held.last])
+            for held in plan.temporaries
+        ]
         wishes += [(at + index, layout) for index, layout in plan.input_layouts]
         outputs += list(plan.output_layouts)
         at += len(spec.operands)
@@ -137,7 +162,9 @@ def _join(name: str, steps: list[Any]) -> Compute | Exchange:
     """Steps of one kind as one: what each does on its tiles, after what others do there."""
     if isinstance(steps[0], Compute):
         vertices = tuple(vertex for step in steps for vertex in step.vertices)
-        return Compute(name, _sum(step.cycles for step in steps), vertices, sum(step.flops for step in steps))
+        return Compute(
+            name, _sum(step.cycles for step in steps), vertices, sum(step.flops for step in steps)
+        )
     return Exchange(
         name,
         _sum(step.bytes_in for step in steps),

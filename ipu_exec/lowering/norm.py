@@ -1,4 +1,6 @@
-"""Layer, group, batch and instance norm: the two reductions and the maps of facts/cycles.md 6, forward and backward."""
+"""Layer, group, batch and instance norm: the two reductions and the maps of facts/cycles.md 6,
+forward and backward.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,20 @@ def _affine(build: Builder, index: int, lead: Operand, lies: Spread, axes: tuple
     """Bring a scale or shift (a vector along ``axes``) to where ``lead`` lies."""
     source = build.place(index)
     shape = tuple(n if d in axes else 1 for d, n in enumerate(lead.shape))
-    need = np.minimum(broadcast_need(Operand(shape, source.dtype, (0,) * len(shape)), lead, lies), source.elements)
+    need = np.minimum(
+        broadcast_need(Operand(shape, source.dtype, (0,) * len(shape)), lead, lies), source.elements
+    )
     step = build.fetch(f"operand {index}", source, need, broadcast=True)
     build.hold(f"operand {index}", need * source.item_bytes, step, _END)
 
 
 def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ...]) -> Reduced:
-    """Append mean and inverse standard deviation over ``dims``, brought back to the tiles of ``lead``.
+    """Append mean and inverse standard deviation over ``dims``, brought back to the tiles of
+    ``lead``.
 
-    The stable way has the mean first and takes it off before it squares; the other one's variance is the mean of
-    squares less the squared mean (graphcore/popart, sessionoptions.hpp, enableStableNorm).
+    The stable way has the mean first and takes it off before it squares; the other one's variance
+    is the mean of squares less the squared mean (graphcore/popart, sessionoptions.hpp,
+    enableStableNorm).
     """
     mean = reduce_over(build, lead, lies, dims, "ADD", "mean")
     if build.machine.stable_norm:
@@ -59,7 +65,14 @@ def _index(spec: OpSpec, position: int) -> int:
     return sum(_tensor(a) for a in spec.args[:position])
 
 
-def _whiten(build: Builder, lead: Operand, lies: Spread, affine: list[int], axes: tuple[int, ...], dtype: str) -> None:
+def _whiten(
+    build: Builder,
+    lead: Operand,
+    lies: Spread,
+    affine: list[int],
+    axes: tuple[int, ...],
+    dtype: str,
+) -> None:
     """Append (x - mean) / deviation, then scale and shift."""
     step = build.map("whiten/subtract", "sub_vector", lies.elements, dtype)
     build.hold("whitened", lies.elements * lead.item_bytes, step, _END)
@@ -78,19 +91,29 @@ def _forward(
     lead: Operand | None = None,
     training: bool = True,
 ) -> Plan:
-    """A norm over ``dims`` with scale and shift along ``axes``; ``lead`` is the input regrouped, if it is."""
+    """A norm over ``dims`` with scale and shift along ``axes``; ``lead`` is the input regrouped, if
+    it is.
+    """
     build = Builder(spec, machine)
     operand, lies = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
-    statistics = build.linear(prod(n for d, n in enumerate(operand.shape) if d not in dims), "float32")
+    statistics = build.linear(
+        prod(n for d, n in enumerate(operand.shape) if d not in dims), "float32"
+    )
     if training:
         statistics = _statistics(build, lead or operand, lies, dims).spread
     _whiten(build, operand, lies, affine, axes, out.dtype)
-    layouts: list[Layout | None] = [Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)]
+    layouts: list[Layout | None] = [
+        Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)
+    ]
     for other in spec.outputs[1:]:
         if other is None or other.elements == 0:
-            layouts.append(None if other is None else build.linear(other.elements, other.dtype).layout(other.dtype))
+            layouts.append(
+                None
+                if other is None
+                else build.linear(other.elements, other.dtype).layout(other.dtype)
+            )
             continue
         same = other.elements == int(statistics.elements.sum())
         lies_there = statistics if same else build.linear(other.elements, other.dtype)
@@ -99,7 +122,9 @@ def _forward(
 
 
 def _affine_indices(spec: OpSpec, first: int) -> list[int]:
-    return [_index(spec, p) for p in (first, first + 1) if len(spec.args) > p and _tensor(spec.args[p])]
+    return [
+        _index(spec, p) for p in (first, first + 1) if len(spec.args) > p and _tensor(spec.args[p])
+    ]
 
 
 def _grouped(operand: Operand, groups: int) -> Operand:
@@ -108,9 +133,14 @@ def _grouped(operand: Operand, groups: int) -> Operand:
     s_n, s_c, *s_rest = operand.strides
     inner = c // groups
     return Operand(
-        (n, groups, inner, *rest), operand.dtype, (s_n, s_c * inner, s_c, *s_rest), operand.offset,
-        operand.storage_elements, operand.layout, operand.role,
-    )  # fmt: skip
+        (n, groups, inner, *rest),
+        operand.dtype,
+        (s_n, s_c * inner, s_c, *s_rest),
+        operand.offset,
+        operand.storage_elements,
+        operand.layout,
+        operand.role,
+    )
 
 
 @lowering("aten.native_layer_norm", "aten.layer_norm")
@@ -138,7 +168,9 @@ def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
     for index in range(1, len(spec.operands)):
         _affine(build, index, operand, lies, dims)
         build.map("affine/mul", "mul_vector", lies.elements, out.dtype)
-    layouts: list[Layout | None] = [Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)]
+    layouts: list[Layout | None] = [
+        Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)
+    ]
     layouts += [None if o is None else square.spread.layout(o.dtype) for o in spec.outputs[1:]]
     return build.plan(tuple(layouts))
 
@@ -152,8 +184,9 @@ def group_norm(spec: OpSpec, machine: Machine) -> Plan:
 
 
 _BATCH_NORMS = (
-    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional cudnn_batch_norm "
-    "_batch_norm_with_update _batch_norm_no_update _native_batch_norm_legit_no_training miopen_batch_norm batch_norm"
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional"
+    " cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update"
+    " _native_batch_norm_legit_no_training miopen_batch_norm batch_norm"
 )
 
 
@@ -161,7 +194,9 @@ _BATCH_NORMS = (
 def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
     """Over batch and field; in training the running statistics are updated too (a few elements)."""
     flags = [a for a in spec.args if isinstance(a, bool)]
-    training = (flags[0] if flags else "no_training" not in spec.name) and "no_update" not in spec.name
+    training = (
+        flags[0] if flags else "no_training" not in spec.name
+    ) and "no_update" not in spec.name
     rank = len(spec.operands[0].shape)
     dims = (0, *range(2, rank))
     return _forward(spec, machine, dims, (1,), _affine_indices(spec, 1), training=training)
@@ -184,7 +219,8 @@ def _backward(
 ) -> Plan:
     """Two reductions for the input's gradient, one each for scale and shift, and the maps between.
 
-    ``dims`` are those normalised over, ``affine_dims`` those the gradients of scale and shift are summed over.
+    ``dims`` are those normalised over, ``affine_dims`` those the gradients of scale and shift are
+    summed over.
     """
     build = Builder(spec, machine)
     operand, lies = build.lead(data)

@@ -1,7 +1,7 @@
 """Updates of many tensors in one call: ``_foreach_*`` and ``_fused_*``.
 
-The IPU does each tensor where it lies, all in one compute set a step of the update: a tile works through its parts one
-after another. Updates of single tensors are in `elementwise`.
+The IPU does each tensor where it lies, all in one compute set a step of the update: a tile works
+through its parts one after another. Updates of single tensors are in `elementwise`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,34 @@ _FOREACH = {
 # what a fused update does to each parameter, gradient at hand (weight decay included)
 _FUSED = {
     "sgd": ("scaled_add", "scaled_add", "scaled_add"),
-    "adam": ("scaled_add", "scaled_add", "mul", "scaled_add", "sqrt", "add_scalar", "div", "scaled_add"),
-    "adamw": ("mul_scalar", "scaled_add", "mul", "scaled_add", "sqrt", "add_scalar", "div", "scaled_add"),
+    "adam": (
+        "scaled_add",
+        "scaled_add",
+        "mul",
+        "scaled_add",
+        "sqrt",
+        "add_scalar",
+        "div",
+        "scaled_add",
+    ),
+    "adamw": (
+        "mul_scalar",
+        "scaled_add",
+        "mul",
+        "scaled_add",
+        "sqrt",
+        "add_scalar",
+        "div",
+        "scaled_add",
+    ),
     "adagrad": ("mul", "add_", "sqrt", "add_scalar", "div", "scaled_add"),
 }
 
 
 def _first_list(spec: OpSpec) -> tuple[Operand, ...]:
-    return next((a for a in spec.args if isinstance(a, tuple) and a and isinstance(a[0], Operand)), ())
+    return next(
+        (a for a in spec.args if isinstance(a, tuple) and a and isinstance(a[0], Operand)), ()
+    )
 
 
 def _map_all(build: Builder, name: str, kind: str, tensors: list[Operand]) -> None:
@@ -71,7 +91,12 @@ def _run(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     layouts: list[Layout | None] = []
     for position, out in enumerate(spec.outputs):
         like = tensors[position % len(tensors)] if tensors else None
-        same = like is not None and out is not None and like.shape == out.shape and like.layout is not None
+        same = (
+            like is not None
+            and out is not None
+            and like.shape == out.shape
+            and like.layout is not None
+        )
         if out is None:
             layouts.append(None)
         elif same and like is not None:

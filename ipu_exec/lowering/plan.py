@@ -1,8 +1,9 @@
 """What lowering takes and gives: the interface between operators and the machine model.
 
-``lower(spec, machine) -> Plan`` (see `ipu_exec.lowering`). A lowering is a pure function of an `OpSpec`
-and a `Machine`, so equal operators share one plan. All vectors are int64, one entry per tile of one IPU.
-Units: cycles are tile cycles (the six workers' round-robin already counted), bytes are bytes.
+``lower(spec, machine) -> Plan`` (see `ipu_exec.lowering`). A lowering is a pure function of an
+`OpSpec` and a `Machine`, so equal operators share one plan. All vectors are int64, one entry per
+tile of one IPU. Units: cycles are tile cycles (the six workers' round-robin already counted), bytes
+are bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one storage lies on the tiles. Two storages with the same key lie element by element together."""
+    """How one storage lies on the tiles. Two storages with the same key lie element by element
+    together.
+    """
 
     key: Hashable
     bytes: np.ndarray = field(compare=False, repr=False)  # over tiles
@@ -40,8 +43,8 @@ class Layout:
 class Operand:
     """A tensor as an operator sees it: a strided view of a storage that lies on tiles.
 
-    ``layout`` is None for a storage nobody placed yet (a weight before its first use, an output): the
-    lowering chooses, through ``Plan.input_layouts`` and ``Plan.output_layouts``.
+    ``layout`` is None for a storage nobody placed yet (a weight before its first use, an output):
+    the lowering chooses, through ``Plan.input_layouts`` and ``Plan.output_layouts``.
     """
 
     shape: tuple[int, ...]
@@ -65,12 +68,15 @@ class Operand:
         return self.elements * self.item_bytes
 
     def lies_with(self, other: Operand) -> bool:
-        """True where equal indices of both lie on the same tile, so that an elementwise op needs no exchange."""
+        """True where equal indices of both lie on the same tile, so that an elementwise op needs no
+        exchange.
+        """
         return (
             self.layout is not None
             and other.layout is not None
             and self.layout.key == other.layout.key
-            and (self.shape, self.strides, self.offset) == (other.shape, other.strides, other.offset)
+            and (self.shape, self.strides, self.offset)
+            == (other.shape, other.strides, other.offset)
         )
 
 
@@ -131,7 +137,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Temporary:
-    """Memory an operator needs while it runs: live from step ``first`` to step ``last`` of the plan, inclusive."""
+    """Memory an operator needs while it runs: live from step ``first`` to step ``last`` of the
+    plan, inclusive.
+    """
 
     name: str
     bytes: np.ndarray
@@ -142,12 +150,18 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one operator runs: its steps in order, what it needs meanwhile, and where its results lie."""
+    """How one operator runs: its steps in order, what it needs meanwhile, and where its results
+    lie.
+    """
 
     steps: tuple[Compute | Exchange, ...]
     temporaries: tuple[Temporary, ...] = ()
-    output_layouts: tuple[Layout | None, ...] = ()  # None: the output is a view of an input, or there is none
-    input_layouts: tuple[tuple[int, Layout], ...] = ()  # (operand index, wish) for operands nobody placed
+    output_layouts: tuple[
+        Layout | None, ...
+    ] = ()  # None: the output is a view of an input, or there is none
+    input_layouts: tuple[
+        tuple[int, Layout], ...
+    ] = ()  # (operand index, wish) for operands nobody placed
     constants: np.ndarray | None = None  # worklists and such, always live, bytes over tiles
     note: str = ""  # how it was split, in words
     estimated: bool = False

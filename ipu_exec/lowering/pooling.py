@@ -1,7 +1,9 @@
-"""Pooling and its gradients: the splits of batch, channels and field that take the least cycles, as popnn plans them.
+"""Pooling and its gradients: the splits of batch, channels and field that take the least cycles, as
+popnn plans them.
 
-What a tile's outputs need is brought to it, and every worker takes a stretch of field rows (graphcore/poplibs,
-popnn/PoolPlan.cpp: kernel never split; popnn/PerformanceEstimation.hpp, ``getPoolingCycles``; facts/cycles.md 6).
+What a tile's outputs need is brought to it, and every worker takes a stretch of field rows
+(graphcore/poplibs, popnn/PoolPlan.cpp: kernel never split; popnn/PerformanceEstimation.hpp,
+``getPoolingCycles``; facts/cycles.md 6).
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ _END = 1 << 30
 
 @dataclass(frozen=True)
 class Pooling:
-    """Sizes of one pass. ``field`` is what it makes, ``other`` what it reads windows of; a gradient makes the input's
-    field. ``lanes``: channels of a vector."""
+    """Sizes of one pass. ``field`` is what it makes, ``other`` what it reads windows of; a gradient
+    makes the input's field. ``lanes``: channels of a vector.
+    """
 
     batch: int
     channels: int
@@ -62,14 +65,16 @@ class Split:
         return self.batch * self.channels * prod(self.field)
 
 
-Parts = tuple[Any, Any, tuple[Any, ...]]  # of a tile: batch, channels, field; ints or arrays that broadcast
+Parts = tuple[
+    Any, Any, tuple[Any, ...]
+]  # of a tile: batch, channels, field; ints or arrays that broadcast
 
 
 def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
     """Cycles of one tile's part: ``getPoolingCycles`` with pointers that take two cycles to unpack.
 
-    A worker has a sixth of the outputs, as stretches of field rows. For each row and position of the kernel that meets
-    it, and each vector of channels, its inner loop runs along the row.
+    A worker has a sixth of the outputs, as stretches of field rows. For each row and position of
+    the kernel that meets it, and each vector of channels, its inner loop runs along the row.
     """
     batch, channels, field = parts
     groups, vectors = ceil_div(channels, group), -(-group // pooling.lanes)
@@ -78,8 +83,12 @@ def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
     along = np.minimum(field[-1], share)
     rows = ceil_div(share, np.maximum(along, 1))
     met = prod(pooling.kernel)
-    if pooling.backward:  # of a gradient's elements every stride-th is in the same place of its window
-        met = prod(-(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True))
+    if (
+        pooling.backward
+    ):  # of a gradient's elements every stride-th is in the same place of its window
+        met = prod(
+            -(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True)
+        )
         met *= pooling.kernel[-1]
         along = ceil_div(along, pooling.stride[-1])
     begin, each = (7, 5) if pooling.compares else (4 if pooling.maximum else 5, 3)
@@ -94,8 +103,12 @@ def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
     """Elements of ``other`` that a tile's part needs: its windows without gaps between them."""
     batch, channels, field = parts
     need = batch * channels
-    for own, extent, kernel, stride in zip(field, pooling.other, pooling.kernel, pooling.stride, strict=True):
-        reach = ceil_div(own + kernel - 1, stride) if pooling.backward else (own - 1) * stride + kernel
+    for own, extent, kernel, stride in zip(
+        field, pooling.other, pooling.kernel, pooling.stride, strict=True
+    ):
+        reach = (
+            ceil_div(own + kernel - 1, stride) if pooling.backward else (own - 1) * stride + kernel
+        )
         need = need * np.minimum(np.maximum(reach, 0), extent)
     outputs = reduce(np.multiply, field, batch * channels)
     return np.where(np.asarray(outputs) > 0, need, 0)
@@ -103,9 +116,11 @@ def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
-    """The split with the least cycles for computing and for bringing all that it needs, 4 bytes a cycle.
+    """The split with the least cycles for computing and for bringing all that it needs, 4 bytes a
+    cycle.
 
-    Channels stay in the groups that convolutions leave them in, or several of them: popnn puts a price on other groups.
+    Channels stay in the groups that convolutions leave them in, or several of them: popnn puts a
+    price on other groups.
     """
     most = _TRIED if len(pooling.field) < 3 else _TRIED // 2
     best: tuple[int, Split] | None = None
@@ -116,13 +131,16 @@ def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
         grid = np.meshgrid(*tried, indexing="ij", sparse=True)
         fits = reduce(np.multiply, grid) <= tiles
         batch, held, *field = (
-            ceil_div(n, s) for n, s in zip((pooling.batch, groups, *pooling.field), grid, strict=True)
+            ceil_div(n, s)
+            for n, s in zip((pooling.batch, groups, *pooling.field), grid, strict=True)
         )
         parts = batch, np.minimum(held * group, pooling.channels), tuple(field)
         read = window_elements(pooling, parts)
         if pooling.compares:  # with the gradients the pooled output, and the input
             read = 2 * read + reduce(np.multiply, field, batch * parts[1])
-        cycles = np.where(fits, pooling_cycles(pooling, parts, group) + read * item_bytes // 4, 1 << 60)
+        cycles = np.where(
+            fits, pooling_cycles(pooling, parts, group) + read * item_bytes // 4, 1 << 60
+        )
         at = np.unravel_index(int(cycles.argmin()), cycles.shape)
         splits = [int(options[i]) for options, i in zip(tried, at, strict=True)]
         if best is None or int(cycles[at]) < best[0]:
@@ -132,7 +150,9 @@ def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
 
 
 def _splits(extent: int, most: int) -> np.ndarray:
-    """Numbers of parts that differ in the size of the largest, as few as that takes, thinned out to ``most``."""
+    """Numbers of parts that differ in the size of the largest, as few as that takes, thinned out to
+    ``most``.
+    """
     sizes = np.unique(ceil_div(extent, np.arange(1, max(extent, 1) + 1)))
     parts = np.unique(ceil_div(extent, np.maximum(sizes, 1)))
     if len(parts) <= most:
@@ -143,26 +163,42 @@ def _splits(extent: int, most: int) -> np.ndarray:
 
 def tile_parts(pooling: Pooling, split: Split, tiles: int) -> Parts:
     """What each tile has of batch, channels and field: int64[tile] each."""
-    cut = [blocks(pooling.batch, split.batch), blocks(pooling.channels, split.channels, split.group),
-           *(blocks(n, parts) for n, parts in zip(pooling.field, split.field, strict=True))]  # fmt: skip
-    grid = [np.pad(one.ravel(), (0, tiles - split.tiles)) for one in np.meshgrid(*cut, indexing="ij")]
+    cut = [
+        blocks(pooling.batch, split.batch),
+        blocks(pooling.channels, split.channels, split.group),
+        *(blocks(n, parts) for n, parts in zip(pooling.field, split.field, strict=True)),
+    ]
+    grid = [
+        np.pad(one.ravel(), (0, tiles - split.tiles)) for one in np.meshgrid(*cut, indexing="ij")
+    ]
     return grid[0], grid[1], tuple(grid[2:])
 
 
 def _run(pooling: Pooling, split: Split) -> int:
     """Contiguous elements that a tile has of what it makes, channels before the field."""
     run = 1
-    for extent, parts in zip(reversed((pooling.channels, *pooling.field)), reversed((split.channels, *split.field)),
-                             strict=True):  # fmt: skip
+    for extent, parts in zip(
+        reversed((pooling.channels, *pooling.field)),
+        reversed((split.channels, *split.field)),
+        strict=True,
+    ):
         run *= int(ceil_div(extent, parts))
         if parts > 1:
             return run
     return run if split.batch > 1 else 0
 
 
-def _spatial(spec: OpSpec, position: int, read: Operand, made: Operand) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Kernel and stride, from arguments at ``position`` and the next; what adaptive pooling makes of its extents."""
-    rank = int(spec.name.split("d.")[0].split("d_")[0][-1]) if "pool" in spec.name else len(read.shape) - 2
+def _spatial(
+    spec: OpSpec, position: int, read: Operand, made: Operand
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Kernel and stride, from arguments at ``position`` and the next; what adaptive pooling makes
+    of its extents.
+    """
+    rank = (
+        int(spec.name.split("d.")[0].split("d_")[0][-1])
+        if "pool" in spec.name
+        else len(read.shape) - 2
+    )
     extents = list(zip(read.shape[-rank:], made.shape[-rank:], strict=True))
     apart = tuple(max(1, a // max(1, b)) for a, b in extents)
     if "adaptive" in spec.name:
@@ -179,14 +215,25 @@ def _spatial(spec: OpSpec, position: int, read: Operand, made: Operand) -> tuple
     return kernel, given(position + 1, "stride") or kernel
 
 
-def _pooling(spec: OpSpec, position: int, data: Operand, pooled: Operand, backward: bool) -> Pooling:
+def _pooling(
+    spec: OpSpec, position: int, data: Operand, pooled: Operand, backward: bool
+) -> Pooling:
     kernel, stride = _spatial(spec, position, data, pooled)
     rank = len(kernel)
     made, read = (data, pooled) if backward else (pooled, data)
     batch = prod(made.shape[: -rank - 1])
     channels = made.shape[-rank - 1] if len(made.shape) > rank else 1
-    return Pooling(batch, channels, made.shape[-rank:], read.shape[-rank:], kernel, stride,
-                   max(1, 8 // data.item_bytes), "max" in base_name(spec), backward)  # fmt: skip
+    return Pooling(
+        batch,
+        channels,
+        made.shape[-rank:],
+        read.shape[-rank:],
+        kernel,
+        stride,
+        max(1, 8 // data.item_bytes),
+        "max" in base_name(spec),
+        backward,
+    )
 
 
 @lowering(
@@ -208,8 +255,9 @@ def _pooling(spec: OpSpec, position: int, data: Operand, pooled: Operand, backwa
     "aten.fractional_max_pool3d",
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
-    """Windows are brought to where the plan has their outputs. Nobody computes the indices of a maximum: its gradient
-    compares (popnn::MaxPoolingGrad)."""
+    """Windows are brought to where the plan has their outputs. Nobody computes the indices of a
+    maximum: its gradient compares (popnn::MaxPoolingGrad).
+    """
     build = Builder(spec, machine)
     data, out = build.place(0), spec.outputs[0]
     assert out is not None
@@ -249,8 +297,10 @@ def _lies(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
     "aten.fractional_max_pool3d_backward",
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Each element looks at the windows that hold it. The gradient of a maximum needs besides their gradients the input
-    and the pooled output; torch keeps indices in the latter's place, which are brought instead."""
+    """Each element looks at the windows that hold it. The gradient of a maximum needs besides their
+    gradients the input and the pooled output; torch keeps indices in the latter's place, which are
+    brought instead.
+    """
     build = Builder(spec, machine)
     grad, data, out = build.place(0), build.place(1), spec.outputs[0]
     assert out is not None
@@ -263,7 +313,9 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
         _bring(build, 1, "input", lies.elements)
         if len(spec.operands) > 2:
             _bring(build, 2, "pooled", windows)
-    kind = f"popnn::{'MaxPoolingGrad' if pooling.maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
+    kind = (
+        f"popnn::{'MaxPoolingGrad' if pooling.maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
+    )
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * grad.elements)
     return build.plan((lies.layout(out.dtype),))

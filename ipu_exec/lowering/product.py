@@ -1,9 +1,11 @@
-"""Planning of everything that multiplies and accumulates: matmul and convolution are one problem (facts/cycles.md 12).
+"""Planning of everything that multiplies and accumulates: matmul and convolution are one problem
+(facts/cycles.md 12).
 
-A `Problem` has a field (rows of outputs), input channels and output channels, in convolution groups. The planner
-splits each over tiles, tries every split that fits the memory, and takes the one with the least cycles: exchange of
-inputs and weights, what must be rearranged, the multiply-accumulate vertex, exchange and reduction of partials. When
-nothing fits, output channels are taken serially; when that does not fit either, the bound doubles, as the vendor's.
+A `Problem` has a field (rows of outputs), input channels and output channels, in convolution
+groups. The planner splits each over tiles, tries every split that fits the memory, and takes the
+one with the least cycles: exchange of inputs and weights, what must be rearranged, the
+multiply-accumulate vertex, exchange and reduction of partials. When nothing fits, output channels
+are taken serially; when that does not fit either, the bound doubles, as the vendor's.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 class Problem:
     """One convolution (or product, with a 1 x 1 kernel) to plan.
 
-    Outputs are ``segments`` field rows of ``width``; ``image_rows`` of them belong to one image, with
-    ``in_rows`` x ``in_cols`` inputs. ``field_stride`` is the stride of a transposed convolution: a kernel element
-    meets only every so many outputs. ``expansion`` is how many input elements arrive for each one multiplied, where
-    inputs are expanded into channels on the tile (``input_transform``).
+    Outputs are ``segments`` field rows of ``width``; ``image_rows`` of them belong to one image,
+    with ``in_rows`` x ``in_cols`` inputs. ``field_stride`` is the stride of a transposed
+    convolution: a kernel element meets only every so many outputs. ``expansion`` is how many input
+    elements arrive for each one multiplied, where inputs are expanded into channels on the tile
+    (``input_transform``).
     """
 
     groups: int
@@ -62,8 +65,17 @@ class Problem:
 
     @property
     def is_empty(self) -> bool:
-        """True where nothing is multiplied: a tensor without elements (a cache that is not filled yet)."""
-        return 0 in (self.groups, self.segments, self.width, self.in_channels, self.out_channels, *self.kernel)
+        """True where nothing is multiplied: a tensor without elements (a cache that is not filled
+        yet).
+        """
+        return 0 in (
+            self.groups,
+            self.segments,
+            self.width,
+            self.in_channels,
+            self.out_channels,
+            *self.kernel,
+        )
 
     @property
     def macs(self) -> int:
@@ -76,7 +88,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Splits:
-    """How a problem is cut: parts of groups, field rows, field columns, output and input channels; serial steps."""
+    """How a problem is cut: parts of groups, field rows, field columns, output and input channels;
+    serial steps.
+    """
 
     method: str  # "1x1", "nx1", "slic", "hmac", "vmac", "outer"
     groups: int
@@ -93,7 +107,10 @@ class Splits:
         return self.groups * self.rows * self.cols * self.outs * self.ins
 
     def __str__(self) -> str:
-        text = f"{self.method}: field {self.rows} x {self.cols}, out {self.outs}, in {self.ins}, groups {self.groups}"
+        text = (
+            f"{self.method}: field {self.rows} x {self.cols}, out {self.outs}, in {self.ins},"
+            f" groups {self.groups}"
+        )
         return text + (f", serial {self.serial}" if self.serial > 1 else "")
 
 
@@ -130,9 +147,14 @@ def vertex_cycles(
     gi, go = ceil_div(ins, grain_in), ceil_div(outs, grain_out)
     if method == "1x1":
         return amp.conv_1x1_cycles(unit, segments * width, gi, go, groups)
-    segments, width = ceil_div(segments, problem.field_stride[0]), ceil_div(width, problem.field_stride[1])
+    segments, width = (
+        ceil_div(segments, problem.field_stride[0]),
+        ceil_div(width, problem.field_stride[1]),
+    )
     if method == "nx1":
-        return amp.conv_nx1_cycles(unit, segments, width, *problem.kernel, gi, go, groups, filter_height)
+        return amp.conv_nx1_cycles(
+            unit, segments, width, *problem.kernel, gi, go, groups, filter_height
+        )
     if method == "slic":
         blocks = ceil_div(groups * np.maximum(ins, outs), 4) * ceil_div(ins, 4)
         return amp.slic_cycles(unit, segments, width, *problem.kernel, blocks)
@@ -140,7 +162,9 @@ def vertex_cycles(
     if method == "hmac":
         return amp.hmac_cycles(segments, width, problem.taps * ins, ceil_div(groups * outs, lanes))
     if method == "vmac":
-        return amp.vmac_cycles(unit, segments * width, *problem.kernel, ins, ceil_div(groups * outs, lanes))
+        return amp.vmac_cycles(
+            unit, segments * width, *problem.kernel, ins, ceil_div(groups * outs, lanes)
+        )
     return amp.outer_product_cycles(unit, groups, segments * width, outs)
 
 
@@ -150,14 +174,21 @@ def padded_outs(problem: Problem, unit: amp.Unit, method: str, outs: Array) -> A
     return ceil_div(outs, grain) * grain
 
 
-def input_elements(problem: Problem, method: str, segments: Array, width: Array, ins: Array, groups: Array) -> Array:
+def input_elements(
+    problem: Problem, method: str, segments: Array, width: Array, ins: Array, groups: Array
+) -> Array:
     """Elements of the input that a tile multiplies, halo included."""
     if method in ("1x1", "outer"):
         return segments * width * ins * groups
     images = ceil_div(segments, problem.image_rows)
     reach = [(k - 1) * d + 1 for k, d in zip(problem.kernel, problem.dilation, strict=True)]
-    rows = ceil_div(segments * problem.stride[0] + images * (reach[0] - problem.stride[0]), problem.field_stride[0])
-    cols = ceil_div(width * problem.stride[1] + reach[1] - problem.stride[1], problem.field_stride[1])
+    rows = ceil_div(
+        segments * problem.stride[0] + images * (reach[0] - problem.stride[0]),
+        problem.field_stride[0],
+    )
+    cols = ceil_div(
+        width * problem.stride[1] + reach[1] - problem.stride[1], problem.field_stride[1]
+    )
     rows, cols = np.clip(rows, 0, images * problem.in_rows), np.clip(cols, 0, problem.in_cols)
     return np.where((segments > 0) & (width > 0), rows * cols * ins * groups, 0)
 
@@ -180,8 +211,12 @@ def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, .
     raise AssertionError("a split without a memory bound always exists")
 
 
-def _best(problem: Problem, machine: Machine, dtype: str, method: str, serial: int, allowed: float) -> list[Splits]:
-    """The best splits of one method with this many serial steps; empty if none fits in ``allowed`` bytes."""
+def _best(
+    problem: Problem, machine: Machine, dtype: str, method: str, serial: int, allowed: float
+) -> list[Splits]:
+    """The best splits of one method with this many serial steps; empty if none fits in ``allowed``
+    bytes.
+    """
     unit = amp.unit_for(machine, dtype)
     heights = (1, 2, 4) if method == "nx1" and problem.kernel[0] > 1 else (1,)
     best: list[Splits] = []
@@ -212,14 +247,37 @@ def _best(problem: Problem, machine: Machine, dtype: str, method: str, serial: i
         groups, ins = ceil_div(problem.groups, g), ceil_div(in_groups, i) * grain_in
         outs = ceil_div(ceil_div(out_groups, o), serial) * grain_out
         cycles, temporary = _estimate(
-            problem, machine, unit, method, height, serial, f * c, o, i, rows, width, ins, outs, groups
+            problem,
+            machine,
+            unit,
+            method,
+            height,
+            serial,
+            f * c,
+            o,
+            i,
+            rows,
+            width,
+            ins,
+            outs,
+            groups,
         )
         cycles = np.where(temporary <= allowed, cycles, np.inf)
         k = int(np.argmin(cycles))
         if np.isfinite(cycles[k]):
             parts = [int(v[k]) for v in (g, f, c, o, i)]
             best.append(
-                Splits(method, parts[0], parts[1], parts[2], parts[3], parts[4], serial, height, int(cycles[k]))
+                Splits(
+                    method,
+                    parts[0],
+                    parts[1],
+                    parts[2],
+                    parts[3],
+                    parts[4],
+                    serial,
+                    height,
+                    int(cycles[k]),
+                )
             )
     return best
 
@@ -240,7 +298,9 @@ def _estimate(
     outs: Array,
     groups: Array,
 ) -> tuple[Array, Array]:
-    """(cycles, bytes of temporaries on the fullest tile) of candidates; the cost structure of facts/cycles.md 9, 12."""
+    """(cycles, bytes of temporaries on the fullest tile) of candidates; the cost structure of
+    facts/cycles.md 9, 12.
+    """
     phase = SYNC_CYCLES + exchange_latency(machine.target)
     width = np.broadcast_to(np.asarray(width), rows.shape)
     item, partial = unit.item_bytes, unit.partial_bytes
@@ -267,7 +327,9 @@ def _estimate(
         for radix in radices:
             size_out = size / radix
             reduction[here] += (
-                size / 4 + phase + amp.reduce_partials_cycles(np.ceil(size_out / partial), radix, partial)
+                size / 4
+                + phase
+                + amp.reduce_partials_cycles(np.ceil(size_out / partial), radix, partial)
             )
             size, left = size_out, -(-left // radix)
     cycles = exchange_in + serial * (exchange_weights + transform + compute + reduction)
@@ -281,7 +343,9 @@ def _estimate(
 
 @dataclass(frozen=True)
 class Share:
-    """What each tile does of a planned product: int64 over tiles. Channels are real ones, without padding."""
+    """What each tile does of a planned product: int64 over tiles. Channels are real ones, without
+    padding.
+    """
 
     segments: Array
     width: Array
@@ -289,7 +353,9 @@ class Share:
     outs: Array
     groups: Array
     in_index: Array  # position along the split of input channels, which shares the outputs
-    field_index: Array  # position among the tiles that take the same weights, and share in storing them
+    field_index: (
+        Array  # position among the tiles that take the same weights, and share in storing them
+    )
 
     @property
     def field(self) -> Array:
@@ -297,7 +363,14 @@ class Share:
 
     def macs(self, problem: Problem) -> Array:
         """Multiply-accumulates of each tile; they sum to the problem's."""
-        return self.field * self.ins * self.outs * self.groups * problem.taps // prod(problem.field_stride)
+        return (
+            self.field
+            * self.ins
+            * self.outs
+            * self.groups
+            * problem.taps
+            // prod(problem.field_stride)
+        )
 
 
 def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits) -> Share:
@@ -330,20 +403,30 @@ def share_out(problem: Problem, machine: Machine, unit: amp.Unit, splits: Splits
 def dither(problem: Problem, machine: Machine) -> int:
     """How many tiles after its first a product begins: 0, unless convolutions are dithered.
 
-    Poplin's enableConvDithering hashes a convolution's parameters, so that small ones do not all lie on tile 0.
+    Poplin's enableConvDithering hashes a convolution's parameters, so that small ones do not all
+    lie on tile 0.
     """
     return digest(_shape(problem)) % machine.product_tiles if machine.dithering else 0
 
 
 def _shape(problem: Problem) -> tuple[Any, ...]:
-    return (problem.groups, problem.segments, problem.width, problem.in_channels, problem.out_channels, problem.kernel)
+    return (
+        problem.groups,
+        problem.segments,
+        problem.width,
+        problem.in_channels,
+        problem.out_channels,
+        problem.kernel,
+    )
 
 
 def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array:
-    """Weights that each tile stores of those it takes, in elements: whole blocks, from the first tile that takes them.
+    """Weights that each tile stores of those it takes, in elements: whole blocks, from the first
+    tile that takes them.
 
-    As the vendor's, which never cuts what a vertex loads at once (``block``) so that exchange has less code (poplibs
-    Convolution.cpp, mapWeights; splitRegions gives each tile the same number, and the last ones what is left).
+    As the vendor's, which never cuts what a vertex loads at once (``block``) so that exchange has
+    less code (poplibs Convolution.cpp, mapWeights; splitRegions gives each tile the same number,
+    and the last ones what is left).
     """
     taken = share.ins * share.outs * taps * share.groups
     each = ceil_div(ceil_div(taken, block), splits.rows * splits.cols) * block
@@ -376,8 +459,12 @@ def block_of(operand: Operand) -> int:
     return key[3] if isinstance(key, tuple) and key[0] == "planned" else 1
 
 
-def planned_key(problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand) -> Any:
-    """The layout key of an operand stored as a plan wants it; the same for every operator with the same plan."""
+def planned_key(
+    problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand
+) -> Any:
+    """The layout key of an operand stored as a plan wants it; the same for every operator with the
+    same plan.
+    """
     view = (operand.shape, operand.strides, operand.offset)
     block = weight_block(problem, machine, dtype, splits) if what == "weight" else CHANNEL_RUN
     return (
@@ -392,11 +479,17 @@ def planned_key(problem: Problem, machine: Machine, dtype: str, splits: Splits, 
 def _tiles(problem: Problem, machine: Machine) -> Any:
     """Which tiles a plan counts from."""
     start = machine.first + dither(problem, machine)
-    return (machine.tiles, machine.first, start, machine.part) if start or machine.part else machine.tiles
+    return (
+        (machine.tiles, machine.first, start, machine.part)
+        if start or machine.part
+        else machine.tiles
+    )
 
 
 def weight_block(problem: Problem, machine: Machine, dtype: str, splits: Splits) -> int:
-    """Weights that a vertex loads at once, in elements: input times output channels of one kernel element."""
+    """Weights that a vertex loads at once, in elements: input times output channels of one kernel
+    element.
+    """
     return prod(grains(problem, amp.unit_for(machine, dtype), splits.method, splits.filter_height))
 
 
@@ -411,12 +504,14 @@ def add_product(
     field_first: bool = False,
     turned: tuple[bool, bool] = (False, False),
 ) -> Product:
-    """Plan ``problem`` and append its steps. ``inputs`` and ``weights`` are operand indices, or placed operands.
+    """Plan ``problem`` and append its steps. ``inputs`` and ``weights`` are operand indices, or
+    placed operands.
 
-    Operands nobody placed get the planned layout (`Builder.wishes`); others pay exchange and rearrangement.
-    ``turned`` (inputs, weights): the operand's channels are not together where it lies, and unless it lies as
-    planned it is transposed there before it is sent: once, not on every tile that receives a part.
-    ``field_first``: the result's storage runs along the field (NCHW), not along the output channels.
+    Operands nobody placed get the planned layout (`Builder.wishes`); others pay exchange and
+    rearrangement. ``turned`` (inputs, weights): the operand's channels are not together where it
+    lies, and unless it lies as planned it is transposed there before it is sent: once, not on every
+    tile that receives a part. ``field_first``: the result's storage runs along the field (NCHW),
+    not along the output channels.
     """
     if problem.is_empty:
         return no_product(build, name, problem, inputs, weights, dtype)
@@ -428,18 +523,29 @@ def add_product(
     item, partial = unit.item_bytes, unit.partial_bytes
     half = "half" if unit.half else "float"
     partial_type = "half" if partial == 2 else "float"
-    slices = input_elements(problem, splits.method, share.segments, share.width, share.ins, share.groups)
+    slices = input_elements(
+        problem, splits.method, share.segments, share.width, share.ins, share.groups
+    )
     step_outs = ceil_div(share.outs, splits.serial)
     grain_in = grains(problem, unit, splits.method, splits.filter_height)[0]
     padded_in = ceil_div(share.ins, grain_in) * grain_in
-    step_weights = padded_in * padded_outs(problem, unit, splits.method, step_outs) * problem.taps * share.groups
+    step_weights = (
+        padded_in
+        * padded_outs(problem, unit, splits.method, step_outs)
+        * problem.taps
+        * share.groups
+    )
     f = splits.rows * splits.cols
     block = weight_block(problem, machine, dtype, splits)
     stored = stored_weights(share, splits, problem.taps, block)
 
     # inputs
-    source, in_place = _operand(build, inputs, (problem, dtype, splits, "input"), slices / splits.outs)
-    padded = input_elements(problem, splits.method, share.segments, share.width, padded_in, share.groups)
+    source, in_place = _operand(
+        build, inputs, (problem, dtype, splits, "input"), slices / splits.outs
+    )
+    padded = input_elements(
+        problem, splits.method, share.segments, share.width, padded_in, share.groups
+    )
     arriving = np.rint(slices * problem.expansion).astype(np.int64) * item
     lying = spread_of(source, machine.tiles).elements * item
     if turned[0] and not in_place and not _repeats(build, inputs):
@@ -452,9 +558,13 @@ def add_product(
     else:
         # split outputs take the same inputs, which are sent once
         unique = apportion(int(arriving.sum()) // splits.outs, lying)
-        build.exchange(f"{name}/inputs", arriving, lying, messages(arriving, unique, 2), splits.outs % 2 == 0)
+        build.exchange(
+            f"{name}/inputs", arriving, lying, messages(arriving, unique, 2), splits.outs % 2 == 0
+        )
     if problem.input_transform:
-        build.compute(f"{name}/expand inputs", f"popops::Transpose2D<{half}>", rearrange_cycles(slices))
+        build.compute(
+            f"{name}/expand inputs", f"popops::Transpose2D<{half}>", rearrange_cycles(slices)
+        )
         build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
 
     # weights, a serial step at a time
@@ -482,17 +592,30 @@ def add_product(
         _turn(build, f"{name}/transpose weights", source, half)
     if weights_in_place:
         home = np.minimum(lying, wanted)
-        fetched, sent, peers = wanted - home, home, np.minimum(f - 1, ceil_div(wanted - home, block * item))
+        fetched, sent, peers = (
+            wanted - home,
+            home,
+            np.minimum(f - 1, ceil_div(wanted - home, block * item)),
+        )
     else:
         fetched, sent = wanted, lying
-        peers = messages(wanted, apportion(int(wanted.sum()) // f, lying), 2, block_of(source) * item)
+        peers = messages(
+            wanted, apportion(int(wanted.sum()) // f, lying), 2, block_of(source) * item
+        )
     for serial in range(splits.serial):
         tail = f"/{serial + 1}" if splits.serial > 1 else ""
         weights_step = build.exchange(f"{name}/weights{tail}", fetched, sent, peers)
         if not (unit.half and weights_in_place):
-            # TUT4 shows this copy before an fp32 product; PSP's fp32 rows agree with it, its fp16 rows have none
-            build.compute(f"{name}/pre-arrange{tail}", f"poplin::PreArrange<{half}>", copy_cycles(weight_bytes))
-        convolve = build.compute(f"{name}/convolve{tail}", vertex, compute, 2 * problem.macs // splits.serial)
+            # TUT4 shows this copy before an fp32 product; PSP's fp32 rows agree with it, its fp16
+            # rows have none
+            build.compute(
+                f"{name}/pre-arrange{tail}",
+                f"poplin::PreArrange<{half}>",
+                copy_cycles(weight_bytes),
+            )
+        convolve = build.compute(
+            f"{name}/convolve{tail}", vertex, compute, 2 * problem.macs // splits.serial
+        )
         build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, convolve)
         _reduce(build, f"{name}/reduce{tail}", per_step, share, splits, partial, convolve)
     build.hold(f"{name}/inputs", padded * item, first, convolve)
@@ -506,13 +629,20 @@ def add_product(
 
 
 def no_product(
-    build: Builder, name: str, problem: Problem, inputs: int | Operand, weights: int | Operand, dtype: str
+    build: Builder,
+    name: str,
+    problem: Problem,
+    inputs: int | Operand,
+    weights: int | Operand,
+    dtype: str,
 ) -> Product:
     """Append what is to do for a product of nothing: its result, where it has elements, is zero."""
     for which in (inputs, weights):
         if isinstance(which, int):
             build.place(which)
-    lies = build.linear(problem.groups * problem.segments * problem.width * problem.out_channels, dtype)
+    lies = build.linear(
+        problem.groups * problem.segments * problem.width * problem.out_channels, dtype
+    )
     build.map(f"{name}/zero", "fill", lies.elements, dtype, flops=0)
     none = np.zeros(build.tiles, np.int64)
     share = Share(none, none, none, none, none, none, none)
@@ -527,7 +657,9 @@ def as_placed(
     weights: int | Operand,
     dtype: str,
 ) -> Problem:
-    """The problem, knowing which operands lie as its best plan would have them (or wherever the plan likes)."""
+    """The problem, knowing which operands lie as its best plan would have them (or wherever the
+    plan likes).
+    """
     free = replace(problem, input_free=True, weight_free=True)
     splits = search(free, build.machine, dtype, methods)
     found = []
@@ -554,7 +686,9 @@ def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
 def _operand(
     build: Builder, which: int | Operand, plan: tuple[Problem, str, Splits, str], want: Array
 ) -> tuple[Operand, bool]:
-    """An operand on tiles and whether it lies as planned; one that nobody placed is, in proportion to ``want``."""
+    """An operand on tiles and whether it lies as planned; one that nobody placed is, in proportion
+    to ``want``.
+    """
     operand = which if isinstance(which, Operand) else build.spec.operands[which]
     if isinstance(which, int) and _repeats(build, which):
         operand = build.lead(which)[0]
@@ -572,7 +706,13 @@ def _operand(
 
 
 def _reduce(
-    build: Builder, name: str, outputs: Array, share: Share, splits: Splits, partial: int, convolve: int
+    build: Builder,
+    name: str,
+    outputs: Array,
+    share: Share,
+    splits: Splits,
+    partial: int,
+    convolve: int,
 ) -> None:
     """Append exchange and addition of the partials, in the stages that the depth asks for."""
     depth, held = splits.ins, outputs
@@ -582,7 +722,9 @@ def _reduce(
         left = -(-depth // radix)
         arriving = piece(outputs * depth, share.in_index, splits.ins)
         mine = piece(outputs * left, share.in_index, splits.ins)
-        step = build.exchange(f"{name}/exchange", arriving * partial, held * partial, np.where(arriving > 0, radix, 0))
+        step = build.exchange(
+            f"{name}/exchange", arriving * partial, held * partial, np.where(arriving > 0, radix, 0)
+        )
         build.hold(f"{name}/partials", held * partial, since, step, interleaved=True)
         build.compute(
             name,

@@ -1,4 +1,6 @@
-"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector (facts/cycles.md 5)."""
+"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector (facts/cycles.md
+5).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def dropout(spec: OpSpec, machine: Machine) -> Plan:
 def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, mask, scale): the same numbers are drawn again from the seed, so no mask is kept.
 
-    They are the same only on the same tiles (poprand's reference tensor): the gradient comes to where it was dropped.
+    They are the same only on the same tiles (poprand's reference tensor): the gradient comes to
+    where it was dropped.
     """
     build = Builder(spec, machine)
     mask, lies = build.lead(1)
@@ -38,18 +41,25 @@ def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((Spread(result_key(lies, mask, out), lies.elements).layout(out.dtype),))
 
 
-_RANDOM = words("""bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal
+_RANDOM = words(
+    """bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal
     normal_ randperm random_ exponential_ log_normal_ geometric_ cauchy_
-    normal_functional""")
+    normal_functional"""
+)
 
 
 @lowering(*(f"aten.{name}" for name in _RANDOM))
 def random(spec: OpSpec, machine: Machine) -> Plan:
-    """Numbers where the result lies: like the operand of the same shape if there is one, linearly otherwise."""
+    """Numbers where the result lies: like the operand of the same shape if there is one, linearly
+    otherwise.
+    """
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    like = next((i for i, o in enumerate(spec.operands) if o.shape == out.shape and o.layout is not None), None)
+    like = next(
+        (i for i, o in enumerate(spec.operands) if o.shape == out.shape and o.layout is not None),
+        None,
+    )
     if out.layout is not None:
         lies = spread_of(out, machine.tiles)
     elif like is not None:

@@ -1,8 +1,10 @@
-"""Reductions over any dimensions: each tile reduces what it holds, partials are exchanged, the rest is reduced there.
+"""Reductions over any dimensions: each tile reduces what it holds, partials are exchanged, the rest
+is reduced there.
 
-Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that popops::reduce takes
-for regular regions (graphcore/poplibs, lib/popops/reduction/CycleEstimationFunctions.cpp): one worker cycle for 8
-bytes of partials, and per output, or per 8 bytes of outputs that lie side by side, what a loop takes to begin and end.
+Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that
+popops::reduce takes for regular regions (graphcore/poplibs,
+lib/popops/reduction/CycleEstimationFunctions.cpp): one worker cycle for 8 bytes of partials, and
+per output, or per 8 bytes of outputs that lie side by side, what a loop takes to begin and end.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import Machine
 
 WORKERS = 6
-CONTINUOUS = (17, 12)  # worker cycles of a call, and of an output whose elements follow each other in memory
+CONTINUOUS = (
+    17,
+    12,
+)  # worker cycles of a call, and of an output whose elements follow each other in memory
 STRIDED = (15, 10)  # of a call, and of 8 bytes of outputs whose elements lie a stride apart
 PARTIAL_BYTES = 4  # sums are kept in fp32
 TWO_STAGES = 32  # more partials an output than this are added in two stages
 
 
-LOGICAL = 25  # worker cycles an element: 24 and the operation, in C++ (poplibs, reduction/CycleEstimationFunctions.cpp)
+# worker cycles an element: 24 and the operation, in C++ (poplibs,
+# reduction/CycleEstimationFunctions.cpp)
+LOGICAL = 25
 
 
 def reduce_cycles(
@@ -36,19 +43,24 @@ def reduce_cycles(
 ) -> np.ndarray:
     """Cycles to reduce ``elements`` to ``outputs`` on each tile, shared out over the workers.
 
-    ``strided``: outputs lie side by side and are made 8 bytes at a time (getCyclesEstimateForStridedReduce: 3 + 5 + 3
-    a loop, and a cycle for each further partial). Else an output's elements lie side by side
-    (getCycleEstimateReduceAllRegionsContinuous: 12 an output, and a cycle for 8 bytes). Outputs too few for six
-    workers have their elements shared out, and what the workers found is reduced by one of them.
+    ``strided``: outputs lie side by side and are made 8 bytes at a time
+    (getCyclesEstimateForStridedReduce: 3 + 5 + 3 a loop, and a cycle for each further partial).
+    Else an output's elements lie side by side (getCycleEstimateReduceAllRegionsContinuous: 12 an
+    output, and a cycle for 8 bytes). Outputs too few for six workers have their elements shared
+    out, and what the workers found is reduced by one of them.
     """
     call, each = STRIDED if strided else CONTINUOUS
-    units = ceil_div(np.asarray(outputs) * item_bytes, 8) if strided else np.asarray(outputs, np.int64)
+    units = (
+        ceil_div(np.asarray(outputs) * item_bytes, 8) if strided else np.asarray(outputs, np.int64)
+    )
     inner = ceil_div(ceil_div(np.asarray(elements) * item_bytes, 8), WORKERS)
     if op in ("OR", "AND"):
         inner = LOGICAL * ceil_div(elements, WORKERS)
     shared = (units < WORKERS) & (elements > outputs)
     again = np.where(shared, STRIDED[0] + (STRIDED[1] + WORKERS) * units, 0)
-    return np.where(elements > 0, WORKERS * (call + each * ceil_div(units, WORKERS) + inner + again), 0)
+    return np.where(
+        elements > 0, WORKERS * (call + each * ceil_div(units, WORKERS) + inner + again), 0
+    )
 
 
 def _innermost(operand: Operand, dims: tuple[int, ...]) -> bool:
@@ -75,7 +87,9 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def output_spread(outputs: int, tiles: int) -> Spread:
-    """Outputs of a reduction, two to a tile at most while tiles last, so that partials arrive in parallel."""
+    """Outputs of a reduction, two to a tile at most while tiles last, so that partials arrive in
+    parallel.
+    """
     used = max(1, min(tiles, -(-outputs // 2)))
     start = digest("reduce", outputs, used) % tiles
     share = np.zeros(tiles, np.int64)
@@ -84,9 +98,16 @@ def output_spread(outputs: int, tiles: int) -> Spread:
 
 
 def reduce_over(
-    build: Builder, operand: Operand, lies: Spread, dims: tuple[int, ...], op: str = "ADD", name: str = "reduce"
+    build: Builder,
+    operand: Operand,
+    lies: Spread,
+    dims: tuple[int, ...],
+    op: str = "ADD",
+    name: str = "reduce",
 ) -> Reduced:
-    """Append the steps that reduce ``operand`` over ``dims``; ``op`` names the operation in the vertex type."""
+    """Append the steps that reduce ``operand`` over ``dims``; ``op`` names the operation in the
+    vertex type.
+    """
     kept = tuple(d not in dims for d in range(len(operand.shape)))
     outputs = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
     if not operand.elements:  # nothing to reduce: what the operation gives of nothing
@@ -100,7 +121,9 @@ def reduce_over(
         build.compute(
             f"{name}/on tile",
             f"popops::Reduce<popops::Reduce{op.title()},{dtype},float>",
-            reduce_cycles(lies.elements, partials, operand.item_bytes, not _innermost(operand, dims), op),
+            reduce_cycles(
+                lies.elements, partials, operand.item_bytes, not _innermost(operand, dims), op
+            ),
             flops=operand.elements - total,
         )
         build.hold(f"{name} partials", partials * PARTIAL_BYTES, build.next - 1, build.next + 1)
@@ -111,18 +134,29 @@ def reduce_over(
     held = partials
     if depth > TWO_STAGES:
         middle = min(total, outputs * int(np.ceil(np.sqrt(depth))))
-        held = _stage(build, f"{name}/stage 1", op, held, output_spread(middle, build.tiles).elements, 0)
+        held = _stage(
+            build, f"{name}/stage 1", op, held, output_spread(middle, build.tiles).elements, 0
+        )
     last = output_spread(outputs, build.tiles)
-    _stage(build, f"{name}/stage {2 if depth > TWO_STAGES else 1}", op, held, last.elements, outputs)
+    _stage(
+        build, f"{name}/stage {2 if depth > TWO_STAGES else 1}", op, held, last.elements, outputs
+    )
     return Reduced(last, partials, False)
 
 
-def _stage(build: Builder, name: str, op: str, held: np.ndarray, outputs: np.ndarray, final: int) -> np.ndarray:
+def _stage(
+    build: Builder, name: str, op: str, held: np.ndarray, outputs: np.ndarray, final: int
+) -> np.ndarray:
     """Exchange the partials that tiles hold to where ``outputs`` lie, and reduce them there."""
     arriving = apportion(int(held.sum()), outputs)
-    contributors = ceil_div(arriving, np.maximum(outputs, 1))  # a tile sends all it has of a tile's outputs at once
+    contributors = ceil_div(
+        arriving, np.maximum(outputs, 1)
+    )  # a tile sends all it has of a tile's outputs at once
     step = build.exchange(
-        f"{name}/exchange", arriving * PARTIAL_BYTES, held * PARTIAL_BYTES, np.minimum(contributors, len(held))
+        f"{name}/exchange",
+        arriving * PARTIAL_BYTES,
+        held * PARTIAL_BYTES,
+        np.minimum(contributors, len(held)),
     )
     build.compute(
         name,
@@ -134,11 +168,17 @@ def _stage(build: Builder, name: str, op: str, held: np.ndarray, outputs: np.nda
     return outputs
 
 
-def broadcast_back(build: Builder, reduced: Reduced, name: str, item_bytes: int = PARTIAL_BYTES) -> None:
-    """Append the exchange that brings each tile the outputs it contributed to; nothing if they are there."""
+def broadcast_back(
+    build: Builder, reduced: Reduced, name: str, item_bytes: int = PARTIAL_BYTES
+) -> None:
+    """Append the exchange that brings each tile the outputs it contributed to; nothing if they are
+    there.
+    """
     if reduced.local:
         return
-    step = build.exchange(name, reduced.contributed * item_bytes, reduced.spread.elements * item_bytes)
+    step = build.exchange(
+        name, reduced.contributed * item_bytes, reduced.spread.elements * item_bytes
+    )
     build.hold(name, reduced.contributed * item_bytes, step, build.next)
 
 
@@ -183,7 +223,8 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
     out = next(o for o in spec.outputs if o is not None)
     if name.startswith("arg") or (name in ("max", "min") and len(spec.outputs) > 1):
-        # the position travels with the value: a compare and two selects an element before anything is added up
+        # the position travels with the value: a compare and two selects an element before anything
+        # is added up
         build.map("index", "compare", lies.elements, operand.dtype)
     if _OPS[name] == "ADD" and operand.item_bytes == 1:  # booleans are counted as numbers
         build.map(f"{name}/cast", "cast", lies.elements, out.dtype, flops=0)
@@ -197,7 +238,9 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
         build.map(f"{name}/{after}", after, reduced.spread.elements, out.dtype)
     elif out.dtype in ("float16", "bfloat16") and not reduced.local:
         build.map("cast", "cast", reduced.spread.elements, out.dtype, flops=0)
-    layouts: list[Layout | None] = [None if o is None else reduced.spread.layout(o.dtype) for o in spec.outputs]
+    layouts: list[Layout | None] = [
+        None if o is None else reduced.spread.layout(o.dtype) for o in spec.outputs
+    ]
     return build.plan(tuple(layouts))
 
 
@@ -213,5 +256,8 @@ def variance(spec: OpSpec, machine: Machine) -> Plan:
         build.map(f"{name}/{kind}", kind, square.spread.elements, "float32")
     both = (square, mean) if name.endswith("mean") else (square,)
     return build.plan(
-        tuple(None if o is None else r.spread.layout(o.dtype) for o, r in zip(spec.outputs, both, strict=True))
+        tuple(
+            None if o is None else r.spread.layout(o.dtype)
+            for o, r in zip(spec.outputs, both, strict=True)
+        )
     )

@@ -45,8 +45,9 @@ def is_view(aten_name: str) -> bool:
 def lowering(*aten_names: str) -> Callable[[Lowering], Lowering]:
     """Decorator: lower these operators with the function, ``f(spec, machine) -> Plan``.
 
-    A name with an overload (``"aten.relu.default"``) covers that one, a name without (``"aten.relu"``) all
-    overloads. The last registration wins, so that a user can replace ours; call it before compiling.
+    A name with an overload (``"aten.relu.default"``) covers that one, a name without
+    (``"aten.relu"``) all overloads. The last registration wins, so that a user can replace ours;
+    call it before compiling.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -67,9 +68,10 @@ def find(aten_name: str) -> Lowering:
     found = _LOWERINGS.get(aten_name) or _LOWERINGS.get(packet(aten_name))
     if found is None:
         raise LoweringError(
-            f"no lowering for {aten_name}: register one with "
-            f"@ipu_exec.lowering.lowering({aten_name!r}), a function of (OpSpec, Machine) that returns a Plan, "
-            "or let it be guessed, and marked so in the profile: Options.estimateUnknownOperators()"
+            f"no lowering for {aten_name}: register one with"
+            f" @ipu_exec.lowering.lowering({aten_name!r}), a function of (OpSpec, Machine) that"
+            " returns a Plan, or let it be guessed, and marked so in the profile:"
+            " Options.estimateUnknownOperators()"
         )
     return found
 
@@ -80,7 +82,9 @@ def by_users() -> tuple[tuple[str, str], ...]:
     for name, function in sorted(_LOWERINGS.items()):
         if not function.__module__.startswith("ipu_exec."):
             code = getattr(function, "__code__", None)
-            found.append((name, f"{function.__module__} {code.co_code.hex() if code else function!r}"))
+            found.append(
+                (name, f"{function.__module__} {code.co_code.hex() if code else function!r}")
+            )
     return tuple(found)
 
 

@@ -1,7 +1,9 @@
-"""Resampling: nearest, linear and cubic interpolation of 1 to 3 dimensions, and grid_sample, with their gradients.
+"""Resampling: nearest, linear and cubic interpolation of 1 to 3 dimensions, and grid_sample, with
+their gradients.
 
-Nearest is a copy with repeats. The others add up weighted neighbours, a dimension after the other: 2 (linear) or
-4 (cubic) taps each, a scaled addition a tap (facts/cycles.md 5). Antialiasing widens the taps by how much it shrinks.
+Nearest is a copy with repeats. The others add up weighted neighbours, a dimension after the other:
+2 (linear) or 4 (cubic) taps each, a scaled addition a tap (facts/cycles.md 5). Antialiasing widens
+the taps by how much it shrinks.
 """
 
 from __future__ import annotations
@@ -19,11 +21,18 @@ _END = 1 << 30
 
 # name -> (resized dimensions, taps a dimension)
 MODES = {
-    **{f"{tail}nearest{exact}{d}d": (d, 1) for d in (1, 2, 3) for tail, exact in (("upsample_", ""),
-       ("_upsample_", "_exact"))},
-    "upsample_linear1d": (1, 2), "upsample_bilinear2d": (2, 2), "upsample_trilinear3d": (3, 2),
-    "upsample_bicubic2d": (2, 4), "_upsample_bilinear2d_aa": (2, 2), "_upsample_bicubic2d_aa": (2, 4),
-}  # fmt: skip
+    **{
+        f"{tail}nearest{exact}{d}d": (d, 1)
+        for d in (1, 2, 3)
+        for tail, exact in (("upsample_", ""), ("_upsample_", "_exact"))
+    },
+    "upsample_linear1d": (1, 2),
+    "upsample_bilinear2d": (2, 2),
+    "upsample_trilinear3d": (3, 2),
+    "upsample_bicubic2d": (2, 4),
+    "_upsample_bilinear2d_aa": (2, 2),
+    "_upsample_bicubic2d_aa": (2, 4),
+}
 
 
 def taps_of(name: str, source: tuple[int, ...], result: tuple[int, ...]) -> list[int]:
@@ -45,7 +54,9 @@ def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neig
 
 
 def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.ndarray:
-    """Elements of ``source`` that a tile needs for its share of ``total`` results: its part and a row on each side."""
+    """Elements of ``source`` that a tile needs for its share of ``total`` results: its part and a
+    row on each side.
+    """
     part = ceil_div(result * source.elements, max(total, 1))
     border = source.shape[-1] * (taps - 1)
     return np.where(result > 0, np.minimum(part + border, source.elements), 0)
@@ -53,7 +64,9 @@ def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.
 
 @lowering(*(f"aten.{name}" for name in MODES))
 def resample(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, output size, ...): the result lies linearly, and the part of the input that it looks at comes to it."""
+    """(input, output size, ...): the result lies linearly, and the part of the input that it looks
+    at comes to it.
+    """
     build, name = Builder(spec, machine), base_name(spec)
     source, out = build.place(0), spec.outputs[0]
     assert out is not None
@@ -70,7 +83,8 @@ def resample(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}_backward" for name in MODES))
 def resample_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, output size, input size, ...): each gradient is weighed and added to the neighbours it came from.
+    """(gradient, output size, input size, ...): each gradient is weighed and added to the
+    neighbours it came from.
 
     The result lies linearly; the gradients that reach a tile's share of it come there.
     """
@@ -92,17 +106,20 @@ _NEAREST = 1  # torch's number of the mode
 
 
 def _corners(spec: OpSpec, grid: Operand) -> int:
-    """Neighbours of a sampled point: 2 a dimension, 1 in all for nearest, 4 a dimension for bicubic."""
+    """Neighbours of a sampled point: 2 a dimension, 1 in all for nearest, 4 a dimension for
+    bicubic.
+    """
     mode = next((a for a in spec.args if isinstance(a, int) and not isinstance(a, bool)), 0)
     return 1 if mode == _NEAREST else (4 if mode == 2 else 2) ** grid.shape[-1]
 
 
 @lowering("aten.grid_sampler_2d", "aten.grid_sampler_3d")
 def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
-    """(input[N, C, ...], grid[N, ..., d]): coordinates and weights of the corners, a gather of them, their sum.
+    """(input[N, C, ...], grid[N, ..., d]): coordinates and weights of the corners, a gather of
+    them, their sum.
 
-    What is picked depends on data: the coordinates go to the tiles that hold the input, which send every corner of
-    every point in all channels (facts/cycles.md 7, one element a row).
+    What is picked depends on data: the coordinates go to the tiles that hold the input, which send
+    every corner of every point in all channels (facts/cycles.md 7, one element a row).
     """
     from ipu_exec.lowering.gather import slice_cycles
 
@@ -120,7 +137,11 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
     build.hold("coordinates", asked * 4, step, step + 1)
     lies = build.linear(out.elements, out.dtype)
     found = apportion(out.elements * corners, held)
-    build.compute("pick", "popops::MultiSlice<float>", slice_cycles(found, np.maximum(asked, found), held * 0 + 4))
+    build.compute(
+        "pick",
+        "popops::MultiSlice<float>",
+        slice_cycles(found, np.maximum(asked, found), held * 0 + 4),
+    )
     build.hold("corners", found * source.item_bytes, build.next - 1, build.next)
     arriving = lies.elements * corners * source.item_bytes
     step = build.exchange("corners", arriving, found * source.item_bytes)
@@ -131,8 +152,8 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.grid_sampler_2d_backward", "aten.grid_sampler_3d_backward")
 def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, input, grid, ...): weighed gradients are added where the corners lie, and the corners' differences
-    times the gradients are summed over the channels for the grid.
+    """(gradient, input, grid, ...): weighed gradients are added where the corners lie, and the
+    corners' differences times the gradients are summed over the channels for the grid.
     """
     from ipu_exec.lowering.gather import slice_cycles, update_cycles
 
@@ -152,11 +173,17 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
         sent = lies.elements * corners * grad.item_bytes
         step = build.exchange("weighed", moved * grad.item_bytes, sent)
         build.hold("weighed", moved * grad.item_bytes, step, step + 1)
-        cycles = update_cycles(moved, np.maximum(asked, moved), np.minimum(held, 1), into.item_bytes)
+        cycles = update_cycles(
+            moved, np.maximum(asked, moved), np.minimum(held, 1), into.item_bytes
+        )
         build.compute("add", "popops::MultiUpdateAdd<float,int>", cycles, grad.elements * corners)
         layouts[0] = spread_of(source, machine.tiles).layout(into.dtype)
     if over is not None:
-        build.compute("pick", "popops::MultiSlice<float>", slice_cycles(moved, np.maximum(asked, moved), held * 0 + 4))
+        build.compute(
+            "pick",
+            "popops::MultiSlice<float>",
+            slice_cycles(moved, np.maximum(asked, moved), held * 0 + 4),
+        )
         arriving = lies.elements * corners * source.item_bytes
         step = build.exchange("corners", arriving, moved * source.item_bytes)
         build.hold("arrived corners", arriving, step, _END)

@@ -1,4 +1,6 @@
-"""LSTM, GRU and plain recurrent layers: one product of all inputs, then a product and a few maps a time step."""
+"""LSTM, GRU and plain recurrent layers: one product of all inputs, then a product and a few maps a
+time step.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,17 @@ def repeat(build: Builder, first: int, times: int) -> None:
     for turn in range(1, times):
         shift = turn * len(body)
         build.steps += body
-        build.temporaries += [replace(t, first=t.first + shift, last=min(t.last + shift, _END)) for t in held]
+        build.temporaries += [
+            replace(t, first=t.first + shift, last=min(t.last + shift, _END)) for t in held
+        ]
 
 
 def transpose_once(build: Builder, start: int, product: int) -> int:
-    """Transpose the right operand of the product that begins at step ``product`` before the loop that begins at
-    ``start``; returns where the loop then begins.
+    """Transpose the right operand of the product that begins at step ``product`` before the loop
+    that begins at ``start``; returns where the loop then begins.
 
-    That operand is the weights: they are the same at all time steps (poplibs lib/popnn/Lstm.cpp, Gru.cpp:
-    preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the loop).
+    That operand is the weights: they are the same at all time steps (poplibs lib/popnn/Lstm.cpp,
+    Gru.cpp: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the loop).
     """
     if not build.steps[product].name.endswith("/transpose inputs"):
         return start
@@ -45,7 +49,8 @@ def transpose_once(build: Builder, start: int, product: int) -> int:
         return start if index == product else index + 1 if start <= index < product else index
 
     build.temporaries[:] = [
-        replace(t, first=place(t.first), last=_END if t.first == product else place(t.last)) for t in build.temporaries
+        replace(t, first=place(t.first), last=_END if t.first == product else place(t.last))
+        for t in build.temporaries
     ]
     return start + 1
 
@@ -65,7 +70,9 @@ def _product(build: Builder, name: str, left: Operand, right: Operand) -> tuple[
 def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
     """The maps of one time step, ``states`` elements of hidden state a tile."""
     if gates == 1:
-        build.map("activation", "relu" if base_name(build.spec) == "rnn_relu" else "tanh", states, dtype)
+        build.map(
+            "activation", "relu" if base_name(build.spec) == "rnn_relu" else "tanh", states, dtype
+        )
         return
     build.map("gates/sigmoid", "sigmoid", states * (gates - 1), dtype)
     build.map("candidate/tanh", "tanh", states, dtype)
@@ -77,17 +84,22 @@ def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
 
 
 def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
-    """The maps of one time step backward: a gradient of each gate's function and the products around it."""
+    """The maps of one time step backward: a gradient of each gate's function and the products
+    around it.
+    """
     build.map("grad activations", "nonlinearity_grad", states * gates, dtype)
     for _ in range(1 if gates == 1 else 4):
         build.map("grad products", "mul", states, dtype)
     build.map("grad state", "add_", states, dtype)
 
 
-@lowering("aten.mkldnn_rnn_layer", "ipu_rnn.lstm", "ipu_rnn.gru", "ipu_rnn.rnn_tanh", "ipu_rnn.rnn_relu")
+@lowering(
+    "aten.mkldnn_rnn_layer", "ipu_rnn.lstm", "ipu_rnn.gru", "ipu_rnn.rnn_tanh", "ipu_rnn.rnn_relu"
+)
 def layer(spec: OpSpec, machine: Machine) -> Plan:
-    """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell, one after another. What the backward
-    needs of a step is copied to its place (`ipu_exec.capture.recurrent`)."""
+    """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell, one after another.
+    What the backward needs of a step is copied to its place (`ipu_exec.capture.recurrent`).
+    """
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]
     hidden = w_hidden.shape[-1]
@@ -100,10 +112,16 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     assert all_gates.layout is not None
     build.hold("gates of inputs", all_gates.layout.bytes, max(0, build.next - 1), _END)
     first = build.next
-    state = row_major((batch, hidden), data.dtype, build.linear(batch * hidden, data.dtype).layout(data.dtype))
+    state = row_major(
+        (batch, hidden), data.dtype, build.linear(batch * hidden, data.dtype).layout(data.dtype)
+    )
     recurrent, again = _product(build, "recurrent", state, transposed(kernel[1]))
     mine = again.outputs.elements
-    step = build.fetch("gates", replace(all_gates, shape=recurrent.shape, storage_elements=all_gates.elements), mine)
+    step = build.fetch(
+        "gates",
+        replace(all_gates, shape=recurrent.shape, storage_elements=all_gates.elements),
+        mine,
+    )
     build.hold("gates", mine * data.item_bytes, step, build.next)
     build.map("add gates", "add_", mine, data.dtype)
     _cell(build, apportion(batch * hidden, mine), gates, data.dtype)
@@ -114,10 +132,16 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     layouts: list[Layout | None] = []
     for out in spec.outputs:
         spread = (
-            None if out is None else Spread(("states", 0, digest(again.outputs.key)), apportion(out.elements, mine))
+            None
+            if out is None
+            else Spread(("states", 0, digest(again.outputs.key)), apportion(out.elements, mine))
         )
         layouts.append(None if out is None or spread is None else spread.layout(out.dtype))
-    return build.plan(tuple(layouts), constants=done.worklists + again.worklists, note=f"{steps} steps; {again.splits}")
+    return build.plan(
+        tuple(layouts),
+        constants=done.worklists + again.worklists,
+        note=f"{steps} steps; {again.splits}",
+    )
 
 
 @lowering(
@@ -128,7 +152,9 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     "ipu_rnn.rnn_relu_backward",
 )
 def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """T steps back through the cell, then the gradients of inputs and weights as products over all steps."""
+    """T steps back through the cell, then the gradients of inputs and weights as products over all
+    steps.
+    """
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]
     hidden = w_hidden.shape[-1]
@@ -138,7 +164,9 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     x = _matrix(build.place(0), data.shape[-1])
     w_in, w_rec = (replace(build.place(i), role="weight") for i in (1, 2))
     lies = build.linear(batch * hidden, dtype)
-    grad = row_major((batch, gates * hidden), dtype, build.linear(batch * gates * hidden, dtype).layout(dtype))
+    grad = row_major(
+        (batch, gates * hidden), dtype, build.linear(batch * gates * hidden, dtype).layout(dtype)
+    )
     first = build.next
     _cell_gradient(build, lies.elements, gates, dtype)
     product = build.next
@@ -154,7 +182,9 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     build.hold("gradients of gates", every.layout(dtype).bytes, first, _END)
     _, grad_input = _product(build, "grad input", grads, w_in)
     _, grad_w_in = _product(build, "grad input weights", transposed(grads), x)
-    states = row_major((steps * batch, hidden), dtype, build.linear(steps * batch * hidden, dtype).layout(dtype))
+    states = row_major(
+        (steps * batch, hidden), dtype, build.linear(steps * batch * hidden, dtype).layout(dtype)
+    )
     _, grad_w_rec = _product(build, "grad recurrent weights", transposed(grads), states)
     bias = reduce_over(build, grads, every, (0,), "ADD", "grad bias").spread
     known = {0: grad_input.outputs, 1: grad_w_in.outputs, 2: grad_w_rec.outputs, 3: bias, 4: bias}
@@ -171,7 +201,9 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._thnn_fused_lstm_cell", "aten._thnn_fused_gru_cell")
 def cell(spec: OpSpec, machine: Machine) -> Plan:
-    """The maps of a cell whose products were done before: (input gates, hidden gates, state, biases)."""
+    """The maps of a cell whose products were done before: (input gates, hidden gates, state,
+    biases).
+    """
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
@@ -189,6 +221,10 @@ def cell(spec: OpSpec, machine: Machine) -> Plan:
     _cell(build, lies.elements, gates, out.dtype)
     layouts: list[Layout | None] = []
     for o in spec.outputs:
-        spread = None if o is None else Spread(("cell", 0, digest(lies.key)), apportion(o.elements, lies.elements))
+        spread = (
+            None
+            if o is None
+            else Spread(("cell", 0, digest(lies.key)), apportion(o.elements, lies.elements))
+        )
         layouts.append(None if o is None or spread is None else spread.layout(o.dtype))
     return build.plan(tuple(layouts))

@@ -1,7 +1,8 @@
 """PopTorch's point sampling (``fps``, ``nearest``) and CTC beam search over tiles.
 
-No published cycle count was found for any of the three. What each does is known (PointNet++, the prefix beam search),
-so its plan is the elementwise work of that over tiles with the formulas of facts/cycles.md 5; the split is ours.
+No published cycle count was found for any of the three. What each does is known (PointNet++, the
+prefix beam search), so its plan is the elementwise work of that over tiles with the formulas of
+facts/cycles.md 5; the split is ours.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
     step = build.fetch("points", y, points, broadcast=True)
     build.hold("points", points * y.item_bytes, step, _END)
     pairs = rows * y.shape[0]
-    build.compute("distances", "popops::SquaredDistance<float>", _distance_cycles(pairs, features, x.dtype),
-                  3 * int(pairs.sum()) * features)  # fmt: skip
+    build.compute(
+        "distances",
+        "popops::SquaredDistance<float>",
+        _distance_cycles(pairs, features, x.dtype),
+        3 * int(pairs.sum()) * features,
+    )
     build.hold("distances", pairs * 4, build.next - 1, _END)
     build.map("least", "min", pairs, x.dtype)
     out = spec.outputs[0]
@@ -48,9 +53,11 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("ipu_exec.fps")
 def fps(spec: OpSpec, machine: Machine) -> Plan:
-    """Points spread over the tiles; for each sample distances to the newest, the farthest on a tile, and of all tiles.
+    """Points spread over the tiles; for each sample distances to the newest, the farthest on a
+    tile, and of all tiles.
 
-    The samples follow each other, so one compute set lasts as long as all of them, with their exchanges' latency.
+    The samples follow each other, so one compute set lasts as long as all of them, with their
+    exchanges' latency.
     """
     build = Builder(spec, machine)
     source = build.place(0)
@@ -61,19 +68,24 @@ def fps(spec: OpSpec, machine: Machine) -> Plan:
     rows = split_evenly(source.shape[0], machine.tiles)
     step = build.fetch("points", source, rows * features)
     build.hold("points", rows * (features * source.item_bytes + 4), step, _END)
-    once = _distance_cycles(rows, features, source.dtype) + costs.KINDS["max"].cycles(rows, "float32")
+    once = _distance_cycles(rows, features, source.dtype) + costs.KINDS["max"].cycles(
+        rows, "float32"
+    )
     apart = 2 * (SYNC_CYCLES + exchange_latency(machine.target))  # to one tile and back to all
     cycles = np.where(rows > 0, samples * (once + apart), 0)
     build.compute("samples", "popops::FarthestPoint<float>", cycles, 4 * samples * source.elements)
-    return build.plan((build.linear(samples, out.dtype).layout(out.dtype),), note=f"{samples} samples in turn")
+    return build.plan(
+        (build.linear(samples, out.dtype).layout(out.dtype),), note=f"{samples} samples in turn"
+    )
 
 
 @lowering("ipu_exec.ctc_beam_search_decoder")
 def ctc_beam_search(spec: OpSpec, machine: Machine) -> Plan:
-    """A batch's entries spread over groups of tiles, and a group's classes over its tiles; time steps in turn.
+    """A batch's entries spread over groups of tiles, and a group's classes over its tiles; time
+    steps in turn.
 
-    In each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise operations) and
-    the best ``beam_width`` are picked by a comparison of each with each beam.
+    In each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise
+    operations) and the best ``beam_width`` are picked by a comparison of each with each beam.
     """
     build = Builder(spec, machine)
     probs = build.place(0)
@@ -92,6 +104,11 @@ def ctc_beam_search(spec: OpSpec, machine: Machine) -> Plan:
     pick = costs.KINDS["compare"].cycles(held * max(1, int(np.log2(max(2, width)))), "float32")
     apart = 2 * (SYNC_CYCLES + exchange_latency(machine.target))
     cycles = np.where(held > 0, steps * (once + pick + apart), 0)
-    build.compute("time steps", "popnn::CTCExtendAndSelect<float>", cycles, 4 * steps * int(held.sum()))
-    layouts = [build.linear(o.elements, o.dtype).layout(o.dtype) if o is not None else None for o in spec.outputs]
+    build.compute(
+        "time steps", "popnn::CTCExtendAndSelect<float>", cycles, 4 * steps * int(held.sum())
+    )
+    layouts = [
+        build.linear(o.elements, o.dtype).layout(o.dtype) if o is not None else None
+        for o in spec.outputs
+    ]
     return build.plan(tuple(layouts), note=f"{steps} time steps in turn")

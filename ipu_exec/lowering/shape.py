@@ -1,6 +1,7 @@
 """Operators that make a new order of elements: cat, stack, pad, repeat, roll, flip, triangles.
 
-On the IPU they are copies between tiles; what arrives is put in place on the tile (facts/cycles.md 8).
+On the IPU they are copies between tiles; what arrives is put in place on the tile (facts/cycles.md
+8).
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
 
 @lowering("aten.cat", "aten.stack", "aten.concat", "aten.hstack", "aten.vstack", "aten.concatenate")
 def concatenate(spec: OpSpec, machine: Machine) -> Plan:
-    """Joining tensors moves nothing: each part stays on its tiles, and the result is where its parts are.
+    """Joining tensors moves nothing: each part stays on its tiles, and the result is where its
+    parts are.
 
-    The vendor's graph does the same (concat is a view of variables); ours makes one storage: an on-tile copy.
+    The vendor's graph does the same (concat is a view of variables); ours makes one storage: an
+    on-tile copy.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -57,8 +60,14 @@ def concatenate(spec: OpSpec, machine: Machine) -> Plan:
             elements = elements + lies.elements
             keys.append(lies.key)
     build.map(base_name(spec), "copy", elements, out.dtype, flops=0)
-    run = min((k[1] for k in keys if isinstance(k, tuple) and isinstance(k[1], int) and k[1]), default=0)
-    key = ("joined", run, digest(tuple(keys), out.shape, tuple(o.shape for o in spec.operands), spec.args[1:]))
+    run = min(
+        (k[1] for k in keys if isinstance(k, tuple) and isinstance(k[1], int) and k[1]), default=0
+    )
+    key = (
+        "joined",
+        run,
+        digest(tuple(keys), out.shape, tuple(o.shape for o in spec.operands), spec.args[1:]),
+    )
     return build.plan((Spread(key, elements).layout(out.dtype),))
 
 
@@ -78,7 +87,8 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS))
 def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, input, padding): the inner part comes to a linear result, the border to what it mirrors and is added.
+    """(gradient, input, padding): the inner part comes to a linear result, the border to what it
+    mirrors and is added.
 
     What a tile receives of the border goes by its share of the result.
     """
@@ -87,7 +97,9 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     lies = build.linear(out.elements, out.dtype)
     border = apportion(max(0, grad.elements - out.elements), lies.elements)
-    inner = apportion(min(grad.elements, out.elements), lies.elements)  # negative padding cut off the rest
+    inner = apportion(
+        min(grad.elements, out.elements), lies.elements
+    )  # negative padding cut off the rest
     arriving = (inner + border) * grad.item_bytes
     sent = spread_of(folded(grad), machine.tiles).elements * grad.item_bytes
     step = build.exchange("gradient", arriving, sent, messages(arriving, sent, 2))
@@ -99,20 +111,44 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 @lowering(
-    "aten.repeat", "aten.tile", "aten.roll", "aten.flip", "aten.repeat_interleave", "aten.rot90", "aten.expand_copy",
-    "aten.slice_backward", "aten.select_backward", "aten.slice_scatter", "aten.select_scatter", "aten.permute_copy",
-    "aten.unfold_copy", "aten.unfold_backward", "aten.as_strided_scatter", "aten.im2col", "aten.col2im",
-    "aten.pixel_shuffle", "aten.pixel_unshuffle", "aten.channel_shuffle", "aten.diagonal_backward",
-    "aten.transpose_copy", "aten.t_copy", "aten.slice_copy", "aten.diag_embed",
+    "aten.repeat",
+    "aten.tile",
+    "aten.roll",
+    "aten.flip",
+    "aten.repeat_interleave",
+    "aten.rot90",
+    "aten.expand_copy",
+    "aten.slice_backward",
+    "aten.select_backward",
+    "aten.slice_scatter",
+    "aten.select_scatter",
+    "aten.permute_copy",
+    "aten.unfold_copy",
+    "aten.unfold_backward",
+    "aten.as_strided_scatter",
+    "aten.im2col",
+    "aten.col2im",
+    "aten.pixel_shuffle",
+    "aten.pixel_unshuffle",
+    "aten.channel_shuffle",
+    "aten.diagonal_backward",
+    "aten.transpose_copy",
+    "aten.t_copy",
+    "aten.slice_copy",
+    "aten.diag_embed",
     "aten.constant_pad_nd_backward",
-)  # fmt: skip
+)
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
-    """The result lies linearly; elements come to it and are put in order on the tile; what nobody wrote is zero."""
+    """The result lies linearly; elements come to it and are put in order on the tile; what nobody
+    wrote is zero.
+    """
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
     if base_name(spec).endswith("_backward") and out.elements > spec.operands[0].elements:
-        build.map("zero", "fill", build.linear(out.elements, out.dtype).elements, out.dtype, flops=0)
+        build.map(
+            "zero", "fill", build.linear(out.elements, out.dtype).elements, out.dtype, flops=0
+        )
     lies = _gather_linear(build, out, list(range(len(spec.operands))))
     build.map("rearrange", "rearrange", lies.elements, out.dtype, flops=0)
     return build.plan((lies.layout(out.dtype),))
@@ -126,15 +162,21 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
     out = spec.outputs[0]
     assert out is not None
     build.map(base_name(spec), "select", lies.elements, out.dtype)
-    key = lies.key if is_contiguous(operand) else ("triangle", lies.run, digest(lies.key, operand.strides))
+    key = (
+        lies.key
+        if is_contiguous(operand)
+        else ("triangle", lies.run, digest(lies.key, operand.strides))
+    )
     return build.plan((Spread(key, lies.elements).layout(out.dtype),))
 
 
 @lowering("aten.cumsum")
 def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
-    """The product with a triangle of ones, a constant (graphcore/popart, willow/src/popx/op/cumsumx.cpp).
+    """The product with a triangle of ones, a constant (graphcore/popart,
+    willow/src/popx/op/cumsumx.cpp).
 
-    A triangle that would take over a sixteenth of the memory, and integers, which no AMP unit multiplies, are scanned.
+    A triangle that would take over a sixteenth of the memory, and integers, which no AMP unit
+    multiplies, are scanned.
     """
     out = spec.outputs[0]
     assert out is not None
@@ -160,7 +202,9 @@ def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
 def scan(spec: OpSpec, machine: Machine) -> Plan:
-    """Each tile scans its share, the last values are exchanged and scanned, and added to what follows them."""
+    """Each tile scans its share, the last values are exchanged and scanned, and added to what
+    follows them.
+    """
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
@@ -171,19 +215,24 @@ def scan(spec: OpSpec, machine: Machine) -> Plan:
     build.exchange("carry", last * 4, tiles * 4)
     build.map("scan carries", "generic", last, out.dtype)
     build.map("add carry", "add_scalar", lies.elements, out.dtype)
-    layouts: list[Layout | None] = [None if o is None else lies.layout(o.dtype) for o in spec.outputs]
+    layouts: list[Layout | None] = [
+        None if o is None else lies.layout(o.dtype) for o in spec.outputs
+    ]
     return build.plan(tuple(layouts))
 
 
-COMPARE_AND_SWAP = 20  # worker cycles of a pair of keys and values (estimate: generic C++, facts/cycles.md 5)
+COMPARE_AND_SWAP = (
+    20  # worker cycles of a pair of keys and values (estimate: generic C++, facts/cycles.md 5)
+)
 
 
 def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
-    """(elements of a row that are there, distance at which pairs of them are compared) of each step of popops::topK.
+    """(elements of a row that are there, distance at which pairs of them are compared) of each step
+    of popops::topK.
 
-    Sequences of k' = ``most`` rounded up to a power of two are sorted, then two at a time are merged, of which the
-    better k' stay (graphcore/poplibs, lib/popops/BitonicTopK.cpp). With k' no less than ``extent`` it is a bitonic
-    sort, of log2(n) (log2(n) + 1) / 2 steps.
+    Sequences of k' = ``most`` rounded up to a power of two are sorted, then two at a time are
+    merged, of which the better k' stay (graphcore/poplibs, lib/popops/BitonicTopK.cpp). With k' no
+    less than ``extent`` it is a bitonic sort, of log2(n) (log2(n) + 1) / 2 steps.
     """
     log_most, kept = (most - 1).bit_length(), 1 << (most - 1).bit_length()
     steps = []
@@ -208,11 +257,21 @@ def _sorted(spec: OpSpec) -> tuple[int, int]:
     return extent, min(int(spec.args[1]), extent) if counted else extent
 
 
-@lowering("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue", "aten.median", "aten.nanmedian", "aten.mode")
+@lowering(
+    "aten.topk",
+    "aten.sort",
+    "aten.argsort",
+    "aten.kthvalue",
+    "aten.median",
+    "aten.nanmedian",
+    "aten.mode",
+)
 def sort(spec: OpSpec, machine: Machine) -> Plan:
-    """Steps of compare-and-swap, an exchange before each: the pairs of a step are spread over all tiles.
+    """Steps of compare-and-swap, an exchange before each: the pairs of a step are spread over all
+    tiles.
 
-    Keys are sorted in fp32, their positions travel with them. Pairs that lie on one tile already are copied there.
+    Keys are sorted in fp32, their positions travel with them. Pairs that lie on one tile already
+    are copied there.
     """
     build = Builder(spec, machine)
     operand, lies = build.lead(0)
@@ -230,7 +289,9 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
         if share < distance * rows or number == 0:
             step = build.exchange(f"step {number}/exchange", nbytes, nbytes)
         else:
-            step = build.compute(f"step {number}/copy", "poplar_rt::Memcpy64BitSupervisor", copy_cycles(nbytes))
+            step = build.compute(
+                f"step {number}/copy", "poplar_rt::Memcpy64BitSupervisor", copy_cycles(nbytes)
+            )
         build.hold(f"step {number}", 2 * nbytes, step, build.next)
         cycles = np.where(pairs > 0, 6 * (17 + COMPARE_AND_SWAP * ceil_div(pairs, 6)), 0)
         kind = "popops::CompareAndSwapAtDistanceKeyVal<float,unsigned int,false>"
@@ -239,5 +300,8 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
         build.map("copy", "copy", lies.elements, operand.dtype, flops=0)
     found = pairs if pairs.any() else lies.elements
     key = ("sorted", 0, digest(lies.key, operand.shape, extent, most))
-    layouts = (None if o is None else Spread(key, apportion(o.elements, found)).layout(o.dtype) for o in spec.outputs)
+    layouts = (
+        None if o is None else Spread(key, apportion(o.elements, found)).layout(o.dtype)
+        for o in spec.outputs
+    )
     return build.plan(tuple(layouts), note=f"{len(bitonic_steps(extent, most))} steps")

@@ -41,9 +41,16 @@ def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
     build.hold("exponentials", lies.elements * out.item_bytes, shifted, shifted + 2)
     build.map("exp", "exp", lies.elements, out.dtype)
     total = reduce_over(build, operand, lies, dims, "ADD", "sum")
-    build.map("log" if log else "inverse", "log" if log else "inverse", total.spread.elements, "float32")
+    build.map(
+        "log" if log else "inverse", "log" if log else "inverse", total.spread.elements, "float32"
+    )
     broadcast_back(build, total, "broadcast sum")
-    build.map("subtract log sum" if log else "scale", "sub_vector" if log else "mul_vector", lies.elements, out.dtype)
+    build.map(
+        "subtract log sum" if log else "scale",
+        "sub_vector" if log else "mul_vector",
+        lies.elements,
+        out.dtype,
+    )
     return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
 
 

@@ -1,8 +1,8 @@
 """Vertex types by their published names: bytes of code and of state.
 
-Code is kept once a tile for each type used there. Sizes by family are estimates in the range that TUT4 shows
-(1.7 kB and 0.9 kB a tile for all code of a product, facts/memory.md), not fitted to any one row; state is
-TUT4's 16 B of state and 13 B of field data a vertex.
+Code is kept once a tile for each type used there. Sizes by family are estimates in the range that
+TUT4 shows (1.7 kB and 0.9 kB a tile for all code of a product, facts/memory.md), not fitted to any
+one row; state is TUT4's 16 B of state and 13 B of field data a vertex.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _DEFAULT_CODE_BYTES = 320
 
 
 def vertex_info(vertex_type: str) -> tuple[int, int]:
-    """(bytes of code, bytes of state and field data) of a vertex type such as ``poplin::ReduceAdd<float,float>``."""
+    """(bytes of code, bytes of state and field data) of a vertex type such as
+    ``poplin::ReduceAdd<float,float>``.
+    """
     family = vertex_type.split("<", 1)[0].rsplit("::", 1)[-1]
     return _CODE_BYTES.get(family, _DEFAULT_CODE_BYTES), STATE_BYTES + FIELD_BYTES
 

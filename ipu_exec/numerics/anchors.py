@@ -1,8 +1,10 @@
-"""Anchored tensors: values inside the model that a call keeps besides its outputs (``Options.anchorTensor``).
+"""Anchored tensors: values inside the model that a call keeps besides its outputs
+(``Options.anchorTensor``).
 
-Names are those of the compiled graph: ``fc1/addmm:0`` (what an operator made), ``fc1.weight``, ``input.0``; and
-PopTorch's ``Gradient___fc1.weight`` (of one micro-batch, times the loss scaling) and ``UpdatedVar___fc1.weight``
-(after a weight update). PopTorch writes ``model.fc1.weight`` in the last two; that is understood too.
+Names are those of the compiled graph: ``fc1/addmm:0`` (what an operator made), ``fc1.weight``,
+``input.0``; and PopTorch's ``Gradient___fc1.weight`` (of one micro-batch, times the loss scaling)
+and ``UpdatedVar___fc1.weight`` (after a weight update). PopTorch writes ``model.fc1.weight`` in the
+last two; that is understood too.
 """
 
 from __future__ import annotations
@@ -37,18 +39,33 @@ class Anchor:
 
 def tensor_names(graph: Graph) -> list[str]:
     """Every name that can be anchored, sorted."""
-    names = {storage.name for storage in graph.storages.values() if _kept_here(storage.name, storage.role)}
+    names = {
+        storage.name
+        for storage in graph.storages.values()
+        if _kept_here(storage.name, storage.role)
+    }
     if graph.training:
         trained = {s.parameter for s in graph.storages.values() if s.parameter >= 0}
-        trained |= {graph.values[v].storage for op in graph.ops if op.direction == "update" for v in op.writes}
-        weights = [s.name for s in graph.storages.values() if s.id in trained and s.role == "weight"]
+        trained |= {
+            graph.values[v].storage
+            for op in graph.ops
+            if op.direction == "update"
+            for v in op.writes
+        }
+        weights = [
+            s.name for s in graph.storages.values() if s.id in trained and s.role == "weight"
+        ]
         names |= {prefix + name for prefix in (GRADIENT, UPDATED) for name in weights}
     return sorted(names)
 
 
 def _kept_here(name: str, role: str) -> bool:
-    """Accumulators, states of the optimiser and what a weight update makes have no anchors of their own."""
-    if "/update/" in name or name.endswith("/gradient"):  # a weight's gradient is called Gradient___
+    """Accumulators, states of the optimiser and what a weight update makes have no anchors of their
+    own.
+    """
+    if "/update/" in name or name.endswith(
+        "/gradient"
+    ):  # a weight's gradient is called Gradient___
         return False
     return bool(name) and role in ("weight", "buffer", "input", "activation", "gradient")
 
@@ -61,8 +78,9 @@ def canonical(name: str, names: set[str]) -> str:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.3)
         raise UsageError(
-            f"anchorTensor: the model has no tensor {name!r}; it has {', '.join(map(repr, near)) or 'none like it'}. "
-            "getTensorNames() of the compiled model gives them all"
+            f"anchorTensor: the model has no tensor {name!r}; it has"
+            f" {', '.join(map(repr, near)) or 'none like it'}. getTensorNames() of the compiled"
+            " model gives them all"
         )
     return name
 
@@ -74,9 +92,13 @@ class Watch:
     """
 
     def __init__(
-        self, model: torch.nn.Module, anchors: Mapping[str, Anchor], plan: CallPlan, training: bool,
+        self,
+        model: torch.nn.Module,
+        anchors: Mapping[str, Anchor],
+        plan: CallPlan,
+        training: bool,
         exceptions: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._anchors, self._plan, self._training = model, anchors, plan, training
         self._exceptions = exceptions
         self._kept = {short: Outputs(self._plan_of(anchor)) for short, anchor in anchors.items()}
@@ -85,24 +107,36 @@ class Watch:
         self._recorder: _Finder | None = None
 
     def _plan_of(self, anchor: Anchor) -> CallPlan:
-        """The output mode of one anchor; a weight is updated once a device iteration, and alike in all replicas."""
+        """The output mode of one anchor; a weight is updated once a device iteration, and alike in
+        all replicas.
+        """
         plan = self._plan
         if anchor.mode is not None and anchor.mode is not OutputMode.Default:
             plan = replace(plan, output_mode=anchor.mode, output_period=anchor.period)
-        return replace(plan, accumulation=1, replicas=1) if anchor.name.startswith(UPDATED) else plan
+        return (
+            replace(plan, accumulation=1, replicas=1) if anchor.name.startswith(UPDATED) else plan
+        )
 
     @contextlib.contextmanager
     def micro_batch(self, inputs: Any, iteration: int, step: int, replica: int) -> Iterator[None]:
         """Everything that is run inside belongs to that micro-batch; says "backward" by `backward`."""
         self._found = {f"input.{i}": leaf for i, leaf in enumerate(_tensors(inputs))}
-        self._found |= {name: tensor.detach().clone() for name, tensor in self._wanted_state().items()}
+        self._found |= {
+            name: tensor.detach().clone() for name, tensor in self._wanted_state().items()
+        }
         hooks = [
-            parameter.register_hook(lambda gradient, name=name: self._keep(GRADIENT + name, gradient))
+            parameter.register_hook(
+                lambda gradient, name=name: self._keep(GRADIENT + name, gradient)
+            )
             for name, parameter in self._parameters.items()
             if GRADIENT + name in self._names and parameter.requires_grad
         ]
         try:
-            inside = self._names - set(self._found) - {n for n in self._names if n.startswith((GRADIENT, UPDATED))}
+            inside = (
+                self._names
+                - set(self._found)
+                - {n for n in self._names if n.startswith((GRADIENT, UPDATED))}
+            )
             if inside or self._exceptions:
                 self._recorder = _Finder(self._training, self._names, self._found, self._exceptions)
                 with self._recorder.modules(self._model), self._recorder:
@@ -116,7 +150,10 @@ class Watch:
         for short, anchor in self._anchors.items():
             if not anchor.name.startswith(UPDATED):
                 if anchor.name not in self._found:
-                    raise UsageError(f"anchored tensor {anchor.name!r} was not made in this call: is it used there?")
+                    raise UsageError(
+                        f"anchored tensor {anchor.name!r} was not made in this call: is it used"
+                        " there?"
+                    )
                 self._kept[short].add(self._found[anchor.name], iteration, step, replica)
 
     def backward(self) -> None:
@@ -134,7 +171,9 @@ class Watch:
                 self._kept[short].add(weight.detach().clone(), iteration, 0, 0)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """By short name, put together as the output mode says; not those whose mode kept nothing in this call."""
+        """By short name, put together as the output mode says; not those whose mode kept nothing in
+        this call.
+        """
         return {short: kept.result() for short, kept in self._kept.items() if kept.any}
 
     @property
@@ -150,9 +189,13 @@ class Watch:
 
 
 class _Finder(Recorder):
-    """Names operators as the compiler does, while they compute real numbers, and keeps the wanted results."""
+    """Names operators as the compiler does, while they compute real numbers, and keeps the wanted
+    results.
+    """
 
-    def __init__(self, training: bool, names: set[str], found: dict[str, torch.Tensor], exceptions: bool) -> None:
+    def __init__(
+        self, training: bool, names: set[str], found: dict[str, torch.Tensor], exceptions: bool
+    ) -> None:
         super().__init__(training)
         self._wanted, self._found, self._exceptions = names, found, exceptions
         self._operands = Operands(False, False, False)

@@ -1,8 +1,10 @@
-"""Floating-point exceptions, as an IPU raises them: what arithmetic made of finite numbers and is none, or undefined.
+"""Floating-point exceptions, as an IPU raises them: what arithmetic made of finite numbers and is
+none, or undefined.
 
-An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by zero, a root of a
-negative number, a comparison with NaN), at a division by zero, and at an overflow (graphcore/poptorch, user guide of
-enableFloatingPointExceptions). NaN and infinity that only pass through are no exception.
+An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by zero,
+a root of a negative number, a comparison with NaN), at a division by zero, and at an overflow
+(graphcore/poptorch, user guide of enableFloatingPointExceptions). NaN and infinity that only pass
+through are no exception.
 """
 
 from __future__ import annotations
@@ -17,10 +19,16 @@ from ipu_exec.errors import Error
 from ipu_exec.graph import OpNode
 from ipu_exec.lowering.registry import packet, words
 
-_NOT_WRITTEN = {f"aten.{name}" for name in words("empty empty_like empty_strided new_empty new_empty_strided")}
-_DIVISIONS = {f"aten.{name}" for name in words("div div_ reciprocal reciprocal_ rsqrt rsqrt_ log log2 log10 pow atanh")}
+_NOT_WRITTEN = {
+    f"aten.{name}" for name in words("empty empty_like empty_strided new_empty new_empty_strided")
+}
+_DIVISIONS = {
+    f"aten.{name}"
+    for name in words("div div_ reciprocal reciprocal_ rsqrt rsqrt_ log log2 log10 pow atanh")
+}
 _COMPARISONS = {
-    f"aten.{name}" for name in words("lt le gt ge max min amax amin maximum minimum relu clamp argmax topk")
+    f"aten.{name}"
+    for name in words("lt le gt ge max min amax amin maximum minimum relu clamp argmax topk")
 }
 
 
@@ -37,7 +45,9 @@ def look_at(args: Any, kwargs: Any) -> Operands:
     """What is among the operands of a call."""
     leaves = tree_leaves((args, kwargs))
     numbers = [torch.tensor(leaf) for leaf in leaves if isinstance(leaf, float)]
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()] + numbers
+    tensors = [
+        leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ] + numbers
     return Operands(
         any(bool(tensor.isnan().any()) for tensor in tensors),
         any(bool(tensor.isinf().any()) for tensor in tensors),
@@ -48,7 +58,11 @@ def look_at(args: Any, kwargs: Any) -> Operands:
 def check(op: OpNode, before: Operands, made: Any) -> None:
     """Error where what an operator made of its operands is an exception."""
     name = packet(op.aten)
-    results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    results = [
+        leaf
+        for leaf in tree_leaves(made)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
     nan = any(bool(result.isnan().any()) for result in results)
     infinite = any(bool(result.isinf().any()) for result in results)
     if name in _NOT_WRITTEN:
@@ -72,6 +86,7 @@ def check_weights(weights: dict[str, torch.nn.Parameter]) -> None:
     for name, weight in weights.items():
         if not bool(weight.isfinite().all()):
             raise Error(
-                f"floating-point exception: the weight update of {name!r} made infinite or undefined numbers. Lower "
-                "the learning rate or the loss scaling, or leave Precision.enableFloatingPointExceptions off"
+                f"floating-point exception: the weight update of {name!r} made infinite or"
+                " undefined numbers. Lower the learning rate or the loss scaling, or leave"
+                " Precision.enableFloatingPointExceptions off"
             )

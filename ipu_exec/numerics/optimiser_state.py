@@ -1,8 +1,10 @@
-"""What ``state_dict`` of PopTorch's optimisers has besides PyTorch's: ``ipu_state`` and ``ipu_param``.
+"""What ``state_dict`` of PopTorch's optimisers has besides PyTorch's: ``ipu_state`` and
+``ipu_param``.
 
-Tensors under PopART's names (graphcore/popart, names.hpp; graphcore/poptorch, tests/optimizers_test.py):
-``Accl1___model.weight`` is the first moment of the parameter ``weight``. Both are None until a model was compiled with
-the optimiser. ``load_state_dict`` takes ``ipu_state`` back, and the parameter groups, which ``ipu_param`` follows from.
+Tensors under PopART's names (graphcore/popart, names.hpp; graphcore/poptorch,
+tests/optimizers_test.py): ``Accl1___model.weight`` is the first moment of the parameter ``weight``.
+Both are None until a model was compiled with the optimiser. ``load_state_dict`` takes ``ipu_state``
+back, and the parameter groups, which ``ipu_param`` follows from.
 """
 
 from __future__ import annotations
@@ -11,11 +13,15 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-Names = Mapping[torch.Tensor, tuple[str, int]]  # of a parameter: its name, and how many replicas' values it has or 0
+Names = Mapping[
+    torch.Tensor, tuple[str, int]
+]  # of a parameter: its name, and how many replicas' values it has or 0
 
 
 def states(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """Copies of what the optimiser keeps of each parameter; what no step has made yet is 0, as on the device."""
+    """Copies of what the optimiser keeps of each parameter; what no step has made yet is 0, as on
+    the device.
+    """
     found = {}
     for parameter, state, prefix in _each(optimizer, names):
         name, rows = names[parameter]
@@ -39,35 +45,56 @@ def load(optimizer: torch.optim.Optimizer, names: Names, given: Mapping[str, tor
         if state == "step":
             steps = value.flatten()[0]
             # LAMB counts with a number, PyTorch's optimisers with a tensor
-            counts = isinstance(optimizer.state[parameter].get("step"), int) or type(optimizer).__name__ == "LAMB"
+            counts = (
+                isinstance(optimizer.state[parameter].get("step"), int)
+                or type(optimizer).__name__ == "LAMB"
+            )
             optimizer.state[parameter]["step"] = int(steps) if counts else steps.float().clone()
-        elif value.any() or state != "momentum_buffer":  # PyTorch's first velocity is undamped, and 0 stands for none
+        elif (
+            value.any() or state != "momentum_buffer"
+        ):  # PyTorch's first velocity is undamped, and 0 stands for none
             optimizer.state[parameter][state] = value.detach().clone().to(parameter.device)
 
 
 def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """The optimiser's hyperparameters as the device has them. With momentum, SGD's are under PyTorch's names: PopART
-    folds them in a way of its own."""
+    """The optimiser's hyperparameters as the device has them. With momentum, SGD's are under
+    PyTorch's names: PopART folds them in a way of its own.
+    """
     scaling = getattr(optimizer, "loss_scaling", None)
     scale = 1.0 if scaling is None else float(scaling)
     found = {"lossScaling_FLOAT": torch.tensor(scale)}
     for group in optimizer.param_groups:
-        own = {theirs: group[name] for name, theirs in _VALUES.items() if group.get(name) is not None}
+        own = {
+            theirs: group[name] for name, theirs in _VALUES.items() if group.get(name) is not None
+        }
         if "betas" in group:
             own["beta1"], own["beta2"] = group["betas"]
         elif "alpha" not in group and not group.get("momentum"):
             rate, decay = group["lr"], group.get("weight_decay", 0.0)
             own = {"scaledLearningRate0": rate / scale, "weightDecayScaleFactor0": 1 - rate * decay}
         for name, _ in (names[parameter] for parameter in group["params"] if parameter in names):
-            found |= {f"{key}___specific___model.{name}": torch.tensor(float(value)) for key, value in own.items()}
+            found |= {
+                f"{key}___specific___model.{name}": torch.tensor(float(value))
+                for key, value in own.items()
+            }
     return found
 
 
-_VALUES = {"lr": "learningRate", "weight_decay": "weightDecay", "eps": "eps", "alpha": "alpha", "momentum": "momentum"}
+_VALUES = {
+    "lr": "learningRate",
+    "weight_decay": "weightDecay",
+    "eps": "eps",
+    "alpha": "alpha",
+    "momentum": "momentum",
+}
 
 
-def _each(optimizer: torch.optim.Optimizer, names: Names) -> Iterator[tuple[torch.Tensor, str, str]]:
-    """Every state that the optimiser has while it trains: of which parameter, PyTorch's name, PopART's."""
+def _each(
+    optimizer: torch.optim.Optimizer, names: Names
+) -> Iterator[tuple[torch.Tensor, str, str]]:
+    """Every state that the optimiser has while it trains: of which parameter, PyTorch's name,
+    PopART's.
+    """
     for group in optimizer.param_groups:
         if "betas" in group:
             kept = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"}
@@ -76,7 +103,9 @@ def _each(optimizer: torch.optim.Optimizer, names: Names) -> Iterator[tuple[torc
             kept |= {"grad_avg": "Accl2"} if group["centered"] else {}
             kept |= {"momentum_buffer": "Accl3"} if group["momentum"] else {}
         else:
-            one = getattr(optimizer, "use_combined_accum", False)  # with the gradients added up, in one tensor
+            one = getattr(
+                optimizer, "use_combined_accum", False
+            )  # with the gradients added up, in one tensor
             kept = {"momentum_buffer": "Accl" if one else "Accl1"} if group.get("momentum") else {}
         for parameter in group["params"]:
             if parameter in names and parameter.requires_grad:

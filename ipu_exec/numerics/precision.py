@@ -1,4 +1,6 @@
-"""What an IPU does about float16 besides computing in it: stochastic rounding, and automatic loss scaling."""
+"""What an IPU does about float16 besides computing in it: stochastic rounding, and automatic loss
+scaling.
+"""
 
 from __future__ import annotations
 
@@ -18,32 +20,47 @@ from ipu_exec.optim import is_poptorchs, kept_as, loss_scaling
 
 HALF_MAX = 65504.0
 # PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings (graphcore/popart,
-# willow/include/popart/sessionoptions.hpp; binEdgeLocation was 0.0625 before its last release), and the factors and
-# the bound of LossScaleUpdateOpx (willow/src/popx/op/lossscaleupdatex.cpp).
+# willow/include/popart/sessionoptions.hpp; binEdgeLocation was 0.0625 before its last release), and
+# the factors and the bound of LossScaleUpdateOpx (willow/src/popx/op/lossscaleupdatex.cpp).
 BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond it is large
-LARGE_SHARE = 1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
+LARGE_SHARE = (
+    1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
+)
 UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
 # What moves gradients and computes none.
-_UNCOUNTED = {f"aten.{name}" for name in words(
-    "cat stack clone copy_ index index_select gather slice_backward select_backward embedding_dense_backward new_zeros"
-)}  # fmt: skip
-_SETTINGS = {"binEdgeLocation": "edge", "thresholdUpperCountProportion": "share", "updatePeriod": "period"}
+_UNCOUNTED = {
+    f"aten.{name}"
+    for name in words(
+        "cat stack clone copy_ index index_select gather slice_backward select_backward"
+        " embedding_dense_backward new_zeros"
+    )
+}
+_SETTINGS = {
+    "binEdgeLocation": "edge",
+    "thresholdUpperCountProportion": "share",
+    "updatePeriod": "period",
+}
 
 
 def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """float32 ``values`` as float16: up or down with probabilities that make the expected result the value itself.
+    """float32 ``values`` as float16: up or down with probabilities that make the expected result
+    the value itself.
 
-    Values beyond the largest float16 become that; NaN stays. Subnormal results have their own, even spacing.
+    Values beyond the largest float16 become that; NaN stays. Subnormal results have their own, even
+    spacing.
     """
     values = values.clamp(-HALF_MAX, HALF_MAX)
     near = values.half()
     error = values - near.float()
-    # The neighbour on the other side of the value. Bits of floats are ordered, as sign and magnitude.
+    # The neighbour on the other side of the value. Bits of floats are ordered, as sign and
+    # magnitude.
     bits = near.view(torch.int16)
     outward = torch.where(near != 0, (error > 0) == (near > 0), True)
     step = torch.where(outward, 1, -1).to(torch.int16)
-    beside = torch.where((near == 0) & (error < 0), torch.full_like(bits, -(2**15) + 1), bits + step)
+    beside = torch.where(
+        (near == 0) & (error < 0), torch.full_like(bits, -(2**15) + 1), bits + step
+    )
     other = beside.view(torch.float16)
     gap = (other.float() - near.float()).abs()
     share = torch.where(error != 0, error.abs() / gap, torch.zeros_like(error))
@@ -53,12 +70,14 @@ def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> to
 
 @dataclass
 class LossScaler:
-    """The loss scale of float16 training, changed after each weight update (PopART's automatic loss scaling).
+    """The loss scale of float16 training, changed after each weight update (PopART's automatic loss
+    scaling).
 
-    Where more than ``share`` of the elements of float16 gradients, as scaled, lie beyond ``edge`` times the largest
-    float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over ``period`` weight updates. Counted is
-    what a backward operator makes in float16, of activations and weights, but for views, copies and joints (PopART's
-    AllNonViewChangingGradientTensors; graphcore/popart, transforms/automaticlossscaling.cpp). Without any it stays.
+    Where more than ``share`` of the elements of float16 gradients, as scaled, lie beyond ``edge``
+    times the largest float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over
+    ``period`` weight updates. Counted is what a backward operator makes in float16, of activations
+    and weights, but for views, copies and joints (PopART's AllNonViewChangingGradientTensors;
+    graphcore/popart, transforms/automaticlossscaling.cpp). Without any it stays.
     """
 
     scale: float
@@ -71,18 +90,25 @@ class LossScaler:
 
     @staticmethod
     def of(scale: float, popart: Mapping[str, Any]) -> LossScaler:
-        """With what ``_Popart.set("automaticLossScalingSettings.binEdgeLocation", ...)`` and such say.
+        """With what ``_Popart.set("automaticLossScalingSettings.binEdgeLocation", ...)`` and such
+        say.
 
         Error where a share is not in 0 ... 1 or the period is no whole number above 0.
         """
         prefix = "automaticLossScalingSettings."
-        given = {own: popart[prefix + name] for name, own in _SETTINGS.items() if prefix + name in popart}
+        given = {
+            own: popart[prefix + name] for name, own in _SETTINGS.items() if prefix + name in popart
+        }
         period = given.get("period", UPDATE_PERIOD)
         shares = [given.get("edge", BIN_EDGE), given.get("share", LARGE_SHARE)]
-        if not all(0 <= share <= 1 for share in shares) or not isinstance(period, int) or period < 1:
+        if (
+            not all(0 <= share <= 1 for share in shares)
+            or not isinstance(period, int)
+            or period < 1
+        ):
             raise UsageError(
-                f"_Popart's {prefix}...: binEdgeLocation and thresholdUpperCountProportion are in 0 ... 1 and "
-                f"updatePeriod is a whole number above 0, not {given}"
+                f"_Popart's {prefix}...: binEdgeLocation and thresholdUpperCountProportion are in 0"
+                f" ... 1 and updatePeriod is a whole number above 0, not {given}"
             )
         return LossScaler(scale, **given)
 
@@ -118,7 +144,11 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         name = str(func)
-        if torch._C._current_graph_task_id() >= 0 and not is_view(name) and packet(name) not in _UNCOUNTED:
+        if (
+            torch._C._current_graph_task_id() >= 0
+            and not is_view(name)
+            and packet(name) not in _UNCOUNTED
+        ):
             node = torch._C._current_autograd_node()
             results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
             accumulates = node is not None and node.name() == "torch::autograd::AccumulateGrad"
@@ -146,7 +176,9 @@ class Precision:
         """Enter it around all else that looks at a micro-batch's operators."""
         return _Counting(self.scaler) if self.scaler is not None else contextlib.nullcontext()
 
-    def accumulate(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+    def accumulate(
+        self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]
+    ) -> None:
         """Round gradients that are being added up, where the optimiser keeps them in float16."""
         if kept_as(optimizer, "accumulator") is torch.float16:
             for parameter in parameters:
@@ -155,11 +187,12 @@ class Precision:
 
     @contextlib.contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, float16 weights and gradients are float32 ones of the same values; after it weights are rounded.
+        """Inside, float16 weights and gradients are float32 ones of the same values; after it
+        weights are rounded.
 
-        An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into float16. PopTorch's
-        optimisers then round the states that they keep in float16; PyTorch's are left to PyTorch, where nothing of
-        this is asked for.
+        An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into
+        float16. PopTorch's optimisers then round the states that they keep in float16; PyTorch's
+        are left to PyTorch, where nothing of this is asked for.
         """
         if self.rounding is None and self.scaler is None and not is_poptorchs(optimizer):
             yield
@@ -179,12 +212,15 @@ class Precision:
             for parameter, place in zip(halves, kept, strict=True):
                 parameter.grad = None
                 new = parameter.data
-                place.copy_(new if self.rounding is None else round_stochastically(new, self.rounding))
+                place.copy_(
+                    new if self.rounding is None else round_stochastically(new, self.rounding)
+                )
                 parameter.data = place
         for parameter in parameters:
             for name, value in optimizer.state.get(parameter, {}).items():
                 if kept_as(optimizer, name) is torch.float16 and isinstance(value, torch.Tensor):
-                    # PopTorch keeps velocities scaled as the loss is, so that small ones are not lost
+                    # PopTorch keeps velocities scaled as the loss is, so that small ones are not
+                    # lost
                     scale = loss_scaling(optimizer) if name == "momentum_buffer" else 1.0
                     value.copy_(self._rounded(value * scale) / scale)
 

@@ -1,7 +1,8 @@
-"""What a compiled model takes: its inputs by the names of ``forward``, and whether others are like them.
+"""What a compiled model takes: its inputs by the names of ``forward``, and whether others are like
+them.
 
-An executable is made for inputs of certain structure, shapes and dtypes. PopTorch refuses others, naming what it
-expected and what it got; so does `check`.
+An executable is made for inputs of certain structure, shapes and dtypes. PopTorch refuses others,
+naming what it expected and what it got; so does `check`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ipu_exec.errors import UsageError
 from ipu_exec.structures import parser_of
 
 _WAY_OUT = (
-    "An executable runs inputs like those it was compiled for: wrap the model again for others, or call destroy() and "
-    "let it compile anew"
+    "An executable runs inputs like those it was compiled for: wrap the model again for others, or"
+    " call destroy() and let it compile anew"
 )
 
 
@@ -46,7 +47,9 @@ class Plain:
     value: str
 
 
-def bind(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+def bind(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments:
     """The arguments by the names of ``model.forward``, defaults filled in.
 
     UsageError where there are too many, one is missing or one is unknown.
@@ -55,22 +58,30 @@ def bind(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         signature = inspect.signature(model.forward)
     except ValueError:  # a builtin without a signature
         every = inspect.Parameter
-        signature = inspect.Signature([every("args", every.VAR_POSITIONAL), every("kwargs", every.VAR_KEYWORD)])
+        signature = inspect.Signature(
+            [every("args", every.VAR_POSITIONAL), every("kwargs", every.VAR_KEYWORD)]
+        )
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise UsageError(f"{type(model).__name__}.forward{signature} cannot be called so: {error}") from None
+        raise UsageError(
+            f"{type(model).__name__}.forward{signature} cannot be called so: {error}"
+        ) from None
     bound.apply_defaults()
     return bound
 
 
 def describe(value: Any) -> Any:
-    """The value with its tensors replaced by their shapes and dtypes: what an executable depends on."""
+    """The value with its tensors replaced by their shapes and dtypes: what an executable depends
+    on.
+    """
     if isinstance(value, torch.Tensor):
         return TensorLike(str(value.dtype), tuple(value.shape))
     parser = parser_of(value)
     if parser is not None:
-        return StructureLike(type(value).__name__, tuple(describe(tensor) for tensor in parser.yieldTensors(value)))
+        return StructureLike(
+            type(value).__name__, tuple(describe(tensor) for tensor in parser.yieldTensors(value))
+        )
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -80,7 +91,9 @@ def describe(value: Any) -> Any:
 
 
 def check(expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """UsageError where ``given`` inputs, by name, are not like the ``expected`` ones; both as `describe` gives them."""
+    """UsageError where ``given`` inputs, by name, are not like the ``expected`` ones; both as
+    `describe` gives them.
+    """
     _check_keys("the inputs", expected, given)
     for name, item in expected.items():
         _check(name, item, given[name])
@@ -93,7 +106,9 @@ def _check(name: str, expected: Any, given: Any) -> None:
         if expected.dtype != given.dtype:
             _refuse(f"Data type mismatch for {name}", expected.dtype, given.dtype)
         if expected.shape != given.shape:
-            _refuse(f"Shape mismatch for {name}", torch.Size(expected.shape), torch.Size(given.shape))
+            _refuse(
+                f"Shape mismatch for {name}", torch.Size(expected.shape), torch.Size(given.shape)
+            )
     elif isinstance(expected, dict):
         _check_keys(name, expected, given)
         for key, item in expected.items():

@@ -1,7 +1,7 @@
 """autoreport: a compiled model and its first runs into ``profile.pop`` (facts/pva.md 2.3, 2.4).
 
-``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. A profile that cannot be written costs
-the run nothing: one warning that says why, and no profile.
+``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. A profile that cannot
+be written costs the run nothing: one warning that says why, and no profile.
 """
 
 from __future__ import annotations
@@ -51,8 +51,14 @@ class ProfileSession:
             self._give_up(error)
 
     def record_run(self, host_start_us: int, host_end_us: int) -> None:
-        """Add a run, if it is among the first that are kept. The profile at ``path`` is then complete."""
-        if self._writer is None or not self._wanted.execution or self._runs >= self._wanted.run_count:
+        """Add a run, if it is among the first that are kept. The profile at ``path`` is then
+        complete.
+        """
+        if (
+            self._writer is None
+            or not self._wanted.execution
+            or self._runs >= self._wanted.run_count
+        ):
             return
         cycles = self._executable.cycles_per_call
         begin = self._runs * cycles + self._executable.timeline.schedule.head

@@ -1,11 +1,14 @@
-"""Compiled models as files: what ``compileAndExport`` and ``save`` write and the executable cache keeps.
+"""Compiled models as files: what ``compileAndExport`` and ``save`` write and the executable cache
+keeps.
 
-A file is a zip archive: ``header.json`` (format, versions, how it was compiled), ``executable.pickle`` (the compiled
-program, its inputs and the random state) and, where asked for, ``model.pt`` (model, optimiser and options).
+A file is a zip archive: ``header.json`` (format, versions, how it was compiled),
+``executable.pickle`` (the compiled program, its inputs and the random state) and, where asked for,
+``model.pt`` (model, optimiser and options).
 
-Unpickling may run whatever its writer put there. ``executable.pickle`` is read by an unpickler that makes nothing but
-this project's plain records, arrays and numbers. A model is a user's class and cannot be read like that: `read_model`
-says so with a warning, and nothing reads a model unless it was asked to.
+Unpickling may run whatever its writer put there. ``executable.pickle`` is read by an unpickler that
+makes nothing but this project's plain records, arrays and numbers. A model is a user's class and
+cannot be read like that: `read_model` says so with a warning, and nothing reads a model unless it
+was asked to.
 """
 
 from __future__ import annotations
@@ -61,17 +64,25 @@ class Stored:
     rng_state: list[int] | None
 
 
-def write(path: str | os.PathLike[str], stored: Stored, model: dict[str, Any] | None = None) -> Path:
+def write(
+    path: str | os.PathLike[str], stored: Stored, model: dict[str, Any] | None = None
+) -> Path:
     """Write a file at once: whoever reads the path meets the old file or the whole new one.
 
-    A directory stands for ``model.poptorch`` in it. ``model``: what `read_model` gives back. Error where it cannot be
-    written or pickled.
+    A directory stands for ``model.poptorch`` in it. ``model``: what `read_model` gives back. Error
+    where it cannot be written or pickled.
     """
     path = Path(path)
     if path.is_dir():
         path = path / "model.poptorch"
-    header = {**stored.header, "format": FORMAT, "version": VERSION, "torch": torch.__version__,
-              "compiler": fingerprint(), "model": model is not None}  # fmt: skip
+    header = {
+        **stored.header,
+        "format": FORMAT,
+        "version": VERSION,
+        "torch": torch.__version__,
+        "compiler": fingerprint(),
+        "model": model is not None,
+    }
     bare = dataclasses.replace(stored.executable, options=None)
     try:
         content = pickle.dumps((bare, stored.inputs, stored.state, stored.rng_state), protocol=5)
@@ -80,8 +91,8 @@ def write(path: str | os.PathLike[str], stored: Stored, model: dict[str, Any] | 
             torch.save(model, buffer)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise Error(
-            f"{path} cannot be written: {error}. A model's class has to be at the top of a module to be pickled; "
-            "export_model=False leaves the model out"
+            f"{path} cannot be written: {error}. A model's class has to be at the top of a module"
+            " to be pickled; export_model=False leaves the model out"
         ) from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,25 +112,39 @@ def read(path: str | os.PathLike[str]) -> Stored:
     """The compiled program of a file. Error where there is none, or another compiler wrote it."""
     header, content = _open(path, _EXECUTABLE)
     if header["compiler"] != fingerprint():
-        raise Error(f"{path} was compiled by another version of IPUscope: compile it again, with compileAndExport")
+        raise Error(
+            f"{path} was compiled by another version of IPUscope: compile it again, with"
+            " compileAndExport"
+        )
     try:
         executable, inputs, state, rng_state = _Reader(io.BytesIO(content)).load()
-    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, TypeError, ValueError) as error:
-        raise Error(f"{path} is broken, or not what it says it is: {error}. Compile it again") from error
+    except (
+        pickle.UnpicklingError,
+        AttributeError,
+        EOFError,
+        ImportError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise Error(
+            f"{path} is broken, or not what it says it is: {error}. Compile it again"
+        ) from error
     return Stored(header, executable, inputs, state, rng_state)
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Model, optimiser, options and kind of a file. Warns that it unpickles. Error where the file has no model."""
+    """Model, optimiser, options and kind of a file. Warns that it unpickles. Error where the file
+    has no model.
+    """
     header, content = _open(path, _MODEL)
     if not header["model"]:
         raise Error(
-            f"{path} was written with export_model=False and holds the executable only: wrap the model with "
-            "trainingModel or inferenceModel and call its loadExecutable"
+            f"{path} was written with export_model=False and holds the executable only: wrap the"
+            " model with trainingModel or inferenceModel and call its loadExecutable"
         )
     warnings.warn(
-        f"{path} holds a pickled model. Unpickling runs code that the file's writer chose: load only files of people "
-        "you trust",
+        f"{path} holds a pickled model. Unpickling runs code that the file's writer chose: load"
+        " only files of people you trust",
         stacklevel=3,
     )
     made: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=False)
@@ -135,11 +160,16 @@ def _open(path: str | os.PathLike[str], member: str) -> tuple[dict[str, Any], by
     except OSError as error:
         raise Error(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise Error(f"{os.fspath(path)} is no compiled model ({error}). Write one with compileAndExport") from error
+        raise Error(
+            f"{os.fspath(path)} is no compiled model ({error}). Write one with compileAndExport"
+        ) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise Error(f"{os.fspath(path)} is no compiled model. Write one with compileAndExport")
     if header.get("version") != VERSION:
-        raise Error(f"{os.fspath(path)} has version {header.get('version')!r}; this IPUscope reads {VERSION}")
+        raise Error(
+            f"{os.fspath(path)} has version {header.get('version')!r}; this IPUscope reads"
+            f" {VERSION}"
+        )
     return header, content
 
 

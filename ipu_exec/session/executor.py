@@ -1,7 +1,8 @@
 """``PoplarExecutor``: a model that compiles for the modelled IPUs at its first call and then runs.
 
-Real numbers come from `ipu_exec.numerics.loop`, cycles from what `ipu_exec.compiler.passes` made, profiles are written by
-`ipu_exec.session.autoreport`. The wrapped model's parameters are the user's own, so weights are never stale anywhere.
+Real numbers come from `ipu_exec.numerics.loop`, cycles from what `ipu_exec.compiler.passes` made,
+profiles are written by `ipu_exec.session.autoreport`. The wrapped model's parameters are the user's
+own, so weights are never stale anywhere.
 """
 
 from __future__ import annotations
@@ -60,25 +61,34 @@ def trainingModel(
 ) -> PoplarExecutor:
     """Wrap ``model`` for training: a call runs forward, backward and weight updates.
 
-    The model returns its loss last (or marks it with `identity_loss`). Parameters are shared with ``model``.
-    Without an optimiser, SGD with lr=0.01 is taken, as PopTorch takes it.
+    The model returns its loss last (or marks it with `identity_loss`). Parameters are shared with
+    ``model``. Without an optimiser, SGD with lr=0.01 is taken, as PopTorch takes it.
     """
     return PoplarExecutor(model, options, training=True, optimizer=optimizer)
 
 
-def inferenceModel(model: torch.nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
-    """Wrap ``model`` for inference: a call runs forward on deviceIterations x replicas micro-batches."""
+def inferenceModel(
+    model: torch.nn.Module | PoplarExecutor, options: Options | None = None
+) -> PoplarExecutor:
+    """Wrap ``model`` for inference: a call runs forward on deviceIterations x replicas
+    micro-batches.
+    """
     return PoplarExecutor(model, options, training=False)
 
 
-def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
+def load(
+    filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], object] | None = None
+) -> PoplarExecutor:
     """The compiled model of a file that ``compileAndExport`` or ``save`` wrote with its model.
 
-    ``edit_opts_fn`` may change the options first. Warns that it unpickles the model: only from people you trust.
+    ``edit_opts_fn`` may change the options first. Warns that it unpickles the model: only from
+    people you trust.
     """
     exported = executables.read_model(filename)
     options = exported["options"]
-    if options.connection_type is ConnectionType.Never:  # it was compiled without a device, to run with one
+    if (
+        options.connection_type is ConnectionType.Never
+    ):  # it was compiled without a device, to run with one
         options.connectionType(ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(options)
@@ -90,12 +100,12 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
 
 
 class PoplarExecutor:
-    """Made by `trainingModel` and `inferenceModel`. Attributes it has not are the wrapped model's; a parameter of it
-    comes with ``replicaGrouping`` (`ipu_exec.replica_groups`).
+    """Made by `trainingModel` and `inferenceModel`. Attributes it has not are the wrapped model's;
+    a parameter of it comes with ``replicaGrouping`` (`ipu_exec.replica_groups`).
 
-    Compiles at the first call, or by `compile`, for inputs like those: others are an error. Compiles again, and says so
-    in the log "ipu_exec", when train/eval mode, trained parameters or the optimiser's structure change. Holds a copy of
-    ``options`` and freezes the given ones.
+    Compiles at the first call, or by `compile`, for inputs like those: others are an error.
+    Compiles again, and says so in the log "ipu_exec", when train/eval mode, trained parameters or
+    the optimiser's structure change. Holds a copy of ``options`` and freezes the given ones.
     """
 
     def __init__(
@@ -113,7 +123,9 @@ class PoplarExecutor:
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"{kind} takes a torch.nn.Module, not {type(model).__name__}")
         if options is not None and not isinstance(options, Options):
-            raise UsageError(f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}")
+            raise UsageError(
+                f"{kind}: options is an ipu_exec.Options, not {type(options).__name__}"
+            )
         self._model = model
         self._user_model = user_model if user_model is not None else model
         self._options = options.clone() if options is not None else Options()
@@ -132,7 +144,9 @@ class PoplarExecutor:
         self._anchored: dict[str, torch.Tensor] = {}
         self._constants: dict[str, Any] = {}
         self._precision: Precision | None = None
-        self.per_replica_params: dict[str, tuple[Any, Any, Any]] = {}  # name -> what `replicaGrouping` was told
+        self.per_replica_params: dict[
+            str, tuple[Any, Any, Any]
+        ] = {}  # name -> what `replicaGrouping` was told
         self._attached = self._seeded = self._ran = False
         self._compilation_seconds = 0.0
         if training:
@@ -150,12 +164,14 @@ class PoplarExecutor:
     # -- running -----------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one call's micro-batches; takes what the model takes, with all of them along dimension 0."""
+        """Run one call's micro-batches; takes what the model takes, with all of them along
+        dimension 0.
+        """
         if self._options.connection_type is ConnectionType.Never:
             raise UsageError(
-                "Trying to load an engine on an offline device: these options compile but do not run "
-                "(ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set "
-                "connectionType(ConnectionType.Always)"
+                "Trying to load an engine on an offline device: these options compile but do not"
+                " run (ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set"
+                " connectionType(ConnectionType.Always)"
             )
         args, kwargs = self._prepare(args, kwargs)
         if os.environ.get(COMPILE_ONLY_VARIABLE):
@@ -188,7 +204,9 @@ class PoplarExecutor:
                     precision=self._float16(),
                 )
             else:
-                result = numerics.infer(self._model, args, kwargs, self._plan, self._buffers, watch, self._float16())
+                result = numerics.infer(
+                    self._model, args, kwargs, self._plan, self._buffers, watch, self._float16()
+                )
         if followed.left is not None:
             self._follow(args, kwargs, followed.left)
         self._ran = self._attached = True
@@ -203,7 +221,8 @@ class PoplarExecutor:
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
         """Compile anew, for the path that the data of this call took."""
         logger.warning(
-            "recompiling because the model branches on data, and this call took another path than was compiled"
+            "recompiling because the model branches on data, and this call took another path than"
+            " was compiled"
         )
         inputs, state = self._inputs, self._state
         self._release()
@@ -226,7 +245,9 @@ class PoplarExecutor:
         return self._precision
 
     def _stop_after_compiling(self) -> NoReturn:
-        """`ipu-run --compile-only`: the profile is whole, and the script ends before any number is computed."""
+        """`ipu-run --compile-only`: the profile is whole, and the script ends before any number is
+        computed.
+        """
         where = ""
         if self._session is not None:
             self._session.publish()
@@ -235,12 +256,16 @@ class PoplarExecutor:
         raise SystemExit(0)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile for inputs like these, without running. Nothing happens where that was done already."""
+        """Compile for inputs like these, without running. Nothing happens where that was done
+        already.
+        """
         self._prepare(args, kwargs)
         if self._session is not None:
             self._session.publish()
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Compile where that is due. Gives the inputs with the defaults of ``forward``."""
         bound = arguments.bind(self._model, args, kwargs)
         learn((bound.args, bound.kwargs))
@@ -261,8 +286,12 @@ class PoplarExecutor:
             self._inputs, self._state = inputs, state
         return streamed, named
 
-    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()) -> None:
-        """``contents``: what the forward reads off tensors; found by running it, where it does read some."""
+    def _compile(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
+    ) -> None:
+        """``contents``: what the forward reads off tensors; found by running it, where it does read
+        some.
+        """
         from ipu_exec.compiler.passes import compile_step
 
         start = time.perf_counter()
@@ -276,7 +305,15 @@ class PoplarExecutor:
             on_ipu(),
             grouping.one_replica(self._model, self._optimizer, groupings),
         ):
-            for_whom = (self._model, taken, named, self._options, self._optimizer, self._training, progress)
+            for_whom = (
+                self._model,
+                taken,
+                named,
+                self._options,
+                self._optimizer,
+                self._training,
+                progress,
+            )
             try:
                 executable = compile_step(*for_whom, contents, groupings)
             except ContentError:
@@ -287,12 +324,16 @@ class PoplarExecutor:
         self._take(executable)
 
     def _take(self, executable: Any) -> None:
-        """Make it the executable that runs: open its profile, check its memory and find the anchored tensors."""
+        """Make it the executable that runs: open its profile, check its memory and find the
+        anchored tensors.
+        """
         if self._options.profiling().enabled:
             from ipu_exec.session.autoreport import ProfileSession
 
             self._session = ProfileSession(self._options, executable, self._training)
-            self._closer = weakref.finalize(self, self._session.close)  # at the latest when Python ends
+            self._closer = weakref.finalize(
+                self, self._session.close
+            )  # at the latest when Python ends
         try:
             executable.check_memory(str(getattr(self._session, "path", None) or ""))
         except OutOfMemoryError:
@@ -304,8 +345,15 @@ class PoplarExecutor:
             names = set(tensor_names(executable.graph))
             for anchor in self._options.anchored_tensors.values():
                 mode, period = anchor["mode"] or self._plan.output_mode, anchor["period"]
-                name = mode.name if mode is OutputMode.Sum else mode.name.upper()  # PopTorch's log has ALL and Sum
-                logger.debug("anchored: %s %s/%d", anchor["name"], name, period if mode is OutputMode.EveryN else 1)
+                name = (
+                    mode.name if mode is OutputMode.Sum else mode.name.upper()
+                )  # PopTorch's log has ALL and Sum
+                logger.debug(
+                    "anchored: %s %s/%d",
+                    anchor["name"],
+                    name,
+                    period if mode is OutputMode.EveryN else 1,
+                )
             self._anchors = {
                 short: Anchor(canonical(anchor["name"], names), anchor["mode"], anchor["period"])
                 for short, anchor in self._options.anchored_tensors.items()
@@ -314,17 +362,26 @@ class PoplarExecutor:
         self._attach_optimiser()
 
     def _attach_optimiser(self) -> None:
-        """Tell it what its parameters are called. Offline there is no device, and so no state of one."""
+        """Tell it what its parameters are called. Offline there is no device, and so no state of
+        one.
+        """
         offline = self._options.connection_type is ConnectionType.Never
         if self._executable is not None and self._optimizer is not None and not offline:
             rows = {name: grouped.rows for name, grouped in self._plan.groupings.items()}
-            attach(self._optimizer, {p: (name, rows.get(name, 0)) for name, p in self._model.named_parameters()})
+            attach(
+                self._optimizer,
+                {p: (name, rows.get(name, 0)) for name, p in self._model.named_parameters()},
+            )
 
     def _state_of_model(self) -> dict[str, Any]:
         """What the compiled program depends on besides its inputs, by what to call it in a log."""
-        state: dict[str, Any] = {"the mode of the model": "train" if self._model.training else "eval"}
+        state: dict[str, Any] = {
+            "the mode of the model": "train" if self._model.training else "eval"
+        }
         state["the grouping of replicas"] = tuple(sorted(self._plan.groupings.items()))
-        state["which parameters require grad"] = tuple(p.requires_grad for p in self._model.parameters())
+        state["which parameters require grad"] = tuple(
+            p.requires_grad for p in self._model.parameters()
+        )
         if self._optimizer is not None:
             state["the optimiser"] = _structure(self._optimizer)
         return state
@@ -332,28 +389,42 @@ class PoplarExecutor:
     # -- files -------------------------------------------------------------------------------------------
 
     def compileAndExport(
-        self, filename: str, *args: Any, export_model: bool = True, save_rng_state: bool = True, **kwargs: Any
+        self,
+        filename: str,
+        *args: Any,
+        export_model: bool = True,
+        save_rng_state: bool = True,
+        **kwargs: Any,
     ) -> None:
-        """`compile` for inputs like these, then `save`. Works without a device (``useOfflineIpuTarget``) too."""
+        """`compile` for inputs like these, then `save`. Works without a device
+        (``useOfflineIpuTarget``) too.
+        """
         self.compile(*args, **kwargs)
         self.save(filename, export_model=export_model, save_rng_state=save_rng_state)
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-        """Write what was compiled into a file (in a directory: ``model.poptorch``), for `loadExecutable`.
+        """Write what was compiled into a file (in a directory: ``model.poptorch``), for
+        `loadExecutable`.
 
-        ``export_model``: with the model, optimiser and options, for `ipu_exec.load`. Error before compiling.
+        ``export_model``: with the model, optimiser and options, for `ipu_exec.load`. Error before
+        compiling.
         """
         self._need_executable("save")
         rng_state = torch.get_rng_state().tolist() if save_rng_state else None
         stored = executables.Stored(
             {"training": self._training}, self._executable, self._inputs, self._state, rng_state
         )
-        model = {"model": self._model, "optimizer": self._optimizer, "options": self._options.clone(),
-                 "groupings": self.per_replica_params}  # fmt: skip
+        model = {
+            "model": self._model,
+            "optimizer": self._optimizer,
+            "options": self._options.clone(),
+            "groupings": self.per_replica_params,
+        }
         executables.write(filename, stored, model if export_model else None)
 
     def loadExecutable(self, filename: str) -> None:
-        """Take the executable that `save` or `compileAndExport` wrote for such a model, rather than compile.
+        """Take the executable that `save` or `compileAndExport` wrote for such a model, rather than
+        compile.
 
         Error where the file has none, or one for other use (training, inference).
         """
@@ -361,20 +432,26 @@ class PoplarExecutor:
         if stored.header["training"] != self._training:
             kinds = ("inferenceModel", "trainingModel")
             raise UsageError(
-                f"{filename} was compiled by {kinds[stored.header['training']]} and cannot be loaded into "
-                f"{kinds[self._training]}"
+                f"{filename} was compiled by {kinds[stored.header['training']]} and cannot be"
+                f" loaded into {kinds[self._training]}"
             )
         weights = {
-            n: s.elements for s in stored.executable.graph.storages.values() if s.role == "weight" for n in [s.name]
+            n: s.elements
+            for s in stored.executable.graph.storages.values()
+            if s.role == "weight"
+            for n in [s.name]
         }
         own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}
-        for name, grouped in grouping.resolve(self._model, self.per_replica_params, self._plan.replicas).items():
+        for name, grouped in grouping.resolve(
+            self._model, self.per_replica_params, self._plan.replicas
+        ).items():
             own[name] //= grouped.rows
         strange = sorted(name for name, elements in weights.items() if own.get(name) != elements)
         if strange:
             raise UsageError(
-                f"{filename} was compiled for another model: it has {', '.join(strange[:3])}, which are not in "
-                f"{type(self._model).__name__} or have another size there. Load it into the model it was made from"
+                f"{filename} was compiled for another model: it has {', '.join(strange[:3])}, which"
+                f" are not in {type(self._model).__name__} or have another size there. Load it into"
+                " the model it was made from"
             )
         self._release()
         self._inputs, self._state = stored.inputs, stored.state
@@ -385,7 +462,9 @@ class PoplarExecutor:
 
     @property
     def rng_state(self) -> list[int]:
-        """State of the generator that random operators draw from: PyTorch's. Error before compiling."""
+        """State of the generator that random operators draw from: PyTorch's. Error before
+        compiling.
+        """
         self._need_executable("rng_state")
         return list(torch.get_rng_state().tolist())
 
@@ -404,20 +483,27 @@ class PoplarExecutor:
         return tensor_names(self._executable.graph)
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """What ``Options.anchorTensor(short_name, ...)`` kept in the last call. Error where it kept nothing."""
+        """What ``Options.anchorTensor(short_name, ...)`` kept in the last call. Error where it kept
+        nothing.
+        """
         if short_name not in self._anchored:
             known = ", ".join(map(repr, self._options.anchored_tensors)) or "none"
-            when = "call the model first" if short_name in self._options.anchored_tensors else f"there are {known}"
+            when = (
+                "call the model first"
+                if short_name in self._options.anchored_tensors
+                else f"there are {known}"
+            )
             raise UsageError(f"getAnchoredTensor: no tensor {short_name!r} was anchored: {when}")
         return self._anchored[short_name]
 
     # -- times -------------------------------------------------------------------------------------------
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """When inputs and outputs of the last call were asked for and complete: seconds since its start, as modelled.
+        """When inputs and outputs of the last call were asked for and complete: seconds since its
+        start, as modelled.
 
-        ``["input"][i][step]``, "input_complete", "output", "output_complete"; see `ipu_exec.session.latencies`. Empty lists
-        before the first call.
+        ``["input"][i][step]``, "input_complete", "output", "output_complete"; see
+        `ipu_exec.session.latencies`. Empty lists before the first call.
         """
         from ipu_exec.session import latencies as counters
 
@@ -425,25 +511,35 @@ class PoplarExecutor:
             return counters.none()
         return counters.counters(self._executable, self._plan.output_mode, self._plan.output_period)
 
-    def _latency(self, first: str, of_first: Any, last: str, of_last: Any) -> tuple[float, float, float]:
+    def _latency(
+        self, first: str, of_first: Any, last: str, of_last: Any
+    ) -> tuple[float, float, float]:
         from ipu_exec.session import latencies as counters
 
         return counters.latency(self.getPerfCounters(), first, of_first, last, of_last)
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first input being asked for to the last being there, as modelled."""
+        """Seconds (least, most, mean) from the first input being asked for to the last being there,
+        as modelled.
+        """
         return self._latency("input", min, "input_complete", max)
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the last input being there to the last output being ready, as modelled."""
+        """Seconds (least, most, mean) from the last input being there to the last output being
+        ready, as modelled.
+        """
         return self._latency("input_complete", max, "output", max)
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first output being ready to the last being at the host, as modelled."""
+        """Seconds (least, most, mean) from the first output being ready to the last being at the
+        host, as modelled.
+        """
         return self._latency("output", min, "output_complete", max)
 
     def getLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first input being asked for to the last output being at the host."""
+        """Seconds (least, most, mean) from the first input being asked for to the last output being
+        at the host.
+        """
         return self._latency("input", min, "output_complete", max)
 
     def _need_executable(self, what: str) -> None:
@@ -471,7 +567,9 @@ class PoplarExecutor:
         if name.startswith("__") or "_model" not in self.__dict__:
             raise AttributeError(name)
         found = getattr(self._user_model, name)
-        return GroupedParameter(self, name, found) if isinstance(found, torch.nn.Parameter) else found
+        return (
+            GroupedParameter(self, name, found) if isinstance(found, torch.nn.Parameter) else found
+        )
 
     def train(self, mode: bool = True) -> PoplarExecutor:
         """Put the wrapped model into train (or eval) mode."""
@@ -483,20 +581,31 @@ class PoplarExecutor:
         return self.train(False)
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use ``optimizer`` from now on; states (momenta) of the one before are kept where the kind is the same.
+        """Use ``optimizer`` from now on; states (momenta) of the one before are kept where the kind
+        is the same.
 
-        New learning rates and such take effect at the next call and need no compiling. Error in inference, or
-        where the optimiser has none of the model's parameters.
+        New learning rates and such take effect at the next call and need no compiling. Error in
+        inference, or where the optimiser has none of the model's parameters.
         """
         if not self._training:
             raise UsageError("an inference model has no optimiser")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"setOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+            raise UsageError(
+                f"setOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}"
+            )
         own = {id(parameter) for parameter in self._model.parameters()}
-        if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
-            raise UsageError("the optimiser has none of the model's parameters; make it from model.parameters()")
+        if not any(
+            id(parameter) in own
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
+            raise UsageError(
+                "the optimiser has none of the model's parameters; make it from model.parameters()"
+            )
         check_supported(optimizer)
-        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not combined(optimizer):
+        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not combined(
+            optimizer
+        ):
             self._keep_running_means()
         self._attributes.check(optimizer)
         if self._executable is not None and self._optimizer is not None:
@@ -504,25 +613,34 @@ class PoplarExecutor:
         else:
             self._constants = constants(optimizer)
         before = self._optimizer
-        if before is not None and before is not optimizer and type(before) is type(optimizer) and not optimizer.state:
+        if (
+            before is not None
+            and before is not optimizer
+            and type(before) is type(optimizer)
+            and not optimizer.state
+        ):
             optimizer.state.update(before.state)
         self._optimizer = optimizer
         self._attach_optimiser()
 
     def _keep_running_means(self) -> None:
-        """float16 accumulators hold running means, so that they do not overflow (facts/poptorch.md).
+        """float16 accumulators hold running means, so that they do not overflow
+        (facts/poptorch.md).
 
         Error once compiled with another strategy.
         """
         strategy = self._options.Training.mean_accumulation_and_replication_reduction_strategy
         if self._executable is not None and strategy is not MeanReductionStrategy.Running:
             raise UsageError(
-                "Invalid optimizer: its accum_type is float16, which would require changing options.Training."
-                "meanAccumulationAndReplicationReductionStrategy to Running, but the model is compiled with "
-                f"{strategy.name}. destroy() the model first, or keep accum_type in float32"
+                "Invalid optimizer: its accum_type is float16, which would require changing"
+                " options.Training.meanAccumulationAndReplicationReductionStrategy to Running, but"
+                f" the model is compiled with {strategy.name}. destroy() the model first, or keep"
+                " accum_type in float32"
             )
         self._options._freeze(False)
-        self._options.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
+        self._options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+            MeanReductionStrategy.Running
+        )
         self._options._freeze()
         self._plan = numerics.plan_call(self._options, self._training)
 
@@ -540,7 +658,9 @@ class PoplarExecutor:
         self._need_executable("copyWeightsToHost")
 
     def copyWeightsToDevice(self) -> None:
-        """Weights need no copying; buffers of all replicas become the model's. Error before compiling."""
+        """Weights need no copying; buffers of all replicas become the model's. Error before
+        compiling.
+        """
         self._need_executable("copyWeightsToDevice")
         self._buffers.forget()
 
@@ -559,7 +679,9 @@ class PoplarExecutor:
     def attachToDevice(self) -> None:
         """Take the device; a call does so by itself. Error before compiling."""
         if not self.isCompiled():
-            raise UsageError("attachToDevice comes after compiling: call compile(...) or the model first")
+            raise UsageError(
+                "attachToDevice comes after compiling: call compile(...) or the model first"
+            )
         self._attached = True
 
     def detachFromDevice(self) -> None:
@@ -569,7 +691,9 @@ class PoplarExecutor:
         self._attached = False
 
     def destroy(self) -> None:
-        """Finish the profile and drop what was compiled. A call compiles anew, for whatever inputs it is given."""
+        """Finish the profile and drop what was compiled. A call compiles anew, for whatever inputs
+        it is given.
+        """
         self._release()
 
     def _release(self) -> None:
@@ -596,7 +720,9 @@ def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
     try:
         return SGD(model.parameters(), lr=0.01)
     except ValueError as error:
-        raise Error(f"trainingModel: {type(model).__name__} has nothing to train: {error}") from error
+        raise Error(
+            f"trainingModel: {type(model).__name__} has nothing to train: {error}"
+        ) from error
 
 
 def _check_inference(options: Options) -> None:
@@ -604,18 +730,21 @@ def _check_inference(options: Options) -> None:
     if accumulation != 1:
         pipelined = options.execution_strategy.kind == "pipelined"
         hint = (
-            " Use poptorch.Options().deviceIterations to process a sufficient number of batches each run for "
-            "pipelined execution instead."
+            " Use poptorch.Options().deviceIterations to process a sufficient number of batches"
+            " each run for pipelined execution instead."
         )
         raise UsageError(
-            "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its default value (1) "
-            f"when running a poptorch.inferenceModel().{hint if pipelined else ''} It is {accumulation}: clone the "
-            "training options and set gradientAccumulation(1)"
+            "You must set poptorch.Options().Training.gradientAccumulation to 1 or leave it as its"
+            " default value (1) when running a"
+            f" poptorch.inferenceModel().{hint if pipelined else ''} It is {accumulation}: clone"
+            " the training options and set gradientAccumulation(1)"
         )
 
 
 def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """What of an optimiser decides which operators its step runs: everything but the values of its rates."""
+    """What of an optimiser decides which operators its step runs: everything but the values of its
+    rates.
+    """
     groups = []
     for group in optimizer.param_groups:
         settings = {
@@ -626,23 +755,34 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         }
         groups.append((tuple(tuple(p.shape) for p in group["params"]), tuple(settings.items())))
     extras = {name: getattr(optimizer, name, None) for name in _STRUCTURAL}
-    extras |= {name: str(kept_as(optimizer, name)) for name in STATES} | {"combined": combined(optimizer)}
+    extras |= {name: str(kept_as(optimizer, name)) for name in STATES} | {
+        "combined": combined(optimizer)
+    }
     return (type(optimizer).__name__, tuple(groups), tuple(extras.items()))
 
 
-_STRUCTURAL = ("bias_correction", "max_grad_norm", "max_weight_norm", "use_tf_variant")  # they choose the operators
+_STRUCTURAL = (
+    "bias_correction",
+    "max_grad_norm",
+    "max_weight_norm",
+    "use_tf_variant",
+)  # they choose the operators
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     for name in dict.fromkeys([*before, *after]):
         if before.get(name) != after.get(name):
             short = all(isinstance(item.get(name), str) for item in (before, after))
-            yield f"{name} changed" + (f": expected {before[name]}, got {after[name]}" if short else "")
+            yield f"{name} changed" + (
+                f": expected {before[name]}, got {after[name]}" if short else ""
+            )
 
 
 @contextmanager
 def _progress(shown: bool) -> Iterator[Progress]:
-    """A bar 'Graph compilation: 100%' on stderr; yields what is told the part done (0 to 1) and what is done now."""
+    """A bar 'Graph compilation: 100%' on stderr; yields what is told the part done (0 to 1) and
+    what is done now.
+    """
     if not shown:
         yield lambda part, what: None
         return

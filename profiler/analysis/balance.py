@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def step_balance(report: Report, ipu: int | None = None) -> pd.DataFrame:
     """Compute steps, those that lose most to uneven work first.
 
-    ``step, ipu, position, name, op, cycles, active_tiles, tile_balance`` (mean over slowest tile), ``slowest_tile``,
-    ``mean_cycles`` (over all tiles) and ``lost_cycles``: beyond what an even share of the same work would take.
+    ``step, ipu, position, name, op, cycles, active_tiles, tile_balance`` (mean over slowest tile),
+    ``slowest_tile``, ``mean_cycles`` (over all tiles) and ``lost_cycles``: beyond what an even
+    share of the same work would take.
     """
     steps = report.program_steps(ipu)
     steps = steps[(steps["kind"] == "compute") & steps["tile_balance"].notna()]
@@ -25,6 +26,8 @@ def step_balance(report: Report, ipu: int | None = None) -> pd.DataFrame:
         cycles = report.step_tiles(step)["cycles"]
         slowest.append(-1 if cycles is None else int(np.argmax(cycles)))
     mean = steps["tile_balance"] * steps["cycles"]
-    kept = steps[["step", "ipu", "position", "name", "op", "cycles", "active_tiles", "tile_balance"]]
+    kept = steps[
+        ["step", "ipu", "position", "name", "op", "cycles", "active_tiles", "tile_balance"]
+    ]
     found = kept.assign(slowest_tile=slowest, mean_cycles=mean, lost_cycles=steps["cycles"] - mean)
     return found.sort_values("lost_cycles", ascending=False, kind="stable", ignore_index=True)

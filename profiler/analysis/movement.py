@@ -14,26 +14,37 @@ KINDS = ("exchange", "global exchange", "host I/O", records.BESIDE)
 
 
 def movement(report: Report, run: int = 0) -> pd.DataFrame:
-    """What a device iteration of a run moves, by IPU and kind: ``ipu, kind`` (of `KINDS`), ``steps``, ``bytes_in`` and
-    ``bytes_out`` (all tiles), ``cycles``, and ``bytes_per_cycle`` (the larger of in and out)."""
+    """What a device iteration of a run moves, by IPU and kind: ``ipu, kind`` (of `KINDS`),
+    ``steps``, ``bytes_in`` and ``bytes_out`` (all tiles), ``cycles``, and ``bytes_per_cycle`` (the
+    larger of in and out).
+    """
     steps = report.steps(run, iteration=0)
     steps = steps[steps["kind"].isin(KINDS) & (steps["step"] >= 0)]
-    program = report.program_steps().set_index("step")[["bytes_in", "bytes_out"]].reindex(steps["step"])
+    program = (
+        report.program_steps().set_index("step")[["bytes_in", "bytes_out"]].reindex(steps["step"])
+    )
     moved = steps[["ipu", "kind", "cycles"]].assign(
         steps=1, bytes_in=program["bytes_in"].to_numpy(), bytes_out=program["bytes_out"].to_numpy()
     )
     kind = moved["kind"].astype(str)
     found = moved.assign(kind=kind).groupby(["ipu", "kind"], as_index=False).sum()
-    found["bytes_per_cycle"] = found[["bytes_in", "bytes_out"]].max(axis=1) / found["cycles"].clip(lower=1)
+    found["bytes_per_cycle"] = found[["bytes_in", "bytes_out"]].max(axis=1) / found["cycles"].clip(
+        lower=1
+    )
     return found[["ipu", "kind", "steps", "bytes_in", "bytes_out", "cycles", "bytes_per_cycle"]]
 
 
 def movement_of_ops(report: Report) -> pd.DataFrame:
-    """What operators exchange between tiles in one execution, most first: ``op, name, direction, stage, steps,
-    bytes_in, cycles, share`` (of the operator's own cycles)."""
+    """What operators exchange between tiles in one execution, most first: ``op, name, direction,
+    stage, steps, bytes_in, cycles, share`` (of the operator's own cycles).
+    """
     steps, ops = report.program_steps(), report.ops
-    steps = steps[(steps["op"] >= 0) & (steps["kind"] == "exchange") & (steps["direction"] != "recompute")]
-    found = steps.assign(steps=1).groupby("op", as_index=False)[["steps", "bytes_in", "cycles"]].sum()
+    steps = steps[
+        (steps["op"] >= 0) & (steps["kind"] == "exchange") & (steps["direction"] != "recompute")
+    ]
+    found = (
+        steps.assign(steps=1).groupby("op", as_index=False)[["steps", "bytes_in", "cycles"]].sum()
+    )
     about = ops.loc[found["op"], ["name", "direction", "stage", "cycles"]]
     found.insert(1, "name", about["name"].to_numpy())
     found.insert(2, "direction", about["direction"].to_numpy())

@@ -11,7 +11,8 @@ from profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
-# Multiply-accumulates a tile does in a cycle, in half and in single precision (facts/machine.md, PL).
+# Multiply-accumulates a tile does in a cycle, in half and in single precision (facts/machine.md,
+# PL).
 MACS_PER_CYCLE = {"ipu1": (32, 8), "ipu2": (64, 16), "ipu21": (64, 16)}
 EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (facts/machine.md, PL)
 _SINGLE = ("float32", "float64")
@@ -21,10 +22,10 @@ _HALF = ("float16", "bfloat16")
 def operators(report: Report) -> pd.DataFrame:
     """`Report.ops` with what their steps add, the most cycles first.
 
-    ``share`` (of all operators' cycles, each once), ``flops_per_cycle``, ``exchanged`` (bytes received, all tiles),
-    ``balance`` (mean over slowest tile of its compute steps, weighted by cycles; None without any), ``tiles`` (at
-    work in its widest step), ``lost_cycles`` (compute cycles beyond an even share over all tiles), ``source``, and the
-    columns of `roofline`.
+    ``share`` (of all operators' cycles, each once), ``flops_per_cycle``, ``exchanged`` (bytes
+    received, all tiles), ``balance`` (mean over slowest tile of its compute steps, weighted by
+    cycles; None without any), ``tiles`` (at work in its widest step), ``lost_cycles`` (compute
+    cycles beyond an even share over all tiles), ``source``, and the columns of `roofline`.
     """
     ops, steps = report.ops, report.program_steps()
     steps = steps[(steps["op"] >= 0) & (steps["direction"] != "recompute")]
@@ -40,7 +41,10 @@ def operators(report: Report) -> pd.DataFrame:
         balance=balance.astype(object).where(balance.notna(), None),
         tiles=steps.groupby("op")["active_tiles"].max().reindex(ops.index).fillna(0),
         lost_cycles=(spent - even).reindex(ops.index).fillna(0),
-        source=[f"{file}:{line}" if file else "" for file, line in zip(ops["file"], ops["line"], strict=True)],
+        source=[
+            f"{file}:{line}" if file else ""
+            for file, line in zip(ops["file"], ops["line"], strict=True)
+        ],
     )
     frame = frame.join(roofline(report))
     return frame.sort_values("cycles", ascending=False, kind="stable")
@@ -49,29 +53,40 @@ def operators(report: Report) -> pd.DataFrame:
 def roofline(report: Report) -> pd.DataFrame:
     """Operators by id, against what the machine could do at most.
 
-    ``compute_cycles``, ``exchange_cycles`` and ``sync_cycles`` of one execution; ``dtype`` of what it makes; ``peak``
-    (floating-point operations a cycle of all tiles' matrix units in that precision; NaN for others), ``utilisation``
-    (of the peak, over all its cycles), ``intensity`` (operations a byte received; NaN where nothing is),
-    ``roof`` (operations a cycle that the peak or, at this intensity, the exchange allows) and ``bound`` ("compute" or
-    "exchange": which of the two it is; "" without operations).
+    ``compute_cycles``, ``exchange_cycles`` and ``sync_cycles`` of one execution; ``dtype`` of what
+    it makes; ``peak`` (floating-point operations a cycle of all tiles' matrix units in that
+    precision; NaN for others), ``utilisation`` (of the peak, over all its cycles), ``intensity``
+    (operations a byte received; NaN where nothing is), ``roof`` (operations a cycle that the peak
+    or, at this intensity, the exchange allows) and ``bound`` ("compute" or "exchange": which of the
+    two it is; "" without operations).
     """
     ops, steps, target = report.ops, report.program_steps(), report.target
     steps = steps[(steps["op"] >= 0) & (steps["direction"] != "recompute")]
     spent = {
-        kind: steps.loc[steps["kind"] == kind, "cycles"].groupby(steps["op"]).sum().reindex(ops.index).fillna(0)
+        kind: (
+            steps.loc[steps["kind"] == kind, "cycles"]
+            .groupby(steps["op"])
+            .sum()
+            .reindex(ops.index)
+            .fillna(0)
+        )
         for kind in ("compute", "exchange", "sync")
     }
     received = steps["bytes_in"].groupby(steps["op"]).sum().reindex(ops.index).fillna(0).to_numpy()
     dtype = _dtypes(report).reindex(ops.index).fillna("")
     half, single = MACS_PER_CYCLE.get(target.architecture.lower(), (np.nan, np.nan))
-    rate = np.where(dtype.isin(_HALF), half, np.where(dtype.isin(_SINGLE), single, np.nan)).astype(float)
+    rate = np.where(dtype.isin(_HALF), half, np.where(dtype.isin(_SINGLE), single, np.nan)).astype(
+        float
+    )
     peak = 2 * rate * target.tiles_per_ipu
     flops = ops["flops"].to_numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         intensity = np.where((flops > 0) & (received > 0), flops / received, np.nan)
         allowed = intensity * EXCHANGE_BYTES_PER_CYCLE * target.tiles_per_ipu
         utilisation = flops / ops["cycles"].clip(lower=1) / peak
-    bound = np.where(np.isnan(peak) | (flops == 0), "", np.where(allowed < peak, "exchange", "compute"))
+    bound = np.where(
+        np.isnan(peak) | (flops == 0), "", np.where(allowed < peak, "exchange", "compute")
+    )
     return ops[[]].assign(
         **{f"{kind}_cycles": values.astype(np.int64) for kind, values in spent.items()},
         dtype=dtype,
@@ -86,7 +101,9 @@ def roofline(report: Report) -> pd.DataFrame:
 def _dtypes(report: Report) -> pd.Series[str]:
     """Operator -> dtype of the first thing it makes."""
     variables = report.variables
-    made = variables[(variables["op"] >= 0) & variables["role"].isin(["activation", "gradient", "temporary"])]
+    made = variables[
+        (variables["op"] >= 0) & variables["role"].isin(["activation", "gradient", "temporary"])
+    ]
     made = made[made["dtype"] != ""]
     found: pd.Series[str] = made.drop_duplicates("op").set_index("op")["dtype"]
     return found

@@ -1,4 +1,6 @@
-"""How fast it runs: a weight update's cycles, what is waited, and how much of the tiles' time is work."""
+"""How fast it runs: a weight update's cycles, what is waited, and how much of the tiles' time is
+work.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """A device iteration: its cycles, its micro-batches, and samples a second over all replicas (predicted)."""
+    """A device iteration: its cycles, its micro-batches, and samples a second over all replicas
+    (predicted).
+    """
 
     cycles: int
     micro_batches: int
@@ -42,11 +46,12 @@ def waiting(report: Report, run: int = 0) -> float:
 
 
 def efficiency(report: Report, run: int = 0) -> pd.DataFrame:
-    """Of each IPU, where its cycles of a run go, as shares of them (0..1), and what the tiles make of them.
+    """Of each IPU, where its cycles of a run go, as shares of them (0..1), and what the tiles make
+    of them.
 
-    ``ipu``, a column for each of `records.KINDS`, ``tile_balance`` (mean over slowest tile while computing, weighted
-    by cycles) and ``parallel_efficiency``: the share of all tiles' cycles in which they compute, which is
-    ``compute x tile_balance``. No rows where no run was profiled.
+    ``ipu``, a column for each of `records.KINDS`, ``tile_balance`` (mean over slowest tile while
+    computing, weighted by cycles) and ``parallel_efficiency``: the share of all tiles' cycles in
+    which they compute, which is ``compute x tile_balance``. No rows where no run was profiled.
     """
     ipus = range(report.target.ipus_per_replica)
     if run >= len(report.runs):
@@ -56,11 +61,15 @@ def efficiency(report: Report, run: int = 0) -> pd.DataFrame:
     import pandas as pd
 
     if proportions is None:
-        return pd.DataFrame(columns=pd.Index(["ipu", *records.KINDS, "tile_balance", "parallel_efficiency"]))
+        return pd.DataFrame(
+            columns=pd.Index(["ipu", *records.KINDS, "tile_balance", "parallel_efficiency"])
+        )
     shares = proportions[list(records.KINDS)].div(proportions["total"].clip(lower=1), axis=0)
     steps = report.steps(run, iteration=0)
     steps = steps[steps["kind"] == "compute"]
-    balance = report.program_steps().set_index("step")["tile_balance"].reindex(steps["step"]).to_numpy()
+    balance = (
+        report.program_steps().set_index("step")["tile_balance"].reindex(steps["step"]).to_numpy()
+    )
     even = (steps["cycles"] * balance).groupby(steps["ipu"]).sum()
     spent = steps["cycles"].groupby(steps["ipu"]).sum().clip(lower=1)
     shares["tile_balance"] = (even / spent).reindex(shares.index).fillna(0.0)

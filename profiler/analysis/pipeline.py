@@ -1,7 +1,8 @@
 """A device iteration pipeline cycle by pipeline cycle: who sets its length, and with what.
 
-Two bubbles, never to be confused (facts: pipeline.md): the *time* bubble is the share of the IPUs' cycles in which
-they compute for no micro-batch; the *slot* bubble the share of a stage's pipeline cycles in which it has none.
+Two bubbles, never to be confused (facts: pipeline.md): the *time* bubble is the share of the IPUs'
+cycles in which they compute for no micro-batch; the *slot* bubble the share of a stage's pipeline
+cycles in which it has none.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ _WORK = ("forward", "backward", "recompute")
 
 @dataclass(frozen=True)
 class Bubble:
-    """Shares 0..1 of a device iteration without its weight update. ``measured`` ones are read off the trace.
+    """Shares 0..1 of a device iteration without its weight update. ``measured`` ones are read off
+    the trace.
 
-    ``time_balanced``: (K-1)/(G+K-1), were all stages equally long and nothing else done. ``time_of_stages``: the
-    exact closed form for the stages' own cycles, nothing else done: ramps and imbalance; NaN where it does not hold
-    (a stage list that returns to an IPU, inference, G under 2K-1). What ``time_measured`` has beyond it are copies,
-    syncs and host I/O. All are 0 where nothing is pipelined.
+    ``time_balanced``: (K-1)/(G+K-1), were all stages equally long and nothing else done.
+    ``time_of_stages``: the exact closed form for the stages' own cycles, nothing else done: ramps
+    and imbalance; NaN where it does not hold (a stage list that returns to an IPU, inference, G
+    under 2K-1). What ``time_measured`` has beyond it are copies, syncs and host I/O. All are 0
+    where nothing is pipelined.
     """
 
     stages: int
@@ -43,14 +46,19 @@ def bubble(report: Report, run: int = 0, iteration: int = 0) -> Bubble:
     """Of a run's device iteration."""
     tasks, cycles = report.tasks(run, iteration=iteration), report.pipeline_cycles(run, iteration)
     in_pipeline = cycles[cycles["phase"] != "update"]
-    work = tasks[tasks["direction"].isin(_WORK) & tasks["pipeline_cycle"].isin(in_pipeline["position"])]
+    work = tasks[
+        tasks["direction"].isin(_WORK) & tasks["pipeline_cycle"].isin(in_pipeline["position"])
+    ]
     stages, used = report.stages, max(1, int(work["ipu"].nunique()))
     count, batches = max(1, len(stages)), int(work["micro_batch"].max()) + 1 if len(work) else 0
     training = report.meta["kind"] == "training"
     time = 1 - int(work["cycles"].sum()) / max(1, used * int(in_pipeline["cycles"].sum()))
     pipelined = report.meta.get("strategy", "pipelined") == "pipelined" and count > 1
-    # A stage's slots are its pipeline cycles, forward and backward apart: a cycle may have one of each.
-    filled = work[work["direction"] != "recompute"].drop_duplicates(["stage", "direction", "pipeline_cycle"])
+    # A stage's slots are its pipeline cycles, forward and backward apart: a cycle may have one of
+    # each.
+    filled = work[work["direction"] != "recompute"].drop_duplicates(
+        ["stage", "direction", "pipeline_cycle"]
+    )
     slots = (2 if training else 1) * count * len(in_pipeline)
     balanced = exact = closed = 0.0
     if pipelined and batches:
@@ -72,21 +80,34 @@ def _of_stages(stages: pd.DataFrame, micro_batches: int) -> float:
 def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
     """`Report.pipeline_cycles` and why each is as long as it is.
 
-    ``stage`` (of the slowest IPU's longest task; -1: none), ``work`` (its tasks, longest first: "backward of stage 1,
-    forward of stage 1"), ``work_cycles`` (of all of them; where stages take turns, of all IPUs), ``copy_cycles`` and
-    ``sync_cycles`` between IPUs, ``host_cycles`` (the rest), ``operator`` (the one with the most cycles in the longest
-    task) with ``operator_cycles``, and ``busy`` (share of all used IPUs' cycles in which they compute).
+    ``stage`` (of the slowest IPU's longest task; -1: none), ``work`` (its tasks, longest first:
+    "backward of stage 1, forward of stage 1"), ``work_cycles`` (of all of them; where stages take
+    turns, of all IPUs), ``copy_cycles`` and ``sync_cycles`` between IPUs, ``host_cycles`` (the
+    rest), ``operator`` (the one with the most cycles in the longest task) with ``operator_cycles``,
+    and ``busy`` (share of all used IPUs' cycles in which they compute).
     """
     cycles = report.pipeline_cycles(run, iteration)
     tasks = report.tasks(run, iteration=iteration)
-    between = {kind: _longest(tasks, kind, cycles["position"]) for kind in ("global exchange", "external sync")}
+    between = {
+        kind: _longest(tasks, kind, cycles["position"])
+        for kind in ("global exchange", "external sync")
+    }
     tasks = tasks[tasks["direction"] != ""]
     used = max(1, int(tasks["ipu"].nunique()))
-    busy = tasks.groupby("pipeline_cycle")["cycles"].sum().reindex(cycles["position"], fill_value=0).to_numpy()
-    slowest = cycles[["position", "slowest_ipu"]].rename(columns={"position": "pipeline_cycle", "slowest_ipu": "ipu"})
+    busy = (
+        tasks.groupby("pipeline_cycle")["cycles"]
+        .sum()
+        .reindex(cycles["position"], fill_value=0)
+        .to_numpy()
+    )
+    slowest = cycles[["position", "slowest_ipu"]].rename(
+        columns={"position": "pipeline_cycle", "slowest_ipu": "ipu"}
+    )
     mine = tasks.merge(slowest, on=["pipeline_cycle", "ipu"])
     # a backward that turns to what runs again and back is several tasks
-    of_task = mine.groupby(["pipeline_cycle", "ipu", "direction", "stage"], sort=False)["cycles"].sum()
+    of_task = mine.groupby(["pipeline_cycle", "ipu", "direction", "stage"], sort=False)[
+        "cycles"
+    ].sum()
     mine = of_task.reset_index().sort_values("cycles", ascending=False, kind="stable")
     largest = _largest_operators(report)
     by_cycle: dict[Any, pd.DataFrame] = dict(iter(mine.groupby("pipeline_cycle")))
@@ -100,12 +121,17 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
         direction, k = kinds[0]
         key = (-1 if direction == "update" else int(k), int(part["ipu"].iloc[0]), str(direction))
         name, most = largest.get(key, ("", 0))
-        said = ", ".join(f"{direction} of stage {k}" if k >= 0 else f"weight {direction}" for direction, k in kinds)
+        said = ", ".join(
+            f"{direction} of stage {k}" if k >= 0 else f"weight {direction}"
+            for direction, k in kinds
+        )
         rows.append((int(k), said, int(part["cycles"].sum()), name, most))
     stage, work, length, operator, operator_cycles = zip(*rows, strict=True) if rows else ((),) * 5
     turns = report.meta.get("strategy", "pipelined") != "pipelined"
     at_work = np.minimum(busy, cycles["cycles"].to_numpy())  # in phases two IPUs may be
-    spent = np.where((cycles["phase"] != "update").to_numpy() & turns, at_work, np.array(length, dtype=np.int64))
+    spent = np.where(
+        (cycles["phase"] != "update").to_numpy() & turns, at_work, np.array(length, dtype=np.int64)
+    )
     copies, syncs = between["global exchange"], between["external sync"]
     return cycles.assign(
         stage=np.array(stage, dtype=np.int64),
@@ -121,13 +147,17 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
 
 
 def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.ndarray:
-    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most: IPUs wait for each other there."""
+    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most: IPUs wait for each
+    other there.
+    """
     spent = tasks[tasks["kind"] == kind].groupby(["pipeline_cycle", "ipu"])["cycles"].sum()
     return spent.groupby(level=0).max().reindex(positions, fill_value=0).to_numpy()
 
 
 def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, int]]:
-    """(stage, or -1 for the weight update, IPU, direction) to the name and cycles of the longest operator there."""
+    """(stage, or -1 for the weight update, IPU, direction) to the name and cycles of the longest
+    operator there.
+    """
     steps, ops = report.program_steps(), report.ops
     steps = steps[steps["op"] >= 0]
     stage = steps["stage"].where(steps["direction"] != "update", -1)
@@ -142,7 +172,8 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
 
 
 def repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """`cycle_table` with a row for each run of pipeline cycles that are alike in all but when they are.
+    """`cycle_table` with a row for each run of pipeline cycles that are alike in all but when they
+    are.
 
     ``position`` becomes ``first`` and ``last``; ``cycles`` stay those of one.
     """

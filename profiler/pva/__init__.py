@@ -1,6 +1,8 @@
-"""libpva's object model over a ``profile.pop``: programs written for the vendor's library run on it.
+"""libpva's object model over a ``profile.pop``: programs written for the vendor's library run on
+it.
 
-``import profiler.pva as pva``; under ``ipu-run`` it is ``pva``. Source of names and meanings: facts/pva.md.
+``import profiler.pva as pva``; under ``ipu-run`` it is ``pva``. Source of names and meanings:
+facts/pva.md.
 
 >>> from profiler import pva
 >>> report = pva.openReport("training/profile.pop")  # doctest: +SKIP

@@ -44,7 +44,15 @@ class Target(Shown):
     """The machine: a model of one, `Target.Type.IpuModel`. Memory in bytes, the clock in Hz."""
 
     Type: ClassVar[type[TargetType]] = TargetType
-    _shown = ("type", "architecture", "numIPUs", "tilesPerIpu", "numReplicas", "bytesPerTile", "clockFrequency")
+    _shown = (
+        "type",
+        "architecture",
+        "numIPUs",
+        "tilesPerIpu",
+        "numReplicas",
+        "bytesPerTile",
+        "clockFrequency",
+    )
 
     def __init__(self, model: Model) -> None:
         self._target = model.target
@@ -112,7 +120,9 @@ class LiveMemory(Shown):
     __slots__ = ("_ipu", "_model", "_step", "_tile")
     _shown = ("bytes",)
 
-    def __init__(self, model: Model, step: int, ipu: int | None = None, tile: int | None = None) -> None:
+    def __init__(
+        self, model: Model, step: int, ipu: int | None = None, tile: int | None = None
+    ) -> None:
         self._model, self._step, self._ipu, self._tile = model, step, ipu, tile
 
     @property
@@ -200,7 +210,9 @@ class CompilationReport(Shown):
         return sizes(self._model, *self._model.always_rows(), categories=True)
 
     def alwaysLiveVariablesForTile(self, tile: int) -> list[VariableSize]:
-        return sizes(self._model, *self._model.always_rows(*self._model.tile_of(tile)), categories=True)
+        return sizes(
+            self._model, *self._model.always_rows(*self._model.tile_of(tile)), categories=True
+        )
 
     @property
     def tilesWithLivenessInfo(self) -> list[int]:

@@ -18,8 +18,10 @@ _STREAMS = ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd")
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The executed steps of a device iteration, in order of time: step s has the parts ``first[s] : first[s + 1]``,
-    one for each IPU that takes part: ``ipu``, ``step`` (in ``Model.steps``), ``start`` and ``end`` (cycles)."""
+    """The executed steps of a device iteration, in order of time: step s has the parts ``first[s] :
+    first[s + 1]``, one for each IPU that takes part: ``ipu``, ``step`` (in ``Model.steps``),
+    ``start`` and ``end`` (cycles).
+    """
 
     first: np.ndarray
     ipu: np.ndarray
@@ -49,7 +51,9 @@ def iteration_of(model: Model, run: int) -> Iteration:
 
 
 class Cycles(Shown):
-    """When the first and the last tile did something: a time on the clock that all IPUs and runs share."""
+    """When the first and the last tile did something: a time on the clock that all IPUs and runs
+    share.
+    """
 
     __slots__ = ("max", "min")
     _shown = ("min", "max")
@@ -71,7 +75,9 @@ class CycleRange(Shown):
 
 
 class StepOnIpu(Shown):
-    """A step's part on one IPU. An IPU that takes no part has 0 cycles, from and to the step's start."""
+    """A step's part on one IPU. An IPU that takes no part has 0 cycles, from and to the step's
+    start.
+    """
 
     __slots__ = ("_end", "_model", "_start", "_step")
     _shown = ("cycles", "activeCycles", "dataIn", "dataOut", "tileBalance", "activeTileBalance")
@@ -111,7 +117,9 @@ class StepOnIpu(Shown):
     @property
     def activeTileBalance(self) -> float:
         """The same over the tiles that work."""
-        return 0.0 if self._step is None else float(self._model.activity["active_balance"][self._step])
+        return (
+            0.0 if self._step is None else float(self._model.activity["active_balance"][self._step])
+        )
 
 
 class ExecutedComputeSet(Shown):
@@ -168,7 +176,11 @@ class ExecutionStep(Shown):
     def computeSets(self) -> list[ExecutedComputeSet]:
         """What it ran, of an OnTileExecute; else nothing."""
         program = self.program
-        return [ExecutedComputeSet(program.computeset, self)] if isinstance(program, OnTileExecuteProgram) else []
+        return (
+            [ExecutedComputeSet(program.computeset, self)]
+            if isinstance(program, OnTileExecuteProgram)
+            else []
+        )
 
     @property
     def ipus(self) -> list[StepOnIpu]:
@@ -177,16 +189,26 @@ class ExecutionStep(Shown):
         start = int(iteration.start[parts[0]]) + self._shift
         one = [StepOnIpu(self._model, None, start, start) for _ in range(self._model.ipus)]
         for part in parts:
-            begin, end = int(iteration.start[part]) + self._shift, int(iteration.end[part]) + self._shift
-            one[int(iteration.ipu[part])] = StepOnIpu(self._model, int(iteration.step[part]), begin, end)
+            begin, end = (
+                int(iteration.start[part]) + self._shift,
+                int(iteration.end[part]) + self._shift,
+            )
+            one[int(iteration.ipu[part])] = StepOnIpu(
+                self._model, int(iteration.step[part]), begin, end
+            )
         return one * (self._model.target.num_ipus // self._model.ipus)
 
     @property
     def allCycles(self) -> CycleRange:
         """Over all IPUs that take part."""
         parts = slice(self._parts.start, self._parts.stop)
-        start, end = self._iteration.start[parts] + self._shift, self._iteration.end[parts] + self._shift
-        return CycleRange(Cycles(int(start.min()), int(start.max())), Cycles(int(end.min()), int(end.max())))
+        start, end = (
+            self._iteration.start[parts] + self._shift,
+            self._iteration.end[parts] + self._shift,
+        )
+        return CycleRange(
+            Cycles(int(start.min()), int(start.max())), Cycles(int(end.min()), int(end.max()))
+        )
 
 
 class Microseconds(Shown):
@@ -217,8 +239,9 @@ class Run(Shown):
 
     @property
     def microseconds(self) -> Microseconds:
-        """When it ran on the modelled device, never less than one long: from its cycles and the clock, for what the
-        host took to compute the numbers says nothing about an IPU."""
+        """When it ran on the modelled device, never less than one long: from its cycles and the
+        clock, for what the host took to compute the numbers says nothing about an IPU.
+        """
         clock = self._model.target.clock_hz
         start, end = (round(self._of(name) / clock * 1e6) for name in ("start", "end"))
         return Microseconds(start, max(end, start + 1))
@@ -329,4 +352,9 @@ class ExecutionReport(Shown):
                 cycles = taken if known[step] < 0 else known[step]
                 if cycles:
                     start = int(iteration.start[part]) + executed._shift
-                    yield Block(make_program(model, int(model.steps["node"][step])), tile, start, start + cycles)
+                    yield Block(
+                        make_program(model, int(model.steps["node"][step])),
+                        tile,
+                        start,
+                        start + cycles,
+                    )

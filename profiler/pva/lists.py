@@ -8,7 +8,9 @@ from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
 
-_print_length = [10]  # entries shown of a list: libpva's `Report.listPrintLength` sets it for all that is printed
+_print_length = [
+    10
+]  # entries shown of a list: libpva's `Report.listPrintLength` sets it for all that is printed
 
 
 def set_print_length(entries: int) -> None:
@@ -19,11 +21,15 @@ def set_print_length(entries: int) -> None:
 
 
 class LazyList(Sequence[T], Generic[T]):
-    """``length`` entries that ``make`` gives one by one. ``walk``, where given, gives them all in order, faster."""
+    """``length`` entries that ``make`` gives one by one. ``walk``, where given, gives them all in
+    order, faster.
+    """
 
     __slots__ = ("_length", "_make", "_walk")
 
-    def __init__(self, length: int, make: Callable[[int], T], walk: Callable[[], Iterator[T]] | None = None) -> None:
+    def __init__(
+        self, length: int, make: Callable[[int], T], walk: Callable[[], Iterator[T]] | None = None
+    ) -> None:
         self._length = length
         self._make = make
         self._walk = walk

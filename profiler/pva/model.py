@@ -1,8 +1,9 @@
 """What libpva's objects are made from: a profile's columns, brought into the order of its lists.
 
-libpva knows one program for the whole device. Ours is a sequence of steps for each IPU; here they are one list, in the
-order of the program tree. What lives on an IPU between two of its own steps lives during the others' steps between
-them, so that a lifetime is one interval of that list, and bytes on all IPUs can be told at every step.
+libpva knows one program for the whole device. Ours is a sequence of steps for each IPU; here they
+are one list, in the order of the program tree. What lives on an IPU between two of its own steps
+lives during the others' steps between them, so that a lifetime is one interval of that list, and
+bytes on all IPUs can be told at every step.
 """
 
 from __future__ import annotations
@@ -47,10 +48,18 @@ class Model:
         self.target = target = report.target
         self.tiles = target.tiles_per_ipu
         self.ipus = target.ipus_per_replica
-        if self.ipus < 1 or target.num_replicas < 1 or self.ipus * target.num_replicas != target.num_ipus:
-            raise self.damaged(f"{target.num_ipus} IPUs are not {target.num_replicas} replicas of {self.ipus}")
+        if (
+            self.ipus < 1
+            or target.num_replicas < 1
+            or self.ipus * target.num_replicas != target.num_ipus
+        ):
+            raise self.damaged(
+                f"{target.num_ipus} IPUs are not {target.num_replicas} replicas of {self.ipus}"
+            )
         if target.num_ipus * self.tiles > MOST_TILES:
-            raise self.damaged(f"{target.num_ipus * self.tiles:,} tiles are more than {MOST_TILES:,}")
+            raise self.damaged(
+                f"{target.num_ipus * self.tiles:,} tiles are more than {MOST_TILES:,}"
+            )
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
     def damaged(self, problem: str) -> ProfileError:
@@ -65,11 +74,15 @@ class Model:
     def tile_of(self, tile: int) -> tuple[int, int]:
         """(modelled IPU, tile of it) of a tile counted over the whole device."""
         if not 0 <= tile < self.target.num_ipus * self.tiles:
-            raise IndexError(f"the device has tiles 0 to {self.target.num_ipus * self.tiles - 1}, not {tile}")
+            raise IndexError(
+                f"the device has tiles 0 to {self.target.num_ipus * self.tiles - 1}, not {tile}"
+            )
         return self.ipu_of(tile // self.tiles), tile % self.tiles
 
     def over_device(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> list[int]:
-        """Values over the tiles of some modelled IPUs as a list over all tiles of the device, replicas included."""
+        """Values over the tiles of some modelled IPUs as a list over all tiles of the device,
+        replicas included.
+        """
         one = np.zeros((self.ipus, self.tiles), dtype=dtype)
         for ipu, values in by_ipu.items():
             one[ipu] = values
@@ -142,8 +155,10 @@ class Model:
         return None if id < 0 else self.report.vector(id)
 
     def cycles_by_tile(self, step: int, cycles: int | None = None) -> np.ndarray:
-        """Cycles of a step over the tiles of its IPU: of compute as it is stored, of an exchange on the tiles that take
-        part, of anything else (a sync, a stream) on all of them. ``cycles``: as executed; None: as planned."""
+        """Cycles of a step over the tiles of its IPU: of compute as it is stored, of an exchange on
+        the tiles that take part, of anything else (a sync, a stream) on all of them. ``cycles``: as
+        executed; None: as planned.
+        """
         taken = int(self.steps["cycles"][step]) if cycles is None else cycles
         found = self.tile_vector(step, "tile_cycles")
         if found is not None:
@@ -156,7 +171,9 @@ class Model:
 
     @cached_property
     def activity(self) -> dict[str, np.ndarray]:
-        """Of each step: ``first`` (cycles until a working tile has finished), ``balance`` and ``active_balance``."""
+        """Of each step: ``first`` (cycles until a working tile has finished), ``balance`` and
+        ``active_balance``.
+        """
         columns = self.steps
         first = columns["cycles"].copy()
         balance, active = np.ones(len(first)), np.ones(len(first))
@@ -175,7 +192,9 @@ class Model:
 
     @cached_property
     def variables(self) -> dict[str, np.ndarray]:
-        """Variables in the order of the file; ``first`` and ``last`` (exclusive) are where they live in `steps`."""
+        """Variables in the order of the file; ``first`` and ``last`` (exclusive) are where they
+        live in `steps`.
+        """
         columns = self.report.columns_of(records.Variable)
         first = np.zeros(len(columns["id"]), dtype=np.int64)
         last = np.full(len(first), len(self.steps["id"]), dtype=np.int64)
@@ -206,7 +225,9 @@ class Model:
 
     @cached_property
     def lowered_first(self) -> np.ndarray:
-        """Id of each variable's first lowered variable (one a tile that holds some of it), and how many there are."""
+        """Id of each variable's first lowered variable (one a tile that holds some of it), and how
+        many there are.
+        """
         count = np.zeros(len(self.variables["id"]) + 1, dtype=np.int64)
         for variables, rows in self.of_ipu:
             count[rows + 1] = np.count_nonzero(variables.vectors, axis=1)[variables.vector]
@@ -217,7 +238,9 @@ class Model:
         return self.report.vector(int(self.variables["tile_bytes"][row]))
 
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
-        """Not-always-live bytes at every step: of all IPUs of a replica, of one, or of one tile of it."""
+        """Not-always-live bytes at every step: of all IPUs of a replica, of one, or of one tile of
+        it.
+        """
         return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
 
     def _live_bytes(self, ipu: int | None, tile: int | None) -> np.ndarray:
@@ -226,7 +249,11 @@ class Model:
             rows, size = np.arange(len(columns["id"])), columns["bytes"]
         else:
             variables, rows = self.of_ipu[ipu]
-            size = columns["bytes"][rows] if tile is None else variables.vectors[variables.vector, tile]
+            size = (
+                columns["bytes"][rows]
+                if tile is None
+                else variables.vectors[variables.vector, tile]
+            )
         dies = ~columns["always"][rows] & (columns["last"][rows] > columns["first"][rows])
         rows, size = rows[dies], size[dies]
         steps = len(self.steps["id"])
@@ -235,17 +262,23 @@ class Model:
         np.add.at(change, columns["last"][rows], -size)
         return np.cumsum(change)[:steps]
 
-    def live_rows(self, step: int, ipu: int | None = None, tile: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def live_rows(
+        self, step: int, ipu: int | None = None, tile: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(rows, bytes) of the variables that live at a step and not always, largest first."""
         columns = self.variables
         lives = ~columns["always"] & (columns["first"] <= step) & (step < columns["last"])
         return self._sized(lives, ipu, tile)
 
-    def always_rows(self, ipu: int | None = None, tile: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def always_rows(
+        self, ipu: int | None = None, tile: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The same of those that always live."""
         return self._sized(self.variables["always"], ipu, tile)
 
-    def _sized(self, mask: np.ndarray, ipu: int | None, tile: int | None) -> tuple[np.ndarray, np.ndarray]:
+    def _sized(
+        self, mask: np.ndarray, ipu: int | None, tile: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         if ipu is None:
             rows = np.flatnonzero(mask)
             size = self.variables["bytes"][rows]
@@ -263,11 +296,17 @@ class Model:
 
     @cached_property
     def variables_of_op(self) -> dict[int, list[int]]:
-        """Operator -> rows of the variables it reads or writes; a profile of format 1 knows only what it makes."""
+        """Operator -> rows of the variables it reads or writes; a profile of format 1 knows only
+        what it makes.
+        """
         row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
         found: dict[int, list[int]] = {}
         knows = self.report.format >= 2
-        pairs = self.report.columns_of(records.Use) if knows else {**self.variables, "variable": self.variables["id"]}
+        pairs = (
+            self.report.columns_of(records.Use)
+            if knows
+            else {**self.variables, "variable": self.variables["id"]}
+        )
         for op, variable in zip(pairs["op"].tolist(), pairs["variable"].tolist(), strict=True):
             if op >= 0 and variable in row_of:
                 found.setdefault(op, []).append(row_of[variable])
@@ -278,13 +317,19 @@ class Model:
         op, ipu = int(self.steps["op"][step]), int(self.steps["ipu"][step])
         rows = np.array(self.variables_of_op.get(op, []), dtype=np.int64)
         columns = self.variables
-        here = (columns["ipu"][rows] == ipu) & (columns["first"][rows] <= step) & (step < columns["last"][rows])
+        here = (
+            (columns["ipu"][rows] == ipu)
+            & (columns["first"][rows] <= step)
+            & (step < columns["last"][rows])
+        )
         return rows[here].tolist()
 
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:
-        """Step -> row of the variable that is its code. What equal exchanges share is the first one's: of steps that
-        have operator and name in common, the first have the variables of that name, in order."""
+        """Step -> row of the variable that is its code. What equal exchanges share is the first
+        one's: of steps that have operator and name in common, the first have the variables of that
+        name, in order.
+        """
         names = self.variables["name"].tolist(), self.steps["name"].tolist()
         rows: dict[tuple[int, int, str], list[int]] = {}
         for row in np.flatnonzero(self.variables["category"] == "internalExchangeCode").tolist():
@@ -293,7 +338,9 @@ class Model:
             rows.setdefault(key, []).append(row)
         found = {}
         for step in np.flatnonzero(self.steps["type"] == records.DO_EXCHANGE).tolist():
-            left = rows.get((int(self.steps["ipu"][step]), int(self.steps["op"][step]), str(names[1][step])))
+            left = rows.get(
+                (int(self.steps["ipu"][step]), int(self.steps["op"][step]), str(names[1][step]))
+            )
             if left:
                 found[step] = left.pop(0)
         return found
@@ -309,8 +356,9 @@ class Model:
         return np.arange(len(size)) + size
 
     def control_code(self, at: int) -> dict[int, np.ndarray]:
-        """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's control code: equal
-        shares in whole bytes, which add up to all of it."""
+        """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's
+        control code: equal shares in whole bytes, which add up to all of it.
+        """
         low, high = np.searchsorted(self.steps["node"], (at, self.subtree_end[at]))
         found = {}
         for ipu in np.unique(self.steps["ipu"][low:high]).tolist():
@@ -327,14 +375,26 @@ class Model:
 
     @cached_property
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Compute set -> (type, state bytes of an instance, id of the vector of counts) of its vertices."""
-        use, kinds = self.report.columns_of(records.VertexUse), self.report.columns_of(records.VertexType)
+        """Compute set -> (type, state bytes of an instance, id of the vector of counts) of its
+        vertices.
+        """
+        use, kinds = (
+            self.report.columns_of(records.VertexUse),
+            self.report.columns_of(records.VertexType),
+        )
         kind = {
             int(id): (str(name), int(state))
-            for id, name, state in zip(kinds["id"].tolist(), kinds["name"], kinds["state_bytes"].tolist(), strict=True)
+            for id, name, state in zip(
+                kinds["id"].tolist(), kinds["name"], kinds["state_bytes"].tolist(), strict=True
+            )
         }
         found: dict[int, list[tuple[str, int, int]]] = {}
-        rows = zip(use["compute_set"].tolist(), use["vertex_type"].tolist(), use["count"].tolist(), strict=True)
+        rows = zip(
+            use["compute_set"].tolist(),
+            use["vertex_type"].tolist(),
+            use["count"].tolist(),
+            strict=True,
+        )
         for compute_set, type, count in rows:
             found.setdefault(compute_set, []).append((*kind.get(type, ("unknown", 0)), count))
         return found

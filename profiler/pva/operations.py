@@ -1,8 +1,9 @@
 """Operations and where they come from (facts/pva.md, 1.5).
 
-An operation is a captured operator; its debug context is of the layer "popart", as the vendor's, with one of the
-layer "poptorch" as its parent: which ATen operator it was, in which module, at which line. Steps that no operator has
-(copies between chips and to the host, syncs) are operations without a name, so that nothing is in none.
+An operation is a captured operator; its debug context is of the layer "popart", as the vendor's,
+with one of the layer "poptorch" as its parent: which ATen operator it was, in which module, at
+which line. Steps that no operator has (copies between chips and to the host, syncs) are operations
+without a name, so that nothing is in none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from profiler.pva.report import Report
 
 
-_MADE = ("activation", "gradient")  # of the other roles an operator is only where their memory is looked for
+_MADE = (
+    "activation",
+    "gradient",
+)  # of the other roles an operator is only where their memory is looked for
 
 
 class Location(Shown):
@@ -38,12 +42,16 @@ class Location(Shown):
 
 
 class DebugContext(Shown):
-    """What a layer of software knew of an operation: ``json`` is all of it, ``layer`` only which layer it was."""
+    """What a layer of software knew of an operation: ``json`` is all of it, ``layer`` only which
+    layer it was.
+    """
 
     __slots__ = ("_fields", "id", "location", "name", "parents")
     _shown = ("id", "name", "json")
 
-    def __init__(self, id: int, name: str, location: Location, fields: dict[str, Any], *parents: DebugContext) -> None:
+    def __init__(
+        self, id: int, name: str, location: Location, fields: dict[str, Any], *parents: DebugContext
+    ) -> None:
         self.id = id
         self.name = name
         self.location = location
@@ -59,7 +67,11 @@ class DebugContext(Shown):
         return json.dumps({"layer": self._fields["layer"]})
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DebugContext) and self.id == other.id and self._fields == other._fields
+        return (
+            isinstance(other, DebugContext)
+            and self.id == other.id
+            and self._fields == other._fields
+        )
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -82,7 +94,9 @@ class Operation(Shown):
 
     def programs(self) -> list[Program]:
         """Its steps; none, where the operator costs nothing (a view)."""
-        return [make_program(self._model, int(self._model.steps["node"][step])) for step in self._steps]
+        return [
+            make_program(self._model, int(self._model.steps["node"][step])) for step in self._steps
+        ]
 
     @property
     def vars(self) -> LazyList[LoweredVariable]:
@@ -123,13 +137,19 @@ class OperationAnalysis:
         columns = {str(name): ops[name].tolist() for name in ops}
         rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         for id, row in zip(ops.index.tolist(), rows, strict=True):
-            found.append(Operation(model, row["name"], self._context(id, row), steps_of.get(id, [])))
+            found.append(
+                Operation(model, row["name"], self._context(id, row), steps_of.get(id, []))
+            )
         return [*found, *self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1))]
 
     def _context(self, id: int, row: dict[str, Any]) -> DebugContext:
         variables = self._model.variables
         used = self._model.variables_of_op.get(id, [])
-        tensors = [i for i in used if variables["category"][i] == "variable" and variables["role"][i] != "temporary"]
+        tensors = [
+            i
+            for i in used
+            if variables["category"][i] == "variable" and variables["role"][i] != "temporary"
+        ]
         own = [i for i in tensors if variables["op"][i] == id and variables["role"][i] in _MADE]
         made = {str(variables["name"][i]) for i in own}
         read = {str(variables["name"][i]) for i in tensors} - made
@@ -165,7 +185,13 @@ class OperationAnalysis:
         for body in np.unique(body_of[steps]).tolist() if steps else []:
             here = [step for step in steps if body_of[step] == body]
             name = name_of.get(body, "")
-            fields = {"layer": "poplar", "category": "api", "name": name, "inputs": [], "outputs": []}
+            fields = {
+                "layer": "poplar",
+                "category": "api",
+                "name": name,
+                "inputs": [],
+                "outputs": [],
+            }
             context = DebugContext(first + len(found), name, Location("", 0), fields)
             found.append(Operation(self._model, "", context, here))
         return found

@@ -86,7 +86,9 @@ class ComputeSet(Shown):
 
 
 class Program(Shown):
-    """A node of the program tree; a sync is a plain one. Programs are equal where they are the same node."""
+    """A node of the program tree; a sync is a plain one. Programs are equal where they are the same
+    node.
+    """
 
     Type: ClassVar[type[ProgramType]] = ProgramType
     __slots__ = ("_at", "_model")
@@ -105,7 +107,9 @@ class Program(Shown):
 
     @property
     def name(self) -> str:
-        """Module path and what it does; of a sync "Internal" (of one chip's tiles) or "External" (with others)."""
+        """Module path and what it does; of a sync "Internal" (of one chip's tiles) or "External"
+        (with others).
+        """
         step = self._step
         if step is not None and self._model.steps["type"][step] == records.SYNC:
             return "External" if self._model.steps["kind"][step] == "external sync" else "Internal"
@@ -122,7 +126,9 @@ class Program(Shown):
 
     @property
     def vars(self) -> LazyList[LoweredVariable]:
-        """Variables that the operator it belongs to reads or writes and that live at it, a piece for every tile."""
+        """Variables that the operator it belongs to reads or writes and that live at it, a piece
+        for every tile.
+        """
         from profiler.pva.variables import lowered
 
         step = self._step
@@ -132,7 +138,8 @@ class Program(Shown):
     def controlCodeByTile(self) -> list[int]:
         """Bytes of control code on each tile of the device, children's included: an estimate.
 
-        A profile has the control code of an IPU in one; a program's is its share by number of steps.
+        A profile has the control code of an IPU in one; a program's is its share by number of
+        steps.
         """
         return self._model.over_device(self._model.control_code(self._at))
 
@@ -164,7 +171,9 @@ class _StepProgram(Program):
     def estimatedCyclesByTile(self) -> list[int]:
         """Cycles on each tile of the device."""
         step = self._own_step
-        return self._model.over_device({int(self._model.steps["ipu"][step]): self._model.cycles_by_tile(step)})
+        return self._model.over_device(
+            {int(self._model.steps["ipu"][step]): self._model.cycles_by_tile(step)}
+        )
 
 
 class OnTileExecuteProgram(_StepProgram):
@@ -188,7 +197,9 @@ class DoExchangeProgram(_StepProgram):
 
     @property
     def codeBytesByTile(self) -> list[int]:
-        """Bytes of its code on each tile of the device; what equal exchanges share is the first one's."""
+        """Bytes of its code on each tile of the device; what equal exchanges share is the first
+        one's.
+        """
         model, step = self._model, self._own_step
         ipu = int(model.steps["ipu"][step])
         row = model.code_of_exchange.get(step)
@@ -244,9 +255,15 @@ _CLASSES: dict[str, type[Program]] = {
 
 
 def make_program(model: Model, at: int) -> Program:
-    """The program at a place of ``model.tree``; a node of a step's type that no step stands for is a plain one."""
+    """The program at a place of ``model.tree``; a node of a step's type that no step stands for is
+    a plain one.
+    """
     kind = _CLASSES.get(str(model.tree["type"][at]), Program)
-    return Program(model, at) if issubclass(kind, _StepProgram) and at not in model.step_of_node else kind(model, at)
+    return (
+        Program(model, at)
+        if issubclass(kind, _StepProgram) and at not in model.step_of_node
+        else kind(model, at)
+    )
 
 
 def program_type(name: str) -> ProgramType:
@@ -259,7 +276,9 @@ def _ignore(program: Program) -> None:
 
 
 class ProgramVisitor:
-    """Base class of visitors: override the methods for the programs of interest, and give it to `Program.accept`."""
+    """Base class of visitors: override the methods for the programs of interest, and give it to
+    `Program.accept`.
+    """
 
     def visitOnTileExecute(self, onTileExecute: Any) -> None: ...
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from profiler.pva.compilation import CompilationReport, Graph, LiveMemory, LivenessProgramStep, Target
+from profiler.pva.compilation import (
+    CompilationReport,
+    Graph,
+    LiveMemory,
+    LivenessProgramStep,
+    Target,
+)
 from profiler.pva.enums import Architecture, ProgramType, TargetType
 from profiler.pva.execution import Block, Cycles, ExecutionReport, ExecutionStep, Run, StepOnIpu
 from profiler.pva.operations import DebugContext, Location, Operation, OperationAnalysis
@@ -24,7 +30,13 @@ from profiler.pva.programs import (
 from profiler.pva.report import Report, openReport
 from profiler.pva.tiles import IPU, Tile, TileMemory
 from profiler.pva.trace import Event, openTrace
-from profiler.pva.variables import EquivalenceClass, Interval, LoweredVariable, LoweredVariables, VariableSize
+from profiler.pva.variables import (
+    EquivalenceClass,
+    Interval,
+    LoweredVariable,
+    LoweredVariables,
+    VariableSize,
+)
 
 __all__ = [
     "IPU",

@@ -27,8 +27,9 @@ class Gaps(Shown):
 
 
 class RegionBytes(Shown):
-    """Bytes of a category in a region: what always lives (``nonOverlapped``), what shares its place with other things
-    (``overlapped``, at its worst step), and their sum."""
+    """Bytes of a category in a region: what always lives (``nonOverlapped``), what shares its place
+    with other things (``overlapped``, at its worst step), and their sum.
+    """
 
     __slots__ = ("nonOverlapped", "overlapped")
     _shown = ("nonOverlapped", "overlapped")
@@ -79,14 +80,18 @@ class Categories:
 
     def __getattr__(self, name: str) -> CategoryBytes:
         if name not in CATEGORIES and name not in _ALL:
-            raise AttributeError(f"no category {name!r}: there are {', '.join((*CATEGORIES, *_ALL))}")
+            raise AttributeError(
+                f"no category {name!r}: there are {', '.join((*CATEGORIES, *_ALL))}"
+            )
         return CategoryBytes(self._model, self._at, name)
 
     def __dir__(self) -> list[str]:
         return [*CATEGORIES, *_ALL]
 
     def __repr__(self) -> str:
-        return f"Categories({', '.join(f'{name}={getattr(self, name).total}' for name in CATEGORIES)})"
+        return (
+            f"Categories({', '.join(f'{name}={getattr(self, name).total}' for name in CATEGORIES)})"
+        )
 
 
 class TileVertex(Shown):

@@ -1,5 +1,6 @@
-"""``openTrace``: what happened on the host (facts/pva.md, 1.1). The vendor has a file of its own for it; here the
-calls of the model, with their host times, are in the profile."""
+"""``openTrace``: what happened on the host (facts/pva.md, 1.1). The vendor has a file of its own
+for it; here the calls of the model, with their host times, are in the profile.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +11,16 @@ from profiler.report import open_report
 
 
 class Event(Shown):
-    """Something that took time on the host: ``label``, ``timestamp`` and ``duration`` in microseconds."""
+    """Something that took time on the host: ``label``, ``timestamp`` and ``duration`` in
+    microseconds.
+    """
 
     __slots__ = ("_children", "duration", "label", "timestamp")
     _shown = ("label", "timestamp", "duration")
 
-    def __init__(self, label: str, timestamp: int, duration: int, children: list[Event] | None = None) -> None:
+    def __init__(
+        self, label: str, timestamp: int, duration: int, children: list[Event] | None = None
+    ) -> None:
         self.label = label
         self.timestamp = timestamp
         self.duration = duration
@@ -60,6 +65,9 @@ class Trace(Shown):
 def openTrace(path: str | os.PathLike[str]) -> Trace:
     """The host's side of a profile: one process and thread, with a call of the model as an event."""
     with open_report(path) as report:
-        rows = zip(*(report.runs[name].tolist() for name in ("name", "host_start_us", "host_end_us")), strict=True)
+        rows = zip(
+            *(report.runs[name].tolist() for name in ("name", "host_start_us", "host_end_us")),
+            strict=True,
+        )
         events = [Event(name, start, end - start) for name, start, end in rows]
     return Trace([Process(0, [Thread(0, events)])])

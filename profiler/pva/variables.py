@@ -13,8 +13,8 @@ from profiler.pva.model import CATEGORIES, OWN_NAME, Model
 class VariableSize(Shown):
     """A variable and its bytes, where it was asked for: in all, on an IPU or on a tile.
 
-    Two are equal where they are of the same variable, whatever their sizes. What is not the model's own (code and the
-    like) goes by its category, all of it together.
+    Two are equal where they are of the same variable, whatever their sizes. What is not the model's
+    own (code and the like) goes by its category, all of it together.
     """
 
     __slots__ = ("_key", "name", "size")
@@ -32,8 +32,12 @@ class VariableSize(Shown):
         return hash(self._key)
 
 
-def sizes(model: Model, rows: np.ndarray, size: np.ndarray, categories: bool = False) -> list[VariableSize]:
-    """Of variables by row and bytes. ``categories``: those that have their own entry even where nothing is in them."""
+def sizes(
+    model: Model, rows: np.ndarray, size: np.ndarray, categories: bool = False
+) -> list[VariableSize]:
+    """Of variables by row and bytes. ``categories``: those that have their own entry even where
+    nothing is in them.
+    """
     grouped: dict[str, int] = dict.fromkeys(CATEGORIES, 0) if categories else {}
     for name in OWN_NAME:
         grouped.pop(name, None)
@@ -44,7 +48,10 @@ def sizes(model: Model, rows: np.ndarray, size: np.ndarray, categories: bool = F
             found.append(VariableSize((id(model), row), str(names[row]), taken))
         else:
             grouped[str(kinds[row])] = grouped.get(str(kinds[row]), 0) + taken
-    return [*found, *(VariableSize((id(model), name), name, taken) for name, taken in grouped.items())]
+    return [
+        *found,
+        *(VariableSize((id(model), name), name, taken) for name, taken in grouped.items()),
+    ]
 
 
 class Interval(Shown):
@@ -78,14 +85,20 @@ class EquivalenceClass(Shown):
         return [Interval(first, last)] if last > first else []
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EquivalenceClass) and self._model is other._model and self.id == other.id
+        return (
+            isinstance(other, EquivalenceClass)
+            and self._model is other._model
+            and self.id == other.id
+        )
 
     def __hash__(self) -> int:
         return hash((id(self._model), self.id))
 
 
 class LoweredVariable(Shown):
-    """What one tile holds of a variable. Ids are counted over all of the profile; tiles over the device."""
+    """What one tile holds of a variable. Ids are counted over all of the profile; tiles over the
+    device.
+    """
 
     __slots__ = ("_model", "_row", "bytes", "id", "tileId")
     _shown = ("id", "name", "bytes", "tileId")
@@ -120,10 +133,18 @@ class LoweredVariable(Shown):
     @property
     def unloweredVar(self) -> VariableSize | None:
         """The variable it is a piece of, with the bytes of this piece, or None."""
-        return VariableSize((id(self._model), self._row), self.name, self.bytes) if self.hasUnloweredVar else None
+        return (
+            VariableSize((id(self._model), self._row), self.name, self.bytes)
+            if self.hasUnloweredVar
+            else None
+        )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LoweredVariable) and self._model is other._model and self.id == other.id
+        return (
+            isinstance(other, LoweredVariable)
+            and self._model is other._model
+            and self.id == other.id
+        )
 
     def __hash__(self) -> int:
         return hash((id(self._model), self.id))
@@ -149,7 +170,10 @@ class LoweredVariables:
         rank = np.count_nonzero(variables.vectors[:, :at], axis=1)[variables.vector]
         here = np.flatnonzero(size > 0)
         ids = model.lowered_first[rows] + rank
-        return [LoweredVariable(model, int(rows[i]), int(ids[i]), tile, int(size[i])) for i in here.tolist()]
+        return [
+            LoweredVariable(model, int(rows[i]), int(ids[i]), tile, int(size[i]))
+            for i in here.tolist()
+        ]
 
     def __repr__(self) -> str:
         return f"LoweredVariables(allBriefVars={self.allBriefVars!r})"
@@ -166,7 +190,9 @@ def lowered(model: Model, rows: range | list[int]) -> LazyList[LoweredVariable]:
         tiles = np.flatnonzero(vector)
         shift = int(model.variables["ipu"][row]) * model.tiles
         id = int(first[row])
-        for rank, (tile, size) in enumerate(zip(tiles.tolist(), vector[tiles].tolist(), strict=True)):
+        for rank, (tile, size) in enumerate(
+            zip(tiles.tolist(), vector[tiles].tolist(), strict=True)
+        ):
             yield LoweredVariable(model, row, id + rank, shift + tile, size)
 
     def walk() -> Iterator[LoweredVariable]:

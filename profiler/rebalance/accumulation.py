@@ -1,4 +1,6 @@
-"""How much gradient accumulation makes the ramps small, and which micro-batch that leaves of a batch."""
+"""How much gradient accumulation makes the ramps small, and which micro-batch that leaves of a
+batch.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ from profiler.rebalance.what_if import Assignment, what_if
 
 @dataclass(frozen=True)
 class Accumulation:
-    """The least gradient accumulation (device iterations, in inference) at which a share of the time is lost to ramps.
+    """The least gradient accumulation (device iterations, in inference) at which a share of the
+    time is lost to ramps.
 
-    ``lost``: cycles that ramps and the weight update take, whatever the accumulation; ``cycle``: a pipeline cycle in
-    steady state. ``micro_batch``: the largest that divides a batch of as many samples as were profiled and reaches
-    it, with ``of_batch`` of them; 0 where none does.
+    ``lost``: cycles that ramps and the weight update take, whatever the accumulation; ``cycle``: a
+    pipeline cycle in steady state. ``micro_batch``: the largest that divides a batch of as many
+    samples as were profiled and reaches it, with ``of_batch`` of them; 0 where none does.
     """
 
     micro_batches: int
@@ -29,10 +32,10 @@ class Accumulation:
 def least_accumulation(costs: Costs, assignment: Assignment, share: float) -> Accumulation:
     """The least number G of micro-batches with at most ``share`` of a weight update lost to ramps.
 
-    From as many as a pipeline needs on, an update takes G x cycle + lost: so G >= lost (1 - share) / (share cycle).
-    A stage's imbalance is no ramp: it stays, whatever G. A smaller micro-batch is taken to cost each stage as much (an
-    upper bound), so that of a batch only the number of micro-batches counts. ValueError unless 0 < share < 1, or where
-    stages take turns.
+    From as many as a pipeline needs on, an update takes G x cycle + lost: so G >= lost (1 - share)
+    / (share cycle). A stage's imbalance is no ramp: it stays, whatever G. A smaller micro-batch is
+    taken to cost each stage as much (an upper bound), so that of a batch only the number of
+    micro-batches counts. ValueError unless 0 < share < 1, or where stages take turns.
     """
     if not 0 < share < 1:
         raise ValueError(f"a bubble is a share between 0 and 1, not {share}")
@@ -44,6 +47,10 @@ def least_accumulation(costs: Costs, assignment: Assignment, share: float) -> Ac
     lost = one - least * cycle
     wanted = max(least, ceil(round(lost * (1 - share) / (share * max(1, cycle)), 9)))
     batch = costs.samples * costs.micro_batches
-    fits = [size for size in range(1, costs.samples + 1) if batch % size == 0 and batch // size >= wanted]
+    fits = [
+        size
+        for size in range(1, costs.samples + 1)
+        if batch % size == 0 and batch // size >= wanted
+    ]
     size = max(fits, default=0)
     return Accumulation(wanted, lost, cycle, size, batch // size if size else 0)

@@ -1,4 +1,6 @@
-"""Whom the others wait for: every waiting cycle of a device iteration, by the stage that is waited for and why."""
+"""Whom the others wait for: every waiting cycle of a device iteration, by the stage that is waited
+for and why.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ CAUSES = ("compute", "tile imbalance", "exchange", "recompute", "copies", "host"
 
 
 def blame(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
-    """A row a stage: ``stage, ipu, blocks``, cycles that all IPUs together wait for it by `CAUSES`, ``total``.
+    """A row a stage: ``stage, ipu, blocks``, cycles that all IPUs together wait for it by `CAUSES`,
+    ``total``.
 
-    The rows and causes add up to all waiting tasks of the iteration. In a pipeline cycle, IPUs wait for the slowest
-    one's work (shared out by what its program steps are: compute as if its tiles were equally busy, what they are not,
-    exchanges with their syncs, recomputation), then for the longest copy between IPUs and for host transfers. A wait
-    counts for the IPU whose task it overlaps: the busiest in work, else the one that is still moving data.
+    The rows and causes add up to all waiting tasks of the iteration. In a pipeline cycle, IPUs wait
+    for the slowest one's work (shared out by what its program steps are: compute as if its tiles
+    were equally busy, what they are not, exchanges with their syncs, recomputation), then for the
+    longest copy between IPUs and for host transfers. A wait counts for the IPU whose task it
+    overlaps: the busiest in work, else the one that is still moving data.
     """
     import pandas as pd
 
@@ -30,7 +34,10 @@ def blame(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
     stages = report.stages
     shares = _shares(report)
     found: dict[tuple[int, str], float] = {}
-    first_stage = {int(ipu): int(k) for k, ipu in reversed(list(zip(stages["stage"], stages["ipu"], strict=True)))}
+    first_stage = {
+        int(ipu): int(k)
+        for k, ipu in reversed(list(zip(stages["stage"], stages["ipu"], strict=True)))
+    }
     columns = ("pipeline_cycle", "ipu", "kind", "direction", "stage", "start", "end")
     for _, mine in tasks.groupby("pipeline_cycle"):
         rows = list(zip(*(mine[name].tolist() for name in columns), strict=True))
@@ -56,7 +63,9 @@ def blame(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
     return frame
 
 
-Row = tuple[int, int, str, str, int, int, int]  # pipeline cycle, IPU, kind, direction, stage, start, end
+Row = tuple[
+    int, int, str, str, int, int, int
+]  # pipeline cycle, IPU, kind, direction, stage, start, end
 
 
 def _share_out(
@@ -69,7 +78,11 @@ def _share_out(
 ) -> None:
     """Add the cycles of one wait (IPU, start, end) to those who keep it waiting."""
     ipu, start, end = wait
-    others = [row for row in busy if (row[1] != ipu or row[2] == records.BESIDE) and row[5] < end and row[6] > start]
+    others = [
+        row
+        for row in busy
+        if (row[1] != ipu or row[2] == records.BESIDE) and row[5] < end and row[6] > start
+    ]
     edges = sorted({start, end, *(t for row in others for t in row[5:7] if start < t < end)})
     for begin, stop in pairwise(edges):
         there = [row for row in others if row[5] <= begin and row[6] >= stop]
@@ -84,7 +97,9 @@ def _share_out(
             found[stage, cause] = found.get((stage, cause), 0.0) + share * (stop - begin)
 
 
-def _causes(kind: str, direction: str, stage: int, shares: dict[tuple[int, str], dict[str, float]]) -> dict[str, float]:
+def _causes(
+    kind: str, direction: str, stage: int, shares: dict[tuple[int, str], dict[str, float]]
+) -> dict[str, float]:
     if direction == "update":
         return {"update": 1.0}
     if direction:
@@ -95,7 +110,9 @@ def _causes(kind: str, direction: str, stage: int, shares: dict[tuple[int, str],
 
 
 def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
-    """What a stage's forward, backward or recomputation consists of: shares of its cycles, which add up to 1."""
+    """What a stage's forward, backward or recomputation consists of: shares of its cycles, which
+    add up to 1.
+    """
     steps = report.program_steps()
     steps = steps[steps["direction"].isin(["forward", "backward", "recompute"])]
     compute = steps["kind"] == "compute"

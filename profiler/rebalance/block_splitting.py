@@ -1,4 +1,6 @@
-"""Cutting inside a Block: where one Block is the longest stage, the operator behind which it should become two."""
+"""Cutting inside a Block: where one Block is the longest stage, the operator behind which it should
+become two.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ class Inside:
     split: Split
 
 
-def best_cut_inside(report: Report, costs: Costs, stages: int, block: int | None = None) -> Inside | None:
-    """The cut inside a Block (default: the longest) that makes the best split shortest; None where none does so.
+def best_cut_inside(
+    report: Report, costs: Costs, stages: int, block: int | None = None
+) -> Inside | None:
+    """The cut inside a Block (default: the longest) that makes the best split shortest; None where
+    none does so.
 
-    A cut is between two forward operators of the Block; the backward of each goes with it. Cycles, weights and what
-    is saved are those of the operators themselves; both halves are taken to peak as high as the whole did, and what
-    crosses the cut to go back as many bytes as forward (both are estimates).
+    A cut is between two forward operators of the Block; the backward of each goes with it. Cycles,
+    weights and what is saved are those of the operators themselves; both halves are taken to peak
+    as high as the whole did, and what crosses the cut to go back as many bytes as forward (both are
+    estimates).
     """
     if block is None:
         block = int((costs.forward + costs.backward).argmax())
@@ -54,17 +60,29 @@ def best_cut_inside(report: Report, costs: Costs, stages: int, block: int | None
         limit = found.prediction.total
         names = report.ops["name"]
         after, before = forward_ops[number - 1], forward_ops[number]
-        best = Inside(block, after, str(names.at[after]), str(names.at[before]), int(halves.copy[block]), halves, found)
+        best = Inside(
+            block,
+            after,
+            str(names.at[after]),
+            str(names.at[before]),
+            int(halves.copy[block]),
+            halves,
+            found,
+        )
     return best
 
 
 def _operators(report: Report, block: int) -> tuple[list[int], dict[int, int]]:
-    """The Block's forward operators in the order they run, and for each operator of the Block (forward, backward or
-    made from one) the number of its forward operator among them."""
+    """The Block's forward operators in the order they run, and for each operator of the Block
+    (forward, backward or made from one) the number of its forward operator among them.
+    """
     ops = report.ops
     mine = ops[ops["block"] == block]
     steps = report.program_steps()
-    ran = steps[(steps["direction"] == "forward") & steps["op"].isin(mine.index[mine["direction"] == "forward"])]
+    ran = steps[
+        (steps["direction"] == "forward")
+        & steps["op"].isin(mine.index[mine["direction"] == "forward"])
+    ]
     order = list(dict.fromkeys(ran["op"].tolist()))
     number = {op: at for at, op in enumerate(order)}
     owner = dict(number)
@@ -85,9 +103,14 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
         direction: int(mine.loc[in_first & (mine["direction"] == direction), "cycles"].sum())
         for direction in ("forward", "backward")
     }
-    spent = {direction: min(spent[direction], int(getattr(costs, direction)[block])) for direction in spent}
+    spent = {
+        direction: min(spent[direction], int(getattr(costs, direction)[block]))
+        for direction in spent
+    }
     variables = report.variables
-    kept = variables[(variables["block"] == block) & (variables["ipu"] == costs.ipus[int(costs.stage[block])])]
+    kept = variables[
+        (variables["block"] == block) & (variables["ipu"] == costs.ipus[int(costs.stage[block])])
+    ]
 
     def share(rows: Any, whole: np.ndarray) -> np.ndarray:
         """What the first operators have of ``whole`` [tile]."""
@@ -113,13 +136,20 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
     part = _part(int(live["bytes"].sum()), int(live.loc[live["op"].isin(first), "bytes"].sum()))
     saved = (costs.saved[block] * part).astype(np.int64)
     over = _over(report, costs, block, first)
-    weights = _part(int(costs.state[block].sum() or costs.always[block].sum()), int(state.sum() or always.sum()))
+    weights = _part(
+        int(costs.state[block].sum() or costs.always[block].sum()), int(state.sum() or always.sum())
+    )
     update, tensors = round(costs.update[block] * weights), round(costs.saved_tensors[block] * part)
     moved = round(costs.state_weights[block] * weights)
-    once = np.minimum(costs.state_once[block], state), np.minimum(costs.state_once[block], costs.state[block] - state)
+    once = (
+        np.minimum(costs.state_once[block], state),
+        np.minimum(costs.state_once[block], costs.state[block] - state),
+    )
 
     def two(values: np.ndarray, one: Any, other: Any) -> np.ndarray:
-        return np.concatenate([values[:block], np.array([one]), np.array([other]), values[block + 1 :]])
+        return np.concatenate(
+            [values[:block], np.array([one]), np.array([other]), values[block + 1 :]]
+        )
 
     def both(values: np.ndarray) -> np.ndarray:
         return two(values, values[block], values[block])
@@ -164,12 +194,19 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
 
 
 def _renumbered(stashes: np.ndarray, block: int, over: int) -> np.ndarray:
-    """What stages stash, with a Block cut in two: what enters it does so before its first half, what it keeps is made
-    in the second, and ``over`` bytes enter a stage that begins between them."""
+    """What stages stash, with a Block cut in two: what enters it does so before its first half,
+    what it keeps is made in the second, and ``over`` bytes enter a stage that begins between them.
+    """
     begin, end, least, nbytes = stashes.T
     enters = (end == block) & (least == block)
     moved = np.stack(
-        [begin + (begin > block), end + ((end >= block) & ~enters), least + (least > block), nbytes], axis=1
+        [
+            begin + (begin > block),
+            end + ((end >= block) & ~enters),
+            least + (least > block),
+            nbytes,
+        ],
+        axis=1,
     )
     return np.concatenate([moved, [[block + 1, block + 1, block + 1, over]]])
 
@@ -188,18 +225,24 @@ def _part(whole: int, some: int) -> float:
 
 
 def _over(report: Report, costs: Costs, block: int, first: set[int]) -> int:
-    """Bytes that the first forward operators of a Block make, and later ones of the model read: live at the cut.
+    """Bytes that the first forward operators of a Block make, and later ones of the model read:
+    live at the cut.
 
     What lives on there only to be stashed is none of them (nor what is read besides: an estimate).
     """
     ipu, stage = costs.ipus[int(costs.stage[block])], int(costs.stage[block])
     steps = report.program_steps(ipu)
-    forward = steps[(steps["direction"] == "forward") & (steps["stage"] == stage) & (steps["block"] == block)]
+    forward = steps[
+        (steps["direction"] == "forward") & (steps["stage"] == stage) & (steps["block"] == block)
+    ]
     later = forward[~forward["op"].isin(first)]
     cut = int(later["position"].min()) if len(later) else 0
     variables = report.variables
-    # one that the next operator overwrites in place ends where that begins (profiles of format 1 have none)
-    overwritten = variables.index.isin(_read_by(report, set(later.loc[later["position"] == cut, "op"].tolist())))
+    # one that the next operator overwrites in place ends where that begins (profiles of format 1
+    # have none)
+    overwritten = variables.index.isin(
+        _read_by(report, set(later.loc[later["position"] == cut, "op"].tolist()))
+    )
     live = variables[
         (variables["ipu"] == ipu)
         & (variables["always_live"] == 0)

@@ -1,4 +1,6 @@
-"""What each Block costs, read off one profile: cycles, bytes over a cut behind it, bytes on each tile."""
+"""What each Block costs, read off one profile: cycles, bytes over a cut behind it, bytes on each
+tile.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +19,40 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Index = int | np.ndarray
-_STASH_STEPS = r"/(?:stash|restore)$"  # names of the steps that move a tensor into its stash and back
-_STATE_STEPS = r"/state/(?:load|store)/"  # of those that move what an update changes, besides optimiser state alone
+_STASH_STEPS = (  # names of the steps that move a tensor into its stash and back
+    r"/(?:stash|restore)$"
+)
+_STATE_STEPS = (  # of those that move what an update changes, besides optimiser state alone
+    r"/state/(?:load|store)/"
+)
 _WRITTEN = ("forward", "recompute")
-# Where a profile of one stage has neither: a sync between IPUs (the vendor's constant), and a tensor's way into its
-# stash, 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements on a tile, v to 8 bytes (facts: cycles.md 7).
+# Where a profile of one stage has neither: a sync between IPUs (the vendor's constant), and a
+# tensor's way into its stash, 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements on a tile, v to
+# 8 bytes (facts: cycles.md 7).
 EXTERNAL_SYNC_CYCLES = 600
 STASH_CYCLES, STASH_BYTES_PER_CYCLE = 403.0, 4
-HOST_LATENCY_SECONDS = 9e-6  # of a transfer from or to the host, whatever its size (JIA: 8.8 us to a tile, 9.9 to all)
+HOST_LATENCY_SECONDS = (
+    9e-6  # of a transfer from or to the host, whatever its size (JIA: 8.8 us to a tile, 9.9 to all)
+)
 LINK_HOP_SECONDS = 0.16e-6  # each further hop (JIA)
 _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
 STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy (TUT4)
-STREAMING_BYTES_PER_SECOND = 5e9  # an IPU's part of about 20 GB/s a machine (facts: pipeline.md, 'Phased')
+STREAMING_BYTES_PER_SECOND = (
+    5e9  # an IPU's part of about 20 GB/s a machine (facts: pipeline.md, 'Phased')
+)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Blocks in the order of the model; arrays have an entry a Block, or [Block, tile]. Cycles are a micro-batch's,
-    but ``update``'s. Units: cycles, bytes.
+    """Blocks in the order of the model; arrays have an entry a Block, or [Block, tile]. Cycles are
+    a micro-batch's, but ``update``'s. Units: cycles, bytes.
 
-    A stage that recomputes runs ``again`` of each of its Blocks but the last, of which it runs ``again_end``: what only
-    the next stage needs is left out. The last stage runs ``again_final`` (nothing where there are no checkpoints). A
-    stash costs ``stash_base + stash_rate x bytes`` cycles a
-    tensor in the forward, and again before the backward: fitted to the tensors that the profile stashes (an estimate
-    for others). A stage that recomputes stashes what enters it and its checkpoints, one that does not what enters it
-    and what its Blocks save.
+    A stage that recomputes runs ``again`` of each of its Blocks but the last, of which it runs
+    ``again_end``: what only the next stage needs is left out. The last stage runs ``again_final``
+    (nothing where there are no checkpoints). A stash costs ``stash_base + stash_rate x bytes``
+    cycles a tensor in the forward, and again before the backward: fitted to the tensors that the
+    profile stashes (an estimate for others). A stage that recomputes stashes what enters it and its
+    checkpoints, one that does not what enters it and what its Blocks save.
     """
 
     names: tuple[str, ...]
@@ -54,25 +65,36 @@ class Costs:
     again: np.ndarray
     again_end: np.ndarray
     again_final: np.ndarray
-    closed: np.ndarray  # bool: what earlier Blocks save is made again only after the Block's backward has run
+    closed: (
+        np.ndarray
+    )  # bool: what earlier Blocks save is made again only after the Block's backward has run
     inputs: np.ndarray  # bytes from the host that the Block is the first to read
     copy: np.ndarray  # bytes forward over a cut behind the Block, if every Block were an IPU's own
     copy_back: np.ndarray
-    stashes: np.ndarray  # int64[tensor, 4]: a stage that begins with one of the first two Blocks (or between them) and
+    # int64[tensor, 4]: a stage that begins with one of the first two Blocks (or between them) and
+    stashes: np.ndarray
     # has the third stashes so many bytes of it (the fourth), if it recomputes
     stashes_kept: np.ndarray  # the same if it does not, without what its Blocks save
     stream_in: np.ndarray  # cycles of host input, besides the latency
     stream_out: np.ndarray
     stream_out_once: bool
-    always: np.ndarray  # bytes on each tile whatever runs, without stash, optimiser state and ``code``
-    peak: np.ndarray  # bytes on each tile in region 0 while the Block runs, besides; without what is saved
+    always: (
+        np.ndarray
+    )  # bytes on each tile whatever runs, without stash, optimiser state and ``code``
+    peak: (
+        np.ndarray
+    )  # bytes on each tile in region 0 while the Block runs, besides; without what is saved
     peak_interleaved: np.ndarray  # the same in region 1
     saved: np.ndarray  # bytes on each tile that the Block's forward leaves for its backward
     saved_tensors: np.ndarray  # how many tensors those are
     state: np.ndarray  # bytes on each tile of optimiser state
-    state_once: np.ndarray  # the same of the weight with most: what an update holds of it where it is off the chip
+    state_once: (
+        np.ndarray
+    )  # the same of the weight with most: what an update holds of it where it is off the chip
     state_weights: np.ndarray  # how many weights have any
-    shared: np.ndarray  # bytes on each tile that belong to no Block, an IPU: stack, control code (the largest IPU's)
+    shared: (
+        np.ndarray
+    )  # bytes on each tile that belong to no Block, an IPU: stack, control code (the largest IPU's)
     stash_base: float
     stash_rate: float
     sync: int
@@ -87,40 +109,59 @@ class Costs:
     bytes_per_tile: int
     region0_bytes: int
     clock_hz: float
-    rounds: bool = False  # Options.autoRoundNumIPUs: a number of IPUs that is no power of two is rounded up
-    stream_latency: int = 0  # cycles, of each stage that has host input, and of each that has output
+    rounds: bool = (
+        False  # Options.autoRoundNumIPUs: a number of IPUs that is no power of two is rounded up
+    )
+    stream_latency: int = (
+        0  # cycles, of each stage that has host input, and of each that has output
+    )
     offload: bool = False  # optimiser state was profiled off the chip
     streaming_bytes_per_cycle: float = STREAMING_BYTES_PER_SECOND / 1.33e9
     ipus_per_board: int = 1 << 30
     board_link_bytes_per_cycle: float = 1.0  # between boards
-    load: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # as stream_in, over I/O tiles
-    unload: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # as stream_out, over I/O tiles
+    load: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int64)
+    )  # as stream_in, over I/O tiles
+    unload: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, dtype=np.int64)
+    )  # as stream_out, over I/O tiles
     across: bool = False  # ... from one device iteration into the next (`profiler.schedules.Costs`)
-    host_sync: str = ""  # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
-    tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # weights that several Blocks read, and which Blocks
+    host_sync: str = (
+        ""  # with whom an IPU waits for the host: "alone", "sides" of the ladder, "" all together
+    )
+    tied: tuple[
+        tuple[str, tuple[int, ...]], ...
+    ] = ()  # weights that several Blocks read, and which Blocks
     tied_bytes: tuple[int, ...] = ()  # of each of them
     # Code that Blocks share: an IPU has it once, whichever of them it runs
-    code_users: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))  # bool[piece, Block]
+    code_users: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 0), dtype=bool)
+    )  # bool[piece, Block]
     code: np.ndarray = field(
         default_factory=lambda: np.zeros((0, 0), dtype=np.int64)
     )  # bytes of it: int64[piece, tile]
-    recompute_alone: bool = True  # one stage of all Blocks recomputes too: only where autoRecomputation says so
+    recompute_alone: bool = (
+        True  # one stage of all Blocks recomputes too: only where autoRecomputation says so
+    )
 
     def __len__(self) -> int:
         return len(self.names)
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """ValueError where the profile has no Blocks, or was of phased execution: there is nothing to move."""
+        """ValueError where the profile has no Blocks, or was of phased execution: there is nothing
+        to move.
+        """
         blocks = report.blocks.sort_values("block")
         if not len(blocks):
             raise ValueError(
-                f"{report.path} has no Blocks: there is nothing to move. Name parts of the model as Blocks"
+                f"{report.path} has no Blocks: there is nothing to move. Name parts of the model as"
+                " Blocks"
             )
         if report.meta.get("strategy") == "phased":
             raise ValueError(
-                f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and sharded execution "
-                "only. Profile the model with PipelinedExecution"
+                f"{report.path} was phased: how Blocks share IPUs is predicted for pipelines and"
+                " sharded execution only. Profile the model with PipelinedExecution"
             )
         target, training = report.target, report.meta["kind"] == "training"
         count, tiles = len(blocks), target.tiles_per_ipu
@@ -129,13 +170,22 @@ class Costs:
         own = stage[steps["block"].to_numpy().clip(0)]
         moves = steps["name"].str.contains(_STASH_STEPS, regex=True)
         mine = steps[(steps["block"] >= 0) & (steps["stage"].to_numpy() == own) & ~moves]
-        # a weight from off the chip or the replicas comes once for recomputation and backward, whichever begins (of a
-        # stage that would recompute no longer an estimate: biases then need not come)
-        brought = (mine["direction"] == "recompute") & mine["kind"].isin(("host I/O", "global exchange"))
-        by_block = mine["cycles"].groupby([mine["direction"].mask(brought, "backward"), mine["block"]]).sum()
+        # a weight from off the chip or the replicas comes once for recomputation and backward,
+        # whichever begins (of a stage that would recompute no longer an estimate: biases then need
+        # not come)
+        brought = (mine["direction"] == "recompute") & mine["kind"].isin(
+            ("host I/O", "global exchange")
+        )
+        by_block = (
+            mine["cycles"]
+            .groupby([mine["direction"].mask(brought, "backward"), mine["block"]])
+            .sum()
+        )
 
         def cycles(direction: str) -> np.ndarray:
-            return np.array([int(by_block.get((direction, b), 0)) for b in range(count)], dtype=np.int64)
+            return np.array(
+                [int(by_block.get((direction, b), 0)) for b in range(count)], dtype=np.int64
+            )
 
         forward = cycles("forward")
         updates = blocks["update_cycles"].to_numpy()
@@ -151,12 +201,24 @@ class Costs:
 
         inputs, outputs = host("inputs from host", False), host("outputs to host", False)
         loads, unloads = host("inputs from host", True), host("outputs to host", True)
-        shortest = min([c for found in (inputs, outputs, loads, unloads) for c in found.tolist()], default=0)
-        latency = int(number(report.meta, "host_latency", round(HOST_LATENCY_SECONDS * target.clock_hz)))
+        shortest = min(
+            [c for found in (inputs, outputs, loads, unloads) for c in found.tolist()], default=0
+        )
+        latency = int(
+            number(report.meta, "host_latency", round(HOST_LATENCY_SECONDS * target.clock_hz))
+        )
         latency = min(latency, max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
-        reduces = bodies[bodies["name"].str.contains("reduce", case=False, regex=False)].groupby("ipu")["cycles"].sum()
-        gathers = steps[(steps["name"] == "AllGather") & (steps["block"] < 0)].groupby("ipu")["cycles"].sum()
+        reduces = (
+            bodies[bodies["name"].str.contains("reduce", case=False, regex=False)]
+            .groupby("ipu")["cycles"]
+            .sum()
+        )
+        gathers = (
+            steps[(steps["name"] == "AllGather") & (steps["block"] < 0)]
+            .groupby("ipu")["cycles"]
+            .sum()
+        )
         reduces = reduces.add(gathers, fill_value=0)  # of weights, behind an update in parts
         memory, tied = _memory(report, stage), _tied(report)
         options = report.options
@@ -164,7 +226,9 @@ class Costs:
         accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
         pipelined = report.meta.get("strategy", "pipelined") == "pipelined"
         if len(stage_ipu) == 1:  # one stage is no pipeline, but more of them would be
-            pipelined = str(options.get("executionStrategy", "Pipelined")).startswith(("Pipelined", "pipelined"))
+            pipelined = str(options.get("executionStrategy", "Pipelined")).startswith(
+                ("Pipelined", "pipelined")
+            )
         costs = cls(
             names=tuple(blocks["name"]),
             stage=stage,
@@ -203,8 +267,11 @@ class Costs:
             link_latency=int(number(report.meta, "link_latency", 0)),
             link_bytes_per_cycle=rate_on_board,
             ipus_per_board=int(number(report.meta, "ipus_per_board", 0)) or 1 << 30,
-            board_link_bytes_per_cycle=number(report.meta, "link_bytes_per_cycle_between_boards", 0) or rate_on_board,
-            micro_batches=accumulation if training else int(number(options, "deviceIterations", 1)) or 1,
+            board_link_bytes_per_cycle=number(report.meta, "link_bytes_per_cycle_between_boards", 0)
+            or rate_on_board,
+            micro_batches=(
+                accumulation if training else int(number(options, "deviceIterations", 1)) or 1
+            ),
             samples=int(number(report.meta, "micro_batch", 0)) * target.num_replicas,
             training=training,
             pipelined=pipelined,
@@ -221,16 +288,22 @@ class Costs:
         )
         if not costs.offload:
             return costs
-        # state that moves together with its weight or accumulator is in the operators' cycles, and in `moves` too
-        with_others = (steps["direction"] == "update") & steps["name"].str.contains(_STATE_STEPS, regex=True)
-        by_block = steps[with_others].groupby("block")["cycles"].sum().reindex(range(count), fill_value=0)
+        # state that moves together with its weight or accumulator is in the operators' cycles, and
+        # in `moves` too
+        with_others = (steps["direction"] == "update") & steps["name"].str.contains(
+            _STATE_STEPS, regex=True
+        )
+        by_block = (
+            steps[with_others].groupby("block")["cycles"].sum().reindex(range(count), fill_value=0)
+        )
         return replace(costs, update=updates - np.minimum(costs.moves, by_block.to_numpy()))
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes forward and back over a cut behind each Block, where stages begin with the Blocks ``starts``.
+        """Bytes forward and back over a cut behind each Block, where stages begin with the Blocks
+        ``starts``.
 
-        ``copy`` and ``copy_back`` without the tied weights that do not travel: the Block that reads one is on the IPU
-        that has it, or in a stage that got it already.
+        ``copy`` and ``copy_back`` without the tied weights that do not travel: the Block that reads
+        one is on the IPU that has it, or in a stage that got it already.
         """
         ahead, back = self.copy, self.copy_back
         for (_, (home, *readers)), nbytes in zip(self.tied, self.tied_bytes, strict=False):
@@ -246,18 +319,23 @@ class Costs:
         return ahead, back
 
     def link_rate(self, a: int, b: int) -> float:
-        """Bytes a cycle, one way, between two IPUs of a replica: less where they are on different boards."""
+        """Bytes a cycle, one way, between two IPUs of a replica: less where they are on different
+        boards.
+        """
         same = a // self.ipus_per_board == b // self.ipus_per_board
         return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
 
     def hop_latency(self, a: int, b: int) -> int:
-        """Cycles before the first byte arrives: a ladder with two IPUs to a rung, 0.16 us a rung (facts: JIA)."""
+        """Cycles before the first byte arrives: a ladder with two IPUs to a rung, 0.16 us a rung
+        (facts: JIA).
+        """
         rungs = max(1, abs(a // 2 - b // 2))
         return round(self.link_latency + (rungs - 1) * LINK_HOP_SECONDS * self.clock_hz)
 
     def stash_cycles(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
-        """Of stages of Blocks ``first .. last``, for keeping what they stash: in the forward, and again for bringing
-        it back. Ints or arrays that broadcast."""
+        """Of stages of Blocks ``first .. last``, for keeping what they stash: in the forward, and
+        again for bringing it back. Ints or arrays that broadcast.
+        """
         if not self.training:
             return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
         nbytes, tensors = self._stash(first, last, recompute)
@@ -268,22 +346,30 @@ class Costs:
         return self._stash(first, last, recompute)[0]
 
     def again_cycles(self, first: Index, last: Index) -> np.ndarray:
-        """Cycles of forward that stages of Blocks ``first .. last`` run again, if others follow them."""
+        """Cycles of forward that stages of Blocks ``first .. last`` run again, if others follow
+        them.
+        """
         total = np.concatenate([[0], np.cumsum(self.again)])
         found: np.ndarray = total[last] - total[first] + self.again_end[last]
         return found
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
-        """The same of stages whose backward follows their forward at once: the last one's, and all in no pipeline.
+        """The same of stages whose backward follows their forward at once: the last one's, and all
+        in no pipeline.
 
         One stage of all Blocks is none: by default only pipelines recompute.
         """
         total = np.concatenate(
-            [[0], np.cumsum(self.again_final if self.recompute else np.zeros_like(self.again_final))]
+            [
+                [0],
+                np.cumsum(self.again_final if self.recompute else np.zeros_like(self.again_final)),
+            ]
         )
         found: np.ndarray = total[np.asarray(last) + 1] - total[first]
         if not self.recompute_alone:
-            found = np.where((np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1), 0, found)
+            found = np.where(
+                (np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1), 0, found
+            )
         return found
 
     def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -291,13 +377,18 @@ class Costs:
         nbytes, tensors = (table[first, last] for table in self._stash_tables[not recompute])
         if recompute:
             return nbytes, tensors
-        saved, number = (np.concatenate([[0], np.cumsum(each)]) for each in (self.saved_bytes, self.saved_tensors))
+        saved, number = (
+            np.concatenate([[0], np.cumsum(each)])
+            for each in (self.saved_bytes, self.saved_tensors)
+        )
         behind = np.asarray(last) + 1
         return nbytes + saved[behind] - saved[first], tensors + number[behind] - number[first]
 
     @cached_property
     def _stash_tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Bytes and tensors that stages [first, last] stash: with recomputation, and without what Blocks save."""
+        """Bytes and tensors that stages [first, last] stash: with recomputation, and without what
+        Blocks save.
+        """
 
         def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
             made = np.zeros((len(self) + 1, len(self)), dtype=np.int64)
@@ -305,7 +396,10 @@ class Costs:
             np.add.at(made, (stashes[:, 1] + 1, stashes[:, 2]), -values)
             return made.cumsum(axis=0)[:-1].cumsum(axis=1)
 
-        one, other = ((table(s, s[:, 3]), table(s, np.ones_like(s[:, 3]))) for s in (self.stashes, self.stashes_kept))
+        one, other = (
+            (table(s, s[:, 3]), table(s, np.ones_like(s[:, 3])))
+            for s in (self.stashes, self.stashes_kept)
+        )
         return one, other
 
     @cached_property
@@ -316,25 +410,36 @@ class Costs:
 
     @cached_property
     def moves(self) -> np.ndarray:
-        """Cycles of a weight update for each Block's optimiser state to come and go, off the chip: int64[Block]."""
+        """Cycles of a weight update for each Block's optimiser state to come and go, off the chip:
+        int64[Block].
+        """
         state = self.state.sum(axis=1)
-        return np.ceil(offload_cycles(state, self.state_weights, self.streaming_bytes_per_cycle)).astype(np.int64)
+        return np.ceil(
+            offload_cycles(state, self.state_weights, self.streaming_bytes_per_cycle)
+        ).astype(np.int64)
 
 
 def streaming_bytes_per_cycle(report: Report) -> float:
-    """What an IPU moves to or from streaming memory, its part of its machine's. Older profiles do not say it."""
+    """What an IPU moves to or from streaming memory, its part of its machine's. Older profiles do
+    not say it.
+    """
     said = number(report.meta, "streaming_bytes_per_cycle", 0)
     return said or STREAMING_BYTES_PER_SECOND / report.target.clock_hz
 
 
-def offload_cycles(nbytes: np.ndarray | int, weights: np.ndarray | int, bytes_per_cycle: float) -> np.ndarray | float:
-    """Cycles of a weight update for an IPU's optimiser state of so many weights to come from streaming memory and go
-    back, a transfer a weight each way."""
+def offload_cycles(
+    nbytes: np.ndarray | int, weights: np.ndarray | int, bytes_per_cycle: float
+) -> np.ndarray | float:
+    """Cycles of a weight update for an IPU's optimiser state of so many weights to come from
+    streaming memory and go back, a transfer a weight each way.
+    """
     return 2 * (STREAM_STEPS * weights + nbytes / bytes_per_cycle)
 
 
 def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...], int], ...]:
-    """Weights that forward operators of more than one Block read, and their bytes. Profiles of format 1 do not know."""
+    """Weights that forward operators of more than one Block read, and their bytes. Profiles of
+    format 1 do not know.
+    """
     if report.format < 2:
         return ()
     uses, ops, variables = report.columns_of(records.Use), report.ops, report.variables
@@ -346,11 +451,17 @@ def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...], int], ...]:
     for name, block in zip(used["name"][here].tolist(), by["block"][here].tolist(), strict=True):
         found.setdefault(name, set()).add(block)
     size = used[here].groupby("name")["bytes"].max().to_dict()
-    return tuple((name, tuple(sorted(of)), int(size[name])) for name, of in sorted(found.items()) if len(of) > 1)
+    return tuple(
+        (name, tuple(sorted(of)), int(size[name]))
+        for name, of in sorted(found.items())
+        if len(of) > 1
+    )
 
 
 def _stash_fit(report: Report) -> tuple[float, float]:
-    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes, from those that have one."""
+    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes, from those
+    that have one.
+    """
     steps = report.program_steps()
     steps = steps[steps["name"].str.endswith("/stash")]
     kept = report.variables
@@ -378,8 +489,9 @@ def _stash_fit(report: Report) -> tuple[float, float]:
 def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndarray:
     """What a stage beginning with each Block would stash of the bytes that enter it.
 
-    Some only pass through, as a weight does that a later stage shares. How much is known where stages begin in the
-    profile; elsewhere it is taken for the less of the next such cuts (an estimate).
+    Some only pass through, as a weight does that a later stage shares. How much is known where
+    stages begin in the profile; elsewhere it is taken for the less of the next such cuts (an
+    estimate).
     """
     kept = report.variables
     kept = kept[kept["role"] == "stash"]
@@ -387,7 +499,9 @@ def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndar
     from_before = (made < 0) | (stage[made.clip(0)] != kept["stage"].to_numpy())
     total = kept["bytes"][from_before].groupby(kept["stage"][from_before]).sum()
     known: dict[int, int] = {}
-    for k, depth in zip(report.stages["stage"].tolist(), report.stages["stash_depth"].tolist(), strict=True):
+    for k, depth in zip(
+        report.stages["stage"].tolist(), report.stages["stash_depth"].tolist(), strict=True
+    ):
         first = np.flatnonzero(stage == k)
         if depth and len(first):
             begins = int(first[0])
@@ -404,30 +518,47 @@ def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndar
 
 
 def _recomputes(report: Report, pipelined_training: bool) -> bool:
-    """Whether stages run their forward again: as profiled, or where there is one stage, as the options say of more."""
+    """Whether stages run their forward again: as profiled, or where there is one stage, as the
+    options say of more.
+    """
     if len(report.stages) == 1:
         return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
     return bool((report.stages["recompute_cycles"] > 0).any())
 
 
-def _recomputation(report: Report, forward: np.ndarray, entering: Callable[[], np.ndarray]) -> dict[str, Any]:
-    """What the compiler wrote of it (`ipu_exec.compiler.recompute.by_block`); of profiles without that, estimates.
+def _recomputation(
+    report: Report, forward: np.ndarray, entering: Callable[[], np.ndarray]
+) -> dict[str, Any]:
+    """What the compiler wrote of it (`ipu_exec.compiler.recompute.by_block`); of profiles without
+    that, estimates.
 
-    Those are: no checkpoints, one tensor that enters a stage, and a mean over the profiled stages of what a stage does
-    not run again at its end.
+    Those are: no checkpoints, one tensor that enters a stage, and a mean over the profiled stages
+    of what a stage does not run again at its end.
     """
     count = len(forward)
     said: Any = report.meta.get("recomputation")
     try:
-        blocks = {n: np.array(said[n], dtype=np.int64) for n in ("again", "again_end", "again_final", "closed")}
-        stashes = {n: np.array(said[n], dtype=np.int64).reshape(-1, 4) for n in ("stashes", "stashes_kept")}
+        blocks = {
+            n: np.array(said[n], dtype=np.int64)
+            for n in ("again", "again_end", "again_final", "closed")
+        }
+        stashes = {
+            n: np.array(said[n], dtype=np.int64).reshape(-1, 4) for n in ("stashes", "stashes_kept")
+        }
         named = np.concatenate([each[:, :3].ravel() for each in stashes.values()])
-        if all(each.shape == (count,) for each in blocks.values()) and np.isin(named, np.arange(count)).all():
+        if (
+            all(each.shape == (count,) for each in blocks.values())
+            and np.isin(named, np.arange(count)).all()
+        ):
             return {**blocks, **stashes, "closed": blocks["closed"] > 0}
     except (KeyError, TypeError, ValueError, OverflowError):
         pass  # an older profile, or a stranger's
     stages = report.stages[report.stages["recompute_cycles"] > 0]
-    less = round(float((stages["forward_cycles"] - stages["recompute_cycles"]).mean())) if len(stages) else 0
+    less = (
+        round(float((stages["forward_cycles"] - stages["recompute_cycles"]).mean()))
+        if len(stages)
+        else 0
+    )
     block, none = np.arange(count), np.zeros(count, dtype=np.int64)
     enters = np.stack([block, block, block, entering()], axis=1)
     return {
@@ -441,22 +572,31 @@ def _recomputation(report: Report, forward: np.ndarray, entering: Callable[[], n
 
 
 def _streams(measured: object, stage: np.ndarray, weight: np.ndarray, latency: int) -> np.ndarray:
-    """A stage's host cycles on its Blocks, by ``weight`` (on the first where nothing weighs), without the latency.
-    What weighs anything has a cycle at the least: its stage has a transfer."""
+    """A stage's host cycles on its Blocks, by ``weight`` (on the first where nothing weighs),
+    without the latency. What weighs anything has a cycle at the least: its stage has a transfer.
+    """
     found = np.zeros(len(stage), dtype=np.int64)
     for k, cycles in dict(measured).items():  # type: ignore[call-overload]
         here = np.flatnonzero(stage == k)
         if len(here):
             share = weight[here].astype(np.float64)
-            share = share / share.sum() if share.sum() else (np.arange(len(here)) == 0).astype(np.float64)
+            share = (
+                share / share.sum()
+                if share.sum()
+                else (np.arange(len(here)) == 0).astype(np.float64)
+            )
             some = here[share > 0]
-            found[some] = 1 + np.floor((cycles - latency - len(some)) * share[share > 0]).astype(np.int64)
+            found[some] = 1 + np.floor((cycles - latency - len(some)) * share[share > 0]).astype(
+                np.int64
+            )
             found[some[0]] += cycles - latency - found[some].sum()
     return found
 
 
 def _outputs_once(report: Report) -> bool:
-    """Whether outputs leave once, at the end, rather than in every pipeline cycle: as it ran, or as the mode says."""
+    """Whether outputs leave once, at the end, rather than in every pipeline cycle: as it ran, or as
+    the mode says.
+    """
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)
         out = tasks[tasks["name"].str.contains("outputs to host", regex=False)]
@@ -493,19 +633,25 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
     frame = frame[frame["role"] != "stash"]
     kept = _saved(report, frame, stage)
     calls, pieces = code_of_blocks(report, blocks)
-    users = np.array([np.isin(np.arange(blocks), piece[0]) for piece in pieces], dtype=bool).reshape(-1, blocks)
+    users = np.array(
+        [np.isin(np.arange(blocks), piece[0]) for piece in pieces], dtype=bool
+    ).reshape(-1, blocks)
     code = np.zeros((len(pieces), tiles), dtype=np.int64)
     piece_of = {id: number for number, (_, once, _) in enumerate(pieces) for id in once}
     piece_of |= {id: -1 for _, _, again in pieces for id in again}
     of_weight: dict[tuple[int, int], np.ndarray] = {}
     weights = frame[frame["role"] == "weight"]
     keys = zip(weights["ipu"].tolist(), weights["name"].tolist(), strict=True)
-    owners = dict(zip(keys, zip(weights["block"].tolist(), weights["op"].tolist(), strict=True), strict=True))
+    owners = dict(
+        zip(keys, zip(weights["block"].tolist(), weights["op"].tolist(), strict=True), strict=True)
+    )
     for ipu in range(report.target.num_ipus):
         here = frame[frame["ipu"] == ipu]
         vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
         states = here[here["role"] == "optimiser state"].drop_duplicates("name")
-        for id, name, block, op in zip(states.index, states["name"], states["block"], states["op"], strict=True):
+        for id, name, block, op in zip(
+            states.index, states["name"], states["block"], states["op"], strict=True
+        ):
             block, op = owners.get(
                 (ipu, name.rpartition("/")[0]), (block, op)
             )  # the weight's: one off the chip has none
@@ -528,12 +674,18 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
                 saved[block] += vectors[id]
                 saved_tensors[block] += 1
         steps = report.program_steps(ipu)
-        living = here[(here["always_live"] == 0) & (here["role"] != "optimiser state") & ~here.index.isin(list(kept))]
+        living = here[
+            (here["always_live"] == 0)
+            & (here["role"] != "optimiser state")
+            & ~here.index.isin(list(kept))
+        ]
         at_work = _at_work(steps["block"].to_numpy(), np.flatnonzero(where[stage] == ipu))
         for block in np.unique(at_work[at_work >= 0]).tolist():
             spots = steps["position"].to_numpy()[at_work == block]
             _peak_of(living, vectors, spots, peak[block], interleaved[block])
-    if not (len(where) and (np.bincount(where[stage], calls, len(shared)) <= shared.min(axis=1)).all()):
+    if not (
+        len(where) and (np.bincount(where[stage], calls, len(shared)) <= shared.min(axis=1)).all()
+    ):
         calls = np.zeros_like(calls)  # a stranger's
     np.subtract.at(shared, where[stage], calls[:, None])
     always += calls[:, None]
@@ -541,15 +693,29 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
         once[block] = np.maximum(once[block], total)
         state_weights[block] += 1
     return _Memory(
-        always, users, code, peak, interleaved, saved, saved_tensors, state, once, state_weights, shared.max(axis=0)
+        always,
+        users,
+        code,
+        peak,
+        interleaved,
+        saved,
+        saved_tensors,
+        state,
+        once,
+        state_weights,
+        shared.max(axis=0),
     )
 
 
-def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, list[tuple[list[int], list[int], list[int]]]]:
-    """What the compiler wrote of it (`ipu_exec.compiler.memory.Code`): bytes of calls on each tile, int64[Block]; and code that
-    Blocks have in common: which Blocks, the ids of its variables, of those with the same on further IPUs.
+def code_of_blocks(
+    report: Report, blocks: int
+) -> tuple[np.ndarray, list[tuple[list[int], list[int], list[int]]]]:
+    """What the compiler wrote of it (`ipu_exec.compiler.memory.Code`): bytes of calls on each tile,
+    int64[Block]; and code that Blocks have in common: which Blocks, the ids of its variables, of
+    those with the same on further IPUs.
 
-    An older profile has neither, nor has a stranger's that makes no sense: code then is the Block's that ran it first.
+    An older profile has neither, nor has a stranger's that makes no sense: code then is the Block's
+    that ran it first.
     """
     nothing = np.zeros(blocks, dtype=np.int64)
     frame = report.variables
@@ -557,20 +723,29 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, list[tuple[
     said: Any = report.meta.get("code")
     try:
         calls = np.array(said["calls"], dtype=np.int64)
-        pieces = [tuple([int(number) for number in numbers] for numbers in piece) for piece in said["shared"]]
+        pieces = [
+            tuple([int(number) for number in numbers] for numbers in piece)
+            for piece in said["shared"]
+        ]
         named = [id for _, once, again in pieces for id in (*once, *again)]
         users = [block for mine, _, _ in pieces for block in mine]
     except (KeyError, TypeError, ValueError, OverflowError):
         return nothing, []
-    ours = len(set(named)) == len(named) and known.isin(named).sum() == len(named) and calls.shape == nothing.shape
+    ours = (
+        len(set(named)) == len(named)
+        and known.isin(named).sum() == len(named)
+        and calls.shape == nothing.shape
+    )
     if not ours or calls.min(initial=0) < 0 or not all(0 <= block < blocks for block in users):
         return nothing, []
     return calls, [(users, once, again) for users, once, again in pieces]
 
 
 def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """For each step of an IPU the Block of it (of those ``here``) that it belongs to: its own, else, for copies, the
-    stash and the weight update, the one that ran last (at the begin: that runs first). -1 where there is none."""
+    """For each step of an IPU the Block of it (of those ``here``) that it belongs to: its own,
+    else, for copies, the stash and the weight update, the one that ran last (at the begin: that
+    runs first). -1 where there is none.
+    """
     own = np.isin(block, here)
     if not own.any():
         return np.full_like(block, -1)
@@ -580,8 +755,10 @@ def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
 
 
 def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[int, bool]:
-    """Ids of the variables that hold what a Block's forward leaves for its backward, and whether each is the one to
-    count: a tensor that is stashed or recomputed lies twice, in the forward and before the backward."""
+    """Ids of the variables that hold what a Block's forward leaves for its backward, and whether
+    each is the one to count: a tensor that is stashed or recomputed lies twice, in the forward and
+    before the backward.
+    """
     op = variables["op"].to_numpy()
     ops = report.ops
     direction = ops["direction"].reindex(op).fillna("").to_numpy()
@@ -593,7 +770,10 @@ def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[i
     steps = report.program_steps()
     at = zip(steps["ipu"], steps["position"], strict=True)
     of_step = dict(zip(at, steps["direction"], strict=True))
-    last = [of_step.get((ipu, stop - 1), "") for ipu, stop in zip(rows["ipu"], rows["stop"], strict=True)]
+    last = [
+        of_step.get((ipu, stop - 1), "")
+        for ipu, stop in zip(rows["ipu"], rows["stop"], strict=True)
+    ]
     names = set()
     kept: dict[int, bool] = {}
     keys = list(zip(rows["ipu"].tolist(), rows["name"].tolist(), strict=True))
@@ -608,9 +788,15 @@ def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[i
 
 
 def _peak_of(
-    variables: object, vectors: dict[int, np.ndarray], spots: np.ndarray, peak: np.ndarray, interleaved: np.ndarray
+    variables: object,
+    vectors: dict[int, np.ndarray],
+    spots: np.ndarray,
+    peak: np.ndarray,
+    interleaved: np.ndarray,
 ) -> None:
-    """Raise ``peak`` (region 0) and ``interleaved`` (region 1) to the most that is live on each tile at ``spots``."""
+    """Raise ``peak`` (region 0) and ``interleaved`` (region 1) to the most that is live on each
+    tile at ``spots``.
+    """
     frame: object = variables
     columns = frame[["start", "stop", "interleaved"]]  # type: ignore[index]
     changes: dict[int, list[tuple[int, int, bool]]] = {}
@@ -623,7 +809,8 @@ def _peak_of(
             changes.setdefault(int(stop), []).append((int(id), -1, bool(region1)))
     level, level1 = np.zeros_like(peak), np.zeros_like(peak)
     times = [at for at in sorted(changes) if at <= high]
-    # Other Blocks run between this one's forward and backward: what only they hold is none of its peak.
+    # Other Blocks run between this one's forward and backward: what only they hold is none of its
+    # peak.
     spots = np.sort(spots)
     runs = np.searchsorted(spots, [*times[1:], high + 1]) > np.searchsorted(spots, times)
     for at, here in zip(times, runs.tolist(), strict=True):

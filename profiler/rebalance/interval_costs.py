@@ -1,7 +1,9 @@
-"""Stages as intervals of Blocks, all of them at once, and the split that keeps the largest of a cost least.
+"""Stages as intervals of Blocks, all of them at once, and the split that keeps the largest of a
+cost least.
 
-A band is an int64[first, width]: what a stage of Blocks ``first .. first + width`` costs. Dynamic programming over
-bands finds the least maximum exactly for any cost of (stage, first Block, last Block).
+A band is an int64[first, width]: what a stage of Blocks ``first .. first + width`` costs. Dynamic
+programming over bands finds the least maximum exactly for any cost of (stage, first Block, last
+Block).
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from profiler.schedules import stash_depth
 INFINITE = int(np.iinfo(np.int64).max // 4)
 
 
-def least_maximum(cost: Callable[[int], np.ndarray], stages: int) -> tuple[int, tuple[int, ...]] | None:
-    """The least maximum of ``cost(k)`` (a band of stage k) over the stages of a split, and the stages' first Blocks.
+def least_maximum(
+    cost: Callable[[int], np.ndarray], stages: int
+) -> tuple[int, tuple[int, ...]] | None:
+    """The least maximum of ``cost(k)`` (a band of stage k) over the stages of a split, and the
+    stages' first Blocks.
 
     None where every split has an `INFINITE` stage.
     """
@@ -27,7 +32,9 @@ def least_maximum(cost: Callable[[int], np.ndarray], stages: int) -> tuple[int, 
     last = np.arange(count)[:, None]
     first = last - np.arange(width)[None, :]
     at = np.maximum(first, 0) * width + np.arange(width)[None, :]
-    behind = np.maximum(first, 0)  # the entry before Block 0 stands for "no split", as that before a first one < 0
+    behind = np.maximum(
+        first, 0
+    )  # the entry before Block 0 stands for "no split", as that before a first one < 0
     none = np.full(1, INFINITE, dtype=np.int64)
     best = [np.concatenate([none, np.where(first == 0, cost(0).ravel()[at], INFINITE).min(axis=1)])]
     for k in range(1, stages):
@@ -47,12 +54,16 @@ def least_maximum(cost: Callable[[int], np.ndarray], stages: int) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Bands:
-    """Costs of all stages of at most ``width`` Blocks, for each way of saving memory that is allowed."""
+    """Costs of all stages of at most ``width`` Blocks, for each way of saving memory that is
+    allowed.
+    """
 
     costs: Costs
     stages: int
     choices: tuple[Choice, ...]
-    early: tuple[np.ndarray, ...]  # cycles a micro-batch, one a choice, of a stage that another follows
+    early: tuple[
+        np.ndarray, ...
+    ]  # cycles a micro-batch, one a choice, of a stage that another follows
     final: np.ndarray
     rooms: tuple[Room, ...] | None  # None: memory is not looked at
     link: np.ndarray  # bytes over the busier way of the IPU's link
@@ -73,14 +84,20 @@ class Bands:
         """The choice with which stage k of these Blocks fits and is shortest; of equals, the first."""
         at = (first, last - first)
         cycles = [self.final] * len(self.choices) if k == self.stages - 1 else self.early
-        length = [int(c[at]) if fits[at] else INFINITE for c, fits in zip(cycles, self._fits(k), strict=True)]
+        length = [
+            int(c[at]) if fits[at] else INFINITE
+            for c, fits in zip(cycles, self._fits(k), strict=True)
+        ]
         return self.choices[int(np.argmin(length))]
 
     def _fits(self, k: int) -> list[np.ndarray]:
         if self.rooms is None:
             return [self.final < INFINITE] * len(self.choices)
         depth = depth_of(self.costs, self.stages, k)
-        return [(one.fullest(depth) <= self.costs.bytes_per_tile) & (self.final < INFINITE) for one in self.rooms]
+        return [
+            (one.fullest(depth) <= self.costs.bytes_per_tile) & (self.final < INFINITE)
+            for one in self.rooms
+        ]
 
     def _fits_somehow(self, k: int) -> np.ndarray:
         found: np.ndarray = np.logical_or.reduce(self._fits(k))
@@ -96,7 +113,8 @@ def bands(
     memory: bool = True,
     spare: int = 0,
 ) -> Bands:
-    """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in one stage.
+    """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in
+    one stage.
 
     ``spare``: bytes beyond the tile up to which rooms must be exact.
     """
@@ -112,7 +130,9 @@ def bands(
     rooms = None
     if memory:
         deepest = depth_of(costs, stages, 0)
-        stash = max(int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices)
+        stash = max(
+            int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices
+        )
         enough = -(-deepest * stash // costs.tiles)
         roomy = replace(costs, bytes_per_tile=costs.bytes_per_tile + spare) if spare else costs
         rooms = tuple(room(roomy, width, choice, None if spare else enough) for choice in choices)
@@ -135,7 +155,9 @@ def with_cycles(table: Bands, costs: Costs) -> Bands:
     return replace(table, costs=costs, early=early, final=final)
 
 
-def _cycles(costs: Costs, choices: Sequence[Choice], width: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+def _cycles(
+    costs: Costs, choices: Sequence[Choice], width: int
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Cycles of all stages that others follow, one band a choice, and of all that are the last."""
     count = len(costs)
     total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
@@ -145,12 +167,20 @@ def _cycles(costs: Costs, choices: Sequence[Choice], width: int) -> tuple[tuple[
     last = np.minimum(last, count - 1)
     own = total[last + 1] - total[first]
     final = own + costs.again_at_once(first, last)
-    early = tuple(np.where(inside, _early(costs, choice, first, last, own, final), INFINITE) for choice in choices)
+    early = tuple(
+        np.where(inside, _early(costs, choice, first, last, own, final), INFINITE)
+        for choice in choices
+    )
     return early, np.where(inside, final, INFINITE)
 
 
 def _early(
-    costs: Costs, choice: Choice, first: np.ndarray, last: np.ndarray, own: np.ndarray, final: np.ndarray
+    costs: Costs,
+    choice: Choice,
+    first: np.ndarray,
+    last: np.ndarray,
+    own: np.ndarray,
+    final: np.ndarray,
 ) -> np.ndarray:
     """Cycles of stages that others follow: `what_if.stage_cycles` of all of them at once."""
     if not costs.pipelined or not costs.training:

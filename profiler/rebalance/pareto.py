@@ -16,18 +16,24 @@ from profiler.rebalance.what_if import Assignment
 
 @dataclass(frozen=True)
 class Point:
-    """A split that is on the front: cycles a micro-batch of its slowest stage, bytes of its fullest tile."""
+    """A split that is on the front: cycles a micro-batch of its slowest stage, bytes of its fullest
+    tile.
+    """
 
     bottleneck: int
     fullest: int
     assignment: Assignment
 
 
-def pareto(costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int = 100) -> list[Point]:
-    """The front of splits into so many stages, one an IPU, the shortest bottleneck first; at most ``most`` of it.
+def pareto(
+    costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int = 100
+) -> list[Point]:
+    """The front of splits into so many stages, one an IPU, the shortest bottleneck first; at most
+    ``most`` of it.
 
-    A tile's limit plays no role: points beyond it say what a larger tile would give. Exact: each step down in memory
-    finds the least bottleneck there is under it, then the least memory under that.
+    A tile's limit plays no role: points beyond it say what a larger tile would give. Exact: each
+    step down in memory finds the least bottleneck there is under it, then the least memory under
+    that.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
     endless = replace(costs, bytes_per_tile=INFINITE // 2)
@@ -45,9 +51,18 @@ def pareto(costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int 
         assert least is not None  # the split that was just reached is one
         below, starts = least
         ends = [*(start - 1 for start in starts[1:]), len(costs) - 1]
-        chosen = tuple(_choice(table, k, a, b, slowest) for k, (a, b) in enumerate(zip(starts, ends, strict=True)))
+        chosen = tuple(
+            _choice(table, k, a, b, slowest)
+            for k, (a, b) in enumerate(zip(starts, ends, strict=True))
+        )
         plain = (Choice.profiled(costs),) * stages
-        found.append(Point(slowest, below, Assignment(starts, tuple(range(stages)), () if chosen == plain else chosen)))
+        found.append(
+            Point(
+                slowest,
+                below,
+                Assignment(starts, tuple(range(stages)), () if chosen == plain else chosen),
+            )
+        )
     return found
 
 
@@ -55,7 +70,9 @@ def _ways(table: Bands, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """(cycles, bytes of the fullest tile) of stage k, for each choice."""
     depth = depth_of(table.costs, table.stages, k)
     early = [table.final] * len(table.choices) if k == table.stages - 1 else table.early
-    return [(cycles, one.fullest(depth)) for cycles, one in zip(early, table.rooms or (), strict=True)]
+    return [
+        (cycles, one.fullest(depth)) for cycles, one in zip(early, table.rooms or (), strict=True)
+    ]
 
 
 def _loads(table: Bands, k: int, below: int) -> np.ndarray:
@@ -76,5 +93,7 @@ def _sizes(table: Bands, k: int, slowest: int) -> np.ndarray:
 
 def _choice(table: Bands, k: int, first: int, last: int, slowest: int) -> Choice:
     at = (first, last - first)
-    sizes = [int(size[at]) if cycles[at] <= slowest else INFINITE for cycles, size in _ways(table, k)]
+    sizes = [
+        int(size[at]) if cycles[at] <= slowest else INFINITE for cycles, size in _ways(table, k)
+    ]
     return table.choices[int(np.argmin(sizes))]

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.what_if import Assignment
 
-_FORMS = "a stage for each Block (0,0,1,2), Blocks a stage (2-1-1), names (A,B/C@1/D), or a placement file"
+_FORMS = (
+    "a stage for each Block (0,0,1,2), Blocks a stage (2-1-1), names (A,B/C@1/D), or a placement"
+    " file"
+)
 
 
 def profiled(costs: Costs) -> Assignment:
@@ -18,33 +21,44 @@ def profiled(costs: Costs) -> Assignment:
     return Assignment.of(costs.stage.tolist(), costs.ipus)
 
 
-def parse_assignment(names: Sequence[str], words: str, ipus: Sequence[int] | None = None) -> Assignment:
+def parse_assignment(
+    names: Sequence[str], words: str, ipus: Sequence[int] | None = None
+) -> Assignment:
     """A split from words, over Blocks of these names in the order of the model.
 
-    A stage for each Block ("0,0,1,2"), how many Blocks each stage has ("2-1-1"), names with stages parted by "/" and
-    an IPU behind "@" ("A,B/C@1/D@0"; default: as the stages count), or the path of a placement file. ``ipus`` takes
-    the place of all of them. ValueError says what is wrong with the words.
+    A stage for each Block ("0,0,1,2"), how many Blocks each stage has ("2-1-1"), names with stages
+    parted by "/" and an IPU behind "@" ("A,B/C@1/D@0"; default: as the stages count), or the path
+    of a placement file. ``ipus`` takes the place of all of them. ValueError says what is wrong with
+    the words.
     """
     words, given = words.strip(), None if ipus is None else list(ipus)
     if os.path.isfile(words):
         stages, own = _of_file(names, words)
-    elif re.fullmatch(r"\d+(\s*,\s*\d+)*", words) and not (words.isdecimal() and int(words) == len(names) > 1):
+    elif re.fullmatch(r"\d+(\s*,\s*\d+)*", words) and not (
+        words.isdecimal() and int(words) == len(names) > 1
+    ):
         stages, own = [int(part) for part in words.split(",")], None
         if len(stages) != len(names):
-            raise ValueError(f"{words!r} has {len(stages)} stages for {len(names)} Blocks ({', '.join(names)}): "
-                             "give one a Block")  # fmt: skip
+            raise ValueError(
+                f"{words!r} has {len(stages)} stages for {len(names)} Blocks ({', '.join(names)}): "
+                "give one a Block"
+            )
     elif re.fullmatch(r"\d+(-\d+)*", words):
         sizes = [int(part) for part in words.split("-")]
         if sum(sizes) != len(names) or 0 in sizes:
-            raise ValueError(f"{words!r} gives {sum(sizes)} Blocks to stages, but there are {len(names)}, and each "
-                             "stage has one at the least")  # fmt: skip
+            raise ValueError(
+                f"{words!r} gives {sum(sizes)} Blocks to stages, but there are {len(names)}, and"
+                " each stage has one at the least"
+            )
         stages, own = [k for k, size in enumerate(sizes) for _ in range(size)], None
     else:
         stages, own = _of_names(names, words)
     assignment = Assignment.of(stages, given or own)
     if len(assignment.ipus) != len(assignment.starts):
-        raise ValueError(f"{len(assignment.starts)} stages need as many IPUs, not {len(assignment.ipus)}: "
-                         f"{','.join(map(str, assignment.ipus))}")  # fmt: skip
+        raise ValueError(
+            f"{len(assignment.starts)} stages need as many IPUs, not {len(assignment.ipus)}: "
+            f"{','.join(map(str, assignment.ipus))}"
+        )
     return assignment
 
 
@@ -58,9 +72,13 @@ def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
         ipus.append(int(ipu) if ipu else k)
         for name in (name.strip() for name in listed.split(",")):
             if name not in names:
-                raise ValueError(f"{name!r} is no Block; they are {', '.join(names)}. A split is {_FORMS}")
+                raise ValueError(
+                    f"{name!r} is no Block; they are {', '.join(names)}. A split is {_FORMS}"
+                )
             if name in stage:
-                raise ValueError(f"Block {name!r} is in stage {stage[name]} and in stage {k}: it can be in one")
+                raise ValueError(
+                    f"Block {name!r} is in stage {stage[name]} and in stage {k}: it can be in one"
+                )
             stage[name] = k
     return _all(names, stage, words), ipus
 
@@ -73,7 +91,9 @@ def _of_file(names: Sequence[str], path: str) -> tuple[list[int], list[int]]:
         stage = {str(name): k for k, one in enumerate(stages) for name in one["blocks"]}
         ipus = [int(one["ipu"]) for one in stages]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no placement ({error}): make one with ipu-report rebalance -o FILE") from error
+        raise ValueError(
+            f"{path} is no placement ({error}): make one with ipu-report rebalance -o FILE"
+        ) from error
     return _all(names, stage, path), ipus
 
 
@@ -81,6 +101,10 @@ def _all(names: Sequence[str], stage: dict[str, int], words: str) -> list[int]:
     missing = [name for name in names if name not in stage]
     if missing or len(stage) > len(names):
         unknown = [name for name in stage if name not in names]
-        what = f"leaves out {', '.join(missing)}" if missing else f"names {', '.join(unknown)}, which the model has not"
+        what = (
+            f"leaves out {', '.join(missing)}"
+            if missing
+            else f"names {', '.join(unknown)}, which the model has not"
+        )
         raise ValueError(f"{words} {what}")
     return [stage[name] for name in names]

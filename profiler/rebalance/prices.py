@@ -15,7 +15,9 @@ from profiler.rebalance.tile_memory import Choice
 
 @dataclass(frozen=True)
 class Price:
-    """What the bottleneck loses, in cycles a micro-batch, by more of ``what``; ``now`` and ``then`` it is as long."""
+    """What the bottleneck loses, in cycles a micro-batch, by more of ``what``; ``now`` and ``then``
+    it is as long.
+    """
 
     what: str
     now: int
@@ -26,21 +28,32 @@ class Price:
         return self.now - self.then
 
 
-def prices(costs: Costs, stages: int, choices: Sequence[Choice] = (), extra: int = 10 * 1024) -> list[Price]:
-    """Of ``extra`` bytes a tile on each stage alone, on all of them, and of one more IPU. Exact, one stage an IPU.
+def prices(
+    costs: Costs, stages: int, choices: Sequence[Choice] = (), extra: int = 10 * 1024
+) -> list[Price]:
+    """Of ``extra`` bytes a tile on each stage alone, on all of them, and of one more IPU. Exact,
+    one stage an IPU.
 
-    One more IPU may be worth less than nothing under tight memory: the stages before it stash more. ValueError where
-    no split fits as it is.
+    One more IPU may be worth less than nothing under tight memory: the stages before it stash more.
+    ValueError where no split fits as it is.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
     now = least_bottleneck(costs, stages, allowed)
     found = [
-        Price(f"{extra / 1024:g} KiB more a tile on stage {k}", now, _with(costs, stages, allowed, {k: extra}, now))
+        Price(
+            f"{extra / 1024:g} KiB more a tile on stage {k}",
+            now,
+            _with(costs, stages, allowed, {k: extra}, now),
+        )
         for k in range(stages)
     ]
     everywhere = dict.fromkeys(range(stages), extra)
     found.append(
-        Price(f"{extra / 1024:g} KiB more a tile everywhere", now, _with(costs, stages, allowed, everywhere, now))
+        Price(
+            f"{extra / 1024:g} KiB more a tile everywhere",
+            now,
+            _with(costs, stages, allowed, everywhere, now),
+        )
     )
     if stages < len(costs):
         try:
@@ -50,7 +63,9 @@ def prices(costs: Costs, stages: int, choices: Sequence[Choice] = (), extra: int
     return found
 
 
-def _with(costs: Costs, stages: int, choices: tuple[Choice, ...], more: dict[int, int], now: int) -> int:
+def _with(
+    costs: Costs, stages: int, choices: tuple[Choice, ...], more: dict[int, int], now: int
+) -> int:
     """The least bottleneck with so many more bytes on the tiles of some stages."""
 
     table = bands(costs, stages, choices, now, spare=max(more.values()))

@@ -16,10 +16,11 @@ from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes, room
 class Proof:
     """Why no split into so many stages is quicker than ``least`` cycles a micro-batch.
 
-    Bounds that hold without looking at splits: ``largest_block`` (whole, wherever it is), ``even_share`` (of all
-    work). ``endless_memory``: the least where memory were no limit. With one cycle less than ``least``, stages filled
-    as far as they go reach Block ``reached`` at the furthest (-1: not even the first); the next one is ``stuck``, and
-    the stage that would have to take it is ``stage``.
+    Bounds that hold without looking at splits: ``largest_block`` (whole, wherever it is),
+    ``even_share`` (of all work). ``endless_memory``: the least where memory were no limit. With one
+    cycle less than ``least``, stages filled as far as they go reach Block ``reached`` at the
+    furthest (-1: not even the first); the next one is ``stuck``, and the stage that would have to
+    take it is ``stage``.
     """
 
     least: int
@@ -39,14 +40,21 @@ class Proof:
             "with endless memory the least would be": self.endless_memory,
         }
         found += [f"{words} {cycles:,}" for words, cycles in bounds.items()]
-        got = f"get to Block {names[self.reached]} at the furthest" if self.reached >= 0 else "hold not even the first"
+        got = (
+            f"get to Block {names[self.reached]} at the furthest"
+            if self.reached >= 0
+            else "hold not even the first"
+        )
         found.append(
-            f"with one cycle less, stages 0 to {self.stage} {got}: Block {names[self.stuck]} is over the limit there"
+            f"with one cycle less, stages 0 to {self.stage} {got}: Block {names[self.stuck]} is"
+            " over the limit there"
         )
         return found
 
 
-def prove(costs: Costs, stages: int, least: int, endless_memory: int, choices: Sequence[Choice]) -> Proof:
+def prove(
+    costs: Costs, stages: int, least: int, endless_memory: int, choices: Sequence[Choice]
+) -> Proof:
     """That ``least`` is the least bottleneck: ValueError where a split with less fits after all."""
     count = len(costs)
     table = bands(costs, stages, choices, max(1, least - 1))
@@ -59,11 +67,15 @@ def prove(costs: Costs, stages: int, least: int, endless_memory: int, choices: S
     reached = int(np.flatnonzero(before).max(initial=-1))
     work = costs.forward + costs.backward
     share = -(-int(work.sum()) // stages)
-    return Proof(least, int(work.max()), share, endless_memory, stage, reached, min(reached + 1, count - 1))
+    return Proof(
+        least, int(work.max()), share, endless_memory, stage, reached, min(reached + 1, count - 1)
+    )
 
 
 def furthest(table: Bands, most: int) -> list[np.ndarray]:
-    """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it: bool[Block]."""
+    """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it:
+    bool[Block].
+    """
     count, width = table.final.shape
     last = np.arange(count)[:, None] + np.arange(width)[None, :]
     found: list[np.ndarray] = []
@@ -81,23 +93,34 @@ def furthest(table: Bands, most: int) -> list[np.ndarray]:
     return found
 
 
-def does_not_fit(costs: Costs, stages: int, choices: Sequence[Choice], together: Sequence[Sequence[int]] = ()) -> str:
+def does_not_fit(
+    costs: Costs, stages: int, choices: Sequence[Choice], together: Sequence[Sequence[int]] = ()
+) -> str:
     """A sentence about the first Blocks that no stage can hold.
 
-    A single Block that overflows wherever it is; else how far each stage gets at the most from the one before, until
-    Blocks are left over; else that Blocks which must be together are not.
+    A single Block that overflows wherever it is; else how far each stage gets at the most from the
+    one before, until Blocks are left over; else that Blocks which must be together are not.
     """
     count, limit = len(costs), costs.bytes_per_tile
     lead = f"no split of {count} Blocks into {stages} stages fits: "
 
     def over(first: int, last: int, depth: int) -> int:
-        return min(int(ipu_bytes(costs, [Part(first, last, depth, choice)]).max()) for choice in choices) - limit
+        return (
+            min(
+                int(ipu_bytes(costs, [Part(first, last, depth, choice)]).max())
+                for choice in choices
+            )
+            - limit
+        )
 
     last_depth = depth_of(costs, stages, stages - 1)
     alone = np.array([over(b, b, last_depth) for b in range(count)])
     if (alone > 0).any():
         block = int(alone.argmax())
-        return f"{lead}Block {costs.names[block]} alone takes {alone[block]:,} bytes more than a tile has"
+        return (
+            f"{lead}Block {costs.names[block]} alone takes {alone[block]:,} bytes more than a"
+            " tile has"
+        )
     # Blocks at which the stages so far may end, each stage as full as it may be.
     ends = np.zeros(count, dtype=bool)
     came = -1
@@ -112,14 +135,18 @@ def does_not_fit(costs: Costs, stages: int, choices: Sequence[Choice], together:
         if not after.any():
             at = min(came + 1, count - 1)
             return (
-                f"{lead}stage {k} can begin at Block {costs.names[at]} at the furthest, and overflows by "
-                f"{max(0, over(at, at, depth)):,} bytes with that alone, as it stashes {depth} micro-batches: use "
-                "fewer stages, or save memory (--recompute, --offload)"
+                f"{lead}stage {k} can begin at Block {costs.names[at]} at the furthest, and"
+                f" overflows by {max(0, over(at, at, depth)):,} bytes with that alone, as it"
+                f" stashes {depth} micro-batches: use fewer stages, or save memory (--recompute,"
+                " --offload)"
             )
         ends, came = after, int(np.flatnonzero(after).max())
     if not ends[count - 1]:
         left = ", ".join(costs.names[came + 1 :][:3]) + (", ..." if count - came - 1 > 3 else "")
-        return f"{lead}filled to the brim they reach Block {costs.names[came]}, and {left} is left: use more stages"
+        return (
+            f"{lead}filled to the brim they reach Block {costs.names[came]}, and {left} is left:"
+            " use more stages"
+        )
     if together:
         return f"{lead}not with the Blocks together that must be on one IPU"
     return f"{lead}no cut that keeps the first stages small enough leaves so few Blocks to the last"

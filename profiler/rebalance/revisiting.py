@@ -1,8 +1,10 @@
-"""Splits whose list of stages comes back to an IPU, as public BERT pretraining's 0, 1, 2, 3, 0 does.
+"""Splits whose list of stages comes back to an IPU, as public BERT pretraining's 0, 1, 2, 3, 0
+does.
 
-An IPU's cycles are then those of all its stages, and its memory holds them all, so that a split is no chain of
-independent stages. The search goes stage by stage and remembers, besides where it is, the stages of IPUs that will be
-met again: of ways that agree in these only the best goes on, which is exact.
+An IPU's cycles are then those of all its stages, and its memory holds them all, so that a split is
+no chain of independent stages. The search goes stage by stage and remembers, besides where it is,
+the stages of IPUs that will be met again: of ways that agree in these only the best goes on, which
+is exact.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ def least_bottleneck_returning(
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
 ) -> tuple[int, Assignment] | None:
-    """The least cycles a micro-batch of the busiest IPU and a split that has it, if that is ``most`` at most.
+    """The least cycles a micro-batch of the busiest IPU and a split that has it, if that is
+    ``most`` at most.
 
-    ``ipus``: of each stage. ``together``: groups of Blocks that must be on one IPU. None where there is none.
+    ``ipus``: of each stage. ``together``: groups of Blocks that must be on one IPU. None where
+    there is none.
     """
     count, stages = len(costs), len(ipus)
     fits: dict[tuple[Part, ...], bool] = {}
@@ -60,7 +64,8 @@ def least_bottleneck_returning(
     def whole(parts: tuple[Part, ...]) -> bool:
         """Groups are on this IPU with all of their Blocks, or with none."""
         return all(
-            sum(part.first <= block <= part.last for part in parts for block in set(group)) in (0, len(set(group)))
+            sum(part.first <= block <= part.last for part in parts for block in set(group))
+            in (0, len(set(group)))
             for group in together
         )
 
@@ -81,7 +86,10 @@ def least_bottleneck_returning(
                         break
                     mine = (*earlier, part)
                     if again:
-                        key = (last + 1, tuple(sorted((*others, (ipu, mine)), key=lambda item: item[0])))
+                        key = (
+                            last + 1,
+                            tuple(sorted((*others, (ipu, mine)), key=lambda item: item[0])),
+                        )
                         worst = way.worst
                     else:
                         if total >= _worst(after.get((last + 1, others))) or not whole(mine):

@@ -1,4 +1,6 @@
-"""The split that is least wrong where the costs are: cycles of every Block may be off by so much, each its own way."""
+"""The split that is least wrong where the costs are: cycles of every Block may be off by so much,
+each its own way.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ from profiler.rebalance.what_if import Assignment, what_if
 
 @dataclass(frozen=True)
 class Robust:
-    """A split, and by how many cycles its bottleneck exceeds the best one's at the most: its ``regret``.
+    """A split, and by how many cycles its bottleneck exceeds the best one's at the most: its
+    ``regret``.
 
-    ``worst``: its bottleneck where all Blocks take longer at once. ``regret_of_best``: that of the split which is best
-    for the costs as they are.
+    ``worst``: its bottleneck where all Blocks take longer at once. ``regret_of_best``: that of the
+    split which is best for the costs as they are.
     """
 
     assignment: Assignment
@@ -29,20 +32,23 @@ class Robust:
 
 
 def least_regret(costs: Costs, stages: int, off: float) -> Robust:
-    """The split into so many stages, one an IPU, with the least regret where a Block's cycles are off by ``off``.
+    """The split into so many stages, one an IPU, with the least regret where a Block's cycles are
+    off by ``off``.
 
-    ``off``: 0.1 for up to a tenth more or less. A split regrets most where the Blocks of one of its stages all take
-    longer and the others all less: these raise the stage by as much as the best split at the least, and lower only
-    the best split's. So regret is a sum over no stages but a maximum of what each interval of Blocks has, and the
-    least one is found as the least bottleneck is, under the memory. Exact where stages do not recompute; where they
-    do, a Block may weigh twice in one split and once in another, and it is an estimate. ValueError unless
-    0 <= off < 1, or where no split fits.
+    ``off``: 0.1 for up to a tenth more or less. A split regrets most where the Blocks of one of its
+    stages all take longer and the others all less: these raise the stage by as much as the best
+    split at the least, and lower only the best split's. So regret is a sum over no stages but a
+    maximum of what each interval of Blocks has, and the least one is found as the least bottleneck
+    is, under the memory. Exact where stages do not recompute; where they do, a Block may weigh
+    twice in one split and once in another, and it is an estimate. ValueError unless 0 <= off < 1,
+    or where no split fits.
     """
     if not 0 <= off < 1:
         raise ValueError(f"Blocks may be off by a share from 0 up to 1, not {off}")
     choices = (Choice.profiled(costs),)
     nominal = least_bottleneck(costs, stages, choices)
-    # What takes longer than the best split in its worst case is no candidate: it is never less wrong.
+    # What takes longer than the best split in its worst case is no candidate: it is never less
+    # wrong.
     reach = int(np.ceil(nominal * ((1 + off) / (1 - off)) ** 2)) + 1
     table = bands(costs, stages, choices, reach)
     count, width = table.final.shape
@@ -53,7 +59,10 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
     def cycles_of(case: Costs) -> list[np.ndarray]:
         """Of all stages that fit; memory is the same in every scenario."""
         other = with_cycles(table, case)
-        return [np.where(fits[k], other.final if k == stages - 1 else other.early[0], INFINITE) for k in range(stages)]
+        return [
+            np.where(fits[k], other.final if k == stages - 1 else other.early[0], INFINITE)
+            for k in range(stages)
+        ]
 
     def shortest(lengths: list[np.ndarray]) -> int:
         best = least_maximum(lengths.__getitem__, stages)
@@ -86,4 +95,6 @@ def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:
     factor = np.full(len(costs), 1 - off)
     factor[list(longer)] = 1 + off
     parts = ("forward", "backward", "again", "again_end", "again_final")
-    return replace(costs, **{name: np.rint(getattr(costs, name) * factor).astype(np.int64) for name in parts})
+    return replace(
+        costs, **{name: np.rint(getattr(costs, name) * factor).astype(np.int64) for name in parts}
+    )

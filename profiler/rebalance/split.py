@@ -1,8 +1,9 @@
 """The best contiguous split into stages, and why it cannot be much better.
 
-Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the memory of a tile; then
-the least sum of bottleneck and copies between IPUs, which is what a pipeline cycle in steady state takes besides syncs
-and host I/O. Neighbours of that are tried with the whole schedule, since ramps count too.
+Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the
+memory of a tile; then the least sum of bottleneck and copies between IPUs, which is what a pipeline
+cycle in steady state takes besides syncs and host I/O. Neighbours of that are tried with the whole
+schedule, since ramps count too.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from profiler.rebalance.revisiting import least_bottleneck_returning
 from profiler.rebalance.tile_memory import Choice, ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 
-_WHOLE_SCHEDULES = 400  # Blocks x stages up to which neighbours are tried by laying out their schedules
+_WHOLE_SCHEDULES = (
+    400  # Blocks x stages up to which neighbours are tried by laying out their schedules
+)
 _ROUNDS = 3  # of neighbours, of larger ones
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
-# In the order they are preferred at equal cycles: what costs nothing, then what costs a weight update something.
+# In the order they are preferred at equal cycles: what costs nothing, then what costs a weight
+# update something.
 ALL_CHOICES = (Choice(False, False), Choice(False, True), Choice(True, False), Choice(True, True))
 
 
@@ -32,8 +36,9 @@ ALL_CHOICES = (Choice(False, False), Choice(False, True), Choice(True, False), C
 class Split:
     """A proposal: what it gives, and sentences about why.
 
-    ``bottleneck``: cycles a micro-batch of its busiest IPU; ``least_bottleneck``: the least there is, under the
-    memory; ``lower_bound``: the least there would be with endless memory. The latter two are exact for these costs.
+    ``bottleneck``: cycles a micro-batch of its busiest IPU; ``least_bottleneck``: the least there
+    is, under the memory; ``lower_bound``: the least there would be with endless memory. The latter
+    two are exact for these costs.
     """
 
     prediction: Prediction
@@ -53,13 +58,16 @@ def best_split(
 ) -> Split:
     """The best split into ``stages`` (default: as many as profiled).
 
-    ``ipus``: the IPU of each stage, which may come back to one (default: one an IPU). ``together``: groups of Blocks
-    that must be on one IPU, as those that share a weight. ``choices``: which ways of saving memory each stage may
-    take (default: all as profiled). ValueError where there are fewer Blocks than stages, or no split fits.
+    ``ipus``: the IPU of each stage, which may come back to one (default: one an IPU). ``together``:
+    groups of Blocks that must be on one IPU, as those that share a weight. ``choices``: which ways
+    of saving memory each stage may take (default: all as profiled). ValueError where there are
+    fewer Blocks than stages, or no split fits.
     """
     count, wanted = len(costs), len(ipus) if ipus is not None else stages or len(costs.ipus)
     if not 1 <= wanted <= count:
-        raise ValueError(f"{count} Blocks cannot fill {wanted} stages: ask for 1 to {count}, or name more Blocks")
+        raise ValueError(
+            f"{count} Blocks cannot fill {wanted} stages: ask for 1 to {count}, or name more Blocks"
+        )
     where = tuple(ipus) if ipus is not None else tuple(range(wanted))
     allowed = tuple(choices) or (Choice.profiled(costs),)
     if len(set(where)) < len(where):
@@ -70,7 +78,13 @@ def best_split(
         assignment = replace(_shortest_cycle(table, together), ipus=where)
     assignment = _better_neighbours(costs, assignment, together)
     prediction = what_if(costs, assignment)
-    return Split(prediction, prediction.bottleneck, least, free, tuple(_reasons(costs, prediction, least, free)))
+    return Split(
+        prediction,
+        prediction.bottleneck,
+        least,
+        free,
+        tuple(_reasons(costs, prediction, least, free)),
+    )
 
 
 def least_bottleneck(
@@ -82,8 +96,10 @@ def least_bottleneck(
     memory: bool = True,
     at_least: int = 0,
 ) -> int:
-    """The least cycles a micro-batch of the slowest of so many stages, one an IPU, exactly. ``memory`` False: with
-    endless memory. ``at_least``: where to begin. ValueError where no split fits."""
+    """The least cycles a micro-batch of the slowest of so many stages, one an IPU, exactly.
+    ``memory`` False: with endless memory. ``at_least``: where to begin. ValueError where no split
+    fits.
+    """
     return table_of_least(costs, stages, choices, together, memory=memory, at_least=at_least)[1]
 
 
@@ -105,14 +121,18 @@ def table_of_least(
         return found[0] if found is not None else None
 
     work = costs.forward + costs.backward
-    found = widened(max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most)
+    found = widened(
+        max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most
+    )
     if found is None:
         raise ValueError(does_not_fit(costs, stages, choices, together))
     return tables[0], found
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
-    """``try_most(most)`` finds the least of what is ``most`` at the most: with ever more, until it finds that."""
+    """``try_most(most)`` finds the least of what is ``most`` at the most: with ever more, until it
+    finds that.
+    """
     most += most // (4 * _WIDER)
     while True:
         found = try_most(most)
@@ -127,12 +147,17 @@ def longest(costs: Costs) -> int:
     """Cycles that no stage exceeds."""
     count = len(costs)
     every = np.arange(count)
-    stash = max(int(costs.stash_cycles(every, count - 1, recompute).max()) for recompute in (True, False))
+    stash = max(
+        int(costs.stash_cycles(every, count - 1, recompute).max()) for recompute in (True, False)
+    )
     return 2 * int((costs.forward + costs.backward).sum()) + 4 * stash
 
 
 def _returning(
-    costs: Costs, ipus: tuple[int, ...], together: Sequence[Sequence[int]], choices: Sequence[Choice]
+    costs: Costs,
+    ipus: tuple[int, ...],
+    together: Sequence[Sequence[int]],
+    choices: Sequence[Choice],
 ) -> tuple[int, int, Assignment]:
     """(least bottleneck with endless memory, the same under the memory, a split that has it)."""
     found: list[tuple[int, Assignment]] = []
@@ -156,7 +181,9 @@ def _returning(
 
 
 def _shortest_cycle(table: Bands, together: Sequence[Sequence[int]]) -> Assignment:
-    """The split with the least sum of bottleneck and copies, exactly, of those with one stage an IPU."""
+    """The split with the least sum of bottleneck and copies, exactly, of those with one stage an
+    IPU.
+    """
     costs, stages = table.costs, table.stages
     value, starts = _least_sum(table)
     if value > table.most:  # a longer bottleneck with shorter copies may be better
@@ -190,14 +217,24 @@ def _least_sum(table: Bands) -> tuple[int, tuple[int, ...]]:
             return best, found
 
 
-def _better_neighbours(costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]) -> Assignment:
-    """Move cuts by one Block (where that is quick, also several that follow one another) while that makes a weight
-    update shorter, and it fits."""
+def _better_neighbours(
+    costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
+) -> Assignment:
+    """Move cuts by one Block (where that is quick, also several that follow one another) while that
+    makes a weight update shorter, and it fits.
+    """
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES
     exact = small or len(set(assignment.ipus)) < stages or not costs.training or not costs.pipelined
-    total: Callable[[Assignment], int] = (lambda a: what_if(costs, a).total) if exact else _Totals(costs)
-    moves = [(a, b, step) for a in range(1, stages) for b in range(a, stages if small else a + 1) for step in (-1, 1)]
+    total: Callable[[Assignment], int] = (
+        (lambda a: what_if(costs, a).total) if exact else _Totals(costs)
+    )
+    moves = [
+        (a, b, step)
+        for a in range(1, stages)
+        for b in range(a, stages if small else a + 1)
+        for step in (-1, 1)
+    ]
     best, found = total(assignment), assignment
     for _ in range(len(costs) * stages if small else _ROUNDS):
         moved = False
@@ -219,7 +256,9 @@ def _better_neighbours(costs: Costs, assignment: Assignment, together: Sequence[
 
 
 class _Totals:
-    """Cycles of a weight update by the closed form, for one stage an IPU; stages seen before are not counted anew."""
+    """Cycles of a weight update by the closed form, for one stage an IPU; stages seen before are
+    not counted anew.
+    """
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -257,25 +296,33 @@ def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> lis
     reached = prediction.bottleneck
     largest = int((costs.forward + costs.backward).argmax())
     alone = int((costs.forward + costs.backward)[largest])
-    who = "IPU" if len(set(prediction.assignment.ipus)) < len(prediction.assignment.ipus) else "stage"
+    who = (
+        "IPU" if len(set(prediction.assignment.ipus)) < len(prediction.assignment.ipus) else "stage"
+    )
     bound = f"no split gets below {least:,}" if least < reached else "no split gets below that"
     reasons = [f"the slowest {who} takes {reached:,} cycles a micro-batch; {bound}"]
     if free < least:
-        reasons.append(f"with endless memory one would get to {free:,}: memory costs {least - free:,} cycles")
+        reasons.append(
+            f"with endless memory one would get to {free:,}: memory costs {least - free:,} cycles"
+        )
     stages = prediction.assignment.stage_of(len(costs))
     if prediction.stage_cycles[stages[largest]] == reached and stages.count(stages[largest]) == 1:
         reasons.append(
-            f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own: cutting inside it would "
-            "be the way to get lower"
+            f"Block {costs.names[largest]} alone takes {alone:,}, and is a stage of its own:"
+            " cutting inside it would be the way to get lower"
         )
     before = Assignment.of(costs.stage.tolist(), costs.ipus) if _contiguous(costs) else None
     if before is not None:
         was = before.stage_of(len(costs))
-        moves = [f"{n} to stage {b}" for n, a, b in zip(costs.names, was, stages, strict=True) if a != b]
+        moves = [
+            f"{n} to stage {b}" for n, a, b in zip(costs.names, was, stages, strict=True) if a != b
+        ]
         if len(before.ipus) == len(prediction.assignment.ipus):
             pairs = zip(before.ipus, prediction.assignment.ipus, strict=True)
             moves += [f"stage {k} to IPU {b}" for k, (a, b) in enumerate(pairs) if a != b]
-        reasons.append("moves " + ", ".join(moves) if moves else "this is the split that was profiled")
+        reasons.append(
+            "moves " + ", ".join(moves) if moves else "this is the split that was profiled"
+        )
     return reasons
 
 

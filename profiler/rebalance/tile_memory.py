@@ -1,8 +1,8 @@
 """Whether stages fit their tiles: of one IPU exactly, and of all intervals of Blocks at once.
 
-A stage holds what its Blocks always hold, the code that they run (once, where they share it), the stash, what its
-Blocks have saved up to the one that runs, and what that one holds while it runs. Blocks keep the tiles they were
-profiled on; the stash is spread evenly (both are estimates).
+A stage holds what its Blocks always hold, the code that they run (once, where they share it), the
+stash, what its Blocks have saved up to the one that runs, and what that one holds while it runs.
+Blocks keep the tiles they were profiled on; the stash is spread evenly (both are estimates).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _FULL = np.iinfo(np.int64).max // 8
 
 @dataclass(frozen=True)
 class Choice:
-    """How a stage saves memory: by running its forward again, by keeping optimiser state off the chip."""
+    """How a stage saves memory: by running its forward again, by keeping optimiser state off the
+    chip.
+    """
 
     recompute: bool
     offload: bool
@@ -50,8 +52,10 @@ def stash_bytes(costs: Costs, part: Part) -> int:
 
 
 def waiting(costs: Costs, depth: int, choice: Choice) -> int:
-    """Micro-batches whose kept tensors a stage holds: the last stage has no stash, but its own checkpoints live from
-    its forward to its backward (what enters it is counted with them: an estimate)."""
+    """Micro-batches whose kept tensors a stage holds: the last stage has no stash, but its own
+    checkpoints live from its forward to its backward (what enters it is counted with them: an
+    estimate).
+    """
     return max(depth, 1) if choice.recompute and bool(costs.closed.any()) else depth
 
 
@@ -78,7 +82,8 @@ def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
 
 
 def _held(costs: Costs, part: Part) -> np.ndarray:
-    """What a stage's Blocks have saved, on each tile, when each of them runs: int64[Block of the stage, tile].
+    """What a stage's Blocks have saved, on each tile, when each of them runs: int64[Block of the
+    stage, tile].
 
     With recomputation a segment's, from the last closed Block on.
     """
@@ -95,8 +100,8 @@ def _held(costs: Costs, part: Part) -> np.ndarray:
 class Room:
     """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
 
-    It holds max(``plain`` + its part of the stash, ``gapped``): bytes on a tile, and what one takes that uses region 1,
-    whose gap the stash fills. ``stash`` is a micro-batch's, all tiles.
+    It holds max(``plain`` + its part of the stash, ``gapped``): bytes on a tile, and what one takes
+    that uses region 1, whose gap the stash fills. ``stash`` is a micro-batch's, all tiles.
     """
 
     plain: np.ndarray
@@ -114,8 +119,8 @@ class Room:
 def room(costs: Costs, width: int, choice: Choice, enough: int | None = None) -> Room:
     """Of all stages of at most ``width`` Blocks; those that reach over the end are full.
 
-    ``enough``: bytes that every depth of stash adds to a tile at most. Where all stages then fit for certain, ``plain``
-    is only an upper bound of itself, which spares the vectors over tiles.
+    ``enough``: bytes that every depth of stash adds to a tile at most. Where all stages then fit
+    for certain, ``plain`` is only an upper bound of itself, which spares the vectors over tiles.
     """
     count = len(costs)
     width = min(width, count)
@@ -134,7 +139,11 @@ def room(costs: Costs, width: int, choice: Choice, enough: int | None = None) ->
     else:
         plain = _exactly(costs, always, own, width, choice.recompute)
     return Room(
-        np.where(inside, plain, _FULL), np.where(inside, gapped, _FULL), stash, costs.tiles, waiting(costs, 0, choice)
+        np.where(inside, plain, _FULL),
+        np.where(inside, gapped, _FULL),
+        stash,
+        costs.tiles,
+        waiting(costs, 0, choice),
     )
 
 
@@ -144,7 +153,9 @@ def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) ->
     return np.maximum(found, values[first])
 
 
-def _upper_bound(costs: Costs, always: np.ndarray, own: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+def _upper_bound(
+    costs: Costs, always: np.ndarray, own: np.ndarray, first: np.ndarray, last: np.ndarray
+) -> np.ndarray:
     """No tile holds more than the fullest tiles of the parts together."""
     always = always.max(axis=1)
     if len(costs.code):
@@ -156,15 +167,25 @@ def _upper_bound(costs: Costs, always: np.ndarray, own: np.ndarray, first: np.nd
     return found
 
 
-def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int, recompute: bool) -> np.ndarray:
-    """Bytes of the fullest tile without its stash, int64[first, width]. From where a stage of a first Block is too
-    full, so are its longer ones: they are not looked at, and are full."""
+def _exactly(
+    costs: Costs, always: np.ndarray, own: np.ndarray, width: int, recompute: bool
+) -> np.ndarray:
+    """Bytes of the fullest tile without its stash, int64[first, width]. From where a stage of a
+    first Block is too full, so are its longer ones: they are not looked at, and are full.
+    """
     count = len(costs)
-    total = int(always.sum(axis=0).max() + costs.saved.sum(axis=0).max() + own.max() + costs.peak_interleaved.max())
+    total = int(
+        always.sum(axis=0).max()
+        + costs.saved.sum(axis=0).max()
+        + own.max()
+        + costs.peak_interleaved.max()
+    )
     code, apart = _code_of_blocks(costs)
     total += int(code.sum(axis=0).max(initial=0))
     kind = np.int32 if total + int(costs.shared.max()) < 2**31 else np.int64
-    always, own, saved = (np.ascontiguousarray(part, dtype=kind) for part in (always, own, costs.saved))
+    always, own, saved = (
+        np.ascontiguousarray(part, dtype=kind) for part in (always, own, costs.saved)
+    )
     region1, shared = costs.peak_interleaved.astype(kind), costs.shared.astype(kind)
     saves = bool(saved.any())
     uses_region1 = bool(region1.any())
@@ -209,8 +230,9 @@ def _exactly(costs: Costs, always: np.ndarray, own: np.ndarray, width: int, reco
 
 
 def _code_of_blocks(costs: Costs) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
-    """The code of each Block, int64[Block, tile]; and of each, the pieces that the last Block to have them, so many
-    Blocks before it, shares with it: a stage that has both has them once."""
+    """The code of each Block, int64[Block, tile]; and of each, the pieces that the last Block to
+    have them, so many Blocks before it, shares with it: a stage that has both has them once.
+    """
     if not len(costs.code):
         return np.zeros((0, costs.tiles), dtype=np.int64), {}
     apart: dict[int, list[tuple[int, int]]] = {}

@@ -1,4 +1,6 @@
-"""What another split would give: the engine's own schedule over the profile's costs. A prediction, in milliseconds."""
+"""What another split would give: the engine's own schedule over the profile's costs. A prediction,
+in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,9 @@ from profiler.schedules import Schedule, stash_depth
 
 @dataclass(frozen=True)
 class Assignment:
-    """Contiguous stages: ``starts`` are the first Blocks of each, ``ipus`` where they run, ``choices`` how each saves
-    memory (empty: all as profiled)."""
+    """Contiguous stages: ``starts`` are the first Blocks of each, ``ipus`` where they run,
+    ``choices`` how each saves memory (empty: all as profiled).
+    """
 
     starts: tuple[int, ...]
     ipus: tuple[int, ...]
@@ -25,7 +28,9 @@ class Assignment:
 
     @classmethod
     def of(cls, stage: Sequence[int], ipus: Sequence[int] | None = None) -> Assignment:
-        """From each Block's stage, 0 ... in order. ValueError where a stage is skipped or comes back."""
+        """From each Block's stage, 0 ... in order. ValueError where a stage is skipped or comes
+        back.
+        """
         found = [int(k) for k in stage]
         stages = max(found, default=-1) + 1
         if found != sorted(found) or sorted(set(found)) != list(range(stages)):
@@ -45,7 +50,9 @@ class Assignment:
             choices = (replace(choices[0], recompute=False),)
         return [
             Part(first, last, stash_depth(count, k) if stashing else 0, choice)
-            for k, ((first, last), choice) in enumerate(zip(self.spans(len(costs)), choices, strict=True))
+            for k, ((first, last), choice) in enumerate(
+                zip(self.spans(len(costs)), choices, strict=True)
+            )
         ]
 
     def stage_of(self, blocks: int) -> list[int]:
@@ -55,8 +62,9 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an assignment would give. Cycles; bytes; ``problems`` says why it would not compile (empty: it would),
-    ``notes`` what to set for it."""
+    """What an assignment would give. Cycles; bytes; ``problems`` says why it would not compile
+    (empty: it would), ``notes`` what to set for it.
+    """
 
     assignment: Assignment
     schedule: Schedule
@@ -88,19 +96,31 @@ class Prediction:
 def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     """Lay the schedule out for an assignment. ValueError where it does not name each Block once."""
     spans = assignment.spans(len(costs))
-    if assignment.starts[:1] != (0,) or any(a > b for a, b in spans) or len(assignment.ipus) != len(spans):
-        raise ValueError(f"an assignment gives each of the {len(costs)} Blocks one stage; this one starts them at "
-                         f"{assignment.starts}")  # fmt: skip
+    if (
+        assignment.starts[:1] != (0,)
+        or any(a > b for a, b in spans)
+        or len(assignment.ipus) != len(spans)
+    ):
+        raise ValueError(
+            f"an assignment gives each of the {len(costs)} Blocks one stage; this one starts them"
+            f" at {assignment.starts}"
+        )
     stages = len(spans)
     if assignment.choices and len(assignment.choices) != stages:
-        raise ValueError(f"{stages} stages take as many choices of recomputation, not {len(assignment.choices)}")
+        raise ValueError(
+            f"{stages} stages take as many choices of recomputation, not {len(assignment.choices)}"
+        )
     parts = assignment.parts(costs)
-    forward, backward = zip(*(stage_cycles(costs, part, k == stages - 1) for k, part in enumerate(parts)), strict=True)
+    forward, backward = zip(
+        *(stage_cycles(costs, part, k == stages - 1) for k, part in enumerate(parts)), strict=True
+    )
     update = costs.update.copy()
     for part in parts:
         if part.choice.offload:
             update[part.first : part.last + 1] += costs.moves[part.first : part.last + 1]
-    legal = not costs.pipelined or costs.micro_batches >= schedules.pipeline_stages(stages, costs.training)
+    legal = not costs.pipelined or costs.micro_batches >= schedules.pipeline_stages(
+        stages, costs.training
+    )
     made = schedules.Costs(
         ipus=assignment.ipus,
         forward=forward,
@@ -123,7 +143,11 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
     length = schedule.cycle_end - schedule.cycle_start
     pace = int(length[steady].max()) if steady else int(length.max(initial=0))
-    rate = costs.samples * costs.micro_batches * costs.clock_hz / schedule.total if schedule.total and legal else 0.0
+    rate = (
+        costs.samples * costs.micro_batches * costs.clock_hz / schedule.total
+        if schedule.total and legal
+        else 0.0
+    )
     return Prediction(
         assignment,
         schedule,
@@ -139,8 +163,9 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
 
 
 def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
-    """Forward and backward cycles of a stage, a micro-batch; the ``final`` one stashes nothing, and recomputes
-    only what checkpoints within it ask for."""
+    """Forward and backward cycles of a stage, a micro-batch; the ``final`` one stashes nothing, and
+    recomputes only what checkpoints within it ask for.
+    """
     some = slice(part.first, part.last + 1)
     forward, backward = int(costs.forward[some].sum()), int(costs.backward[some].sum())
     if final or not costs.pipelined or not costs.training:
@@ -170,21 +195,26 @@ def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
     return tuple(ipu % 2 for ipu in range(ipus)) if costs.host_sync == "sides" else ()
 
 
-def _per_ipu(values: np.ndarray, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
+def _per_ipu(
+    values: np.ndarray, spans: list[tuple[int, int]], ipus: tuple[int, ...]
+) -> tuple[int, ...]:
     total = [0] * (max(ipus) + 1)
     for ipu, (first, last) in zip(ipus, spans, strict=True):
         total[ipu] += int(values[first : last + 1].sum())
     return tuple(total)
 
 
-def _streams(cycles: np.ndarray, spans: list[tuple[int, int]], latency: int) -> tuple[tuple[int, int], ...]:
+def _streams(
+    cycles: np.ndarray, spans: list[tuple[int, int]], latency: int
+) -> tuple[tuple[int, int], ...]:
     found = [(k, int(cycles[first : last + 1].sum())) for k, (first, last) in enumerate(spans)]
     return tuple((k, c + latency) for k, c in found if c)
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles that each IPU's exchange with the others takes: the latency of the farthest, then the busier way, each
-    neighbour's bytes at the rate of the link to it (facts: JIA)."""
+    """Cycles that each IPU's exchange with the others takes: the latency of the farthest, then the
+    busier way, each neighbour's bytes at the rate of the link to it (facts: JIA).
+    """
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received
     latency = np.zeros(count)
@@ -215,8 +245,16 @@ def _notes(costs: Costs, ipus: int) -> list[str]:
     attached = 1 << (ipus - 1).bit_length()
     if attached == ipus:
         return []
-    idle = f"{ipus} IPUs are no power of two: {attached} are attached, {attached - ipus} of them idle"
-    return [idle if costs.rounds else f"{idle}, and only with autoRoundNumIPUs(True), which a placement file sets"]
+    idle = (
+        f"{ipus} IPUs are no power of two: {attached} are attached, {attached - ipus} of them idle"
+    )
+    return [
+        (
+            idle
+            if costs.rounds
+            else f"{idle}, and only with autoRoundNumIPUs(True), which a placement file sets"
+        )
+    ]
 
 
 def _problems(costs: Costs, stages: int, fullest: tuple[int, ...], legal: bool) -> list[str]:
@@ -224,10 +262,13 @@ def _problems(costs: Costs, stages: int, fullest: tuple[int, ...], legal: bool) 
     if not legal:
         what = "gradient accumulation" if costs.training else "device iterations"
         problems.append(
-            f"{stages} stages need {what} of at least {_least(stages, costs.training)}; it is {costs.micro_batches}"
+            f"{stages} stages need {what} of at least {_least(stages, costs.training)}; it is"
+            f" {costs.micro_batches}"
         )
     for ipu, size in enumerate(fullest):
         if size > costs.bytes_per_tile:
             over = size - costs.bytes_per_tile
-            problems.append(f"IPU {ipu}: its fullest tile would hold {over:,} bytes more than it has")
+            problems.append(
+                f"IPU {ipu}: its fullest tile would hold {over:,} bytes more than it has"
+            )
     return problems

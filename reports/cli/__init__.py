@@ -1,10 +1,12 @@
-"""`ipu-report`: ask profiles from the shell. A file a subcommand, each with its arguments and what it does.
+"""`ipu-report`: ask profiles from the shell. A file a subcommand, each with its arguments and what
+it does.
 
-Exit codes, for scripts: 0 all is well; 1 the thing asked about is not so, or not there, or a check failed; 2 the
-command was used wrongly; 3 a profile cannot be read. Errors are one line on standard error.
+Exit codes, for scripts: 0 all is well; 1 the thing asked about is not so, or not there, or a check
+failed; 2 the command was used wrongly; 3 a profile cannot be read. Errors are one line on standard
+error.
 
-Nothing is imported before it is needed: an answer takes less than half a second, and neither torch nor (but for
-`view`) Dash is ever loaded.
+Nothing is imported before it is needed: an answer takes less than half a second, and neither torch
+nor (but for `view`) Dash is ever loaded.
 """
 
 from __future__ import annotations
@@ -87,7 +89,10 @@ class _Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """The parser of `ipu-report` with all subcommands."""
     parser = _Parser(
-        prog="ipu-report", description=_HELP, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="ipu-report",
+        description=_HELP,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
     for name, module in COMMANDS.items():
@@ -104,7 +109,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and give its exit code (usage errors and --help end by SystemExit, as argparse has it)."""
+    """Run a subcommand and give its exit code (usage errors and --help end by SystemExit, as
+    argparse has it).
+    """
     args = make_parser().parse_args(argv)
     from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
 

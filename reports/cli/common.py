@@ -36,12 +36,16 @@ def one_line(words: str) -> str:
 
 def add_profiles(parser: argparse.ArgumentParser) -> None:
     """One or more PROFILE arguments."""
-    parser.add_argument("profiles", nargs="+", metavar="PROFILE", help="profile.pop, a directory, or a pattern")
+    parser.add_argument(
+        "profiles", nargs="+", metavar="PROFILE", help="profile.pop, a directory, or a pattern"
+    )
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """A single PROFILE argument; of a directory with training and inference, the training."""
-    parser.add_argument("profiles", nargs=1, metavar="PROFILE", help="profile.pop, or a directory of one")
+    parser.add_argument(
+        "profiles", nargs=1, metavar="PROFILE", help="profile.pop, or a directory of one"
+    )
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +57,9 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const="json",
         default="text",
-        help="all of it for programs: a list with an object a profile, cycles and bytes as they are",
+        help=(
+            "all of it for programs: a list with an object a profile, cycles and bytes as they are"
+        ),
     )
     form.add_argument(
         "--csv",
@@ -77,7 +83,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_iteration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--iteration", type=count, default=0, metavar="N", help="which device iteration of the run (default: 0)"
+        "--iteration",
+        type=count,
+        default=0,
+        metavar="N",
+        help="which device iteration of the run (default: 0)",
     )
 
 
@@ -108,22 +118,31 @@ def whole_numbers(option: str, words: str) -> tuple[int, ...]:
     """Whole numbers with commas between. CommandError names the option."""
     parts = [part.strip() for part in words.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise CommandError(f"{option} takes whole numbers, one a stage: 0,1,2,0; not {words!r}", USAGE)
+        raise CommandError(
+            f"{option} takes whole numbers, one a stage: 0,1,2,0; not {words!r}", USAGE
+        )
     return tuple(int(part) for part in parts)
 
 
 def find_profiles(patterns: Iterable[str]) -> list[Path]:
     """The profiles that arguments name, in order, each once: files, directories and patterns.
 
-    A directory stands for its ``profile.pop``, else for those in its ``training`` and ``inference``, else for all
-    below it. What is not there is in the list as it was given: opening it says what is wrong.
+    A directory stands for its ``profile.pop``, else for those in its ``training`` and
+    ``inference``, else for all below it. What is not there is in the list as it was given: opening
+    it says what is wrong.
     """
     found: list[Path] = []
     for pattern in patterns:
         given = Path(pattern)
-        named = [given] if given.exists() else [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
+        named = (
+            [given]
+            if given.exists()
+            else [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
+        )
         if not named and glob.has_magic(pattern):
-            raise CommandError(f"{pattern}: nothing matches. Give a profile.pop or a directory", UNREADABLE)
+            raise CommandError(
+                f"{pattern}: nothing matches. Give a profile.pop or a directory", UNREADABLE
+            )
         for path in named or [given]:
             found += _within(path)
     return list(dict.fromkeys(found))
@@ -154,7 +173,9 @@ def find_one(pattern: str) -> Path:
     found = find_profiles([pattern])
     if len({path.parent.parent if path.parent.name in KINDS else path for path in found}) > 1:
         some = ", ".join(str(path) for path in found[:3]) + (", ..." if len(found) > 3 else "")
-        raise CommandError(f"{pattern} stands for {len(found)} profiles ({some}): this takes one of them", USAGE)
+        raise CommandError(
+            f"{pattern} stands for {len(found)} profiles ({some}): this takes one of them", USAGE
+        )
     return next((path for path in found if path.parent.name == KINDS[0]), found[0])
 
 
@@ -166,7 +187,9 @@ def open_one(args: argparse.Namespace) -> Report:
 
 
 def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> int:
-    """Print a page for each profile. One that cannot be read costs a line and exit code 3, not the others."""
+    """Print a page for each profile. One that cannot be read costs a line and exit code 3, not the
+    others.
+    """
     from profiler import ProfileError, open_report
     from reports.tables import print_pages
 
@@ -205,10 +228,12 @@ def check_run(report: Report, run: int) -> None:
         return
     if not runs:
         raise CommandError(
-            f"{report.path}: no run was profiled, only the compilation (state: {report.meta['state']}). "
-            "Call the model once with autoreport=True"
+            f"{report.path}: no run was profiled, only the compilation (state:"
+            f" {report.meta['state']}). Call the model once with autoreport=True"
         )
-    raise CommandError(f"{report.path}: there is no run {run}. It has {runs}: --run 0 to {runs - 1}")
+    raise CommandError(
+        f"{report.path}: there is no run {run}. It has {runs}: --run 0 to {runs - 1}"
+    )
 
 
 def check_ipu(report: Report, ipu: int) -> None:
@@ -216,7 +241,9 @@ def check_ipu(report: Report, ipu: int) -> None:
     known, replicas = report.target.ipus_per_replica, report.target.num_replicas
     if not 0 <= ipu < known:
         alike = f" (of one replica: all {replicas} are alike)" if replicas > 1 else ""
-        raise CommandError(f"{report.path}: there is no IPU {ipu}. It has {known}{alike}: --ipu 0 to {known - 1}")
+        raise CommandError(
+            f"{report.path}: there is no IPU {ipu}. It has {known}{alike}: --ipu 0 to {known - 1}"
+        )
 
 
 def ipus(report: Report) -> Iterator[int]:

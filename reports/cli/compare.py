@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="RULE",
         type=_rule,
-        help="exit 1 where so; RULE is cycles>+N%%, memory>+N%% or stage>+N%% (may be given more than once)",
+        help=(
+            "exit 1 where so; RULE is cycles>+N%%, memory>+N%% or stage>+N%% (may be given more"
+            " than once)"
+        ),
     )
     common.add_top(parser, 15)
     common.add_form(parser)
@@ -53,23 +56,37 @@ def run(args: argparse.Namespace) -> int:
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
         broken.extend(_broken(sums, args.fail_if))
         shown = sums.assign(
-            a=sums["a"].map("{:,.6g}".format), b=sums["b"].map("{:,.6g}".format),
-            change=[f"{ratio - 1:+.1%}" if ratio is not None and ratio == ratio else "" for ratio in sums["ratio"]],
-        )  # fmt: skip
+            a=sums["a"].map("{:,.6g}".format),
+            b=sums["b"].map("{:,.6g}".format),
+            change=[
+                f"{ratio - 1:+.1%}" if ratio is not None and ratio == ratio else ""
+                for ratio in sums["ratio"]
+            ],
+        )
         measures = Table(
             "compare",
             shown,
-            (Column("what", "", text), Column("unit", "unit", text), Column("a", "A", text),
-             Column("b", "B", text), Column("change", "change", text)),
-        )  # fmt: skip
+            (
+                Column("what", "", text),
+                Column("unit", "unit", text),
+                Column("a", "A", text),
+                Column("b", "B", text),
+                Column("change", "change", text),
+            ),
+        )
         operators = Table(
             "operators",
             ops,
-            (Column("name", "operator", text), Column("direction", "for", text), Column("cycles_a", "cycles A"),
-             Column("cycles_b", "cycles B"), Column("difference", "B - A")),
+            (
+                Column("name", "operator", text),
+                Column("direction", "for", text),
+                Column("cycles_a", "cycles A"),
+                Column("cycles_b", "cycles B"),
+                Column("difference", "B - A"),
+            ),
             "operators, the largest differences first",
             most=common.top(args),
-        )  # fmt: skip
+        )
         tables = (operators, measures) if args.form == "csv" else (measures, operators)
         return Page(str(report.path), (*tables, *(say(words) for words in broken)))
 
@@ -80,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
 def _rule(words: str) -> tuple[str, float]:
     found = _RULE.fullmatch(words.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f"{words!r} is no rule; say cycles>+3%, memory>+3% or stage>+3%")
+        raise argparse.ArgumentTypeError(
+            f"{words!r} is no rule; say cycles>+3%, memory>+3% or stage>+3%"
+        )
     return found[1], float(found[2]) / 100
 
 
@@ -92,6 +111,7 @@ def _broken(sums: pd.DataFrame, rules: list[tuple[str, float]]) -> list[str]:
         change = row["b"] / row["a"] - 1 if row["a"] else 0.0
         if change > most:
             found.append(
-                f"{name} {change:+.1%}, more than {most:+.1%}: {row['a']:,.0f} to {row['b']:,.0f} {row['unit']}."
+                f"{name} {change:+.1%}, more than {most:+.1%}: {row['a']:,.0f} to {row['b']:,.0f}"
+                f" {row['unit']}."
             )
     return found

@@ -1,6 +1,8 @@
-"""A script that makes the shell complete ipu-report: subcommands, options and their choices, and profiles.
+"""A script that makes the shell complete ipu-report: subcommands, options and their choices, and
+profiles.
 
-It is made from the subcommands themselves, needs nothing else installed, and starts no Python when you press Tab.
+It is made from the subcommands themselves, needs nothing else installed, and starts no Python when
+you press Tab.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def commands_of(parser: argparse.ArgumentParser) -> list[Command]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            found += [_command(name, helps.get(name, ""), sub) for name, sub in action.choices.items()]
+            found += [
+                _command(name, helps.get(name, ""), sub) for name, sub in action.choices.items()
+            ]
     return found
 
 
@@ -75,21 +79,36 @@ def bash(commands: list[Command]) -> str:
     cases, values = [], []
     for command in commands:
         flags = " ".join(flag for option in command.options for flag in option.flags)
-        cases.append(f"    {command.name}) options={_quoted(flags)}; words={_quoted(' '.join(command.words))} ;;")
+        cases.append(
+            f"    {command.name}) options={_quoted(flags)};"
+            f" words={_quoted(' '.join(command.words))} ;;"
+        )
         for option in command.options:
             if option.takes:
                 pattern = "|".join(f"{command.name}:{flag}" for flag in option.flags)
-                reply = f"compgen -W {_quoted(' '.join(option.choices))}" if option.choices else "compgen -f"
-                values.append(f'    {pattern}) mapfile -t COMPREPLY < <({reply} -- "$here"); return ;;')
+                reply = (
+                    f"compgen -W {_quoted(' '.join(option.choices))}"
+                    if option.choices
+                    else "compgen -f"
+                )
+                values.append(
+                    f'    {pattern}) mapfile -t COMPREPLY < <({reply} -- "$here"); return ;;'
+                )
     names = " ".join(command.name for command in commands)
     return "\n".join(
         [
             "# Completion of ipu-report for bash; made by: ipu-report completion bash",
             "_ipu_report() {",
-            '  local here="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" options="" words=""',
+            (
+                '  local here="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"'
+                ' options="" words=""'
+            ),
             "  COMPREPLY=()",
             "  if (( COMP_CWORD == 1 )); then",
-            f'    mapfile -t COMPREPLY < <(compgen -W {_quoted(names + " --help")} -- "$here"); return',
+            (
+                f'    mapfile -t COMPREPLY < <(compgen -W {_quoted(names + " --help")} -- "$here");'
+                " return"
+            ),
             "  fi",
             '  case "${COMP_WORDS[1]}:$before" in',
             *values,
@@ -97,8 +116,14 @@ def bash(commands: list[Command]) -> str:
             '  case "${COMP_WORDS[1]}" in',
             *cases,
             "  esac",
-            '  if [[ "$here" == -* ]]; then mapfile -t COMPREPLY < <(compgen -W "$options" -- "$here")',
-            '  elif [[ -n "$words" ]]; then mapfile -t COMPREPLY < <(compgen -W "$words" -- "$here")',
+            (
+                '  if [[ "$here" == -* ]]; then mapfile -t COMPREPLY < <(compgen -W "$options" --'
+                ' "$here")'
+            ),
+            (
+                '  elif [[ -n "$words" ]]; then mapfile -t COMPREPLY < <(compgen -W "$words" --'
+                ' "$here")'
+            ),
             '  else mapfile -t COMPREPLY < <(compgen -f -- "$here"); fi',
             "}",
             "complete -o filenames -F _ipu_report ipu-report",
@@ -116,7 +141,11 @@ def zsh(commands: list[Command]) -> str:
         for option in command.options:
             said = option.help.replace("[", "(").replace("]", ")").replace(":", " -")
             after = (
-                f":value:({' '.join(option.choices)})" if option.choices else ":value:_files" if option.takes else ""
+                f":value:({' '.join(option.choices)})"
+                if option.choices
+                else ":value:_files"
+                if option.takes
+                else ""
             )
             given += [_quoted(f"{flag}[{said}]{after}") for flag in option.flags]
         rest = f"*:word:({' '.join(command.words)})" if command.words else "*:profile:_files"
@@ -150,21 +179,32 @@ def fish(commands: list[Command]) -> str:
     ]
     for command in commands:
         lines.append(
-            f"complete -c ipu-report -n __fish_use_subcommand -a {command.name} -d {_quoted(command.help, fish=True)}"
+            f"complete -c ipu-report -n __fish_use_subcommand -a {command.name} -d"
+            f" {_quoted(command.help, fish=True)}"
         )
         here = f"complete -c ipu-report -n '__fish_seen_subcommand_from {command.name}'"
         if command.words:
             lines.append(f"{here} -f -a {_quoted(' '.join(command.words), fish=True)}")
         for option in command.options:
-            spelt = " ".join(f"-l {f[2:]}" if f.startswith("--") else f"-s {f[1:]}" for f in option.flags)
-            value = f" -x -a {_quoted(' '.join(option.choices), fish=True)}" if option.choices else " -r" * option.takes
+            spelt = " ".join(
+                f"-l {f[2:]}" if f.startswith("--") else f"-s {f[1:]}" for f in option.flags
+            )
+            value = (
+                f" -x -a {_quoted(' '.join(option.choices), fish=True)}"
+                if option.choices
+                else " -r" * option.takes
+            )
             lines.append(f"{here} {spelt}{value} -d {_quoted(option.help, fish=True)}")
     return "\n".join(lines) + "\n"
 
 
 def _quoted(words: str, fish: bool = False) -> str:
     """In single quotes, as the shell has them."""
-    return "'" + (words.replace("\\", "\\\\").replace("'", "\\'") if fish else words.replace("'", "'\\''")) + "'"
+    return (
+        "'"
+        + (words.replace("\\", "\\\\").replace("'", "\\'") if fish else words.replace("'", "'\\''"))
+        + "'"
+    )
 
 
 _SHELLS = {"bash": bash, "fish": fish, "zsh": zsh}

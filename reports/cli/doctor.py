@@ -1,7 +1,8 @@
 """Whether the profile is whole and agrees with itself. Exit code 1 where a check fails.
 
-Reads everything in it: every table, the memory of every IPU, the execution of every run. With --upgrade, a profile of
-an older format is first rewritten in today's: our own commands read both, SQL written for the newer one does not.
+Reads everything in it: every table, the memory of every IPU, the execution of every run. With
+--upgrade, a profile of an older format is first rewritten in today's: our own commands read both,
+SQL written for the newer one does not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ EXAMPLES = """  ipu-report doctor demo/training
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_form(parser)
-    parser.add_argument("--upgrade", action="store_true", help="rewrite profiles of an older format in today's")
+    parser.add_argument(
+        "--upgrade", action="store_true", help="rewrite profiles of an older format in today's"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +61,10 @@ def _checks(report: Report) -> Iterator[tuple[str, str]]:
     from profiler import ProfileError
 
     checks: tuple[tuple[str, Callable[[Report], str]], ...] = (
-        ("the run finished", lambda r: "" if r.meta["complete"] else "the profile was not finished"),
+        (
+            "the run finished",
+            lambda r: "" if r.meta["complete"] else "the profile was not finished",
+        ),
         ("every table can be read", _tables),
         ("stages cost what their bodies do", _stages),
         ("memory of every IPU can be read", _memory),
@@ -74,26 +80,45 @@ def _checks(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _tables(report: Report) -> str:
-    frames = (report.options, report.blocks, report.ops, report.program, report.bodies, report.variables, report.runs)
-    empty = [name for name, frame in zip(("program", "bodies", "variables"), (frames[3], frames[4], frames[5]),
-                                         strict=True) if not len(frame)]  # fmt: skip
+    frames = (
+        report.options,
+        report.blocks,
+        report.ops,
+        report.program,
+        report.bodies,
+        report.variables,
+        report.runs,
+    )
+    empty = [
+        name
+        for name, frame in zip(
+            ("program", "bodies", "variables"), (frames[3], frames[4], frames[5]), strict=True
+        )
+        if not len(frame)
+    ]
     return f"nothing in {', '.join(empty)}" if empty else ""
 
 
 def _stages(report: Report) -> str:
     bodies = report.bodies[report.bodies["kind"] == "task"]
     cycles_of: dict[tuple[int, str], int] = {}
-    for stage, direction, cycles in zip(bodies["stage"], bodies["direction"], bodies["cycles"], strict=True):
+    for stage, direction, cycles in zip(
+        bodies["stage"], bodies["direction"], bodies["cycles"], strict=True
+    ):
         # A stage's backward has its recomputed forward in it (profiler/records.py).
         cycles_of[stage, direction] = cycles + cycles_of.get((stage, direction), 0)
     for stage in report.stages["stage"]:
         if (stage, "backward") in cycles_of:
             cycles_of[stage, "backward"] += cycles_of.get((stage, "recompute"), 0)
     for direction in ("forward", "recompute", "backward"):
-        for stage, cycles in zip(report.stages["stage"], report.stages[f"{direction}_cycles"], strict=True):
+        for stage, cycles in zip(
+            report.stages["stage"], report.stages[f"{direction}_cycles"], strict=True
+        ):
             found = cycles_of.get((stage, direction), cycles)
             if found != cycles:
-                return f"stage {stage} {direction}: {cycles:,} cycles, but its bodies have {found:,}"
+                return (
+                    f"stage {stage} {direction}: {cycles:,} cycles, but its bodies have {found:,}"
+                )
     return ""
 
 

@@ -1,8 +1,10 @@
-"""A profile for other tools: a trace that Perfetto and chrome://tracing open, or a frame as CSV or Parquet.
+"""A profile for other tools: a trace that Perfetto and chrome://tracing open, or a frame as CSV or
+Parquet.
 
-The trace has a process for each IPU with a thread for its tasks and one for their program steps, and a process for
-the pipeline cycles; times are microseconds at the machine's clock, cycles are in each event's arguments. The file's
-suffix says the form: .json (or .json.gz) is the trace, .csv and .parquet a frame of --table.
+The trace has a process for each IPU with a thread for its tasks and one for their program steps,
+and a process for the pipeline cycles; times are microseconds at the machine's clock, cycles are in
+each event's arguments. The file's suffix says the form: .json (or .json.gz) is the trace, .csv and
+.parquet a frame of --table.
 """
 
 from __future__ import annotations
@@ -32,16 +34,27 @@ _TABLES = (*_OF_RUN, "ops", "stages", "blocks", "program_steps", "variables", "m
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profile(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it")
     parser.add_argument(
-        "--level", choices=("steps", "tasks"), default="steps", help="of the trace's detail (default: steps)"
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it"
     )
     parser.add_argument(
-        "--table", choices=_TABLES, default="steps", help="what .csv and .parquet hold (default: steps)"
+        "--level",
+        choices=("steps", "tasks"),
+        default="steps",
+        help="of the trace's detail (default: steps)",
+    )
+    parser.add_argument(
+        "--table",
+        choices=_TABLES,
+        default="steps",
+        help="what .csv and .parquet hold (default: steps)",
     )
     common.add_run(parser)
     parser.add_argument(
-        "--iteration", type=common.count, metavar="N", help="only this device iteration of the run (default: all)"
+        "--iteration",
+        type=common.count,
+        metavar="N",
+        help="only this device iteration of the run (default: all)",
     )
 
 
@@ -53,7 +66,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             rows = _write(report, args, form)
         except OSError as error:
-            raise common.CommandError(f"{args.output}: cannot be written: {error.strerror or error}") from error
+            raise common.CommandError(
+                f"{args.output}: cannot be written: {error.strerror or error}"
+            ) from error
         except ValueError as error:  # too many rows for a frame
             raise common.CommandError(f"{report.path}: {error}: --iteration 0 takes one") from error
     print(f"{args.output}: {rows:,} {'events' if form == 'json' else 'rows'}")
@@ -63,9 +78,13 @@ def run(args: argparse.Namespace) -> int:
 def _form(path: Path) -> str:
     form = path.name.removesuffix(".gz").rpartition(".")[2].lower()
     if form not in _FORMS or (form == "parquet" and path.suffix == ".gz"):
-        raise common.CommandError(f"{path}: name it .json (a trace), .csv or .parquet (a table)", common.USAGE)
+        raise common.CommandError(
+            f"{path}: name it .json (a trace), .csv or .parquet (a table)", common.USAGE
+        )
     if form == "parquet" and not any(map(importlib.util.find_spec, ("pyarrow", "fastparquet"))):
-        raise common.CommandError("Parquet needs pyarrow, which is not installed: pip install pyarrow, or take .csv")
+        raise common.CommandError(
+            "Parquet needs pyarrow, which is not installed: pip install pyarrow, or take .csv"
+        )
     return form
 
 
@@ -73,7 +92,9 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
     if form == "json":
         from reports.trace import write_trace
 
-        return write_trace(report, args.output, args.which_run, args.iteration, steps=args.level == "steps")
+        return write_trace(
+            report, args.output, args.which_run, args.iteration, steps=args.level == "steps"
+        )
     frame = _frame(report, args)
     if form == "csv":
         frame.to_csv(args.output, index=frame.index.name is not None)

@@ -1,4 +1,6 @@
-"""The profile as one self-contained HTML file: the main figures, interactive, without a server or a network."""
+"""The profile as one self-contained HTML file: the main figures, interactive, without a server or a
+network.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def run(args: argparse.Namespace) -> int:
             write_html(report, args.output)
         except OSError as error:
             raise common.CommandError(
-                f"{args.output}: cannot be written: {error.strerror or error}. Give another place: -o FILE"
+                f"{args.output}: cannot be written: {error.strerror or error}. Give another place:"
+                " -o FILE"
             ) from error
-    print(f"{args.output}: {args.output.stat().st_size / 1024:,.0f} KiB, opens in any browser, offline too")
+    print(
+        f"{args.output}: {args.output.stat().st_size / 1024:,.0f} KiB, opens in any browser,"
+        " offline too"
+    )
     return common.OK

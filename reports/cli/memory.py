@@ -1,8 +1,9 @@
 """How full the IPUs' tiles are, and of what.
 
-A tile is full at its worst program step. 'KiB' and 'free' include gaps: a tile that uses interleaved memory counts
-all of the other region too, as the vendor's tools do. Categories are what is live at the step where the IPU holds
-most, summed over tiles; 'fullest' is the most that one tile has of it. Exit code 1 where a tile does not fit.
+A tile is full at its worst program step. 'KiB' and 'free' include gaps: a tile that uses
+interleaved memory counts all of the other region too, as the vendor's tools do. Categories are what
+is live at the step where the IPU holds most, summed over tiles; 'fullest' is the most that one tile
+has of it. Exit code 1 where a tile does not fit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ EXAMPLES = """  ipu-report memory demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
-    parser.add_argument("--ipu", type=common.count, metavar="N", help="this IPU only (default: all)")
+    parser.add_argument(
+        "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
+    )
     parser.add_argument(
         "--by",
         choices=("ipu", "category", "tile"),
@@ -54,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         over = over or len(too_full) > 0
         notes = [
             say(
-                f"IPU {row['ipu']}: out of memory, {row['overflow']:,} bytes too many on tile {row['fullest_tile']} "
-                f"and {row['tiles_over'] - 1:,} other tiles too full.",
+                f"IPU {row['ipu']}: out of memory, {row['overflow']:,} bytes too many on tile"
+                f" {row['fullest_tile']} and {row['tiles_over'] - 1:,} other tiles too full.",
                 "bold red",
             )
             for row in too_full.to_dict("records")
@@ -77,7 +80,10 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
     for one in common.ipus(report) if ipu is None else (ipu,):
         tiles = report.tiles(one)
         fullest = tiles.iloc[int(tiles["total"].to_numpy().argmax())]
-        used = {key: int(fullest[key]) for key in ("total", "peak", "always_live", "peak_step", "free", "overflow")}
+        used = {
+            key: int(fullest[key])
+            for key in ("total", "peak", "always_live", "peak_step", "free", "overflow")
+        }
         rows.append(
             {
                 "ipu": one,
@@ -108,7 +114,10 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
         "tiles_over",
     )
     return Table(
-        "memory", pd.DataFrame(rows, columns=pd.Index(names)), columns, f"memory, {limit / 1024:,.0f} KiB a tile"
+        "memory",
+        pd.DataFrame(rows, columns=pd.Index(names)),
+        columns,
+        f"memory, {limit / 1024:,.0f} KiB a tile",
     )
 
 
@@ -128,7 +137,13 @@ def _by_category(report: Report, args: argparse.Namespace) -> Table:
         Column("max_tile_bytes", "KiB on the fullest tile", kibibytes),
     )
     where = "each IPU" if args.ipu is None else f"IPU {args.ipu}"
-    return Table("categories", frame, columns, f"what is in it, at the worst step of {where}", common.top(args))
+    return Table(
+        "categories",
+        frame,
+        columns,
+        f"what is in it, at the worst step of {where}",
+        common.top(args),
+    )
 
 
 def _by_tile(report: Report, args: argparse.Namespace) -> Table:
@@ -141,7 +156,9 @@ def _by_tile(report: Report, args: argparse.Namespace) -> Table:
         tiles = report.tiles(ipu).copy()
         tiles.insert(0, "ipu", ipu)
         frames.append(tiles)
-    frame = pd.concat(frames, ignore_index=True).sort_values("total", ascending=False, kind="stable", ignore_index=True)
+    frame = pd.concat(frames, ignore_index=True).sort_values(
+        "total", ascending=False, kind="stable", ignore_index=True
+    )
     columns = (
         Column("ipu", "IPU", identity),
         Column("tile", "tile", integer),

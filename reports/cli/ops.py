@@ -1,9 +1,10 @@
 """The operators of the model, the most expensive first. Cycles are of one execution.
 
-A name is the module's path and what it does. "balance": the mean over the slowest tile while it computes. "of peak":
-its FLOPs against what the matrix units of all tiles could do in its cycles. "bound": what would limit it if all went
-perfectly, its FLOPs (compute) or the bytes its tiles receive (exchange). '*' marks cycles that a generic guess stood
-in for: nobody has lowered that operator (CONTRIBUTING.md says how to).
+A name is the module's path and what it does. "balance": the mean over the slowest tile while it
+computes. "of peak": its FLOPs against what the matrix units of all tiles could do in its cycles.
+"bound": what would limit it if all went perfectly, its FLOPs (compute) or the bytes its tiles
+receive (exchange). '*' marks cycles that a generic guess stood in for: nobody has lowered that
+operator (CONTRIBUTING.md says how to).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="WORDS", help="only operators with this in their name")
     parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
     parser.add_argument(
-        "--direction", choices=("forward", "backward", "recompute", "update"), help="only this direction"
+        "--direction",
+        choices=("forward", "backward", "recompute", "update"),
+        help="only this direction",
     )
     common.add_top(parser, 20)
     common.add_form(parser)
@@ -61,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
         frame = frame.sort_values(args.sort, ascending=args.sort == "name", kind="stable")
         frame = frame.rename_axis("op").reset_index()
         shown = frame.assign(
-            said=[n + (" *" if e else "") for n, e in zip(frame["name"], frame["estimated"], strict=True)]
+            said=[
+                n + (" *" if e else "")
+                for n, e in zip(frame["name"], frame["estimated"], strict=True)
+            ]
         )
         columns = (
             Column("said", "operator", text),

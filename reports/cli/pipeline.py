@@ -1,8 +1,10 @@
-"""Each pipeline cycle: how long it is, which stage makes it so, with what, and how much of the IPUs is busy meanwhile.
+"""Each pipeline cycle: how long it is, which stage makes it so, with what, and how much of the IPUs
+is busy meanwhile.
 
-A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host I/O. 'work' is
-that IPU's: F forward, B backward, R recomputation, U weight update, with the stage. The time bubble is the share of
-the IPUs' cycles without work for a micro-batch; the slot bubble the share of stages' pipeline cycles without one.
+A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host
+I/O. 'work' is that IPU's: F forward, B backward, R recomputation, U weight update, with the stage.
+The time bubble is the share of the IPUs' cycles without work for a micro-batch; the slot bubble the
+share of stages' pipeline cycles without one.
 """
 
 from __future__ import annotations
@@ -45,7 +47,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _page(report: Report, args: argparse.Namespace) -> Page:
     from profiler.analysis import pipeline
-    from reports.tables import Column, Facts, Lines, Page, Table, identity, percent, say, speaks_unicode, terminal_width
+    from reports.tables import (
+        Column,
+        Facts,
+        Lines,
+        Page,
+        Table,
+        identity,
+        percent,
+        say,
+        speaks_unicode,
+        terminal_width,
+    )
     from reports.tables import text as words
     from reports.timeline import timeline
 
@@ -53,10 +66,15 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
     table = pipeline.cycle_table(report, args.which_run, args.iteration)
     tasks = report.tasks(args.which_run, iteration=args.iteration)
     bubble = pipeline.bubble(report, args.which_run, args.iteration)
-    drawing = timeline(tasks, table, args.width or terminal_width(), speaks_unicode() and not args.ascii)
+    drawing = timeline(
+        tasks, table, args.width or terminal_width(), speaks_unicode() and not args.ascii
+    )
     people = pipeline.repeated(table)
     people = people.assign(
-        position=[str(a) if a == b else f"{a}-{b}" for a, b in zip(people["first"], people["last"], strict=True)],
+        position=[
+            str(a) if a == b else f"{a}-{b}"
+            for a, b in zip(people["first"], people["last"], strict=True)
+        ],
         work=people["work"].map(_short),
         between=people["copy_cycles"] + people["sync_cycles"],
     )
@@ -76,11 +94,17 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"), busy=("busy", "mean"))
         .reset_index()
     )
-    shown = (Column("phase", "phase", words), Column("pipeline_cycles", "pipeline cycles"), Column("cycles", "cycles"))
+    shown = (
+        Column("phase", "phase", words),
+        Column("pipeline_cycles", "pipeline cycles"),
+        Column("cycles", "cycles"),
+    )
     parts: list[Table | Facts | Lines] = [
         Table("pipeline", table, ()),  # first: what --csv has
         *([] if args.no_drawing else [Lines(tuple(drawing), as_drawn=True)]),
-        Table("cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)),
+        Table(
+            "cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)
+        ),
         Table("phases", phases, shown),
         Facts("bubble", _facts(bubble)),
         say(_why(table)),
@@ -91,16 +115,27 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
 def _short(work: str) -> str:
     """ "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
     parts = [part.split(" of stage ") for part in work.split(", ") if part]
-    return " ".join(_LETTERS.get(part[0], "U") + (f":{part[1]}" if len(part) > 1 else "") for part in parts)
+    return " ".join(
+        _LETTERS.get(part[0], "U") + (f":{part[1]}" if len(part) > 1 else "") for part in parts
+    )
 
 
 def _facts(bubble: Bubble) -> tuple[Fact, ...]:
     from reports.tables import Fact
 
     if not bubble.slot_closed_form:  # one stage, or stages that take turns
-        return (Fact("time_measured", bubble.time_measured, "time bubble", f"{bubble.time_measured:.1%} measured"),)
+        return (
+            Fact(
+                "time_measured",
+                bubble.time_measured,
+                "time bubble",
+                f"{bubble.time_measured:.1%} measured",
+            ),
+        )
     exact = (
-        "" if math.isnan(bubble.time_of_stages) else f"{bubble.time_of_stages:.1%} by these stages and ramps alone, "
+        ""
+        if math.isnan(bubble.time_of_stages)
+        else f"{bubble.time_of_stages:.1%} by these stages and ramps alone, "
     )
     return (
         Fact("stages", bubble.stages),
@@ -109,7 +144,8 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
             "time_measured",
             bubble.time_measured,
             "time bubble",
-            f"{bubble.time_measured:.1%} measured; {exact}{bubble.time_balanced:.1%} if they were equal",
+            f"{bubble.time_measured:.1%} measured; {exact}{bubble.time_balanced:.1%} if they were"
+            " equal",
         ),
         Fact("time_of_stages", bubble.time_of_stages),
         Fact("time_balanced", bubble.time_balanced),
@@ -117,7 +153,8 @@ def _facts(bubble: Bubble) -> tuple[Fact, ...]:
             "slot_measured",
             bubble.slot_measured,
             "slot bubble",
-            f"{bubble.slot_measured:.1%} measured, {bubble.slot_closed_form:.1%} by its closed form",
+            f"{bubble.slot_measured:.1%} measured, {bubble.slot_closed_form:.1%} by its closed"
+            " form",
         ),
         Fact("slot_closed_form", bubble.slot_closed_form),
     )
@@ -131,14 +168,19 @@ def _why(table: pd.DataFrame) -> str:
     typical = some[some["cycles"] == some.groupby("cycles", sort=False).size().idxmax()].iloc[0]
     largest = {name: int(typical[f"{name}_cycles"]) for name in ("work", "host", "copy", "sync")}
     most = max(largest, key=lambda name: largest[name])
-    named = {"work": "the work", "host": "host I/O", "copy": "copies between IPUs", "sync": "syncs between IPUs"}[most]
+    named = {
+        "work": "the work",
+        "host": "host I/O",
+        "copy": "copies between IPUs",
+        "sync": "syncs between IPUs",
+    }[most]
     operator = (
         f"; of its longest task, {typical['operator']} takes {typical['operator_cycles']:,}"
         if typical["operator"]
         else ""
     )
     return (
-        f"In steady state IPU {typical['slowest_ipu']} makes the others wait: {typical['work']}, "
-        f"{typical['work_cycles']:,} cycles{operator}. Most of the {typical['cycles']:,} cycles are {named} "
-        f"({largest[most] / max(1, typical['cycles']):.0%})."
+        f"In steady state IPU {typical['slowest_ipu']} makes the others wait: {typical['work']},"
+        f" {typical['work_cycles']:,} cycles{operator}. Most of the {typical['cycles']:,} cycles"
+        f" are {named} ({largest[most] / max(1, typical['cycles']):.0%})."
     )

@@ -22,7 +22,9 @@ EXAMPLES = """  ipu-report program --depth 3 demo/training           the outline
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
-    parser.add_argument("--depth", type=common.count, metavar="N", help="levels to show (default: all)")
+    parser.add_argument(
+        "--depth", type=common.count, metavar="N", help="levels to show (default: all)"
+    )
     parser.add_argument("--name", metavar="WORDS", help="only nodes with this in their name")
     common.add_top(parser, 60)
     common.add_form(parser)
@@ -37,10 +39,14 @@ def run(args: argparse.Namespace) -> int:
             frame = frame[frame["depth"] < args.depth]
         frame = common.filtered(frame, "name", args.name)
         if frame.empty:
-            raise common.CommandError(f"{report.path}: no such node. It has {len(report.program):,}")
+            raise common.CommandError(
+                f"{report.path}: no such node. It has {len(report.program):,}"
+            )
         said = [
             "  " * depth + name + (f" x {repeat:,}" if repeat != 1 else "")
-            for depth, name, repeat in zip(frame["depth"], frame["name"], frame["repeat"], strict=True)
+            for depth, name, repeat in zip(
+                frame["depth"], frame["name"], frame["repeat"], strict=True
+            )
         ]
         columns = (Column("said", "program", text), Column("type", "type", text))
         shown = frame.assign(said=said) if args.form == "text" else frame

@@ -1,8 +1,8 @@
 """Read-only SQL on the profile, which is a SQLite database.
 
-Tables are those of docs/architecture.md (profiler/records.py has every column with its meaning). Nothing can be
-written, attached or loaded. Columns over tiles and over time are numbers of compressed vectors: `ipu-report tile`,
-`timeline` and `profiler.open_report` unpack them.
+Tables are those of docs/architecture.md (profiler/records.py has every column with its meaning).
+Nothing can be written, attached or loaded. Columns over tiles and over time are numbers of
+compressed vectors: `ipu-report tile`, `timeline` and `profiler.open_report` unpack them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ EXAMPLES = """  ipu-report query 'select name from sqlite_master' demo/training
   ipu-report query --csv 'select * from blocks' 'runs/*/training' > blocks.csv
 """
 
-_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+_ALLOWED = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +47,16 @@ def run(args: argparse.Namespace) -> int:
 
         names, rows = _select(report, args.sql)
         # SQL may name two columns alike, a frame may not.
-        unique = [name if names.index(name) == at else f"{name}:{at}" for at, name in enumerate(names)]
+        unique = [
+            name if names.index(name) == at else f"{name}:{at}" for at, name in enumerate(names)
+        ]
         frame = pd.DataFrame(rows, columns=pd.Index(unique), dtype=object)
         columns = tuple(
-            Column(name, clean(name), _number if all(isinstance(v, (int, float)) for v in frame[name]) else text)
+            Column(
+                name,
+                clean(name),
+                _number if all(isinstance(v, (int, float)) for v in frame[name]) else text,
+            )
             for name in unique
         )
         return Page(str(report.path), (Table("rows", frame, columns, most=common.top(args)),))
@@ -72,7 +83,9 @@ def _select(report: Report, sql: str) -> tuple[list[str], list[tuple[object, ...
             connection.close()
     except (sqlite3.Error, sqlite3.Warning) as error:
         known = "its tables: ipu-report query 'select name from sqlite_master'"
-        raise common.CommandError(f"{report.path}: {error}. Give one SELECT; {known}", common.NOT_SO) from error
+        raise common.CommandError(
+            f"{report.path}: {error}. Give one SELECT; {known}", common.NOT_SO
+        ) from error
     if not names:
         raise common.CommandError(f"{report.path}: this SQL selects nothing. Give one SELECT")
     return names, rows

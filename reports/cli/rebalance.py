@@ -1,9 +1,10 @@
-"""The best split of the model's Blocks into stages, why it cannot be better, and a file that makes it so.
+"""The best split of the model's Blocks into stages, why it cannot be better, and a file that makes
+it so.
 
-Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the unchanged script with
-the file, and --verify then says what was predicted and what came of it. The least sum of the
-slowest stage and the copies between IPUs is found exactly, under the tiles' memory; from there cuts are moved as long
-as a weight update gets shorter.
+Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
+unchanged script with the file, and --verify then says what was predicted and what came of it. The
+least sum of the slowest stage and the copies between IPUs is found exactly, under the tiles'
+memory; from there cuts are moved as long as a weight update gets shorter.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ _WAYS = ("profiled", "choose", "always", "never")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
-    parser.add_argument("--stages", type=common.count, metavar="N", help="so many (default: what is quickest)")
+    parser.add_argument(
+        "--stages", type=common.count, metavar="N", help="so many (default: what is quickest)"
+    )
     parser.add_argument("--fewest", action="store_true", help="as few IPUs as it fits")
-    parser.add_argument("--ipus", metavar="N,N,...", help="the IPU of each stage; may come back to one")
+    parser.add_argument(
+        "--ipus", metavar="N,N,...", help="the IPU of each stage; may come back to one"
+    )
     parser.add_argument(
         "--together",
         action="append",
@@ -47,11 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BLOCK,BLOCK",
         help="Blocks that must be on one IPU (may be repeated); 'tied': all that share a weight",
     )
-    for name, what in (("recompute", "stages run their forward again"), ("offload", "optimiser state off the chip")):
+    for name, what in (
+        ("recompute", "stages run their forward again"),
+        ("offload", "optimiser state off the chip"),
+    ):
         parser.add_argument(
-            f"--{name}", choices=_WAYS, default="profiled", help=f"{what}: for each stage as is best, or for all"
+            f"--{name}",
+            choices=_WAYS,
+            default="profiled",
+            help=f"{what}: for each stage as is best, or for all",
         )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the placement here")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the placement here"
+    )
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -63,16 +76,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if sum([args.fewest, args.ipus is not None, args.stages is not None]) > 1:
-        raise common.CommandError("--stages, --fewest and --ipus each say how many stages: give one", common.USAGE)
+        raise common.CommandError(
+            "--stages, --fewest and --ipus each say how many stages: give one", common.USAGE
+        )
     if args.verify:
         if len(args.profiles) != 2:
-            raise common.CommandError("--verify takes two profiles: --verify BEFORE AFTER", common.USAGE)
+            raise common.CommandError(
+                "--verify takes two profiles: --verify BEFORE AFTER", common.USAGE
+            )
         *args.profiles, args.after = [str(common.find_one(word)) for word in args.profiles]
     elif args.output is not None:
         if len(args.profiles) != 1:
             raise common.CommandError("-o takes the placement of one profile", common.USAGE)
         args.profiles = [str(common.find_one(args.profiles[0]))]
-    return common.each_profile(args, lambda report: _verify(report, args) if args.verify else _propose(report, args))
+    return common.each_profile(
+        args, lambda report: _verify(report, args) if args.verify else _propose(report, args)
+    )
 
 
 def _costs(report: Report) -> Costs:
@@ -91,8 +110,9 @@ def best(
     choices: Sequence[Choice] = (),
     together: Sequence[Sequence[int]] = (),
 ) -> Split:
-    """The best split into so many stages; or the quickest onto as many IPUs as were profiled, or fewer: one stage
-    each, or the profiled list of stages where that comes back to one."""
+    """The best split into so many stages; or the quickest onto as many IPUs as were profiled, or
+    fewer: one stage each, or the profiled list of stages where that comes back to one.
+    """
     from profiler.rebalance import best_split
 
     if stages is not None:
@@ -125,7 +145,12 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
     if args.fewest:
         return fewest_ipus(costs, choices, together)
     if args.ipus is not None:
-        return best_split(costs, ipus=common.whole_numbers("--ipus", args.ipus), together=together, choices=choices)
+        return best_split(
+            costs,
+            ipus=common.whole_numbers("--ipus", args.ipus),
+            together=together,
+            choices=choices,
+        )
     return best(costs, args.stages, choices=choices, together=together)
 
 
@@ -133,7 +158,9 @@ def _groups(costs: Costs, words: str) -> list[list[int]]:
     """Blocks to be kept together, as the option says them."""
     if words.strip() == "tied" and "tied" not in costs.names:
         if not costs.tied:
-            raise ValueError("no weight is read by more than one Block: there is nothing to keep together")
+            raise ValueError(
+                "no weight is read by more than one Block: there is nothing to keep together"
+            )
         return [list(blocks) for _, blocks in costs.tied]
     return [_blocks(costs, words)]
 
@@ -142,8 +169,9 @@ def _parted(costs: Costs, assignment: Assignment) -> list[str]:
     """Sentences about weights that are read on more than one IPU."""
     ipus = [assignment.ipus[k] for k in assignment.stage_of(len(costs))]
     return [
-        f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on different IPUs: it "
-        "moves between them for every micro-batch (--together tied keeps them on one)"
+        f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on"
+        " different IPUs: it moves between them for every micro-batch (--together tied keeps them"
+        " on one)"
         for name, blocks in costs.tied
         if len({ipus[block] for block in blocks}) > 1
     ]
@@ -164,8 +192,13 @@ def _choices(costs: Costs, args: argparse.Namespace) -> tuple[Choice, ...]:
     def allowed(way: str, own: bool) -> set[bool]:
         return {"profiled": {own}, "choose": {False, True}, "always": {True}, "never": {False}}[way]
 
-    recompute, offload = allowed(args.recompute, costs.recompute), allowed(args.offload, costs.offload)
-    return tuple(one for one in ALL_CHOICES if one.recompute in recompute and one.offload in offload)
+    recompute, offload = (
+        allowed(args.recompute, costs.recompute),
+        allowed(args.offload, costs.offload),
+    )
+    return tuple(
+        one for one in ALL_CHOICES if one.recompute in recompute and one.offload in offload
+    )
 
 
 def _propose(report: Report, args: argparse.Namespace) -> Page:
@@ -194,7 +227,9 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
             cycles,
             wanted.fullest[ipus[k]],
         )
-        for k, ((first, last), cycles) in enumerate(zip(spans, wanted.stage_cycles.tolist(), strict=True))
+        for k, ((first, last), cycles) in enumerate(
+            zip(spans, wanted.stage_cycles.tolist(), strict=True)
+        )
     ]
     names = ["stage", "ipu", "blocks", "forward", "backward", "cycles", "fullest_tile"]
     columns: tuple[Column, ...] = (
@@ -208,22 +243,37 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     )
     change = wanted.total / now.total - 1 if now.total else 0.0
     turn = "weight update" if costs.training else "device iteration"
-    lines = [say(f"Predicted: {wanted.total:,} cycles a {turn} instead of {now.total:,} ({change:+.1%}).")]
-    lines += [say(words[0].upper() + words[1:] + ".") for words in (*split.why, *wanted.problems, *wanted.notes)]
+    lines = [
+        say(
+            f"Predicted: {wanted.total:,} cycles a {turn} instead of {now.total:,} ({change:+.1%})."
+        )
+    ]
+    lines += [
+        say(words[0].upper() + words[1:] + ".")
+        for words in (*split.why, *wanted.problems, *wanted.notes)
+    ]
     lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
     if args.output is not None:
         try:
-            args.output.write_text(json.dumps(placement_file(costs, wanted.assignment), indent=2) + "\n")
+            args.output.write_text(
+                json.dumps(placement_file(costs, wanted.assignment), indent=2) + "\n"
+            )
         except OSError as error:
-            raise common.CommandError(f"{args.output}: cannot be written: {error.strerror}") from error
+            raise common.CommandError(
+                f"{args.output}: cannot be written: {error.strerror}"
+            ) from error
         lines.append(say(f"{args.output}: run it with ipu-run --placement {args.output} SCRIPT."))
     frame = pd.DataFrame(rows, columns=pd.Index(names))
     if wanted.assignment.choices:
         chosen = wanted.assignment.choices
         frame["saves"] = [rebalance_answers.saves(costs, (one,)) for one in chosen]
         columns = (*columns, Column("saves", "saves memory by", text))
-        lines.append(say("How stages save memory is predicted only: a placement file does not say it, Options do, for "
-                         "all stages alike."))  # fmt: skip
+        lines.append(
+            say(
+                "How stages save memory is predicted only: a placement file does not say it,"
+                " Options do, for all stages alike."
+            )
+        )
     table = Table("rebalance", frame, columns)
     more = rebalance_answers.answers(report, costs, split, choices, args)
     tables = (*more, table) if args.form == "csv" and more else (table, *lines, *more)
@@ -241,7 +291,9 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
     with open_report(args.after) as after:
         obtained = _costs(after)
         if obtained.names != costs.names:
-            raise common.CommandError(f"{args.after} has other Blocks than {report.path}: not the same model")
+            raise common.CommandError(
+                f"{args.after} has other Blocks than {report.path}: not the same model"
+            )
         try:
             predicted = what_if(costs, Assignment.of(obtained.stage.tolist(), obtained.ipus))
         except ValueError as error:
@@ -249,7 +301,13 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         pace = analysis.pace(after)
         rows = []
         if len(after.runs):  # not compiled only
-            rows = [("a weight update" if costs.training else "a device iteration", predicted.total, pace.cycles)]
+            rows = [
+                (
+                    "a weight update" if costs.training else "a device iteration",
+                    predicted.total,
+                    pace.cycles,
+                )
+            ]
             cycles = after.pipeline_cycles(0, 0)
             if (cycles["phase"] == "steady").any():
                 steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
@@ -264,7 +322,8 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         ]
     frame = pd.DataFrame(rows, columns=pd.Index(["what", "predicted", "obtained"]))
     frame["off"] = [
-        f"{p / o - 1:+.2%}" if o else "" for p, o in zip(frame["predicted"], frame["obtained"], strict=True)
+        f"{p / o - 1:+.2%}" if o else ""
+        for p, o in zip(frame["predicted"], frame["obtained"], strict=True)
     ]
     columns = (
         Column("what", "cycles of; bytes of", text),

@@ -20,17 +20,35 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("more answers")
-    group.add_argument("--pareto", action="store_true", help="cycles against memory: the splits that nothing beats")
-    group.add_argument("--inside", action="store_true", help="where to cut inside the longest Block, and what it gains")
     group.add_argument(
-        "--bubble", type=_percent, metavar="PERCENT", help="accumulation for ramps of that share at most"
+        "--pareto", action="store_true", help="cycles against memory: the splits that nothing beats"
     )
     group.add_argument(
-        "--robust", type=_percent, metavar="PERCENT", help="the split least wrong where costs are off so"
+        "--inside",
+        action="store_true",
+        help="where to cut inside the longest Block, and what it gains",
+    )
+    group.add_argument(
+        "--bubble",
+        type=_percent,
+        metavar="PERCENT",
+        help="accumulation for ramps of that share at most",
+    )
+    group.add_argument(
+        "--robust",
+        type=_percent,
+        metavar="PERCENT",
+        help="the split least wrong where costs are off so",
     )
     group.add_argument("--prove", action="store_true", help="why no split is quicker")
-    group.add_argument("--prices", action="store_true", help="what more memory or one more IPU would be worth")
-    group.add_argument("--blame", action="store_true", help="whom the others waited for in the profiled run, and why")
+    group.add_argument(
+        "--prices", action="store_true", help="what more memory or one more IPU would be worth"
+    )
+    group.add_argument(
+        "--blame",
+        action="store_true",
+        help="whom the others waited for in the profiled run, and why",
+    )
 
 
 def answers(
@@ -73,7 +91,9 @@ def _stages(split: Split) -> int:
 def _one_an_ipu(split: Split) -> None:
     ipus = split.prediction.assignment.ipus
     if len(set(ipus)) < len(ipus):
-        raise common.CommandError("this answer is of one stage an IPU: leave --ipus out", common.USAGE)
+        raise common.CommandError(
+            "this answer is of one stage an IPU: leave --ipus out", common.USAGE
+        )
 
 
 def _sizes(costs: Costs, split_starts: Sequence[int]) -> str:
@@ -100,7 +120,9 @@ def _pareto(
         )
         for point in pareto(costs, _stages(split), choices)
     ]
-    frame = pd.DataFrame(rows, columns=pd.Index(["split", "cycles", "fullest_tile", "fits", "saves"]))
+    frame = pd.DataFrame(
+        rows, columns=pd.Index(["split", "cycles", "fullest_tile", "fits", "saves"])
+    )
     columns = [
         Column("split", "Blocks a stage", text),
         Column("cycles", "cycles of the\nslowest stage"),
@@ -109,16 +131,33 @@ def _pareto(
     ]
     if any(frame["saves"]):
         columns.append(Column("saves", "saves memory by", text))
-    return [Table("pareto", frame, tuple(columns), "cycles against memory: nothing is both shorter and smaller")]
+    return [
+        Table(
+            "pareto",
+            frame,
+            tuple(columns),
+            "cycles against memory: nothing is both shorter and smaller",
+        )
+    ]
 
 
 def saves(costs: Costs, choices: Sequence[Choice]) -> str:
     """How stages save memory, in a few words; stages that do so alike together."""
     words = [
-        " + ".join([*(["recomputing"] if c.recompute else []), *(["state off the chip"] if c.offload else [])]) or "-"
+        " + ".join(
+            [
+                *(["recomputing"] if c.recompute else []),
+                *(["state off the chip"] if c.offload else []),
+            ]
+        )
+        or "-"
         for c in choices
     ]
-    return "; ".join(f"{k}: {word}" for k, word in enumerate(words)) if len(set(words)) > 1 else "".join(words[:1])
+    return (
+        "; ".join(f"{k}: {word}" for k, word in enumerate(words))
+        if len(set(words)) > 1
+        else "".join(words[:1])
+    )
 
 
 def _inside(
@@ -131,7 +170,9 @@ def _inside(
     found = best_cut_inside(report, costs, _stages(split))
     block = costs.names[int((costs.forward + costs.backward).argmax())]
     if found is None:
-        words = f"No cut inside Block {block}, the longest, makes it quicker on {_stages(split)} IPUs."
+        words = (
+            f"No cut inside Block {block}, the longest, makes it quicker on {_stages(split)} IPUs."
+        )
         return [Facts("inside", (Fact("block", block), Fact("after", ""))), say(words)]
     total, now = found.split.prediction.total, split.prediction.total
     spans = _sizes(found.costs, found.split.prediction.assignment.starts)
@@ -148,8 +189,9 @@ def _inside(
             ),
         ),
         say(
-            f"Cut inside {block} before {found.before}: {total:,} cycles instead of {now:,} ({total / now - 1:+.1%}), "
-            f"{found.bytes_over:,} bytes over the cut; then {spans} Blocks a stage."
+            f"Cut inside {block} before {found.before}: {total:,} cycles instead of {now:,}"
+            f" ({total / now - 1:+.1%}), {found.bytes_over:,} bytes over the cut; then {spans}"
+            " Blocks a stage."
         ),
     ]
 
@@ -163,9 +205,9 @@ def _bubble(
     found = least_accumulation(costs, split.prediction.assignment, args.bubble)
     name = "Gradient accumulation" if costs.training else "Device iterations"
     words = (
-        f"{name} of {found.micro_batches} or more keeps ramps and weight update under {args.bubble:.1%} of the time "
-        f"(it is {costs.micro_batches}): they take {found.lost:,} cycles however many, a pipeline cycle "
-        f"{found.cycle:,}."
+        f"{name} of {found.micro_batches} or more keeps ramps and weight update under"
+        f" {args.bubble:.1%} of the time (it is {costs.micro_batches}): they take {found.lost:,}"
+        f" cycles however many, a pipeline cycle {found.cycle:,}."
     )
     if found.micro_batch:
         words += (
@@ -201,9 +243,10 @@ def _robust(
     return [
         Facts("robust", facts),
         say(
-            f"Where every Block's cycles may be off by {args.robust:.0%}, {sizes} Blocks a stage is never more than "
-            f"{found.regret:,} cycles a micro-batch from the best split; the one that is best for the costs as they "
-            f"are may be {found.regret_of_best:,}. At worst its slowest stage takes {found.worst:,}."
+            f"Where every Block's cycles may be off by {args.robust:.0%}, {sizes} Blocks a stage is"
+            f" never more than {found.regret:,} cycles a micro-batch from the best split; the one"
+            f" that is best for the costs as they are may be {found.regret_of_best:,}. At worst its"
+            f" slowest stage takes {found.worst:,}."
         ),
     ]
 
@@ -231,7 +274,10 @@ def _prices(
     from reports.tables import Column, Table, text
 
     _one_an_ipu(split)
-    rows = [(price.what, price.now, price.then, price.worth) for price in prices(costs, _stages(split), choices)]
+    rows = [
+        (price.what, price.now, price.then, price.worth)
+        for price in prices(costs, _stages(split), choices)
+    ]
     frame = pd.DataFrame(rows, columns=pd.Index(["what", "now", "then", "worth"]))
     columns = (
         Column("what", "what", text),
@@ -249,13 +295,20 @@ def _blame(
 
     common.check_run(report, 0)
     frame = blame(report)
-    titles = {"tile imbalance": "uneven\ntiles", "exchange": "ex-\nchange", "recompute": "recom-\npute"}
+    titles = {
+        "tile imbalance": "uneven\ntiles",
+        "exchange": "ex-\nchange",
+        "recompute": "recom-\npute",
+    }
     everything = max(1, int(frame["total"].sum()))
     columns = (
         Column("stage", "stage", identity),
-        *(Column(cause, titles.get(cause, cause), lambda cycles: percent(cycles / everything))
-          for cause in CAUSES if frame[cause].any()),
+        *(
+            Column(cause, titles.get(cause, cause), lambda cycles: percent(cycles / everything))
+            for cause in CAUSES
+            if frame[cause].any()
+        ),
         Column("total", "cycles"),
-    )  # fmt: skip
+    )
     title = "what all IPUs together waited for: whose, and which part of it, of all waiting"
     return [Table("blame", frame, columns, title)]

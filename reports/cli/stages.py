@@ -1,8 +1,8 @@
 """What each pipeline stage costs a micro-batch, and which one the others wait for.
 
-A pipeline cycle lasts as long as its slowest stage: 'of slowest' at 50 % means that the IPU of that stage waits half
-of each pipeline cycle. Cycles are of one micro-batch, 'update' of one weight update. The stash is what a stage keeps
-of micro-batches that went forward and have not come back.
+A pipeline cycle lasts as long as its slowest stage: 'of slowest' at 50 % means that the IPU of that
+stage waits half of each pipeline cycle. Cycles are of one micro-batch, 'update' of one weight
+update. The stash is what a stage keeps of micro-batches that went forward and have not come back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ EXAMPLES = """  ipu-report stages demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
-    parser.add_argument("--by", choices=("stage", "block"), default="stage", help="rows (default: stage)")
+    parser.add_argument(
+        "--by", choices=("stage", "block"), default="stage", help="rows (default: stage)"
+    )
     common.add_form(parser)
 
 
@@ -62,8 +64,9 @@ def slowest_stage(report: Report) -> str:
     stages = report.stages
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     return (
-        f"stage {slowest['stage']} ({slowest['blocks'] or 'no Block'}): {slowest['cycles']:,} cycles a micro-batch, "
-        f"{slowest['cycles'] / max(1.0, stages['cycles'].mean()):.2f} x the mean"
+        f"stage {slowest['stage']} ({slowest['blocks'] or 'no Block'}): {slowest['cycles']:,}"
+        f" cycles a micro-batch, {slowest['cycles'] / max(1.0, stages['cycles'].mean()):.2f} x the"
+        " mean"
     )
 
 

@@ -1,7 +1,8 @@
-"""The profile in a page: the machine, the run, the speed, where the cycles go, how full the memory is, what is odd.
+"""The profile in a page: the machine, the run, the speed, where the cycles go, how full the memory
+is, what is odd.
 
-Speed and cycles are predictions of the machine model, not measurements. 'Samples a second' counts the IPUs' time
-only: a host that cannot keep up is not in it.
+Speed and cycles are predictions of the machine model, not measurements. 'Samples a second' counts
+the IPUs' time only: a host that cannot keep up is not in it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ EXAMPLES = """  ipu-report summary demo/training
 """
 
 BAR = 44  # characters
-# How a kind of records.KINDS is drawn in the bar, and what it is called beneath; in the order of the legend.
+# How a kind of records.KINDS is drawn in the bar, and what it is called beneath; in the order of
+# the legend.
 _KINDS = {
     "compute": ("#", "black on bright_blue"),
     "exchange": ("x", "black on bright_magenta"),
@@ -52,7 +54,10 @@ def _page(report: Report) -> Page:
     parts: list[Any] = [Facts("summary", (*_about(report), *_speed(report)))]
     if len(report.runs):
         proportions = report.cycle_proportions(0)
-        parts += [Lines(_bars(proportions)), Table("cycles", proportions, ())]  # no columns: people have the bars
+        parts += [
+            Lines(_bars(proportions)),
+            Table("cycles", proportions, ()),
+        ]  # no columns: people have the bars
     parts.append(memory.by_ipu(report))
     if report.meta["warnings"]:
         parts.append(Lines(_warnings(report)))
@@ -63,7 +68,11 @@ def _about(report: Report) -> tuple[Fact, ...]:
     from reports.tables import Fact
 
     meta, target = report.meta, report.target
-    replicas = f" as {target.num_replicas} replicas of {target.ipus_per_replica}" if target.num_replicas > 1 else ""
+    replicas = (
+        f" as {target.num_replicas} replicas of {target.ipus_per_replica}"
+        if target.num_replicas > 1
+        else ""
+    )
     state = meta["state"] if meta["complete"] else f"{meta['state']}, not finished"
     accumulation = report.options.get("Training.gradientAccumulation", 1)
     return (
@@ -88,8 +97,8 @@ def _about(report: Report) -> tuple[Fact, ...]:
             "stages",
             len(report.stages),
             "model on it",
-            f"{len(report.stages)} stages, {len(report.blocks)} Blocks, {len(report.ops):,} operators, "
-            f"{len(report.program_steps()):,} program steps",
+            f"{len(report.stages)} stages, {len(report.blocks)} Blocks, {len(report.ops):,}"
+            f" operators, {len(report.program_steps()):,} program steps",
         ),
         Fact("micro_batch", meta["micro_batch"], "batch", _batch(report)),
         Fact("gradient_accumulation", accumulation),
@@ -101,7 +110,9 @@ def _batch(report: Report) -> str:
     if report.meta["kind"] == "training":
         said += f" x gradient accumulation {report.options.get('Training.gradientAccumulation', 1)}"
     said += f" x device iterations {report.options.get('deviceIterations', 1)}"
-    return said + (f" x replicas {report.target.num_replicas}" if report.target.num_replicas > 1 else "")
+    return said + (
+        f" x replicas {report.target.num_replicas}" if report.target.num_replicas > 1 else ""
+    )
 
 
 def _micro_batch(report: Report) -> int:
@@ -127,17 +138,30 @@ def _speed(report: Report) -> tuple[Fact, ...]:
     per_second = samples / seconds if seconds else 0.0
     training = report.meta["kind"] == "training"
     return (
-        Fact("runs", len(runs), "runs", f"{len(runs)} profiled, {iterations:,} device iterations each"),
+        Fact(
+            "runs",
+            len(runs),
+            "runs",
+            f"{len(runs)} profiled, {iterations:,} device iterations each",
+        ),
         Fact(
             "iteration_cycles",
             cycles,
             "a weight update" if training else "an iteration",
             f"{cycles:,} cycles, {seconds * 1e6:,.1f} us, with {micro_batches:,} micro-batches",
         ),
-        Fact("samples_per_second", per_second, "speed", f"{per_second:,.0f} samples a second (predicted)"),
+        Fact(
+            "samples_per_second",
+            per_second,
+            "speed",
+            f"{per_second:,.0f} samples a second (predicted)",
+        ),
         Fact("idle_share", idle, "waiting", f"{idle:.1%} of the cycles of all IPUs"),
         Fact(
-            "slowest_stage", _slowest(report), "slowest", stages.slowest_stage(report) if len(report.stages) > 1 else ""
+            "slowest_stage",
+            _slowest(report),
+            "slowest",
+            stages.slowest_stage(report) if len(report.stages) > 1 else "",
         ),
     )
 
@@ -158,7 +182,9 @@ def _bars(proportions: pd.DataFrame) -> tuple[Line, ...]:
 
     lines: list[Line] = [(("where the cycles of the first run go", "bold"),)]
     present = [kind for kind in _KINDS if proportions[kind].any()]
-    for row in proportions[proportions["total"] > 0].to_dict("records"):  # the first replica's: others do the same
+    for row in proportions[proportions["total"] > 0].to_dict(
+        "records"
+    ):  # the first replica's: others do the same
         total = row["total"]
         shares = [(*_KINDS[kind], row[kind] / total) for kind in present]
         busy = 1 - row["idle"] / total
@@ -181,4 +207,6 @@ def _bars(proportions: pd.DataFrame) -> tuple[Line, ...]:
 def _warnings(report: Report) -> tuple[Line, ...]:
     from reports.tables import clean
 
-    return tuple((("warning: ", "bold yellow"), (clean(str(words)), "")) for words in report.meta["warnings"])
+    return tuple(
+        (("warning: ", "bold yellow"), (clean(str(words)), "")) for words in report.meta["warnings"]
+    )

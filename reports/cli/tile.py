@@ -21,8 +21,15 @@ EXAMPLES = """  ipu-report tile --ipu 2 demo/training                the fullest
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
-    parser.add_argument("--tile", type=common.count, metavar="N", help="tile (default: the fullest)")
-    parser.add_argument("--step", type=common.count, metavar="N", help="position in the program (default: the fullest)")
+    parser.add_argument(
+        "--tile", type=common.count, metavar="N", help="tile (default: the fullest)"
+    )
+    parser.add_argument(
+        "--step",
+        type=common.count,
+        metavar="N",
+        help="position in the program (default: the fullest)",
+    )
     common.add_top(parser, 20)
     common.add_form(parser)
 
@@ -36,14 +43,16 @@ def run(args: argparse.Namespace) -> int:
         tile = int(tiles["total"].to_numpy().argmax()) if args.tile is None else args.tile
         if tile >= len(tiles):
             raise common.CommandError(
-                f"{report.path}: IPU {args.ipu} has no tile {tile}. It has {len(tiles):,}: --tile 0 to {len(tiles) - 1}"
+                f"{report.path}: IPU {args.ipu} has no tile {tile}. It has {len(tiles):,}: --tile 0"
+                f" to {len(tiles) - 1}"
             )
         row = tiles.iloc[tile]
         steps = report.program_steps(args.ipu)
         step = int(row["peak_step"]) if args.step is None else args.step
         if step >= len(steps):
             raise common.CommandError(
-                f"{report.path}: IPU {args.ipu} has no step {step}. It has {len(steps):,}: --step 0 to {len(steps) - 1}"
+                f"{report.path}: IPU {args.ipu} has no step {step}. It has {len(steps):,}: --step 0"
+                f" to {len(steps) - 1}"
             )
         live = report.live_variables(args.ipu, step, tile)
         columns = (
@@ -57,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
             (
                 Table("live", live, columns, most=common.top(args)),
                 say(
-                    f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step} "
-                    f"({steps['name'].iloc[step]}); at its worst, {row['free']:,} of "
-                    f"{report.target.bytes_per_tile:,} are free."
+                    f"{live['bytes'].sum():,} bytes on tile {tile} of IPU {args.ipu} at step {step}"
+                    f" ({steps['name'].iloc[step]}); at its worst, {row['free']:,} of"
+                    f" {report.target.bytes_per_tile:,} are free."
                 ),
             ),
         )

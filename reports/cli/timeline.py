@@ -1,8 +1,8 @@
 """The pipeline as text: a row an IPU, a cell a pipeline cycle, from ramp-up to ramp-down.
 
-Within a cell, each character is an equal part of that pipeline cycle's time and shows what the IPU did longest in it:
-dots are waiting. Numbers after a letter are micro-batches, where they fit; a wider terminal (or --width) fits more.
-'slowest' is the IPU that the others waited for.
+Within a cell, each character is an equal part of that pipeline cycle's time and shows what the IPU
+did longest in it: dots are waiting. Numbers after a letter are micro-batches, where they fit; a
+wider terminal (or --width) fits more. 'slowest' is the IPU that the others waited for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     def page(report: Report) -> Page:
-        from reports.tables import Column, Lines, Page, Table, integer, speaks_unicode, terminal_width, text
+        from reports.tables import (
+            Column,
+            Lines,
+            Page,
+            Table,
+            integer,
+            speaks_unicode,
+            terminal_width,
+            text,
+        )
         from reports.timeline import timeline
 
         common.check_iteration(report, args.which_run, args.iteration)
@@ -53,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
             Column("cycles", "cycles", integer),
         )
         # First, for --csv, what people see as the drawing.
-        drawn = (Table("tasks", tasks, ()), Lines(tuple(lines), as_drawn=True), Table("pipeline_cycles", cycles, ()))
+        drawn = (
+            Table("tasks", tasks, ()),
+            Lines(tuple(lines), as_drawn=True),
+            Table("pipeline_cycles", cycles, ()),
+        )
         return Page(str(report.path), (*drawn, Table("phases", phases, columns)))
 
     return common.each_profile(args, page)

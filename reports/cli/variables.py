@@ -1,6 +1,8 @@
-"""What lies in tile memory, the largest first: weights, activations, stash, code and the rest, with their lifetimes.
+"""What lies in tile memory, the largest first: weights, activations, stash, code and the rest, with
+their lifetimes.
 
-A variable is live at the steps from 'start' up to 'stop' of its IPU; 'always' is what stays for the whole run.
+A variable is live at the steps from 'start' up to 'stop' of its IPU; 'always' is what stays for the
+whole run.
 """
 
 from __future__ import annotations
@@ -23,9 +25,13 @@ EXAMPLES = """  ipu-report variables demo/training
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
-    parser.add_argument("--ipu", type=common.count, metavar="N", help="this IPU only (default: all)")
+    parser.add_argument(
+        "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
+    )
     parser.add_argument("--name", metavar="WORDS", help="only variables with this in their name")
-    parser.add_argument("--role", metavar="ROLE", help="only this role: weight, activation, stash, program, ...")
+    parser.add_argument(
+        "--role", metavar="ROLE", help="only this role: weight, activation, stash, program, ..."
+    )
     common.add_top(parser, 20)
     common.add_form(parser)
 
@@ -42,15 +48,24 @@ def run(args: argparse.Namespace) -> int:
             known = sorted(set(report.variables["role"]))
             if args.role not in known:
                 raise common.CommandError(
-                    f"{report.path}: nothing has the role {args.role!r}. There are: {', '.join(known)}"
+                    f"{report.path}: nothing has the role {args.role!r}. There are:"
+                    f" {', '.join(known)}"
                 )
             frame = frame[frame["role"] == args.role]
         if frame.empty:
-            raise common.CommandError(f"{report.path}: no such variable. It has {len(report.variables):,}")
-        frame = frame.sort_values("bytes", ascending=False, kind="stable").rename_axis("variable").reset_index()
+            raise common.CommandError(
+                f"{report.path}: no such variable. It has {len(report.variables):,}"
+            )
+        frame = (
+            frame.sort_values("bytes", ascending=False, kind="stable")
+            .rename_axis("variable")
+            .reset_index()
+        )
         life = [
             "always" if always else f"{start:,}-{stop:,}"
-            for always, start, stop in zip(frame["always_live"], frame["start"], frame["stop"], strict=True)
+            for always, start, stop in zip(
+                frame["always_live"], frame["start"], frame["stop"], strict=True
+            )
         ]
         columns = (
             Column("name", "variable", text),

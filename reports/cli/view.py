@@ -33,11 +33,18 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profile(parser)
-    parser.add_argument("other", nargs="?", metavar="OTHER", help="a second profile, to compare with the first")
     parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1, this machine only)"
+        "other", nargs="?", metavar="OTHER", help="a second profile, to compare with the first"
     )
-    parser.add_argument("--port", type=_port, default=8050, metavar="N", help="0: any free one (default: 8050)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="where to listen (default: 127.0.0.1, this machine only)",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=8050, metavar="N", help="0: any free one (default: 8050)"
+    )
     parser.add_argument("--no-browser", action="store_true", help="only say where the viewer is")
 
 
@@ -50,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
         print(f"{report.path} is at {address} (Ctrl+C ends it)", flush=True)
         if args.host not in _LOOPBACK:
-            print(f"note: {args.host} is not only this machine: whoever reaches it sees the profile", flush=True)
+            print(
+                f"note: {args.host} is not only this machine: whoever reaches it sees the profile",
+                flush=True,
+            )
         if not args.no_browser:
             opener = threading.Timer(1.0, webbrowser.open, (address,))
             opener.daemon = True
@@ -70,7 +80,9 @@ def _other(args: argparse.Namespace) -> AbstractContextManager[Report | None]:
 def free_port(host: str, port: int) -> int:
     """The port, or a free one for 0. CommandError where it cannot be had."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
@@ -78,9 +90,12 @@ def free_port(host: str, port: int) -> int:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise common.CommandError(
-                f"port {port} of {host} is in use. Give another (--port 0: any free one), or end what has it"
+                f"port {port} of {host} is in use. Give another (--port 0: any free one), or end"
+                " what has it"
             ) from error
-        raise common.CommandError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+        raise common.CommandError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}"
+        ) from error
 
 
 def _port(words: str) -> int:

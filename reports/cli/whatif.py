@@ -1,8 +1,10 @@
-"""What any split into stages would give: cycles, throughput, memory of each IPU, and whether it would compile.
+"""What any split into stages would give: cycles, throughput, memory of each IPU, and whether it
+would compile.
 
-Nothing is compiled: the engine's own schedule is laid out over the costs of the profile's Blocks. An assignment is
-one of: a stage for each Block (0,0,1,2); how many Blocks each stage has (2-1-1); Blocks by name, stages parted by a
-slash, with an IPU where it is not the next (B1,B2/B3/B4@0); a placement file. Without one: the split as profiled.
+Nothing is compiled: the engine's own schedule is laid out over the costs of the profile's Blocks.
+An assignment is one of: a stage for each Block (0,0,1,2); how many Blocks each stage has (2-1-1);
+Blocks by name, stages parted by a slash, with an IPU where it is not the next (B1,B2/B3/B4@0); a
+placement file. Without one: the split as profiled.
 """
 
 from __future__ import annotations
@@ -30,11 +32,20 @@ EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     parser.add_argument(
-        "--assign", action="append", default=[], metavar="SPLIT", help="which Block in which stage (may be repeated)"
+        "--assign",
+        action="append",
+        default=[],
+        metavar="SPLIT",
+        help="which Block in which stage (may be repeated)",
     )
-    parser.add_argument("--ipus", metavar="N,N,...", help="the IPU of each stage (default: 0, 1, 2 ...)")
     parser.add_argument(
-        "--micro-batches", type=common.count, metavar="N", help="gradient accumulation (default: as profiled)"
+        "--ipus", metavar="N,N,...", help="the IPU of each stage (default: 0, 1, 2 ...)"
+    )
+    parser.add_argument(
+        "--micro-batches",
+        type=common.count,
+        metavar="N",
+        help="gradient accumulation (default: as profiled)",
     )
     common.add_form(parser)
 
@@ -70,7 +81,9 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         raise common.CommandError(f"{report.path}: {error}") from error
     illegal += [bool(prediction.problems) for _, prediction in found]
     summary = pd.DataFrame([_row(text, prediction, now) for text, prediction in found])
-    stages = pd.concat([stage_rows(costs, prediction).assign(split=text) for text, prediction in found])
+    stages = pd.concat(
+        [stage_rows(costs, prediction).assign(split=text) for text, prediction in found]
+    )
     several = len(found) > 1
     columns = (
         Column("split", "split", words),
@@ -97,7 +110,10 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         for text, prediction in found
         for problem in (*prediction.problems, *prediction.notes)
     ]
-    return Page(str(report.path), (Table("whatif", summary, columns), Table("stages", stages, shown), *lines))
+    return Page(
+        str(report.path),
+        (Table("whatif", summary, columns), Table("stages", stages, shown), *lines),
+    )
 
 
 def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object]:
@@ -118,7 +134,9 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
 
 
 def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
-    """A row a stage: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile`` (of its IPU, in bytes)."""
+    """A row a stage: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile`` (of its IPU,
+    in bytes).
+    """
     import pandas as pd
 
     assignment: Assignment = prediction.assignment

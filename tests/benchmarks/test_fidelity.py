@@ -1,4 +1,6 @@
-"""The fidelity harness: rows are read by their grammar, run through the front end, and reported honestly."""
+"""The fidelity harness: rows are read by their grammar, run through the front end, and reported
+honestly.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from benchmarks.fidelity.__main__ import HERE, Result, read, run
 from benchmarks.fidelity.cases import CannotRun, Row
 from tests.paths import ROOT
 
-ROW = Row("mine", "hardware", "bow", "fp16", "512x384 @ 384x640", "throughput", "TFLOP/s", 50.0, "nobody")
+ROW = Row(
+    "mine", "hardware", "bow", "fp16", "512x384 @ 384x640", "throughput", "TFLOP/s", 50.0, "nobody"
+)
 
 
 def of(case: str, **changed: str) -> Result:
@@ -39,10 +43,15 @@ def test_the_vendors_profile_is_met(vendor: list[Result]) -> None:
 
 def test_a_row_nobody_has_seen_runs() -> None:
     product, batched, conv = (
-        of("512x384 @ 384x640"), of("4x64x96 @ 4x96x32"), of("any 3x3 stride 2 33x17 12->20 batch 3", machine="gc2"),
-    )  # fmt: skip
+        of("512x384 @ 384x640"),
+        of("4x64x96 @ 4x96x32"),
+        of("any 3x3 stride 2 33x17 12->20 batch 3", machine="gc2"),
+    )
     peak = 2 * 1472 * 64 * 1.85e9 / 1e12
-    assert all(result.predicted is not None and 0 < result.predicted < peak for result in (product, batched, conv))
+    assert all(
+        result.predicted is not None and 0 < result.predicted < peak
+        for result in (product, batched, conv)
+    )
 
 
 def test_time_is_cycles_over_the_targets_clock() -> None:
@@ -69,8 +78,14 @@ def test_a_row_that_cannot_run_says_why(case: str, changed: dict[str, str], why:
 
 
 def test_poplibs_products_are_met_with_half_the_units() -> None:
-    """MK2 has 16 units for fp16 partials, 8 for fp32 ones; with 16 these rows were 0.58-0.85 of the published."""
-    rows = [row for row in read(HERE / "more.csv") if row.operator == "products" and row.machine == "mk2"]
+    """MK2 has 16 units for fp16 partials, 8 for fp32 ones; with 16 these rows were 0.58-0.85 of the
+    published.
+    """
+    rows = [
+        row
+        for row in read(HERE / "more.csv")
+        if row.operator == "products" and row.machine == "mk2"
+    ]
     ratios = [result.ratio for result in run(rows)]
     assert len(ratios) == 27
     assert all(ratio is not None and 0.9 < ratio < 1.1 for ratio in ratios)
@@ -94,7 +109,9 @@ def test_passes_of_single_operators_are_near_poplibs_model(case: str, published:
 
 def test_a_proportion_may_be_of_each_ipu() -> None:
     def proportions(words: str) -> dict[int, float]:
-        case = f"BERT-Base pretraining; micro-batch 1; 2 replicas of 4 IPUs; proportion {words}; LAMB"
+        case = (
+            f"BERT-Base pretraining; micro-batch 1; 2 replicas of 4 IPUs; proportion {words}; LAMB"
+        )
         return dict(models.configured(replace(ROW, case=case))[0].available_memory_proportion)
 
     assert proportions("0.1/0.2/0.2/0.3") == {0: 0.1, 1: 0.2, 2: 0.2, 3: 0.3}
@@ -102,7 +119,10 @@ def test_a_proportion_may_be_of_each_ipu() -> None:
 
 
 def test_the_summary_shows_the_median_and_the_worst() -> None:
-    results = [Result(replace(ROW, id=name), ROW.value * ratio) for name, ratio in (("a", 1.1), ("b", 0.5), ("c", 1.2))]
+    results = [
+        Result(replace(ROW, id=name), ROW.value * ratio)
+        for name, ratio in (("a", 1.1), ("b", 0.5), ("c", 1.2))
+    ]
     line = page.groups(results).splitlines()[-1]
     assert f"| 3 | {math.log(1.2):.3f} | {math.log(2):.3f} | b | 1.100 |" in line
 
@@ -116,15 +136,22 @@ def test_layers_go_to_ipus_as_the_row_says_or_evenly() -> None:
     def row(case: str) -> Row:
         return replace(ROW, case=case)
 
-    assert models.layers_per_ipu(row("BERT training; 4 replicas of 4 IPUs; layers per IPU 0/4/4/4"), 12) == [0, 4, 4, 4]
+    assert models.layers_per_ipu(
+        row("BERT training; 4 replicas of 4 IPUs; layers per IPU 0/4/4/4"), 12
+    ) == [0, 4, 4, 4]
     assert models.layers_per_ipu(row("ViT training; 4 replicas of 4 IPUs"), 12) == [3, 3, 3, 3]
     assert models.layers_per_ipu(row("ViT training"), 12) == [12]
     with pytest.raises(CannotRun, match="3/7/7/7 layers are not 12"):
-        models.layers_per_ipu(row("BERT training; 4 replicas of 4 IPUs; layers per IPU 3/7/7/7"), 12)
+        models.layers_per_ipu(
+            row("BERT training; 4 replicas of 4 IPUs; layers per IPU 3/7/7/7"), 12
+        )
 
 
 def test_a_vision_transformer_in_a_configuration_that_nobody_has_seen_runs() -> None:
-    result = of("ViT-B/16 training; micro-batch 2; gradient accumulation 8; 2 replicas of 4 IPUs; proportion 0.2; SGD",
-                unit="images/s")  # fmt: skip
+    result = of(
+        "ViT-B/16 training; micro-batch 2; gradient accumulation 8; 2 replicas of 4 IPUs;"
+        " proportion 0.2; SGD",
+        unit="images/s",
+    )
     assert result.predicted is not None and 100 < result.predicted < 100_000
     assert "no model is written" in of("Llama training; micro-batch 2", unit="images/s").why

@@ -16,8 +16,12 @@ def sums(weight: np.ndarray, assignment: Assignment) -> list[int]:
     return [int(weight[a : b + 1].sum()) for a, b in assignment.spans(len(weight))]
 
 
-@pytest.mark.parametrize("way", [others.by_share, others.halved, others.block_partition, others.partition_balanced])
-def test_each_block_has_one_stage_and_each_stage_a_block(way: Callable[[np.ndarray, int], Assignment]) -> None:
+@pytest.mark.parametrize(
+    "way", [others.by_share, others.halved, others.block_partition, others.partition_balanced]
+)
+def test_each_block_has_one_stage_and_each_stage_a_block(
+    way: Callable[[np.ndarray, int], Assignment],
+) -> None:
     random = np.random.default_rng(0)
     for _ in range(300):
         count = int(random.integers(1, 20))

@@ -15,7 +15,9 @@ from tools import compatibility
 
 def test_the_page_is_what_the_script_makes() -> None:
     written = (ROOT / "docs" / "compatibility.md").read_text()
-    assert written == compatibility.page(), "run: python -m tools.compatibility > docs/compatibility.md"
+    assert written == compatibility.page(), (
+        "run: python -m tools.compatibility > docs/compatibility.md"
+    )
 
 
 def test_every_public_name_is_on_the_page() -> None:
@@ -32,7 +34,9 @@ def test_a_name_in_the_wrong_state_stops_the_script() -> None:
         compatibility.classify(replace(group, names={"Nothing": "same"}), "Nothing")
     location = next(g for g in compatibility.GROUPS if g.title == "TensorLocationSettings")
     with pytest.raises(ValueError, match="warns that it is not honoured"):
-        compatibility.classify(replace(location, names={"useIOTilesToLoad": "same"}), "useIOTilesToLoad")
+        compatibility.classify(
+            replace(location, names={"useIOTilesToLoad": "same"}), "useIOTilesToLoad"
+        )
 
 
 def test_what_the_page_says_of_a_warning_is_the_warning() -> None:
@@ -42,12 +46,16 @@ def test_what_the_page_says_of_a_warning_is_the_warning() -> None:
             assert re.search(rf"\| [^|]*{option.split()[-1]} warns: {re.escape(instead)} \|", page)
             continue
         assert re.search(
-            rf"`[\w.]*{re.escape(option)}` \| accepted, no effect here \| {re.escape(instead)} \(it warns\) \|", page
+            rf"`[\w.]*{re.escape(option)}` \| accepted, no effect here \| {re.escape(instead)} \(it"
+            r" warns\) \|",
+            page,
         ), option
 
 
 def test_facts_names_are_all_classified() -> None:
-    """Each name of PopTorch's that the options, the executor and the top level have is in the table, or is our own."""
+    """Each name of PopTorch's that the options, the executor and the top level have is in the
+    table, or is our own.
+    """
     for names in compatibility.own_names().values():
         assert not {"deviceIterations", "trainingModel", "getLatency"} & set(names)
     assert compatibility.own_names()["ipu_exec."] == [

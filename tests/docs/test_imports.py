@@ -1,4 +1,6 @@
-"""Who may import whom: the table of docs/architecture.md, read from that page and held against the sources."""
+"""Who may import whom: the table of docs/architecture.md, read from that page and held against the
+sources.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,19 @@ def table() -> dict[str, set[str]]:
     found = {}
     for package, words in rows:
         if package in OURS and package not in found:
-            names = re.findall(r"[a-z_]+", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower())
-            found[package] = {package, *names} | set().union(*(COMES_WITH.get(name, set()) for name in names))
+            names = re.findall(
+                r"[a-z_]+", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower()
+            )
+            found[package] = {package, *names} | set().union(
+                *(COMES_WITH.get(name, set()) for name in names)
+            )
     return found
 
 
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports at run time, wherever in it; imports for type checkers do not count."""
+    """Modules that a file imports at run time, wherever in it; imports for type checkers do not
+    count.
+    """
     names: set[str] = set()
 
     def walk(node: ast.AST) -> None:
@@ -77,24 +85,32 @@ def test_a_module_imports_only_what_its_package_may(path: Path) -> None:
             allowed -= names
     for name in imported(path):
         top = name.split(".")[0]
-        assert top in allowed, f"{relative} imports {name}, which {package} may not (docs/architecture.md)"
+        assert top in allowed, (
+            f"{relative} imports {name}, which {package} may not (docs/architecture.md)"
+        )
         only = ONLY.get((package, top))
         if only and relative not in ALSO:
-            assert name.startswith(only), f"{relative} imports {name}; of {top} it may have {', '.join(only)}"
+            assert name.startswith(only), (
+                f"{relative} imports {name}; of {top} it may have {', '.join(only)}"
+            )
 
 
 def test_no_test_is_so_lax_that_it_cannot_fail(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nelse:\n    import dash\n"
-        "def f():\n    from viewer.pages import home\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nelse:\n    import"
+        " dash\ndef f():\n    from viewer.pages import home\n"
     )
     assert imported(tmp_path / "module.py") == {"typing.TYPE_CHECKING", "dash", "viewer.pages.home"}
 
 
-@pytest.mark.parametrize("statement", ["import profiler", "import reports.cli", "import profiler, reports.tables"])
+@pytest.mark.parametrize(
+    "statement", ["import profiler", "import reports.cli", "import profiler, reports.tables"]
+)
 def test_the_light_packages_load_nothing_heavy(statement: str) -> None:
     code = f"{statement}\nimport sys\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert process.stdout.split() == []
 
 
@@ -107,14 +123,21 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
         f"from reports.cli import main\nfor name in {names!r}:\n"
         f"    assert main([name, {str(path)!r}]) == 0\n"
         f"assert main(['export', {str(path)!r}, '-o', {str(tmp_path / 'trace.json')!r}]) == 0\n"
-        f"assert main(['completion', 'bash']) == 0\n"
+        "assert main(['completion', 'bash']) == 0\n"
         f"import sys\nprint('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert process.stdout.splitlines()[-1] == "loaded:"
 
 
 def test_help_needs_not_even_numpy() -> None:
-    code = "import reports.cli, sys\nreports.cli.make_parser().format_help()\nprint('numpy' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    code = (
+        "import reports.cli, sys\nreports.cli.make_parser().format_help()\nprint('numpy' in"
+        " sys.modules)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert process.stdout.strip() == "False"

@@ -22,13 +22,17 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_are_there(page: Path) -> None:
     words = page.read_text()
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", words) + re.findall(r'(?:src|srcset)="([^"]+)"', words)
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", words) + re.findall(
+        r'(?:src|srcset)="([^"]+)"', words
+    )
     for target in targets:
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{page.name} names {target}"
@@ -48,16 +52,27 @@ def test_commands_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", re.findall(r"^\| `ipu-report ([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+    "command",
+    re.findall(r"^\| `ipu-report ([^`]+)`", (ROOT / "README.md").read_text(), re.MULTILINE),
 )
 def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Path) -> None:
     """With a profile for PROFILE, A and B, a query for SQL and files that may be written."""
     path = synthetic_profile(tmp_path / "profile.pop")
-    for_words = {"PROFILE": path, "A": path, "B": path, "SQL": "SELECT 1", "FILE": tmp_path / "placement.json"}
+    for_words = {
+        "PROFILE": path,
+        "A": path,
+        "B": path,
+        "SQL": "SELECT 1",
+        "FILE": tmp_path / "placement.json",
+    }
     for_words |= {name: tmp_path / name for name in ("report.html", "trace.json")}
     name, *given = shlex.split(command)
-    argv = [name, *(str(for_words.get(word, word)) for word in given)] if given else [name, str(path)]
-    if name == "view":  # serves until it is ended: its words are checked, and tests/viewer/test_pages.py opens it
+    argv = (
+        [name, *(str(for_words.get(word, word)) for word in given)] if given else [name, str(path)]
+    )
+    if (
+        name == "view"
+    ):  # serves until it is ended: its words are checked, and tests/viewer/test_pages.py opens it
         assert given == ["PROFILE"]
     else:
         assert main(argv) == 0
@@ -89,9 +104,13 @@ def test_the_readmes_model_trains_and_its_profile_answers(tmp_path: Path) -> Non
     assert "bytes on the fullest tile of IPU 0" in process.stdout
 
 
-def test_contributings_operator_lowers_as_its_own_test_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contributings_operator_lowers_as_its_own_test_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
-    assert not any("hypot" in name for name in registry.registered()), "the page adds an operator that is there"
+    assert not any("hypot" in name for name in registry.registered()), (
+        "the page adds an operator that is there"
+    )
     spaces: dict[str, Any] = {}
     lowering, check = blocks("CONTRIBUTING.md", "python")
     exec(compile(lowering, "CONTRIBUTING.md", "exec", dont_inherit=True), spaces)
@@ -104,7 +123,9 @@ def test_contributings_operator_lowers_as_its_own_test_says(monkeypatch: pytest.
 
 def test_contributings_error_is_the_compilers() -> None:
     words = (ROOT / "CONTRIBUTING.md").read_text()
-    with pytest.raises(Exception, match=r"no lowering for aten\.hypot\.default: register one with") as caught:
+    with pytest.raises(
+        Exception, match=r"no lowering for aten\.hypot\.default: register one with"
+    ) as caught:
         lower(op("aten.hypot.default", (tensor(4), tensor(4)), tensor(4)), MK2)
     assert str(caught.value).split("@")[0] in words
     assert torch.hypot(torch.tensor(3.0), torch.tensor(4.0)) == 5
@@ -113,8 +134,13 @@ def test_contributings_error_is_the_compilers() -> None:
 def test_every_example_of_the_readme_is_of_the_demo() -> None:
     """The README's tables are the demo's: its stages add up as the table says they do."""
     words = (ROOT / "README.md").read_text()
-    rows = re.findall(r"^ +(\d) +\d +B\d +([\d,]+) +([\d,]+) +[\d,]+ +([\d.]+)%", words, re.MULTILINE)
-    cycles = [int(forward.replace(",", "")) + int(backward.replace(",", "")) for _, forward, backward, _ in rows]
+    rows = re.findall(
+        r"^ +(\d) +\d +B\d +([\d,]+) +([\d,]+) +[\d,]+ +([\d.]+)%", words, re.MULTILINE
+    )
+    cycles = [
+        int(forward.replace(",", "")) + int(backward.replace(",", ""))
+        for _, forward, backward, _ in rows
+    ]
     assert len(rows) == 4
     assert f"{max(cycles):,} cycles a micro-batch" in words
     for (*_, share), count in zip(rows, cycles, strict=True):

@@ -22,7 +22,17 @@ def test_a_script_trains_a_toy_and_leaves_a_profile(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = importlib.import_module(f"examples.{name}")
-    words = ["--tiny", "--steps", "2", "--stages", "2", "--accumulation", "4", "--profile-dir", str(tmp_path)]
+    words = [
+        "--tiny",
+        "--steps",
+        "2",
+        "--stages",
+        "2",
+        "--accumulation",
+        "4",
+        "--profile-dir",
+        str(tmp_path),
+    ]
     script.main(words)
     said = capsys.readouterr().out
     assert "call 1: loss" in said
@@ -33,14 +43,18 @@ def test_a_script_trains_a_toy_and_leaves_a_profile(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_only_compiles_where_that_is_asked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_only_compiles_where_that_is_asked(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = importlib.import_module(f"examples.{name}")
     script.main(["--tiny", "--compile-only", "--stages", "2", "--accumulation", "4"])
     said = capsys.readouterr().out
     assert "samples/s" in said and "loss" not in said
 
 
-@pytest.mark.parametrize("path", [EXAMPLES / f"{name}.py" for name in SCRIPTS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [EXAMPLES / f"{name}.py" for name in SCRIPTS], ids=lambda path: path.stem
+)
 def test_a_script_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 150
 
@@ -50,9 +64,13 @@ def test_what_is_learned_is_learned(tmp_path: Path) -> None:
     torch.manual_seed(0)
     saved = tmp_path / "bert.pt"
     words = ["--tiny", "--stages", "2", "--accumulation", "4"]
-    losses = bert_pretraining.main([*words, "--micro-batch", "4", "--steps", "10", "--save", str(saved)])
+    losses = bert_pretraining.main(
+        [*words, "--micro-batch", "4", "--steps", "10", "--save", str(saved)]
+    )
     assert losses[-1] < losses[0]
-    accuracy = bert_finetuning.main([*words, "--micro-batch", "8", "--steps", "40", "--weights", str(saved)])
+    accuracy = bert_finetuning.main(
+        [*words, "--micro-batch", "8", "--steps", "40", "--weights", str(saved)]
+    )
     assert accuracy > 0.7, "0.5 is chance"
     losses = lstm.main(["--tiny", "--steps", "20"])
     assert losses[-1] < losses[0]

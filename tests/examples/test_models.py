@@ -1,4 +1,6 @@
-"""Each model family compiles, training and inference, on one IPU and as a pipeline, without a fallback."""
+"""Each model family compiles, training and inference, on one IPU and as a pipeline, without a
+fallback.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,24 @@ from tests.models import Mnist, mnist_batch
 FAMILIES = [name for name in NAMES if name not in ("bert-base", "gpt2-small")]
 
 
-def compiled(name: str, stages: int, training: bool, optimiser: Any = torch.optim.AdamW) -> Executable:
+def compiled(
+    name: str, stages: int, training: bool, optimiser: Any = torch.optim.AdamW
+) -> Executable:
     example = build(name, tiny=True)
-    options = ipu_exec.Options().showCompilationProgressBar(False).setExecutionStrategy(split(example, stages))
+    options = (
+        ipu_exec.Options()
+        .showCompilationProgressBar(False)
+        .setExecutionStrategy(split(example, stages))
+    )
     if training:
         options.Training.gradientAccumulation(2 * stages)
     else:
         options.deviceIterations(stages)
         example.module.eval()
     made = optimiser(example.module.parameters(), lr=0.01) if training else None
-    return compile_step(example.module, example.inputs(example.micro_batch), {}, options, made, training)
+    return compile_step(
+        example.module, example.inputs(example.micro_batch), {}, options, made, training
+    )
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
@@ -73,7 +83,11 @@ def test_gradients_clipped_by_the_optimiser_are_lowered() -> None:
 
     executable = compiled("bert-large", 2, True, clipping)
     norms = [op for op in executable.graph.ops if op.direction == "update" and "norm" in op.aten]
-    plain = [op for op in compiled("bert-large", 2, True).graph.ops if op.direction == "update" and "norm" in op.aten]
+    plain = [
+        op
+        for op in compiled("bert-large", 2, True).graph.ops
+        if op.direction == "update" and "norm" in op.aten
+    ]
     trained = sum(p.requires_grad for p in build("bert-large", tiny=True).module.parameters())
     assert not plain
     assert sum(len(op.inputs) for op in norms) >= trained  # of each gradient, then of the norms
@@ -89,28 +103,44 @@ class Clipped(torch.nn.Module):
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> Any:
         out, loss = self.inner(images, labels)
-        grads = torch.autograd.grad(loss, list(self.inner.parameters()), retain_graph=True, create_graph=True)
+        grads = torch.autograd.grad(
+            loss, list(self.inner.parameters()), retain_graph=True, create_graph=True
+        )
         total = torch.nn.utils.get_total_norm(grads)
         return out, ipu_exec.identity_loss(loss + torch.relu(total - 1.0), "none")
 
 
 def compiled_on_nothing(
-    example: Example, stages: int, training: bool, accumulation: int, optimiser: type = ipu_exec.optim.AdamW
+    example: Example,
+    stages: int,
+    training: bool,
+    accumulation: int,
+    optimiser: type = ipu_exec.optim.AdamW,
 ) -> Executable:
     """A model of its real size, in float16, without weights in memory."""
     module = example.module.half().train(training)
-    options = ipu_exec.Options().showCompilationProgressBar(False).setExecutionStrategy(split(example, stages))
+    options = (
+        ipu_exec.Options()
+        .showCompilationProgressBar(False)
+        .setExecutionStrategy(split(example, stages))
+    )
     if training:
         options.Training.gradientAccumulation(accumulation)
     else:
         options.deviceIterations(stages)
-    inputs = tuple(t.half() if t.is_floating_point() else t for t in example.inputs(example.micro_batch))
+    inputs = tuple(
+        t.half() if t.is_floating_point() else t for t in example.inputs(example.micro_batch)
+    )
     made = optimiser(module.parameters(), lr=0.01) if training else None
     return compile_step(module, inputs, {}, options, made, training)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("bert-base", 109_482_240), ("gpt2-small", 124_439_808)])
-def test_a_model_of_its_real_size_compiles_without_weights_in_memory(name: str, parameters: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("bert-base", 109_482_240), ("gpt2-small", 124_439_808)]
+)
+def test_a_model_of_its_real_size_compiles_without_weights_in_memory(
+    name: str, parameters: int
+) -> None:
     with torch.device("meta"):
         example = build(name)
     executable = compiled_on_nothing(example, 4, True, 16, ipu_exec.optim.LAMB)
@@ -126,10 +156,14 @@ def test_a_model_of_its_real_size_compiles_without_weights_in_memory(name: str, 
 def test_mnist_in_its_four_blocks() -> None:
     options = ipu_exec.Options().showCompilationProgressBar(False)
     blocks = ("B1", "B2", "B3", "B4")
-    options.setExecutionStrategy(ipu_exec.PipelinedExecution(*(ipu_exec.Stage(b).ipu(i) for i, b in enumerate(blocks))))
+    options.setExecutionStrategy(
+        ipu_exec.PipelinedExecution(*(ipu_exec.Stage(b).ipu(i) for i, b in enumerate(blocks)))
+    )
     options.Training.gradientAccumulation(16)
     model = Mnist()
-    executable = compile_step(model, mnist_batch(8), {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True)
+    executable = compile_step(
+        model, mnist_batch(8), {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True
+    )
     assert [stage.ipu for stage in executable._stage_rows()] == [0, 1, 2, 3]
     assert executable.overflow is None
     assert not any(row.estimated for row in executable._op_rows())
@@ -138,5 +172,7 @@ def test_mnist_in_its_four_blocks() -> None:
 def test_a_model_may_look_at_its_own_gradients() -> None:
     model = Clipped()
     options = ipu_exec.Options().showCompilationProgressBar(False)
-    executable = compile_step(model, mnist_batch(8), {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True)
+    executable = compile_step(
+        model, mnist_batch(8), {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True
+    )
     assert not any(row.estimated for row in executable._op_rows())

@@ -81,7 +81,9 @@ def test_a_number_is_a_name() -> None:
 
 
 def test_begin_block_lasts_until_the_next_one_begins() -> None:
-    model = nn.Sequential(Seen(), poptorch.BeginBlock(Seen(), "A", 0), Seen(), poptorch.BeginBlock(Seen(), ipu_id=1))
+    model = nn.Sequential(
+        Seen(), poptorch.BeginBlock(Seen(), "A", 0), Seen(), poptorch.BeginBlock(Seen(), ipu_id=1)
+    )
     model(X)
     assert [layer.blocks for layer in model] == [
         [None],
@@ -172,7 +174,10 @@ def test_strategies_take_stages_names_lists_and_auto_stages() -> None:
         (lambda: Stage(), "at least one"),
         (lambda: Stage(WRONG), "not 1.5"),
         (lambda: Stage("A").ipu(WRONG), "not 1.5"),
-        (lambda: Stage("A").ipu(0).ipu(1), "Stage('A').ipu(0) is on IPU 0 and cannot be on IPU 1 too"),
+        (
+            lambda: Stage("A").ipu(0).ipu(1),
+            "Stage('A').ipu(0) is on IPU 0 and cannot be on IPU 1 too",
+        ),
         (lambda: poptorch.PipelinedExecution("A", Stage("B", "A")), "Block 'A' is named twice"),
         (lambda: poptorch.PipelinedExecution(WRONG), "not 1.5"),
         (lambda: poptorch.PipelinedExecution("A").stage("B"), "names no Block 'B'"),
@@ -218,11 +223,17 @@ def test_an_operator_after_a_block_is_an_error_with_auto_increment() -> None:
 
 
 def test_an_operator_after_a_block_is_in_the_block_before_and_said_so() -> None:
-    executor = poptorch.inferenceModel(AfterBlock(), poptorch.Options().showCompilationProgressBar(False))
+    executor = poptorch.inferenceModel(
+        AfterBlock(), poptorch.Options().showCompilationProgressBar(False)
+    )
     with pytest.warns(UserWarning, match="No active Block: mul_2 .* here it belongs to 'A'"):
         executor.compile(X)
     graph = executor.executable.graph
-    assert [graph.blocks[op.block].name for op in graph.ops if "mul" in op.aten] == ["inner", "A", "A"]
+    assert [graph.blocks[op.block].name for op in graph.ops if "mul" in op.aten] == [
+        "inner",
+        "A",
+        "A",
+    ]
 
 
 def test_a_model_is_printed_with_its_blocks() -> None:

@@ -16,7 +16,14 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import ipu_exec as poptorch
-from ipu_exec import AsynchronousDataAccessor, DataLoader, DataLoaderMode, Error, Options, SharingStrategy
+from ipu_exec import (
+    AsynchronousDataAccessor,
+    DataLoader,
+    DataLoaderMode,
+    Error,
+    Options,
+    SharingStrategy,
+)
 from ipu_exec.errors import warn_once
 from tests.paths import ROOT
 
@@ -85,7 +92,13 @@ def test_iterable_datasets() -> None:
 def test_a_dataset_too_small_for_one_batch_is_an_error() -> None:
     with pytest.raises(Error) as raised:
         DataLoader(options(), Numbers(23), batch_size=2)
-    for part in ("23 samples", "combined batch of 24", "deviceIterations 2", "gradientAccumulation 3", "replicas 2"):
+    for part in (
+        "23 samples",
+        "combined batch of 24",
+        "deviceIterations 2",
+        "gradientAccumulation 3",
+        "replicas 2",
+    ):
         assert part in str(raised.value)
 
 
@@ -122,7 +135,9 @@ def test_processes_shuffle_the_whole_dataset_together_and_anew_each_epoch() -> N
         assert [len(part) for part in parts] == [32] * 3
         assert len(set().union(*parts)) == 96
     assert set(epochs[0][0]) != set(epochs[1][0])
-    assert set().union(*epochs[0], *epochs[1]) == set(range(100))  # what the first left over comes in the second
+    assert set().union(*epochs[0], *epochs[1]) == set(
+        range(100)
+    )  # what the first left over comes in the second
     made = options(1, 1, 1)
     made.Distributed.configureProcessId(0, 2)
     with pytest.raises(Error, match=r"must set poptorch\.Options\.randomSeed"):
@@ -132,7 +147,9 @@ def test_processes_shuffle_the_whole_dataset_together_and_anew_each_epoch() -> N
 def test_parts_of_processes_are_whole_batches_one_after_the_other() -> None:
     made = options(1, 1, 1)
     made.Distributed.configureProcessId(1, 3)
-    assert [batch.tolist()[0] for batch in DataLoader(made, Numbers(100), batch_size=4)] == list(range(32, 64, 4))
+    assert [batch.tolist()[0] for batch in DataLoader(made, Numbers(100), batch_size=4)] == list(
+        range(32, 64, 4)
+    )
 
 
 def test_an_iterable_dataset_is_not_split_silently() -> None:
@@ -167,7 +184,9 @@ def test_a_batch_sampler_gives_micro_batches_that_are_collated_each_and_joined()
     loader = DataLoader(options(2, 1, 1), Numbers(10), batch_sampler=sampler, collate_fn=pad)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, -1, -1], [4, 5, -1, 6, 7, 8]]
     assert len(loader) == 2
-    rest = DataLoader(options(2, 1, 1), Numbers(10), batch_sampler=sampler, collate_fn=pad, drop_last=False)
+    rest = DataLoader(
+        options(2, 1, 1), Numbers(10), batch_sampler=sampler, collate_fn=pad, drop_last=False
+    )
     assert len(rest) == 3
     assert list(rest)[-1].tolist() == [9, -1, -1]
 
@@ -226,7 +245,9 @@ def test_asynchronous_modes_give_the_batches_of_the_synchronous(mode: DataLoader
         assert len(loader) == len(expected) == 3
         for _ in range(2):
             for made, wanted in zip(loader, expected, strict=True):
-                assert torch.equal(made["data"], wanted["data"]) and torch.equal(made["label"], wanted["label"])
+                assert torch.equal(made["data"], wanted["data"]) and torch.equal(
+                    made["label"], wanted["label"]
+                )
 
 
 def test_batches_are_made_by_another_process_and_an_iteration_can_be_broken_off() -> None:
@@ -255,15 +276,21 @@ def test_one_epoch_at_a_time_where_it_is_not_to_load_indefinitely() -> None:
 
 @pytest.mark.parametrize(("early", "held"), [(True, 3), (False, 0)])
 def test_early_preload_fills_the_buffer_before_anyone_asks(early: bool, held: int) -> None:
-    with closing(AsynchronousDataAccessor(Numbers(10), buffer_size=3, early_preload=early)) as accessor:
+    with closing(
+        AsynchronousDataAccessor(Numbers(10), buffer_size=3, early_preload=early)
+    ) as accessor:
         time.sleep(0.5)
-        assert accessor._items.qsize() == held, "besides the first, which was taken to see that it can be made"
+        assert accessor._items.qsize() == held, (
+            "besides the first, which was taken to see that it can be made"
+        )
         assert [int(value) for value in accessor] == list(range(10))
 
 
 def test_rebatching_drops_less_of_an_iterable_dataset() -> None:
     def values(mode: DataLoaderMode, **more: Any) -> list[int]:
-        with closing(DataLoader(options(1, 1, 1), Long(), batch_size=4, num_workers=2, mode=mode, **more)) as loader:
+        with closing(
+            DataLoader(options(1, 1, 1), Long(), batch_size=4, num_workers=2, mode=mode, **more)
+        ) as loader:
             batches = list(loader)
             assert more.get("drop_last") is False or all(len(batch) == 4 for batch in batches)
             return sorted(value for batch in batches for value in batch.tolist())
@@ -296,8 +323,12 @@ def test_a_batch_sampler_that_is_its_own_iterator_is_gone_through_once() -> None
 
 
 def test_what_is_for_the_asynchronous_modes_is_left_aside_in_the_other() -> None:
-    """Applications hand it over in every mode (graphcore/examples, vision/cnns; Hugging Face's IPUTrainer)."""
-    loader = DataLoader(options(1, 1, 1), Numbers(8), 4, async_options={"buffer_size": 2}, rebatched_worker_size=99)
+    """Applications hand it over in every mode (graphcore/examples, vision/cnns; Hugging Face's
+    IPUTrainer).
+    """
+    loader = DataLoader(
+        options(1, 1, 1), Numbers(8), 4, async_options={"buffer_size": 2}, rebatched_worker_size=99
+    )
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -315,11 +346,19 @@ def test_a_dataset_that_fails_says_so_at_once_or_when_it_does() -> None:
 
 def test_what_cannot_be_pickled_is_loaded_here_with_a_warning_or_by_a_fork() -> None:
     warn_once.cache_clear()
-    given: dict[str, Any] = {"collate_fn": lambda items: torch.stack(items) * 10, "mode": DataLoaderMode.Async}
+    given: dict[str, Any] = {
+        "collate_fn": lambda items: torch.stack(items) * 10,
+        "mode": DataLoaderMode.Async,
+    }
     with pytest.warns(UserWarning, match="in this process, not asynchronously"):
         loader = DataLoader(options(1, 1, 1), Numbers(3), **given)
     assert [int(batch) for batch in loader] == [0, 10, 20]
-    forked = DataLoader(options(1, 1, 1), Numbers(3), async_options={"sharing_strategy": SharingStrategy.Fork}, **given)
+    forked = DataLoader(
+        options(1, 1, 1),
+        Numbers(3),
+        async_options={"sharing_strategy": SharingStrategy.Fork},
+        **given,
+    )
     with closing(forked):
         assert [int(batch) for batch in forked] == [0, 10, 20]
     with pytest.raises(Error, match="top of a module"):
@@ -330,7 +369,10 @@ def test_what_cannot_be_pickled_is_loaded_here_with_a_warning_or_by_a_fork() -> 
     ("make", "says"),
     [
         (lambda: AsynchronousDataAccessor(Numbers(1), buffer_size=0), "buffer_size"),
-        (lambda: AsynchronousDataAccessor(Numbers(1), sharing_strategy="fork"), "none of SharingStrategy"),
+        (
+            lambda: AsynchronousDataAccessor(Numbers(1), sharing_strategy="fork"),
+            "none of SharingStrategy",
+        ),
     ],
 )
 def test_wrong_arguments_of_asynchronous_loading_are_errors(make: Any, says: str) -> None:
@@ -361,7 +403,9 @@ def test_a_script_under_ipu_run_loads_asynchronously_and_ends(tmp_path: Path) ->
     )
     root = ROOT
     command = [sys.executable, "-m", "ipu_exec.run", str(tmp_path / "script.py")]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=root, check=False
+    )
     assert process.returncode == 0, process.stderr
     assert process.stdout.split() == ["2", "10", "18"]
 
@@ -382,5 +426,7 @@ def test_a_script_that_ends_in_the_middle_of_an_epoch_leaves_no_tracebacks(tmp_p
     )
     root = ROOT
     command = [sys.executable, "-W", "ignore", "-m", "ipu_exec.run", str(tmp_path / "script.py")]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root, check=False)
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=root, check=False
+    )
     assert (process.returncode, process.stdout, process.stderr) == (0, "[[1.0, 1.0]]\n", "")

@@ -1,4 +1,6 @@
-"""PopTorch's operators: numbers against plain PyTorch, inside models that compile; what they cost; what they refuse."""
+"""PopTorch's operators: numbers against plain PyTorch, inside models that compile; what they cost;
+what they refuse.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from ipu_exec.options import TARGET_VARIABLE
 
 
 class Run(nn.Module):
-    """A function as a model; with ``train`` its result is squared into a loss behind a linear layer."""
+    """A function as a model; with ``train`` its result is squared into a loss behind a linear
+    layer.
+    """
 
     def __init__(self, function: Callable[..., Any], train: int = 0) -> None:
         super().__init__()
@@ -56,7 +60,9 @@ def names(model: poptorch.PoplarExecutor) -> list[str]:
     return [op.aten.removesuffix(".default") for op in model.executable.graph.ops]
 
 
-def gradients(function: Callable[..., Any], x: torch.Tensor, *args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def gradients(
+    function: Callable[..., Any], x: torch.Tensor, *args: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight's gradient as trained here, and as by plain PyTorch."""
     torch.manual_seed(2)
     model = Run(function, train=x.shape[-1])
@@ -113,20 +119,41 @@ def test_cond_runs_one_body_and_the_profile_has_both(value: bool) -> None:
     ("run", "says"),
     [
         (lambda x: poptorch.for_loop(2, lambda x: [x, x], [x]), "takes 1 tensors and returns 2"),
-        (lambda x: poptorch.for_loop(2, lambda x: x, (x,)), "to be a list of tensors.*Object is not list"),
+        (
+            lambda x: poptorch.for_loop(2, lambda x: x, (x,)),
+            "to be a list of tensors.*Object is not list",
+        ),
         (
             lambda x: poptorch.for_loop(2, lambda *x: x, [x, 5]),
             "contained in list at index 1 is not torch.tensor",
         ),
         (lambda x: poptorch.for_loop(-1, lambda x: x, [x]), "whole number"),
         (lambda x: poptorch.cond(x[0] > 0, lambda: x, [], lambda: x[:1], []), "different tensors"),
-        (lambda x: poptorch.cond(x[0] > 0, lambda: x, (), lambda: x, ()), "to be a list of tensors"),
+        (
+            lambda x: poptorch.cond(x[0] > 0, lambda: x, (), lambda: x, ()),
+            "to be a list of tensors",
+        ),
         (lambda x: poptorch.dynamic_slice(x, 0, 1, 2, 1), "takes torch tensors"),
-        (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 2.0, 1), "Size must be an integer"),
-        (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 0, 1), "start and end of a slice must be different"),
-        (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), -2, 1), "the end less than the start"),
-        (lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 3, 1), r"size of the slice \(3\) must be a factor"),
-        (lambda x: poptorch.dynamic_update(x, x[None], 0, torch.tensor(0), 1), "same dimensionality"),
+        (
+            lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 2.0, 1),
+            "Size must be an integer",
+        ),
+        (
+            lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 0, 1),
+            "start and end of a slice must be different",
+        ),
+        (
+            lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), -2, 1),
+            "the end less than the start",
+        ),
+        (
+            lambda x: poptorch.dynamic_slice(x, 0, torch.tensor(1), 3, 1),
+            r"size of the slice \(3\) must be a factor",
+        ),
+        (
+            lambda x: poptorch.dynamic_update(x, x[None], 0, torch.tensor(0), 1),
+            "same dimensionality",
+        ),
         (lambda x: poptorch.dynamic_update(x, x.double(), 0, torch.tensor(0), 1), "same dtype"),
         (lambda x: poptorch.serializedMatMul(x, x, "no"), "MatMulSerializationMode"),
         (lambda x: poptorch.nop(3), "takes torch tensors"),
@@ -140,7 +167,10 @@ def test_cond_runs_one_body_and_the_profile_has_both(value: bool) -> None:
         (lambda x: poptorch.ctc_beam_search_decoder(x, x), r"\[time, batch, classes\]"),
         (lambda x: poptorch.MultiConv().partialsTypes(torch.int32), "Invalid partials types"),
         (lambda x: poptorch.MultiConv().planType(1), "Invalid plan type"),
-        (lambda x: poptorch.MultiConv().availableMemoryProportions("a"), "Invalid availableMemoryProportions"),
+        (
+            lambda x: poptorch.MultiConv().availableMemoryProportions("a"),
+            "Invalid availableMemoryProportions",
+        ),
         (lambda x: poptorch.CPU(3, "three"), "takes a function and a name"),
     ],
 )
@@ -152,8 +182,14 @@ def test_wrong_arguments_are_errors(run: Callable[[torch.Tensor], Any], says: st
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        (lambda x: poptorch.for_loop(2, torch.exp, [x])[0], r"for_loop\(\) is only supported in inference"),
-        (lambda x: poptorch.cond(x[0] > 0, torch.exp, [x], torch.sin, [x])[0], r"cond\(\) is only supported in inf"),
+        (
+            lambda x: poptorch.for_loop(2, torch.exp, [x])[0],
+            r"for_loop\(\) is only supported in inference",
+        ),
+        (
+            lambda x: poptorch.cond(x[0] > 0, torch.exp, [x], torch.sin, [x])[0],
+            r"cond\(\) is only supported in inf",
+        ),
     ],
 )
 def test_popart_differentiates_no_control_flow(run: Callable[..., Any], says: str) -> None:
@@ -162,7 +198,12 @@ def test_popart_differentiates_no_control_flow(run: Callable[..., Any], says: st
 
 
 @pytest.mark.parametrize(
-    "change", [lambda x: (x + 1).squeeze_(), lambda x: (x + 1).transpose_(1, 3), lambda x: (x + 1).unsqueeze_(0)]
+    "change",
+    [
+        lambda x: (x + 1).squeeze_(),
+        lambda x: (x + 1).transpose_(1, 3),
+        lambda x: (x + 1).unsqueeze_(0),
+    ],
 )
 def test_a_tensor_may_change_its_shape_in_place(change: Callable[..., Any]) -> None:
     x = torch.randn(1, 3, 1, 4)
@@ -184,15 +225,24 @@ def test_distributions_check_their_arguments() -> None:
 def test_dynamic_slices_are_slices(size: int, step: int) -> None:
     x = torch.randn(4, 12)
     for start in (0, 2):
-        made = infer(lambda x, s: poptorch.dynamic_slice(x, 1, s, size, step), x, torch.tensor([start]))
+        made = infer(
+            lambda x, s: poptorch.dynamic_slice(x, 1, s, size, step), x, torch.tensor([start])
+        )
         assert torch.equal(made, x[:, start : start + size : step])
-    ours, plain = gradients(lambda x, s: poptorch.dynamic_slice(x, 1, s, 3, 1), x, torch.tensor([2]))
+    ours, plain = gradients(
+        lambda x, s: poptorch.dynamic_slice(x, 1, s, 3, 1), x, torch.tensor([2])
+    )
     torch.testing.assert_close(ours, plain)
 
 
 def test_dynamic_update_puts_a_slice_into_a_copy() -> None:
     x, part = torch.randn(4, 9), torch.randn(4, 2)
-    made = infer(lambda x, p, s: poptorch.dynamic_update(x, p, 1, s, 2), x, part, torch.tensor([3, 3, 3, 3])[:1])
+    made = infer(
+        lambda x, p, s: poptorch.dynamic_update(x, p, 1, s, 2),
+        x,
+        part,
+        torch.tensor([3, 3, 3, 3])[:1],
+    )
     wanted = x.clone()
     wanted[:, 3:5] = part
     assert torch.equal(made, wanted)
@@ -206,9 +256,13 @@ def test_a_serialised_product_is_the_product_in_parts(mode: MatMulSerializationM
     a, b = torch.randn(8, 12), torch.randn(12, 16)
     made = infer(lambda a, b: poptorch.serializedMatMul(a, b, mode, 4), a, b)
     torch.testing.assert_close(made, a @ b)
-    count = names(compiled(lambda a, b: poptorch.serializedMatMul(a, b, mode, 4), a, b)).count("aten.mm")
+    count = names(compiled(lambda a, b: poptorch.serializedMatMul(a, b, mode, 4), a, b)).count(
+        "aten.mm"
+    )
     assert count == (1 if mode is MatMulSerializationMode.Disabled else 4)
-    ours, plain = gradients(lambda a, b: poptorch.serializedMatMul(a, b, mode, 4, keep_precision=True), a, b)
+    ours, plain = gradients(
+        lambda a, b: poptorch.serializedMatMul(a, b, mode, 4, keep_precision=True), a, b
+    )
     torch.testing.assert_close(ours, plain)
     if mode is not MatMulSerializationMode.Disabled:
         with pytest.raises(UsageError, match="does not divide"):
@@ -221,7 +275,9 @@ def test_a_serialised_product_needs_less_memory_at_a_time() -> None:
 
     def temporaries(factor: int) -> int:
         model = compiled(lambda a, b: poptorch.serializedMatMul(a, b, mode, factor), a, b)
-        return max(int(v.tile_bytes.max()) for v in model.executable.variables if v.role == "temporary")
+        return max(
+            int(v.tile_bytes.max()) for v in model.executable.variables if v.role == "temporary"
+        )
 
     assert temporaries(8) < temporaries(1)
 
@@ -230,7 +286,12 @@ def test_multi_conv_computes_the_convolutions() -> None:
     first, second = nn.Conv2d(2, 3, 3), nn.Conv2d(2, 4, 3)
 
     def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with poptorch.MultiConv().availableMemoryProportions((0.2, 0.3)).partialsTypes(torch.half).cycleBackOff(0.1):
+        with (
+            poptorch.MultiConv()
+            .availableMemoryProportions((0.2, 0.3))
+            .partialsTypes(torch.half)
+            .cycleBackOff(0.1)
+        ):
             return first(x), second(x)
 
     x = torch.randn(1, 2, 8, 8)
@@ -287,7 +348,9 @@ def test_a_name_scope_is_in_the_names_of_its_operators() -> None:
     assert not any(name.startswith("Outer") for name in names(compiled(torch.relu, torch.ones(2))))
 
 
-def test_printing_shows_tensor_and_gradient_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printing_shows_tensor_and_gradient_and_changes_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     x = torch.tensor([[1.0, 2.0]])
 
     def shown(x: torch.Tensor) -> torch.Tensor:
@@ -297,9 +360,16 @@ def test_printing_shows_tensor_and_gradient_and_changes_nothing(capsys: pytest.C
     text = capsys.readouterr().err
     plain, _ = gradients(lambda x: x, x)
     assert torch.equal(ours, plain)
-    assert text.count("summation: ((") == 2, "once by the plain run, once by ours; compiling prints nothing"
+    assert text.count("summation: ((") == 2, (
+        "once by the plain run, once by ours; compiling prints nothing"
+    )
     assert text.count("summation_gradient: ((") == 2
-    infer(lambda x: poptorch.ipu_print_tensor(x, "t", digits=2, float_format="fixed", open_bracket="["), x / 3)
+    infer(
+        lambda x: poptorch.ipu_print_tensor(
+            x, "t", digits=2, float_format="fixed", open_bracket="["
+        ),
+        x / 3,
+    )
     assert "t: [[0.33, 0.67))" in capsys.readouterr().err
 
 
@@ -335,7 +405,9 @@ def test_work_of_the_host_runs_amid_the_model_and_costs_its_way() -> None:
 # -- custom operators ------------------------------------------------------------------------------------------------
 
 
-def cube(x: torch.Tensor, bias: torch.Tensor, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def cube(
+    x: torch.Tensor, bias: torch.Tensor, scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
     return scale * x**3 + bias, x * bias
 
 
@@ -353,7 +425,9 @@ def test_a_custom_operator_computes_trains_and_costs_what_its_user_says(lowered:
     )
 
     def op(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        made = poptorch.custom_op([x, bias], "Cube", "com.acme", 1, example_outputs=[x, x], attributes={"scale": 2.0})
+        made = poptorch.custom_op(
+            [x, bias], "Cube", "com.acme", 1, example_outputs=[x, x], attributes={"scale": 2.0}
+        )
         assert isinstance(made, list)
         return made[0] + made[1]
 
@@ -377,8 +451,14 @@ def test_the_custom_operator_that_poptorch_brings_along_is_there() -> None:
 
         def forward(self, data: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
             target = torch.zeros(2, 3, index.shape[-1])
-            found = poptorch.custom_op([data * self.weight, index], "FastGatherLastDim", "poptorch.custom_ops", 1,
-                                       example_outputs=[target], attributes={"axis": -1})  # fmt: skip
+            found = poptorch.custom_op(
+                [data * self.weight, index],
+                "FastGatherLastDim",
+                "poptorch.custom_ops",
+                1,
+                example_outputs=[target],
+                attributes={"axis": -1},
+            )
             return found[0] if not self.training else poptorch.identity_loss(found[0], "sum")
 
     model = Gathers()
@@ -407,7 +487,10 @@ def test_a_custom_operator_without_a_backward_lowering_says_so_in_training() -> 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"name": "Nothing"}, "nothing is known of com.acme.Nothing; registered are .*com.acme.Cube"),
+        (
+            {"name": "Nothing"},
+            "nothing is known of com.acme.Nothing; registered are .*com.acme.Cube",
+        ),
         ({"example_outputs": []}, "example_outputs promise"),
         ({"attributes": {1: 2}}, "keys must be strings"),
         ({"attributes": {"a": None}}, "must be floats, ints, strings"),
@@ -420,7 +503,13 @@ def test_a_custom_operator_without_a_backward_lowering_says_so_in_training() -> 
 def test_wrong_custom_operators_are_errors(arguments: dict[str, Any], says: str) -> None:
     poptorch.register_custom_op("Cube", "com.acme", cube)
     x = torch.ones(2)
-    given = {"inputs": [x, x], "name": "Cube", "domain": "com.acme", "domain_version": 1, "example_outputs": [x, x]}
+    given = {
+        "inputs": [x, x],
+        "name": "Cube",
+        "domain": "com.acme",
+        "domain_version": 1,
+        "example_outputs": [x, x],
+    }
     with pytest.raises(ValueError, match=says):
         poptorch.custom_op(**{**given, **arguments})
 
@@ -430,7 +519,9 @@ def test_wrong_custom_operators_are_errors(arguments: dict[str, Any], says: str)
 
 def test_nearest_points_are_the_nearest_of_their_sample() -> None:
     x, y = torch.randn(20, 3), torch.randn(7, 3)
-    plain = torch.tensor([min(range(7), key=lambda j: float((x[i] - y[j]).norm())) for i in range(20)])
+    plain = torch.tensor(
+        [min(range(7), key=lambda j: float((x[i] - y[j]).norm())) for i in range(20)]
+    )
     assert torch.equal(infer(poptorch.nearest, x, y), plain)
     batch_x, batch_y = [0] * 8 + [1] * 12, [0] * 3 + [1] * 4
     made = infer(lambda x, y: poptorch.nearest(x, y, batch_x, torch.tensor(batch_y)), x, y)
@@ -444,7 +535,10 @@ def test_farthest_points_are_each_farthest_from_those_before() -> None:
     assert len(made) == 5 + 10 and made[0] == 0 and made[5] == 10
     for start, end, taken in ((0, 10, made[:5]), (10, 30, made[5:])):
         for count in range(1, len(taken)):
-            distance = [min(float((src[i] - src[j]).norm()) for j in taken[:count]) for i in range(start, end)]
+            distance = [
+                min(float((src[i] - src[j]).norm()) for j in taken[:count])
+                for i in range(start, end)
+            ]
             assert taken[count] - start == int(np.argmax(distance))
     torch.manual_seed(0)
     starts = {int(poptorch.fps(src, [0, 30], 0.1, random_start=True)[0]) for _ in range(20)}
@@ -452,17 +546,25 @@ def test_farthest_points_are_each_farthest_from_those_before() -> None:
 
 
 def test_beam_search_finds_the_likeliest_labels() -> None:
-    """Against all paths of a small problem: the probability of a labelling is the sum over its alignments."""
+    """Against all paths of a small problem: the probability of a labelling is the sum over its
+    alignments.
+    """
     steps, classes = 4, 3
-    probs = torch.randn(steps, 2, classes, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
+    probs = torch.randn(steps, 2, classes, generator=torch.Generator().manual_seed(1)).log_softmax(
+        -1
+    )
     lengths = torch.tensor([4, 3], dtype=torch.int32)
-    scores, sizes, labels = infer(lambda p, n: poptorch.ctc_beam_search_decoder(p, n, 0, 50, 3), probs, lengths)
+    scores, sizes, labels = infer(
+        lambda p, n: poptorch.ctc_beam_search_decoder(p, n, 0, 50, 3), probs, lengths
+    )
     assert (scores.shape, sizes.shape, labels.shape) == ((2, 3), (2, 3), (2, 3, steps))
     for entry, length in enumerate(lengths.tolist()):
         total: dict[tuple[int, ...], float] = {}
         for path in itertools.product(range(classes), repeat=length):
             merged = tuple(k for k, _ in itertools.groupby(path) if k != 0)
-            total[merged] = total.get(merged, 0.0) + math.exp(sum(probs[t, entry, k] for t, k in enumerate(path)))
+            total[merged] = total.get(merged, 0.0) + math.exp(
+                sum(probs[t, entry, k] for t, k in enumerate(path))
+            )
         best = sorted(total.items(), key=lambda item: -item[1])[:3]
         for rank, (wanted, probability) in enumerate(best):
             assert tuple(labels[entry, rank, : sizes[entry, rank]].tolist()) == wanted
@@ -473,7 +575,9 @@ def test_beam_search_finds_the_likeliest_labels() -> None:
 
 def test_searching_costs_more_with_more_points() -> None:
     def cycles(points: int) -> int:
-        return compiled(lambda s: poptorch.fps(s, [0, points], 0.5), torch.ones(points, 3)).cycleCount()
+        return compiled(
+            lambda s: poptorch.fps(s, [0, points], 0.5), torch.ones(points, 3)
+        ).cycleCount()
 
     assert cycles(512) > 4 * cycles(32)
     few, many = (compiled(poptorch.nearest, torch.ones(n, 8), torch.ones(n, 8)) for n in (64, 4096))
@@ -487,7 +591,9 @@ def test_log_levels_by_name_and_number() -> None:
     logger = logging.getLogger("ipu_exec")
     handlers = list(logger.handlers)
     try:
-        for number, (name, level) in enumerate([("TRACE", 5), ("DEBUG", 10), ("INFO", 20), ("WARN", 30), ("ERR", 40)]):
+        for number, (name, level) in enumerate(
+            [("TRACE", 5), ("DEBUG", 10), ("INFO", 20), ("WARN", 30), ("ERR", 40)]
+        ):
             poptorch.setLogLevel(name)
             assert logger.level == level
             poptorch.setLogLevel("OFF")
@@ -497,7 +603,11 @@ def test_log_levels_by_name_and_number() -> None:
         with pytest.raises(ValueError, match="Invalid log level integer"):
             poptorch.setLogLevel(5)
         with pytest.raises(
-            ValueError, match=r"Unknown log level: wibble\. Valid values are DEBUG, ERR, INFO, OFF, TRACE and WARN"
+            ValueError,
+            match=(
+                r"Unknown log level: wibble\. Valid values are DEBUG, ERR, INFO, OFF, TRACE and"
+                r" WARN"
+            ),
         ):
             poptorch.setLogLevel("wibble")
         assert len(logger.handlers) == 1
@@ -511,7 +621,9 @@ def test_what_poptorchs_tests_and_libraries_ask_of_its_parts() -> None:
     assert isinstance(poptorch.Options()._execution_strategy, poptorch.PipelinedExecution)
     assert int(popart.AccumulateOuterFragmentSchedule.OverlapMemoryOptimized) == 3
     for mode in popart.SyntheticDataMode:
-        assert poptorch.Options().enableSyntheticData(int(mode)).synthetic_data is (mode.name != "Off")
+        assert poptorch.Options().enableSyntheticData(int(mode)).synthetic_data is (
+            mode.name != "Off"
+        )
     with pytest.raises(AttributeError, match="part of PopART"):
         _ = popart.Builder
     assert poptorch.poptorch_core.Error is Error
@@ -541,7 +653,9 @@ def test_messages_go_to_what_stderr_is_by_then(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_modelled_machine_stands_for_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Applications stop where there is none, and where it is not the generation that they were tuned for."""
+    """Applications stop where there is none, and where it is not the generation that they were
+    tuned for.
+    """
     assert poptorch.ipuHardwareIsAvailable() and poptorch.ipuHardwareIsAvailable(num_ipus=64)
     assert poptorch.ipuHardwareVersion() == 2
     monkeypatch.setenv(TARGET_VARIABLE, "mk1")

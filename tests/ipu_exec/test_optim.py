@@ -39,7 +39,11 @@ def same(ours: Make, theirs: Make) -> bool:
 @pytest.mark.parametrize(
     ("ours", "theirs", "settings"),
     [
-        (optim.SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+        (
+            optim.SGD,
+            torch.optim.SGD,
+            {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        ),
         (optim.Adam, torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
         (optim.AdamW, torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.99)}),
         (optim.RMSprop, torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
@@ -52,7 +56,13 @@ def test_updates_are_pytorchs_bit_for_bit(ours: Any, theirs: Any, settings: dict
 
 
 def test_poptorchs_arguments_are_kept() -> None:
-    sgd = optim.SGD(parameters(), lr=0.1, loss_scaling=2.0, use_combined_accum=True, velocity_accum_type=torch.float16)
+    sgd = optim.SGD(
+        parameters(),
+        lr=0.1,
+        loss_scaling=2.0,
+        use_combined_accum=True,
+        velocity_accum_type=torch.float16,
+    )
     assert sgd.loss_scaling == 2.0
     assert vars(sgd)["use_combined_accum"] is True
     assert vars(sgd)["velocity_accum_type"] is torch.float16
@@ -69,7 +79,10 @@ def test_poptorchs_arguments_are_kept() -> None:
         (lambda p: optim.LARS(p, lr=-1.0), "LARS"),
         (lambda p: optim.LAMB(p, betas=(1.0, 0.9)), "LAMB"),
         (lambda p: optim.Adam(p, bias_correction=False, amsgrad=True), "bias_correction=False"),
-        (lambda p: optim.SGD(p).variable_attrs.markAsConstant("betas"), "no attribute of this optimiser"),
+        (
+            lambda p: optim.SGD(p).variable_attrs.markAsConstant("betas"),
+            "no attribute of this optimiser",
+        ),
     ],
 )
 def test_wrong_arguments_are_errors(make: Make, says: str) -> None:
@@ -80,7 +93,9 @@ def test_wrong_arguments_are_errors(make: Make, says: str) -> None:
 def test_the_first_step_without_bias_correction() -> None:
     weight, lr, eps = torch.nn.Parameter(torch.tensor([1.0, -2.0])), 0.1, 1e-8
     weight.grad = torch.tensor([0.5, 0.25])
-    expected = weight.detach() * (1 - lr * 0.01) - lr * (0.1 * weight.grad) / ((0.001 * weight.grad**2).sqrt() + eps)
+    expected = weight.detach() * (1 - lr * 0.01) - lr * (0.1 * weight.grad) / (
+        (0.001 * weight.grad**2).sqrt() + eps
+    )
     optim.AdamW([weight], lr=lr, eps=eps, bias_correction=False).step()
     torch.testing.assert_close(weight.detach(), expected)
 
@@ -103,12 +118,16 @@ def test_lamb_moves_a_weight_by_lr_times_its_norm() -> None:
     weight, gradient = torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.7])
     for settings, length in (({}, 0.5), ({"max_weight_norm": 2.0}, 0.2)):
         moved = weight - lamb_step(weight, gradient, weight_decay=0.0, **settings)
-        # After bias correction the first direction is the sign of the gradient, scaled to the norm of the weight.
+        # After bias correction the first direction is the sign of the gradient, scaled to the norm
+        # of the weight.
         torch.testing.assert_close(moved, gradient.sign() * length / 2**0.5, rtol=1e-5, atol=1e-5)
 
 
 def test_a_loss_scaling_of_none_is_1() -> None:
-    assert optim.loss_scaling(optim.AdamW([torch.nn.Parameter(torch.ones(1))], loss_scaling=None)) == 1.0
+    assert (
+        optim.loss_scaling(optim.AdamW([torch.nn.Parameter(torch.ones(1))], loss_scaling=None))
+        == 1.0
+    )
 
 
 def test_lamb_with_a_bound_of_0_is_adam_for_the_group_that_has_it() -> None:
@@ -121,7 +140,9 @@ def test_lamb_with_a_bound_of_0_is_adam_for_the_group_that_has_it() -> None:
     bias.grad = matrix.grad = gradient
     optimizer.step()
     torch.testing.assert_close((weight - bias).detach(), gradient.sign(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close((weight - matrix).detach(), gradient.sign() * 2 / 2**0.5, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        (weight - matrix).detach(), gradient.sign() * 2 / 2**0.5, rtol=1e-5, atol=1e-5
+    )
 
 
 def test_lamb_does_not_scale_where_the_weight_is_zero() -> None:
@@ -139,7 +160,9 @@ def test_lamb_without_bias_correction_starts_with_larger_directions_of_the_same_
 
 def test_lars_gives_each_matrix_its_own_rate() -> None:
     matrix, vector = torch.nn.Parameter(torch.full((2, 2), 2.0)), torch.nn.Parameter(torch.ones(3))
-    optimizer = optim.LARS([matrix, vector], lr=0.5, momentum=0.9, weight_decay=0.1, trust_coefficient=0.01)
+    optimizer = optim.LARS(
+        [matrix, vector], lr=0.5, momentum=0.9, weight_decay=0.1, trust_coefficient=0.01
+    )
     for _ in range(2):
         matrix.grad, vector.grad = torch.full((2, 2), 1.0), torch.full((3,), 1.0)
         optimizer.step()
@@ -160,10 +183,18 @@ def test_lars_takes_a_plain_step_where_a_norm_is_zero() -> None:
 
 @pytest.mark.parametrize(("momentum", "centered"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_rmsprop_of_tensorflow(momentum: float, centered: bool) -> None:
-    """Against its formula written out for one weight: the mean square starts at 1, eps is inside the root."""
+    """Against its formula written out for one weight: the mean square starts at 1, eps is inside
+    the root.
+    """
     weight = torch.nn.Parameter(torch.tensor([1.0]))
     made = optim.RMSprop(
-        [weight], lr=0.1, alpha=0.9, eps=0.01, momentum=momentum, centered=centered, use_tf_variant=True
+        [weight],
+        lr=0.1,
+        alpha=0.9,
+        eps=0.01,
+        momentum=momentum,
+        centered=centered,
+        use_tf_variant=True,
     )
     value, square, mean, moving = 1.0, 1.0, 0.0, 0.0
     for gradient in (0.5, -0.25, 2.0):
@@ -222,7 +253,11 @@ def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Mak
     assert optimizer.state_dict()["ipu_state"] is None
     executor = ipu_exec.trainingModel(model, optimizer=optimizer)
     executor.compile(X)
-    assert all(not value.any() for name, value in optimizer.state_dict()["ipu_state"].items() if "Accl1" not in name)
+    assert all(
+        not value.any()
+        for name, value in optimizer.state_dict()["ipu_state"].items()
+        if "Accl1" not in name
+    )
     for _ in range(3):
         executor(X)
     weights, kept = copy.deepcopy(model.state_dict()), {**optimizer.state_dict(), "state": {}}
@@ -233,11 +268,15 @@ def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Mak
     resumed.load_state_dict(weights)
     second = make(resumed.parameters())
     second.load_state_dict(kept)
-    assert second.state_dict()["ipu_state"].keys() == kept["ipu_state"].keys(), "read back before a model has it"
+    assert second.state_dict()["ipu_state"].keys() == kept["ipu_state"].keys(), (
+        "read back before a model has it"
+    )
     ipu_exec.trainingModel(resumed, optimizer=second)(X)
     assert torch.equal(resumed.linear.weight, model.linear.weight)
-    assert all(torch.equal(value, second.state_dict()["ipu_state"][name])
-               for name, value in optimizer.state_dict()["ipu_state"].items())  # fmt: skip
+    assert all(
+        torch.equal(value, second.state_dict()["ipu_state"][name])
+        for name, value in optimizer.state_dict()["ipu_state"].items()
+    )
 
 
 def test_ipu_param_has_what_the_device_computes_with() -> None:
@@ -247,7 +286,9 @@ def test_ipu_param_has_what_the_device_computes_with() -> None:
     found = optimizer.state_dict()["ipu_param"]
     assert float(found["lossScaling_FLOAT"]) == 4.0
     assert float(found["scaledLearningRate0___specific___model.linear.bias"]) == 0.125
-    assert float(found["weightDecayScaleFactor0___specific___model.linear.bias"]) == pytest.approx(0.95)
+    assert float(found["weightDecayScaleFactor0___specific___model.linear.bias"]) == pytest.approx(
+        0.95
+    )
 
 
 def test_offline_there_is_no_state_of_a_device() -> None:

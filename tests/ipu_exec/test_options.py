@@ -23,30 +23,52 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_methods_chain_and_values_are_read_as_attributes() -> None:
     options = Options().deviceIterations(3).replicationFactor(2).autoRoundNumIPUs().randomSeed(7)
-    options.Training.gradientAccumulation(5).accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    options.Training.gradientAccumulation(5).accumulationAndReplicationReductionType(
+        poptorch.ReductionType.Sum
+    )
     assert (options.device_iterations, options.replication_factor, options.random_seed) == (3, 2, 7)
     assert options.auto_round_num_ipus is True
     assert options.Training.gradient_accumulation == 5
-    assert options.Training.accumulation_and_replication_reduction_type is poptorch.ReductionType.Sum
+    assert (
+        options.Training.accumulation_and_replication_reduction_type is poptorch.ReductionType.Sum
+    )
     assert options.batch_factor == 3 * 5 * 2
 
 
 def test_input_groups_share_their_input() -> None:
-    options = Options().replicationFactor(4).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
+    options = (
+        Options().replicationFactor(4).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
+    )
     assert options.batch_factor == 2
     with pytest.raises(Error, match="not a multiple of the group size"):
-        _ = Options().replicationFactor(3).inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive).batch_factor
+        _ = (
+            Options()
+            .replicationFactor(3)
+            .inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive)
+            .batch_factor
+        )
 
 
 @pytest.mark.parametrize(
     ("set_it", "says"),
     [
-        (lambda o: o.deviceIterations(0), "deviceIterations takes a whole number, at least 1, not 0"),
+        (
+            lambda o: o.deviceIterations(0),
+            "deviceIterations takes a whole number, at least 1, not 0",
+        ),
         (lambda o: o.deviceIterations(2.0), "not 2.0"),
         (lambda o: o.replicationFactor(True), "not True"),
         (lambda o: o.Training.gradientAccumulation(-1), "Training.gradientAccumulation"),
-        (lambda o: o.Training.accumulationAndReplicationReductionType("Mean"), "ReductionType.Mean"),
-        (lambda o: o.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.NoReduction), "one grad"),
+        (
+            lambda o: o.Training.accumulationAndReplicationReductionType("Mean"),
+            "ReductionType.Mean",
+        ),
+        (
+            lambda o: o.Training.accumulationAndReplicationReductionType(
+                poptorch.ReductionType.NoReduction
+            ),
+            "one grad",
+        ),
         (lambda o: o.outputMode(3), "OutputMode.Sum"),
         (lambda o: o.outputMode(poptorch.OutputMode.EveryN), "needs output_return_period"),
         (lambda o: o.setExecutionStrategy("pipelined"), "PipelinedExecution"),
@@ -77,7 +99,9 @@ def test_an_unknown_option_is_an_attribute_error_that_names_it() -> None:
 
 
 def test_memory_proportions_are_kept_by_ipu() -> None:
-    assert Options().setAvailableMemoryProportion({"IPU0": 0.2, "IPU3": 1}).available_memory_proportion == {
+    assert Options().setAvailableMemoryProportion(
+        {"IPU0": 0.2, "IPU3": 1}
+    ).available_memory_proportion == {
         0: 0.2,
         3: 1.0,
     }
@@ -86,7 +110,9 @@ def test_memory_proportions_are_kept_by_ipu() -> None:
 def test_optimiser_state_off_chip() -> None:
     options = Options()
     assert not options.TensorLocations.location_optimizer.off_chip
-    options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
+    options.TensorLocations.setOptimizerLocation(
+        poptorch.TensorLocationSettings().useOnChipStorage(False)
+    )
     assert options.TensorLocations.location_optimizer.off_chip
     assert not options.TensorLocations.location_weight.off_chip
     settings = poptorch.TensorLocationSettings().useOnChipStorage(False).useOnChipStorage(None)
@@ -112,7 +138,12 @@ def test_offline_target_picks_a_machine_and_never_attaches() -> None:
 )
 def test_a_profile_can_be_asked_for_in_five_ways(ask: object) -> None:
     wanted = ask().profiling()  # type: ignore[operator]
-    assert (wanted.enabled, wanted.directory, wanted.execution, wanted.run_count) == (True, Path("demo"), True, 2)
+    assert (wanted.enabled, wanted.directory, wanted.execution, wanted.run_count) == (
+        True,
+        Path("demo"),
+        True,
+        2,
+    )
 
 
 def _by_properties(options: Options) -> Options:
@@ -140,7 +171,10 @@ def test_no_profile_unless_asked() -> None:
 
 
 def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = {"autoReport.directory": "elsewhere", "autoReport.executionProfileProgramRunCount": "5"}
+    engine = {
+        "autoReport.directory": "elsewhere",
+        "autoReport.executionProfileProgramRunCount": "5",
+    }
     monkeypatch.setenv(ENGINE, json.dumps(engine))
     wanted = Options().enableProfiling("demo").profiling()
     assert (wanted.enabled, wanted.directory, wanted.run_count) == (True, Path("elsewhere"), 5)
@@ -149,7 +183,9 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_alone_asks_for_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENGINE, '{"autoReport.all": "true", "autoReport.outputExecutionProfile": "false"}')
+    monkeypatch.setenv(
+        ENGINE, '{"autoReport.all": "true", "autoReport.outputExecutionProfile": "false"}'
+    )
     wanted = Options().profiling()
     assert (wanted.enabled, wanted.execution) == (True, False)
     monkeypatch.setenv(ENGINE, '{"autoReport.outputExecutionProfile": true}')
@@ -165,7 +201,9 @@ def test_the_environment_alone_asks_for_a_profile(monkeypatch: pytest.MonkeyPatc
         ('{"autoReport.executionProfileProgramRunCount": "-1"}', "whole number of runs"),
     ],
 )
-def test_nonsense_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str, says: str) -> None:
+def test_nonsense_in_the_environment_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, value: str, says: str
+) -> None:
     monkeypatch.setenv(ENGINE, value)
     with pytest.raises(Error, match=says):
         Options().profiling()
@@ -186,15 +224,27 @@ def test_options_in_use_cannot_be_changed_but_a_clone_can() -> None:
     copy = options.clone()
     copy.deviceIterations(3).Training.gradientAccumulation(4)
     copy.Training.autoreport = True
-    assert (copy.device_iterations, copy.Training.gradient_accumulation, copy.autoreport) == (3, 4, True)
-    assert (options.device_iterations, options.Training.gradient_accumulation, options.autoreport) == (2, 1, False)
+    assert (copy.device_iterations, copy.Training.gradient_accumulation, copy.autoreport) == (
+        3,
+        4,
+        True,
+    )
+    assert (
+        options.device_iterations,
+        options.Training.gradient_accumulation,
+        options.autoreport,
+    ) == (2, 1, False)
 
 
 def test_flat_names_every_option_and_is_json() -> None:
-    options = Options().setAvailableMemoryProportion({"IPU1": 0.3}).outputMode(poptorch.OutputMode.All)
+    options = (
+        Options().setAvailableMemoryProportion({"IPU1": 0.3}).outputMode(poptorch.OutputMode.All)
+    )
     options.Training.gradientAccumulation(8)
     options.setExecutionStrategy(poptorch.ShardedExecution(poptorch.Stage("B1").ipu(0), "B2"))
-    options.TensorLocations.setOptimizerLocation(poptorch.TensorLocationSettings().useOnChipStorage(False))
+    options.TensorLocations.setOptimizerLocation(
+        poptorch.TensorLocationSettings().useOnChipStorage(False)
+    )
     flat = json.loads(json.dumps(options.flat()))
     assert flat["Training.gradientAccumulation"] == 8
     assert flat["outputMode"] == "All"
@@ -203,15 +253,20 @@ def test_flat_names_every_option_and_is_json() -> None:
     assert flat["TensorLocations.locationOptimizer.onChipStorage"] is False
     named = json.loads(json.dumps(options.toDict()))
     assert flat.items() <= named.items()
-    assert (named["replication_factor"], named["gradient_accumulation"], named["output_mode"]) == (1, 8, 2)
+    assert (named["replication_factor"], named["gradient_accumulation"], named["output_mode"]) == (
+        1,
+        8,
+        2,
+    )
 
 
 def test_options_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "options.conf"
     path.write_text(
-        "# a comment\ndeviceIterations(4)\nTraining.gradientAccumulation(8)  # deep\n"
-        "outputMode(poptorch.OutputMode.EveryN, output_return_period=2)\nPrecision.setPartialsType(torch.half)\n"
-        'setAvailableMemoryProportion({"IPU0": 0.2})\n'
+        "# a comment\ndeviceIterations(4)\nTraining.gradientAccumulation(8)  #"
+        " deep\noutputMode(poptorch.OutputMode.EveryN,"
+        ' output_return_period=2)\nPrecision.setPartialsType(torch.half)\nsetAvailableMemoryProportion({"IPU0":'
+        " 0.2})\n"
     )
     options = Options().loadFromFile(path)
     assert (options.device_iterations, options.Training.gradient_accumulation) == (4, 8)
@@ -234,11 +289,16 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     [
         (lambda o: poptorch.TensorLocationSettings().useIOTilesToLoad(), "useIOTilesToLoad"),
         (lambda o: poptorch.TensorLocationSettings().useIOTilesToStore(), "useIOTilesToStore"),
-        (lambda o: o._Popart.set("groupNormStridedChannelGrouping", True), "_Popart's groupNormStridedChannelGrouping"),
+        (
+            lambda o: o._Popart.set("groupNormStridedChannelGrouping", True),
+            "_Popart's groupNormStridedChannelGrouping",
+        ),
     ],
 )
 def test_a_setting_that_is_not_honoured_says_so(change: Any, option: str) -> None:
-    with pytest.warns(UserWarning, match=f"{option} is recorded in the profile, but not honoured: "):
+    with pytest.warns(
+        UserWarning, match=f"{option} is recorded in the profile, but not honoured: "
+    ):
         change(Options())
 
 

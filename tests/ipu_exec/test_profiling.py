@@ -35,7 +35,9 @@ except KeyError:
 
 def run(tmp_path: Path, options: str) -> list[Path]:
     environment = {**os.environ, "PVTI_OPTIONS": options}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "2 3\n"
     return list(tmp_path.glob("*.trace.json"))
 

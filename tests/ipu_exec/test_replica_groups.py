@@ -1,4 +1,6 @@
-"""Weights that differ between replicas: numbers against plain PyTorch, and what their all-reduce costs."""
+"""Weights that differ between replicas: numbers against plain PyTorch, and what their all-reduce
+costs.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ class Model(torch.nn.Module):
         return z, ipu_exec.identity_loss(z**2, reduction="mean")
 
 
-def options(accumulation: int = 1, reduction: Any = ipu_exec.ReductionType.Mean) -> ipu_exec.Options:
+def options(
+    accumulation: int = 1, reduction: Any = ipu_exec.ReductionType.Mean
+) -> ipu_exec.Options:
     made = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(8)
-    made.Training.gradientAccumulation(accumulation).accumulationAndReplicationReductionType(reduction)
+    made.Training.gradientAccumulation(accumulation).accumulationAndReplicationReductionType(
+        reduction
+    )
     return made.outputMode(ipu_exec.OutputMode.All)
 
 
@@ -58,7 +64,9 @@ def grouped(
 
 @pytest.mark.parametrize("optimizer", [ipu_exec.optim.SGD, ipu_exec.optim.AdamW])
 @pytest.mark.parametrize(("kind", "size", "group"), GROUPS)
-def test_each_group_trains_its_own_value(kind: CommGroupType, size: int, group: list[int], optimizer: Any) -> None:
+def test_each_group_trains_its_own_value(
+    kind: CommGroupType, size: int, group: list[int], optimizer: Any
+) -> None:
     accumulation, steps, values = 2, 3, max(group) + 1
     model, wrapped = grouped(kind, size, values, accumulation=accumulation, optimizer=optimizer)
     model.double()  # sums in another order: Adam would make much of the last bit
@@ -79,7 +87,9 @@ def test_each_group_trains_its_own_value(kind: CommGroupType, size: int, group: 
                 (z**2).mean().backward()
         for parameter in (*theirs, shared):
             assert parameter.grad is not None
-            parameter.grad /= accumulation * 8  # by all replicas, whatever the group: PopART scales the loss
+            parameter.grad /= (
+                accumulation * 8
+            )  # by all replicas, whatever the group: PopART scales the loss
         stepper.step()
     assert model.W.shape == (values, ROWS, COLUMNS)
     torch.testing.assert_close(model.W, torch.stack(list(theirs)))
@@ -118,7 +128,9 @@ def test_all_replicas_are_read_back() -> None:
     batch = torch.randn(MICRO * 8, ROWS)
     wrapped(batch)
     by_group(batch)
-    assert torch.equal(wrapped.state_dict()["W"], by_group.state_dict()["W"].repeat_interleave(4, 0))
+    assert torch.equal(
+        wrapped.state_dict()["W"], by_group.state_dict()["W"].repeat_interleave(4, 0)
+    )
 
 
 def test_inference_sees_the_values_too() -> None:
@@ -127,7 +139,9 @@ def test_inference_sees_the_values_too() -> None:
     wrapped.W.replicaGrouping(CommGroupType.NoGrouping, 0, ONE)
     batch = torch.randn(MICRO * 8, ROWS)
     out, _ = wrapped(batch)
-    expected = torch.cat([batch[r * MICRO : (r + 1) * MICRO] @ model.W[r] + model.b for r in range(8)])
+    expected = torch.cat(
+        [batch[r * MICRO : (r + 1) * MICRO] @ model.W[r] + model.b for r in range(8)]
+    )
     assert torch.equal(out, expected.detach())
 
 
@@ -140,7 +154,9 @@ def test_without_grouping_nothing_changes() -> None:
     wrapped(batch)
     other(batch)
     assert torch.equal(model.W, plain.W)
-    assert torch.equal(wrapped.W, model.W) and wrapped.W.shape == model.W.shape  # it is a parameter to look at
+    assert (
+        torch.equal(wrapped.W, model.W) and wrapped.W.shape == model.W.shape
+    )  # it is a parameter to look at
 
 
 @pytest.mark.parametrize(("kind", "size", "group"), GROUPS)
@@ -148,13 +164,17 @@ def test_the_all_reduce_is_within_a_group(kind: CommGroupType, size: int, group:
     _, wrapped = grouped(kind, size, max(group) + 1, accumulation=2)
     wrapped.compile(torch.randn(MICRO * 2 * 8, ROWS))
     made = wrapped.executable
-    assert sum(v.bytes for v in made.variables if v.name == "W") == ROWS * COLUMNS * 4  # a replica's
+    assert (
+        sum(v.bytes for v in made.variables if v.name == "W") == ROWS * COLUMNS * 4
+    )  # a replica's
     (reduce,) = (body for body in made.tree.bodies if body.task == schedules.REDUCE)
     found = {step.name: step.cycles for step in reduce.steps}
     stride = max(group) + 1 if kind is CommGroupType.Orthogonal else 1
     expected = {"AllReduce": ring_cycles(TARGETS["mk2"], 0, 1, 8, COLUMNS * 4, 2)}
     if kind is not CommGroupType.NoGrouping:
-        expected[f"AllReduce in groups of {size}"] = ring_cycles(TARGETS["mk2"], 0, stride, size, ROWS * COLUMNS * 4, 2)
+        expected[f"AllReduce in groups of {size}"] = ring_cycles(
+            TARGETS["mk2"], 0, stride, size, ROWS * COLUMNS * 4, 2
+        )
     assert found == expected
 
 
@@ -162,11 +182,15 @@ def test_what_differs_between_replicas_is_not_sharded() -> None:
     model = Model(8)
     opts = options(accumulation=2)
     opts.TensorLocations.setOptimizerLocation(
-        ipu_exec.TensorLocationSettings().useReplicatedTensorSharding(True).minElementsForReplicatedTensorSharding(1)
+        ipu_exec.TensorLocationSettings()
+        .useReplicatedTensorSharding(True)
+        .minElementsForReplicatedTensorSharding(1)
     )
     wrapped = ipu_exec.trainingModel(model, opts, ipu_exec.optim.AdamW(model.parameters(), lr=0.1))
     wrapped.W.replicaGrouping(CommGroupType.NoGrouping, 0, ONE)
-    with pytest.warns(UserWarning, match=r"not honoured for 'W/exp_avg' and 1 more.*differ between replicas"):
+    with pytest.warns(
+        UserWarning, match=r"not honoured for 'W/exp_avg' and 1 more.*differ between replicas"
+    ):
         wrapped.compile(torch.randn(MICRO * 2 * 8, ROWS))
     sizes = {v.name: v.bytes for v in wrapped.executable.variables if v.role == "optimiser state"}
     assert sizes["W/exp_avg"] == ROWS * COLUMNS * 4 and sizes["b/exp_avg"] < COLUMNS * 4
@@ -175,8 +199,18 @@ def test_what_differs_between_replicas_is_not_sharded() -> None:
 @pytest.mark.parametrize(
     ("kind", "size", "mode", "words"),
     [
-        (CommGroupType.Consecutive, 3, ONE, "groups of 3 replicas do not divide replicationFactor 8"),
-        (CommGroupType.Consecutive, 2, ONE, r"its shape is \(8, 16, 24\), and the first dimension is to be 4"),
+        (
+            CommGroupType.Consecutive,
+            3,
+            ONE,
+            "groups of 3 replicas do not divide replicationFactor 8",
+        ),
+        (
+            CommGroupType.Consecutive,
+            2,
+            ONE,
+            r"its shape is \(8, 16, 24\), and the first dimension is to be 4",
+        ),
         ("Consecutive", 2, ONE, "it takes a CommGroupType"),
     ],
 )
@@ -187,7 +221,9 @@ def test_a_grouping_that_cannot_be_says_why(kind: Any, size: int, mode: Any, wor
 
 
 def test_inputs_are_grouped_by_some_replicas() -> None:
-    with pytest.raises(ipu_exec.Error, match=r"inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal"):
+    with pytest.raises(
+        ipu_exec.Error, match=r"inputReplicaGrouping takes CommGroupType.Consecutive or Orthogonal"
+    ):
         options().inputReplicaGrouping(2, CommGroupType.All)
     assert options().inputReplicaGrouping(2, CommGroupType.NoGrouping).input_replicas == 8
     assert options().inputReplicaGrouping(2, CommGroupType.Orthogonal).input_replicas == 4
@@ -195,7 +231,9 @@ def test_inputs_are_grouped_by_some_replicas() -> None:
 
 def test_norms_over_replicas_are_refused() -> None:
     _, wrapped = grouped(CommGroupType.NoGrouping, 0, 8, optimizer=ipu_exec.optim.LAMB)
-    with pytest.raises(ipu_exec.Error, match="replicaGrouping of W: LAMB takes norms of whole tensors"):
+    with pytest.raises(
+        ipu_exec.Error, match="replicaGrouping of W: LAMB takes norms of whole tensors"
+    ):
         wrapped(torch.randn(MICRO * 8, ROWS))
 
 
@@ -203,14 +241,21 @@ def test_a_grouping_given_later_compiles_again(caplog: pytest.LogCaptureFixture)
     model, wrapped = grouped(CommGroupType.NoGrouping, 0, 8)
     batch = torch.randn(MICRO * 8, ROWS)
     wrapped(batch)
-    wrapped.per_replica_params["W"] = (CommGroupType.Consecutive, 1, ONE)  # the same: nothing is compiled
+    wrapped.per_replica_params["W"] = (
+        CommGroupType.Consecutive,
+        1,
+        ONE,
+    )  # the same: nothing is compiled
     executable = wrapped.executable
     wrapped(batch)
     assert wrapped.executable is executable
     model.W.data = model.W.data[:4].clone()
     wrapped.per_replica_params["W"] = (CommGroupType.Orthogonal, 2, ONE)
     wrapped(batch)
-    assert wrapped.executable is not executable and "recompiling because the grouping of replicas" in caplog.text
+    assert (
+        wrapped.executable is not executable
+        and "recompiling because the grouping of replicas" in caplog.text
+    )
 
 
 def test_a_saved_model_keeps_its_grouping(tmp_path: Path) -> None:

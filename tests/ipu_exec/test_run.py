@@ -16,9 +16,18 @@ from tests.paths import ROOT
 
 
 def ipu_run(*argv: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if key not in ("POPLAR_ENGINE_OPTIONS", "IPUSCOPE_TARGET")}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("POPLAR_ENGINE_OPTIONS", "IPUSCOPE_TARGET")
+    }
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    command = [sys.executable, "-c", "import sys; from ipu_exec.run import main; sys.exit(main())", *argv]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from ipu_exec.run import main; sys.exit(main())",
+        *argv,
+    ]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
 
 
@@ -186,7 +195,11 @@ def test_ipus_puts_the_scripts_blocks_on_so_many(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ipus", "says"),
-    [("4", "gradient accumulation of at least 7; it is 4"), ("9", "cannot fill 9 stages"), ("0", "no whole number")],
+    [
+        ("4", "gradient accumulation of at least 7; it is 4"),
+        ("9", "cannot fill 9 stages"),
+        ("0", "no whole number"),
+    ],
 )
 def test_ipus_that_cannot_be_are_said(tmp_path: Path, ipus: str, says: str) -> None:
     write(tmp_path / "train.py", FOUR_BLOCKS)
@@ -201,4 +214,7 @@ def test_a_script_without_a_model_has_nothing_to_put_on_ipus(tmp_path: Path) -> 
     process = ipu_run("--ipus", "2", "script.py", cwd=tmp_path)
     assert process.returncode == 2
     assert "left no profile to choose stages by: ValueError: the reason" in process.stderr
-    assert "leave one of them out" in ipu_run("--ipus", "2", "--placement", "x.json", "script.py", cwd=tmp_path).stderr
+    assert (
+        "leave one of them out"
+        in ipu_run("--ipus", "2", "--placement", "x.json", "script.py", cwd=tmp_path).stderr
+    )

@@ -30,7 +30,9 @@ def test_the_pace_is_the_runs(report: Report) -> None:
     assert pace.cycles * run["iterations"] == run["cycles"]
     assert pace.micro_batches == report.options["Training.gradientAccumulation"]
     samples = pace.micro_batches * report.meta["micro_batch"]
-    assert pace.samples_per_second == pytest.approx(samples / (pace.cycles / report.target.clock_hz))
+    assert pace.samples_per_second == pytest.approx(
+        samples / (pace.cycles / report.target.clock_hz)
+    )
     assert analysis.pace(report, 99).cycles == 0
 
 
@@ -39,7 +41,9 @@ def test_operators_add_up_to_their_steps(report: Report) -> None:
     steps = report.program_steps()
     assert ops["share"].sum() == pytest.approx(1)
     assert ops["cycles"].is_monotonic_decreasing
-    exchanged = steps.loc[(steps["op"] >= 0) & (steps["direction"] != "recompute"), "bytes_in"].sum()
+    exchanged = steps.loc[
+        (steps["op"] >= 0) & (steps["direction"] != "recompute"), "bytes_in"
+    ].sum()
     assert ops["exchanged"].sum() == exchanged
     assert ops["balance"].dropna().between(0, 1).all()
     assert (ops["lost_cycles"] >= 0).all()
@@ -83,7 +87,9 @@ def test_the_gain_of_a_split_is_what_the_schedule_says(report: Report) -> None:
     assert found.gain_cycles == now.total - then.total
 
 
-def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(tmp_path: Path) -> None:
+def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(
+    tmp_path: Path,
+) -> None:
     options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path)
     options.showCompilationProgressBar(False).deviceIterations(16)
     ipu_exec.inferenceModel(Mlp([2048, 2048, 1024]), options)(torch.randn(16 * 64, 2048))
@@ -120,10 +126,18 @@ def test_what_optimiser_state_off_the_chip_costs_is_said(tmp_path: Path) -> None
     report = open_report(path)
     found = [one for one in insights(report) if one.title.startswith("optimiser state")]
     states = report.variables.query("role == 'optimiser state'").groupby("ipu")
-    # each IPU has its part of a machine's 20 GB/s; a transfer a weight each way has a begin and an end of 257 cycles
-    held, weights = states["bytes"].sum(), states["name"].agg(lambda names: names.str.rpartition("/")[0].nunique())
+    # each IPU has its part of a machine's 20 GB/s; a transfer a weight each way has a begin and an
+    # end of 257 cycles
+    held, weights = (
+        states["bytes"].sum(),
+        states["name"].agg(lambda names: names.str.rpartition("/")[0].nunique()),
+    )
     cycles = (2 * held / 5e9 * report.target.clock_hz + 2 * weights * 2 * 257).max()
-    assert found and f"{held.max():,} bytes of the IPU with most would cost about {cycles:,.0f} " in found[0].detail
+    assert (
+        found
+        and f"{held.max():,} bytes of the IPU with most would cost about {cycles:,.0f} "
+        in found[0].detail
+    )
 
 
 def test_a_profile_without_runs_has_insights_of_its_memory(tmp_path: Path) -> None:
@@ -140,7 +154,9 @@ def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Pa
         options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path / name)
         options.showCompilationProgressBar(False).Training.gradientAccumulation(8)
         model = Mlp([1024] * 5, [0, 0, 0, 1])
-        executor = ipu_exec.trainingModel(model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.1))
+        executor = ipu_exec.trainingModel(
+            model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.1)
+        )
         batch = torch.randn(8 * 32, 1024), torch.randn(8 * 32, 1024)
         executor(*batch) if calls else executor.compile(*batch)
         report = open_report(tmp_path / name / "training")
@@ -187,8 +203,12 @@ def test_the_roofline_by_hand(report: Report) -> None:
     op = report.ops.index[report.ops["name"] == "layer2/conv/convolution"][0]
     row = frame.loc[op]
     assert row["dtype"] == "float32"
-    assert row["peak"] == 2 * 16 * 1472  # 16 multiply-accumulates a tile and cycle in single precision
-    assert row["utilisation"] == pytest.approx(report.ops.loc[op, "flops"] / report.ops.loc[op, "cycles"] / row["peak"])
+    assert (
+        row["peak"] == 2 * 16 * 1472
+    )  # 16 multiply-accumulates a tile and cycle in single precision
+    assert row["utilisation"] == pytest.approx(
+        report.ops.loc[op, "flops"] / report.ops.loc[op, "cycles"] / row["peak"]
+    )
     steps = report.program_steps()
     steps = steps[(steps["op"] == op) & (steps["direction"] == "forward")]
     assert row["intensity"] == pytest.approx(report.ops.loc[op, "flops"] / steps["bytes_in"].sum())
@@ -213,7 +233,9 @@ def test_memory_peaks_are_the_fullest_tiles(report: Report) -> None:
 def test_movement_is_what_the_steps_move(report: Report) -> None:
     frame = analysis.movement(report)
     between = frame[frame["kind"] == "global exchange"]
-    assert between["bytes_in"].sum() == between["bytes_out"].sum() > 0, "what one IPU sends, another receives"
+    assert between["bytes_in"].sum() == between["bytes_out"].sum() > 0, (
+        "what one IPU sends, another receives"
+    )
     micro_batches = analysis.pace(report).micro_batches
     inputs = report.blocks["input_bytes"].sum() * micro_batches
     assert frame[frame["kind"] == "host I/O"]["bytes_in"].sum() == inputs

@@ -1,4 +1,6 @@
-"""The coding of integer arrays: nothing is lost, small things stay small, and a hostile blob costs nothing."""
+"""The coding of integer arrays: nothing is lost, small things stay small, and a hostile blob costs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,21 @@ def test_any_integer_type_is_taken(dtype):
     assert codec.decode(coded.dtype, coded.length, coded.data).tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("bad", [np.ones((2, 2), dtype=int), np.array([0.5]), np.array([2**63], dtype=np.uint64)])
+@pytest.mark.parametrize(
+    "bad", [np.ones((2, 2), dtype=int), np.array([0.5]), np.array([2**63], dtype=np.uint64)]
+)
 def test_what_is_no_row_of_integers_is_refused(bad):
     with pytest.raises(ValueError):
         codec.encode(bad)
 
 
 def test_values_take_the_narrowest_type():
-    assert [codec.encode(np.array([top])).dtype for top in (127, 128, 1 << 15, 1 << 31)] == ["<i1", "<i2", "<i4", "<i8"]
+    assert [codec.encode(np.array([top])).dtype for top in (127, 128, 1 << 15, 1 << 31)] == [
+        "<i1",
+        "<i2",
+        "<i4",
+        "<i8",
+    ]
 
 
 def test_time_stamps_and_even_tiles_are_small():
@@ -48,7 +57,9 @@ def test_time_stamps_and_even_tiles_are_small():
 
 def bomb(declared: int | None) -> bytes:
     """A GiB of zeros in a few kB, whose frame says how much it is, or does not."""
-    compressor = zstandard.ZstdCompressor(level=19).compressobj(size=-1 if declared is None else declared)
+    compressor = zstandard.ZstdCompressor(level=19).compressobj(
+        size=-1 if declared is None else declared
+    )
     chunk = bytes(1 << 22)
     return b"".join(compressor.compress(chunk) for _ in range(1 << 6)) + compressor.flush()
 

@@ -1,4 +1,6 @@
-"""The file: what was written is read, a killed run costs nothing, and a hostile file is a clear error."""
+"""The file: what was written is read, a killed run costs nothing, and a hostile file is a clear
+error.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from tests.synthetic import synthetic_profile
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory) -> Path:
-    return synthetic_profile(tmp_path_factory.mktemp("profile") / "profile.pop", ipus=2, tiles=8, micro_batches=4)
+    return synthetic_profile(
+        tmp_path_factory.mktemp("profile") / "profile.pop", ipus=2, tiles=8, micro_batches=4
+    )
 
 
 @pytest.fixture
@@ -47,8 +51,18 @@ def alter(path: Path, sql: str, *values: object) -> Path:
 def read_everything(path: Path) -> None:
     """Every frame of a profile, as far as it has the IPUs and runs to ask for."""
     with open_report(path) as report:
-        _ = (report.meta, report.target, report.options, report.stages, report.blocks, report.ops, report.program,
-             report.bodies, report.runs, report.variables)  # fmt: skip
+        _ = (
+            report.meta,
+            report.target,
+            report.options,
+            report.stages,
+            report.blocks,
+            report.ops,
+            report.program,
+            report.bodies,
+            report.runs,
+            report.variables,
+        )
         report.program_steps()
         for run in range(min(2, len(report.runs))):
             if report.runs["iterations"][run] > 0:
@@ -75,13 +89,25 @@ def read_as_libpva(path: Path) -> None:
     report = pva.openReport(path)
     compilation = report.compilation
     for program in compilation.programs[:40]:
-        _ = (program.name, program.type, program.children, program.controlCodeByTile, list(program.vars[:3]))
+        _ = (
+            program.name,
+            program.type,
+            program.children,
+            program.controlCodeByTile,
+            list(program.vars[:3]),
+        )
     for step in compilation.livenessProgramSteps[:10]:
         _ = (step.notAlwaysLiveMemory.variables, step.notAlwaysLiveMemoryForTile(0).bytes)
     for found in compilation.computeSets[:5]:
         _ = [vertex.countByTile for vertex in found.vertices]
     memory = compilation.tiles[0].memory
-    _ = (repr(report), memory.total, memory.category.vertexCode.total, memory.vertices, compilation.graph.numVertices)
+    _ = (
+        repr(report),
+        memory.total,
+        memory.category.vertexCode.total,
+        memory.vertices,
+        compilation.graph.numVertices,
+    )
     _ = (compilation.alwaysLiveVariables, compilation.loweredVariables.forTile(0))
     for step in list(report.execution.steps[:10]):
         _ = (step.program, step.cyclesByTile, step.computeSets, step.ipus)
@@ -112,7 +138,9 @@ def row_strategy(record, length):
 
 @pytest.mark.parametrize("record", records.TABLES, ids=lambda record: record.__name__)
 @given(data=st.data())
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_rows_of_every_record_come_back(record, data, tmp_path):
     rows = data.draw(row_strategy(record, data.draw(st.integers(0, 6))))
     with ProfileWriter(tmp_path / "some.pop") as writer:
@@ -121,11 +149,14 @@ def test_rows_of_every_record_come_back(record, data, tmp_path):
     reader = Reader(path)
     columns = reader.columns(record)
     found = {
-        record(**{
-            column.name: _value(reader, column, columns[column.name][i]) for column in schema.columns(record)
-        }).__repr__()
+        record(
+            **{
+                column.name: _value(reader, column, columns[column.name][i])
+                for column in schema.columns(record)
+            }
+        ).__repr__()
         for i in range(len(rows))
-    }  # fmt: skip
+    }
     reader.close()
     assert found == {repr(row) for row in rows}
 
@@ -160,7 +191,9 @@ def test_numpy_scalars_and_bools_are_stored_as_numbers(tmp_path):
 def test_a_row_of_wrong_types_is_named_and_nothing_of_its_batch_is_stored(tmp_path, bad):
     with ProfileWriter(tmp_path / "some.pop") as writer:
         with pytest.raises(TypeError, match=f"Option.{next(iter(bad))}"):
-            writer.add([records.Option("a", "1"), records.Option(**{"name": "b", "value": "2", **bad})])
+            writer.add(
+                [records.Option("a", "1"), records.Option(**{"name": "b", "value": "2", **bad})]
+            )
         with pytest.raises(TypeError, match="str is no record"):
             writer.add(["a"])
         assert len(Reader(writer.publish()).columns(records.Option)["name"]) == 0
@@ -168,9 +201,14 @@ def test_a_row_of_wrong_types_is_named_and_nothing_of_its_batch_is_stored(tmp_pa
 
 def test_the_same_rows_give_the_same_tables_in_any_sqlite_client(profile):
     with sqlite3.connect(profile) as connection:
-        names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        names = {
+            row[0]
+            for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
         assert names == {record.table for record in records.TABLES} | {"meta", "vectors"}
-        stages = connection.execute("SELECT stage, ipu, cycles, forward_cycles, backward_cycles FROM stage_cycles")
+        stages = connection.execute(
+            "SELECT stage, ipu, cycles, forward_cycles, backward_cycles FROM stage_cycles"
+        )
         report = open_report(profile).stages
         columns = ["stage", "ipu", "cycles", "forward_cycles", "backward_cycles"]
         assert stages.fetchall() == list(report[columns].itertuples(index=False, name=None))
@@ -204,7 +242,11 @@ def test_publishing_again_replaces_the_profile_and_closing_leaves_only_it(tmp_pa
         assert open_report(path).options == {"a": 1}
         writer.publish()
         report = open_report(path)
-        assert (report.options, report.meta["state"], report.meta["complete"]) == ({"a": 1, "b": 2}, "executed", True)
+        assert (report.options, report.meta["state"], report.meta["complete"]) == (
+            {"a": 1, "b": 2},
+            "executed",
+            True,
+        )
         partial = open_report(writer.partial)
         assert (partial.options, partial.meta["complete"]) == ({"a": 1, "b": 2}, False)
     assert [file.name for file in path.parent.iterdir()] == ["profile.pop"]
@@ -250,7 +292,9 @@ print("not killed")
 @pytest.mark.parametrize("where", ["in memory", "spill"])
 def test_a_run_killed_while_writing_leaves_the_old_profile_and_a_partial_one(copy, where):
     before = copy.read_bytes()
-    done = subprocess.run([sys.executable, "-c", KILLED, copy, where], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, copy, where], cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (-9, ""), done.stderr
     assert copy.read_bytes() == before
     partial = copy.with_name("profile.pop.partial")
@@ -277,7 +321,9 @@ def test_a_foreign_journal_beside_a_partial_file_deletes_nothing(tmp_path):
     """SQLite deletes the super-journal that a hot journal names; an attacker could name any file."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "p.pop", "spill"], cwd=ROOT, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path / "p.pop", "spill"], cwd=ROOT, capture_output=True
+    )
     partial, journal = tmp_path / "p.pop.partial", tmp_path / "p.pop.partial-journal"
     name = str(victim).encode()
     tail = struct.pack(">I", 0x7FFFFFFF) + name + struct.pack(">II", len(name), sum(name))
@@ -325,7 +371,9 @@ def test_a_directory_stands_for_the_profile_in_it(profile, tmp_path):
 def test_nothing_to_open_is_an_error_with_a_way_out(tmp_path):
     with pytest.raises(ProfileError, match=r"no such file.*autoreport"):
         open_report(tmp_path / "nothing.pop")
-    with pytest.raises(ProfileError, match=r"neither of profile\.pop, training/profile\.pop.*autoreport"):
+    with pytest.raises(
+        ProfileError, match=r"neither of profile\.pop, training/profile\.pop.*autoreport"
+    ):
         open_report(tmp_path)
     ProfileWriter(tmp_path / "training" / "profile.pop").close()
     with pytest.raises(ProfileError, match=r"open that") as caught:
@@ -340,7 +388,11 @@ def test_nothing_to_open_is_an_error_with_a_way_out(tmp_path):
 
 def test_a_file_that_is_no_profile_is_named_as_such(tmp_path):
     path = tmp_path / "profile.pop"
-    for content, problem in ((b"", "empty"), (b"hello", "no profile"), (os.urandom(5000), "no profile")):
+    for content, problem in (
+        (b"", "empty"),
+        (b"hello", "no profile"),
+        (os.urandom(5000), "no profile"),
+    ):
         path.write_bytes(content)
         with pytest.raises(ProfileError, match=f"profile.pop: .*{problem}"):
             open_report(path)
@@ -348,7 +400,10 @@ def test_a_file_that_is_no_profile_is_named_as_such(tmp_path):
 
 def test_a_foreign_or_too_new_database_is_named_as_such(copy):
     alter(copy, f"PRAGMA user_version = {schema.VERSION + 1}")
-    with pytest.raises(ProfileError, match=rf"format {schema.VERSION + 1}, .* up to {schema.VERSION}. Update IPUscope"):
+    with pytest.raises(
+        ProfileError,
+        match=rf"format {schema.VERSION + 1}, .* up to {schema.VERSION}. Update IPUscope",
+    ):
         open_report(copy)
     alter(copy, "PRAGMA user_version = 0")
     with pytest.raises(ProfileError, match="never was"):
@@ -366,8 +421,14 @@ def test_a_file_cut_off_is_named_as_such(copy, share):
         open_report(copy)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4
+    )
+)
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_flipped_bytes_give_a_profile_error_or_frames_and_nothing_else(profile, tmp_path, flips):
     content = bytearray(profile.read_bytes())
     for at, change in flips:
@@ -381,12 +442,20 @@ def test_flipped_bytes_give_a_profile_error_or_frames_and_nothing_else(profile, 
 
 
 CELLS = [(record, column.name) for record in records.STORED for column in schema.columns(record)]
-HOSTILE = st.sampled_from([-1, 0, 1, 7, 63, 2**31, 2**53, -(2**63), 2**63 - 1, "", "x", "[", "\0", 0.5, None, b"\x00"])
+HOSTILE = st.sampled_from(
+    [-1, 0, 1, 7, 63, 2**31, 2**53, -(2**63), 2**63 - 1, "", "x", "[", "\0", 0.5, None, b"\x00"]
+)
 
 
-@given(st.lists(st.tuples(st.sampled_from(CELLS), st.integers(0, 50), HOSTILE), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_value_in_any_cell_gives_a_profile_error_or_frames_and_nothing_else(profile, tmp_path, changes):
+@given(
+    st.lists(st.tuples(st.sampled_from(CELLS), st.integers(0, 50), HOSTILE), min_size=1, max_size=3)
+)
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_value_in_any_cell_gives_a_profile_error_or_frames_and_nothing_else(
+    profile, tmp_path, changes
+):
     path = tmp_path / "altered.pop"
     shutil.copy(profile, path)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -394,7 +463,9 @@ def test_any_value_in_any_cell_gives_a_profile_error_or_frames_and_nothing_else(
             key = getattr(record, "key", "rowid")
             which = f"({key}) IN (SELECT {key} FROM {record.table} LIMIT 1 OFFSET {row})"
             with suppress(sqlite3.Error):
-                connection.execute(f"UPDATE {record.table} SET {column} = ? WHERE {which}", (value,))
+                connection.execute(
+                    f"UPDATE {record.table} SET {column} = ? WHERE {which}", (value,)
+                )
     for read in (read_everything, read_as_libpva):
         with suppress(ProfileError):
             read(path)
@@ -403,7 +474,10 @@ def test_any_value_in_any_cell_gives_a_profile_error_or_frames_and_nothing_else(
 @pytest.mark.parametrize(
     ("sql", "problem"),
     [
-        ("UPDATE target SET num_ipus = 60000, num_replicas = 30000, tiles_per_ipu = 60000", "tiles are more than"),
+        (
+            "UPDATE target SET num_ipus = 60000, num_replicas = 30000, tiles_per_ipu = 60000",
+            "tiles are more than",
+        ),
         ("UPDATE target SET num_replicas = 3", "2 IPUs are not 3 replicas of 2"),
         ("UPDATE target SET ipus_per_replica = 0", "replicas of 0"),
         ("UPDATE program_tree SET parent = 999 WHERE id = 1", "program tree"),
@@ -426,7 +500,11 @@ BOMB = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 27))
         ("UPDATE vectors SET length = 'many'", (), "at most"),
         ("UPDATE vectors SET dtype = '|O'", (), "unknown element type"),
         ("UPDATE vectors SET data = ?", (BOMB,), "bytes where"),
-        ("UPDATE vectors SET data = ?, length = 1 << 24, dtype = '<i8'", (BOMB,), "vectors together|at most 8"),
+        (
+            "UPDATE vectors SET data = ?, length = 1 << 24, dtype = '<i8'",
+            (BOMB,),
+            "vectors together|at most 8",
+        ),
         ("UPDATE vectors SET data = ?", (b"garbage",), "damaged blob"),
         ("DELETE FROM vectors", (), "vector .* is missing"),
         ("DROP TABLE vectors", (), "table vectors is missing"),
@@ -452,13 +530,18 @@ BOMB = zstandard.ZstdCompressor(level=19).compress(bytes(1 << 27))
         ("UPDATE options SET value = '{'", (), "no JSON"),
         ("UPDATE meta SET value = '[' || replace(hex(zeroblob(100000)), '0', '[')", (), "no JSON"),
         (
-            "DROP TABLE stages; CREATE VIEW stages AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
-            " SELECT i AS id FROM n",
+            (
+                "DROP TABLE stages; CREATE VIEW stages AS WITH RECURSIVE n(i) AS (SELECT 1 UNION"
+                " ALL SELECT i + 1 FROM n) SELECT i AS id FROM n"
+            ),
             (),
             "table stages is missing",
         ),
         (
-            "DROP TABLE options; CREATE TABLE options(name TEXT, value TEXT AS (hex(zeroblob(1 << 20))) VIRTUAL)",
+            (
+                "DROP TABLE options; CREATE TABLE options(name TEXT, value TEXT AS (hex(zeroblob(1"
+                " << 20))) VIRTUAL)"
+            ),
             (),
             "column options.value is missing",
         ),
@@ -480,7 +563,11 @@ def test_hostile_content_is_named(copy, sql, values, problem):
 
 def test_an_id_twice_is_named(copy):
     views = "".join(f"DROP VIEW {view.name};" for view in schema.VIEWS)
-    alter(copy, views + "CREATE TABLE other AS SELECT * FROM bodies; INSERT INTO other SELECT * FROM bodies")
+    alter(
+        copy,
+        views
+        + "CREATE TABLE other AS SELECT * FROM bodies; INSERT INTO other SELECT * FROM bodies",
+    )
     alter(copy, "DROP TABLE bodies; ALTER TABLE other RENAME TO bodies")
     with pytest.raises(ProfileError, match="bodies has an id twice"):
         read_everything(copy)

@@ -1,4 +1,6 @@
-"""What plain SQL finds in a profile, held against what `profiler` reads from its vectors; and older formats."""
+"""What plain SQL finds in a profile, held against what `profiler` reads from its vectors; and older
+formats.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_bytes_on_tiles_are_the_reports(path, report):
             assert found[name].tolist() == tiles[name].tolist(), name
     room = ask(path, "SELECT * FROM tile_headroom").set_index("ipu")
     tiles = report.tiles(1)
-    assert room.loc[1, "bytes"] == tiles["total"].max() == tiles["total"][room.loc[1, "fullest_tile"]]
+    assert (
+        room.loc[1, "bytes"] == tiles["total"].max() == tiles["total"][room.loc[1, "fullest_tile"]]
+    )
     assert room.loc[1, "free_bytes"] == report.target.bytes_per_tile - tiles["total"].max()
 
 
@@ -76,27 +80,41 @@ def test_variables_on_tiles_are_the_reports(path, report):
         held = np.zeros(report.target.tiles_per_ipu, dtype=np.int64)
         held[of["tile"] - variable["ipu"] * report.target.tiles_per_ipu] = of["size_bytes"]
         assert held.tolist() == report.variable_tiles(id).tolist()
-        assert set(of["string"]) == {variable["name"]} and set(of["category"]) == {variable["category"]}
+        assert set(of["string"]) == {variable["name"]} and set(of["category"]) == {
+            variable["category"]
+        }
     assert set(found["id"]) == set(report.variables.index[report.variables["bytes"] > 0])
 
 
 def test_sql_written_for_the_vendors_file_runs(path, report):
     """The columns that facts/pva.md (2.1) lists; step ids go through all runs."""
-    of_type = ask(path, "SELECT type, sum(cycles) AS cycles FROM steps JOIN steps_by_ipu ON step_id = id GROUP BY type")
+    of_type = ask(
+        path,
+        "SELECT type, sum(cycles) AS cycles FROM steps JOIN steps_by_ipu ON step_id = id GROUP BY"
+        " type",
+    )
     steps = pd.concat([report.steps(run) for run in report.runs["run"]])
     type_of = report.program_steps().set_index("step")["type"]
     steps = steps[steps["step"] >= 0]
     wanted = (steps["end"] - steps["start"]).groupby(steps["step"].map(type_of)).sum()
     assert dict(of_type.itertuples(index=False)) == wanted.to_dict()
-    busy = ask(path, "SELECT step_id, active_tiles, cycles, cycles_base, active_cycles_from_min, active_cycles_to_max, "
-                     "tile_balance, program, compute_set FROM steps JOIN steps_by_ipu ON step_id = id "
-                     "WHERE type = 'OnTileExecute'")  # fmt: skip
+    busy = ask(
+        path,
+        "SELECT step_id, active_tiles, cycles, cycles_base, active_cycles_from_min,"
+        " active_cycles_to_max, tile_balance, program, compute_set FROM steps JOIN steps_by_ipu ON"
+        " step_id = id WHERE type = 'OnTileExecute'",
+    )
     assert (busy["active_cycles_from_min"] == 0).all() and busy["tile_balance"].between(0, 1).all()
     assert (busy["active_cycles_to_max"] <= busy["cycles"]).all()
     assert busy["active_tiles"].between(1, report.target.tiles_per_ipu).all()
-    names = ask(path, "SELECT p.name, c.name AS vertex_set FROM steps s JOIN programs p ON p.id = s.program "
-                      "JOIN compute_sets c USING (compute_set)")  # fmt: skip
-    assert set(names["vertex_set"]) == set(report.program_steps().query("type == 'OnTileExecute'")["name"])
+    names = ask(
+        path,
+        "SELECT p.name, c.name AS vertex_set FROM steps s JOIN programs p ON p.id = s.program "
+        "JOIN compute_sets c USING (compute_set)",
+    )
+    assert set(names["vertex_set"]) == set(
+        report.program_steps().query("type == 'OnTileExecute'")["name"]
+    )
     total = ask(path, "SELECT total FROM execution_cycle_totals")["total"]
     assert total.tolist() == report.runs["cycles"].tolist()
 
@@ -109,15 +127,22 @@ def test_activity_of_a_step_by_hand():
         (row,) = plain.step_activity([step])
         return row
 
-    assert one(tile_cycles=[0, 40, 80, 0]) == records.StepActivity(0, 2, 40, 80, 30 / 80, 60 / 80, 0, 0)
+    assert one(tile_cycles=[0, 40, 80, 0]) == records.StepActivity(
+        0, 2, 40, 80, 30 / 80, 60 / 80, 0, 0
+    )
     assert one(tile_cycles=[0, 0]) == records.StepActivity(0, 0, 0, 0, 1.0, 1.0, 0, 0)
-    assert one(bytes_in=[8, 0, 4], bytes_out=[0, 0, 12]) == records.StepActivity(0, 2, 100, 100, 1.0, 1.0, 12, 12)
+    assert one(bytes_in=[8, 0, 4], bytes_out=[0, 0, 12]) == records.StepActivity(
+        0, 2, 100, 100, 1.0, 1.0, 12, 12
+    )
     with pytest.raises(ValueError, match="step 0: bytes in and out"):
         one(bytes_in=[8, 0, 4], bytes_out=[0])
 
 
 def test_runs_of_equal_bytes_by_hand():
-    found = [(run.first_tile, run.last_tile, run.bytes) for run in plain.tile_runs(3, np.array([0, 4, 4, 0, 0, 8, 4]))]
+    found = [
+        (run.first_tile, run.last_tile, run.bytes)
+        for run in plain.tile_runs(3, np.array([0, 4, 4, 0, 0, 8, 4]))
+    ]
     assert found == [(1, 2, 4), (5, 5, 8), (6, 6, 4)]
     assert list(plain.tile_runs(3, np.zeros(0))) == []
 
@@ -162,7 +187,9 @@ def test_upgrading_gives_the_same_profile_with_the_plain_tables(old, path, capsy
     pd.testing.assert_frame_equal(first.tiles(0), second.tiles(0))
     assert first.meta["model"] == second.meta["model"]
     capsys.readouterr()
-    assert ipu_report(["doctor", "--upgrade", str(old)]) == 0, "a second time there is nothing to do"
+    assert ipu_report(["doctor", "--upgrade", str(old)]) == 0, (
+        "a second time there is nothing to do"
+    )
 
 
 def test_what_cannot_be_upgraded_says_why_and_stays(old, path, tmp_path):

@@ -24,7 +24,12 @@ from tests.synthetic import synthetic_profile
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     """A compiled model that was run twice, on two replicas."""
-    options = ipu_exec.Options().deviceIterations(2).showCompilationProgressBar(False).replicationFactor(2)
+    options = (
+        ipu_exec.Options()
+        .deviceIterations(2)
+        .showCompilationProgressBar(False)
+        .replicationFactor(2)
+    )
     options.Training.gradientAccumulation(8)
     options.setExecutionStrategy(PipelinedExecution("B1", "B2", "B3", "B4"))
     model = Mnist()
@@ -50,12 +55,17 @@ def report(path):
 
 def test_the_target_is_the_reports(report, plain):
     target, known = report.compilation.target, plain.target
-    assert target.type == pva.Target.Type.IpuModel and target.architecture == pva.IPU.Architecture.Ipu2
+    assert (
+        target.type == pva.Target.Type.IpuModel and target.architecture == pva.IPU.Architecture.Ipu2
+    )
     assert (target.numIPUs, target.numReplicas, target.ipusPerReplica) == (8, 2, 4)
     assert target.numTiles == 8 * target.tilesPerIpu == 8 * 1472
     assert target.tilesPerReplica == 4 * 1472
     assert (target.bytesPerTile, target.bytesPerIPU) == (638_976, 940_572_672)
-    assert target.totalMemory == 8 * target.bytesPerIPU and target.memoryPerReplica == 4 * target.bytesPerIPU
+    assert (
+        target.totalMemory == 8 * target.bytesPerIPU
+        and target.memoryPerReplica == 4 * target.bytesPerIPU
+    )
     assert target.clockFrequency == known.clock_hz
     assert report.version.major == known_format(plain) and not report.version.isUnstableFormat
     assert report.poplarVersion.string.startswith("0.") and report.poplarVersion.packageHash == ""
@@ -79,11 +89,18 @@ def test_programs_are_the_tree(report, plain):
     for program in programs:
         wanted = tree[tree["parent"] == program._id]["id"].tolist()
         assert [child._id for child in program.children] == wanted
-    assert len(set(programs)) == len(programs) and programs[3] == programs[3] and programs[3] != programs[4]
+    assert (
+        len(set(programs)) == len(programs)
+        and programs[3] == programs[3]
+        and programs[3] != programs[4]
+    )
     assert dict.fromkeys(programs, 1)[programs[5]] == 1
     names = {type(program).__name__ for program in programs}
     assert names >= {"OnTileExecuteProgram", "DoExchangeProgram", "StreamCopyMidProgram", "Program"}
-    assert {program.name for program in programs if program.type == pva.Program.Type.Sync} == {"Internal", "External"}
+    assert {program.name for program in programs if program.type == pva.Program.Type.Sync} == {
+        "Internal",
+        "External",
+    }
     assert report.compilation.programs[-1] == programs[len(programs) - 1]
     with pytest.raises(IndexError, match="no entry"):
         programs[len(programs)]
@@ -109,27 +126,38 @@ def test_a_visitor_is_called_for_its_types_and_does_not_mind_the_others(report):
     assert visitor.seen["OnTileExecuteProgram"] == types[pva.Program.Type.OnTileExecute] > 50
     assert visitor.seen["DoExchangeProgram"] == types[pva.Program.Type.DoExchange] > 50
     assert sum(visitor.seen.values()) < len(report.compilation.programs)
-    methods = [name.removeprefix("visit") for name in dir(pva.ProgramVisitor) if name.startswith("visit")]
+    methods = [
+        name.removeprefix("visit") for name in dir(pva.ProgramVisitor) if name.startswith("visit")
+    ]
     assert set(methods) == set(pva.Program.Type.__members__)
 
 
 def test_compute_sets_and_vertices_are_the_reports(report, plain):
     sets = report.compilation.computeSets
     steps = plain.program_steps()
-    assert report.compilation.graph.numComputeSets == len(sets) == int((steps["type"] == "OnTileExecute").sum())
+    assert (
+        report.compilation.graph.numComputeSets
+        == len(sets)
+        == int((steps["type"] == "OnTileExecute").sum())
+    )
     total = 0
     for found in sets:
         of_ipu = np.array(found.estimatedCyclesByTile).reshape(8, -1)
         assert of_ipu[:4].tolist() == of_ipu[4:].tolist(), "replicas do the same"
         counts = [np.array(vertex.countByTile) for vertex in found.vertices]
-        assert all(vertex.count * 2 == count.sum() for vertex, count in zip(found.vertices, counts, strict=True))
+        assert all(
+            vertex.count * 2 == count.sum()
+            for vertex, count in zip(found.vertices, counts, strict=True)
+        )
         total += sum(int(count.sum()) for count in counts) // 2
     assert report.compilation.graph.numVertices == total > 10_000
     step = steps[steps["type"] == "OnTileExecute"].iloc[7]
     program = next(p for p in report.compilation.programs if p._id == step["program"])
     ipu = int(step["ipu"])
     tiles = program.computeset.estimatedCyclesByTile[ipu * 1472 : (ipu + 1) * 1472]
-    assert tiles == plain.step_tiles(step["step"])["cycles"].tolist() and max(tiles) == step["cycles"]
+    assert (
+        tiles == plain.step_tiles(step["step"])["cycles"].tolist() and max(tiles) == step["cycles"]
+    )
     kinds = plain.vertices(step["step"])
     assert {vertex.type.name: vertex.count for vertex in program.computeset.vertices} == dict(
         zip(kinds["vertex_type"], kinds["count"], strict=True)
@@ -147,7 +175,9 @@ def test_code_of_programs_adds_up_to_no_more_than_the_tiles_have(report):
     categories = [tile.memory.category for tile in report.compilation.tiles]
     assert exchange.tolist() == [category.internalExchangeCode.total for category in categories]
     assert control.tolist() == [category.controlCode.total for category in categories]
-    assert report.compilation.programs[0].controlCodeByTile == control.tolist(), "children's are a program's own too"
+    assert report.compilation.programs[0].controlCodeByTile == control.tolist(), (
+        "children's are a program's own too"
+    )
 
 
 # -- memory ------------------------------------------------------------------------------------------------
@@ -159,7 +189,9 @@ def test_tiles_hold_what_the_report_says(report, plain):
         for group in (report.compilation.ipus[ipu], report.compilation.ipus[ipu + 4]):
             memory = [tile.memory for tile in group.tiles]
             assert [one.total.includingGaps for one in memory] == frame["total"].tolist()
-            assert [one.total.excludingGaps for one in memory] == frame["total_excluding_gaps"].tolist()
+            assert [one.total.excludingGaps for one in memory] == frame[
+                "total_excluding_gaps"
+            ].tolist()
             assert [one.alwaysLiveBytes for one in memory] == frame["always_live"].tolist()
             assert {one.overflowed.includingGaps for one in memory} == {0}
             packed = [one.alwaysLiveBytes + one.notAlwaysLiveBytes for one in memory]
@@ -170,17 +202,28 @@ def test_tiles_hold_what_the_report_says(report, plain):
 
 def test_categories_add_up(report, plain):
     variables = plain.variables
-    for name in ("vertexCode", "controlCode", "internalExchangeCode", "vertexInstanceState", "stack"):
+    for name in (
+        "vertexCode",
+        "controlCode",
+        "internalExchangeCode",
+        "vertexInstanceState",
+        "stack",
+    ):
         wanted = int(variables[variables["category"] == name]["bytes"].sum())
         tiles = report.compilation.tiles[: 4 * 1472]
         assert sum(getattr(tile.memory.category, name).total for tile in tiles) == wanted > 0, name
     for tile in report.compilation.tiles[::97]:
         memory = tile.memory
-        assert sum(vertex.codeBytes for vertex in memory.vertices) == memory.category.vertexCode.total
+        assert (
+            sum(vertex.codeBytes for vertex in memory.vertices) == memory.category.vertexCode.total
+        )
         category = memory.category.variable
         assert category.total == category.nonInterleaved.total + category.interleaved.total
         assert category.nonInterleaved.overlapped >= 0
-        always = sum(getattr(memory.category, name).nonInterleaved.nonOverlapped for name in dir(memory.category))
+        always = sum(
+            getattr(memory.category, name).nonInterleaved.nonOverlapped
+            for name in dir(memory.category)
+        )
         assert always == memory.alwaysLiveBytes
     with pytest.raises(AttributeError, match="no category 'code'"):
         _ = report.compilation.tiles[0].memory.category.code
@@ -195,14 +238,22 @@ def test_liveness_is_the_reports(report, plain):
         live, own = plain.liveness(ipu), plain.program_steps(ipu)
         found = [steps[at[id]].notAlwaysLiveMemoryForIpu(ipu).bytes for id in own["program"]]
         assert found == live["not_always_live"].tolist()
-        assert steps[at[own["program"].iloc[3]]].notAlwaysLiveMemoryForIpu(ipu + 4).bytes == found[3]
+        assert (
+            steps[at[own["program"].iloc[3]]].notAlwaysLiveMemoryForIpu(ipu + 4).bytes == found[3]
+        )
         grid = plain.liveness_map(ipu, tiles=slice(7, 8), what="not_always_live")[:, 0]
         tile = ipu * 1472 + 7
-        assert [steps[at[id]].notAlwaysLiveMemoryForTile(tile).bytes for id in own["program"]] == grid.tolist()
+        assert [
+            steps[at[id]].notAlwaysLiveMemoryForTile(tile).bytes for id in own["program"]
+        ] == grid.tolist()
     for step in steps[::29]:
         of_ipus = [step.notAlwaysLiveMemoryForIpu(ipu) for ipu in range(4)]
         whole = step.notAlwaysLiveMemory
-        assert whole.bytes == sum(one.bytes for one in of_ipus) == sum(variable.size for variable in whole.variables)
+        assert (
+            whole.bytes
+            == sum(one.bytes for one in of_ipus)
+            == sum(variable.size for variable in whole.variables)
+        )
         on_tile = step.notAlwaysLiveMemoryForTile(3)
         assert on_tile.bytes == sum(variable.size for variable in on_tile.variables)
     assert report.compilation.tilesWithLivenessInfo == list(range(8 * 1472))
@@ -211,10 +262,18 @@ def test_liveness_is_the_reports(report, plain):
 def test_what_always_lives_is_told_by_name_or_category(report):
     always = report.compilation.alwaysLiveVariables
     tiles = report.compilation.tiles[: 4 * 1472]
-    assert sum(variable.size for variable in always) == sum(tile.memory.alwaysLiveBytes for tile in tiles)
+    assert sum(variable.size for variable in always) == sum(
+        tile.memory.alwaysLiveBytes for tile in tiles
+    )
     of_tile = {v.name: v.size for v in report.compilation.alwaysLiveVariablesForTile(700)}
     assert sum(of_tile.values()) == report.compilation.tiles[700].memory.alwaysLiveBytes
-    code = ("vertexCode", "vertexInstanceState", "internalExchangeCode", "controlCode", "hostExchangeCode")
+    code = (
+        "vertexCode",
+        "vertexInstanceState",
+        "internalExchangeCode",
+        "controlCode",
+        "hostExchangeCode",
+    )
     for name in code:
         assert of_tile[name] == getattr(report.compilation.tiles[700].memory.category, name).total
     assert "copyDescriptor" in of_tile, "a category is there even where nothing is in it"
@@ -233,7 +292,9 @@ def test_lowered_variables_are_the_pieces_of_variables(report, plain):
     for index in (0, 1, 12_345, len(brief) - 1):
         one = brief[index]
         assert one._id == index
-        (same,) = [v for v in report.compilation.loweredVariables.forTile(one.tileId) if v._id == one.id]
+        (same,) = [
+            v for v in report.compilation.loweredVariables.forTile(one.tileId) if v._id == one.id
+        ]
         assert (same.name, same.bytes, same) == (one.name, one.bytes, one)
     for tile in (0, 1472 * 3 + 9):
         of_tile = report.compilation.loweredVariables.forTile(tile)
@@ -261,7 +322,11 @@ def lives(equivalence, step):
 def test_executed_steps_are_the_reports(report, plain):
     runs = report.execution.runs
     assert [run.name for run in runs] == ["run 0", "run 1"]
-    assert report.execution.totalCycles.total == report.execution.totalCycles == plain.runs["cycles"].sum()
+    assert (
+        report.execution.totalCycles.total
+        == report.execution.totalCycles
+        == plain.runs["cycles"].sum()
+    )
     assert len(report.execution.steps) == sum(len(run.steps) for run in runs)
     for number, run in enumerate(runs):
         frame = plain.steps(number)
@@ -271,14 +336,21 @@ def test_executed_steps_are_the_reports(report, plain):
         for step in run.steps:
             for ipu, part in enumerate(step.ipus):
                 spent[0][ipu] += part.cycles
-                assert part.activeCycles.cyclesTo.max - part.activeCycles.cyclesFrom.max == part.cycles
+                assert (
+                    part.activeCycles.cyclesTo.max - part.activeCycles.cyclesFrom.max == part.cycles
+                )
                 moved += part.dataIn
         assert spent[0] == spent[1] * 2
         sums = plain.program_steps().set_index("step")["bytes_in"]
         assert moved == 2 * int(sums.loc[frame["step"]].sum())
         microseconds = run.microseconds.end - run.microseconds.start
-        assert microseconds == pytest.approx(plain.runs["cycles"][number] / plain.target.clock_hz * 1e6, abs=1)
-    times = [(s.ipus[0].activeCycles.cyclesFrom.max, s.ipus[0].activeCycles.cyclesTo.max) for s in runs[0].steps]
+        assert microseconds == pytest.approx(
+            plain.runs["cycles"][number] / plain.target.clock_hz * 1e6, abs=1
+        )
+    times = [
+        (s.ipus[0].activeCycles.cyclesFrom.max, s.ipus[0].activeCycles.cyclesTo.max)
+        for s in runs[0].steps
+    ]
     assert max(to for _, to in times) - min(start for start, _ in times) <= plain.runs["cycles"][0]
 
 
@@ -287,14 +359,22 @@ def test_what_ipus_do_together_is_one_step(report, plain):
     steps = report.execution.runs[0].steps
     exchanges = [step for step in steps if step.program.type == pva.Program.Type.GlobalExchange]
     cycles = plain.pipeline_cycles(0)
-    assert len(exchanges) == 2 * len(cycles), "one a pipeline cycle, and one between the replicas before the update"
+    assert len(exchanges) == 2 * len(cycles), (
+        "one a pipeline cycle, and one between the replicas before the update"
+    )
     assert all(sum(part.cycles > 0 for part in step.ipus) >= 2 for step in exchanges[1:-1][:3])
-    syncs = [s for s in steps if s.program.type == pva.Program.Type.Sync and s.program.name == "External"]
+    syncs = [
+        s for s in steps if s.program.type == pva.Program.Type.Sync and s.program.name == "External"
+    ]
     assert syncs and all(part.cycles > 0 for part in syncs[0].ipus)
     alone = next(step for step in steps if step.program.type == pva.Program.Type.OnTileExecute)
     assert sum(part.cycles > 0 for part in alone.ipus) == 2, "one IPU of each replica"
     idle = next(part for part in alone.ipus if part.cycles == 0)
-    assert idle.activeCycles.cyclesFrom.max == idle.activeCycles.cyclesTo.max == alone.allCycles.cyclesFrom.min
+    assert (
+        idle.activeCycles.cyclesFrom.max
+        == idle.activeCycles.cyclesTo.max
+        == alone.allCycles.cyclesFrom.min
+    )
 
 
 def test_a_compute_step_says_what_its_tiles_did(report):
@@ -306,11 +386,15 @@ def test_a_compute_step_says_what_its_tiles_did(report):
             if step.program.type == pva.Program.Type.OnTileExecute and part.cycles:
                 busy = own[own > 0]
                 assert own.max() <= part.cycles
-                assert part.activeCycles.cyclesTo.min == part.activeCycles.cyclesFrom.min + busy.min()
+                assert (
+                    part.activeCycles.cyclesTo.min == part.activeCycles.cyclesFrom.min + busy.min()
+                )
                 assert part.tileBalance == pytest.approx(own.mean() / own.max())
                 assert part.activeTileBalance == pytest.approx(busy.mean() / own.max())
                 (compute_set,) = step.computeSets
-                assert compute_set.cyclesByTile == compute_set.estimatedCyclesByTile == tiles.tolist()
+                assert (
+                    compute_set.cyclesByTile == compute_set.estimatedCyclesByTile == tiles.tolist()
+                )
         if step.program.type != pva.Program.Type.OnTileExecute:
             assert step.computeSets == []
 
@@ -356,9 +440,18 @@ def test_operations_say_where_they_come_from(report, plain):
         assert about["torch_schema"].startswith("aten.")
     forward = next(operation for operation in named if operation.name == "conv1/convolution")
     assert os.path.basename(forward.debugContext.location.fileName) == "models.py"
-    line = (ROOT / "tests" / "models.py").read_text().splitlines()[forward.debugContext.location.lineNumber - 1]
+    line = (
+        (ROOT / "tests" / "models.py")
+        .read_text()
+        .splitlines()[forward.debugContext.location.lineNumber - 1]
+    )
     assert "self.conv1(x)" in line
-    assert json.loads(forward.debugContext.json)["inputs"] == ["conv1.bias", "conv1.weight", "input.0", "input.0/stash"]
+    assert json.loads(forward.debugContext.json)["inputs"] == [
+        "conv1.bias",
+        "conv1.weight",
+        "input.0",
+        "input.0/stash",
+    ]
     assert json.loads(forward.debugContext.json)["outputs"] == ["conv1/convolution:0"]
 
 
@@ -370,7 +463,10 @@ def test_every_step_is_in_one_operation(report):
     for operation in operations:
         if operation.programs():
             first, last = steps[operation.firstStepIndex], steps[operation.lastStepIndex]
-            assert first.program == operation.programs()[0] and last.program == operation.programs()[-1]
+            assert (
+                first.program == operation.programs()[0]
+                and last.program == operation.programs()[-1]
+            )
         else:
             assert operation.firstStepIndex == operation.lastStepIndex == -1
     nameless = [json.loads(one.debugContext.json)["name"] for one in operations if not one.name]
@@ -382,7 +478,9 @@ def test_variables_of_programs_live_where_they_are_used(report):
     for at in range(0, len(steps), 13):
         for variable in list(steps[at].program.vars)[::1500]:
             assert lives(variable.equivalenceClass, at), (steps[at].program.name, variable.name)
-    operation = next(o for o in pva.OperationAnalysis(report).operations if o.name == "conv1/convolution")
+    operation = next(
+        o for o in pva.OperationAnalysis(report).operations if o.name == "conv1/convolution"
+    )
     names = {variable.name for variable in operation.vars}
     assert {"conv1.weight", "conv1.bias", "input.0", "conv1/convolution:0"} <= names
     assert "conv2.weight" not in names
@@ -393,13 +491,22 @@ def test_variables_of_programs_live_where_they_are_used(report):
 
 def test_objects_can_be_read_and_found_with_dir(report):
     report.listPrintLength(2)
-    assert "... " in repr(report.compilation.programs) and repr(report.compilation.programs).count("Program(") == 2
+    assert (
+        "... " in repr(report.compilation.programs)
+        and repr(report.compilation.programs).count("Program(") == 2
+    )
     report.listPrintLength(10)
     words = repr(report)
     assert "numIPUs=8" in words and "run 1" in words
     for found, names in (
-        (report, {"compilation", "execution", "poplarVersion", "version", "instrumentationSettings"}),
-        (report.compilation, {"graph", "target", "tiles", "ipus", "programs", "computeSets", "loweredVariables"}),
+        (
+            report,
+            {"compilation", "execution", "poplarVersion", "version", "instrumentationSettings"},
+        ),
+        (
+            report.compilation,
+            {"graph", "target", "tiles", "ipus", "programs", "computeSets", "loweredVariables"},
+        ),
         (report.execution.steps[0], {"program", "cyclesByTile", "computeSets", "ipus"}),
         (report.compilation.tiles[0].memory.category, {"vertexCode", "constant", "copyDescriptor"}),
     ):
@@ -419,16 +526,19 @@ def test_a_script_under_ipu_run_imports_it_as_pva(tmp_path):
     profile = synthetic_profile(tmp_path / "profile.pop")
     script = tmp_path / "client.py"
     script.write_text(
-        "import pva, pva.pva_core, sys\nfrom pva import openReport, ProgramVisitor\n"
-        "assert pva.pva_core.ExecutionStep is pva.ExecutionStep\n"
-        "report = openReport(sys.argv[1])\nprint(sum(step.ipus[0].cycles for step in report.execution.steps))\n"
+        "import pva, pva.pva_core, sys\nfrom pva import openReport, ProgramVisitor\nassert"
+        " pva.pva_core.ExecutionStep is pva.ExecutionStep\nreport ="
+        " openReport(sys.argv[1])\nprint(sum(step.ipus[0].cycles for step in"
+        " report.execution.steps))\n"
     )
     run = "import sys; from ipu_exec.run import main; sys.exit(main())"
     command = [sys.executable, "-c", run, str(script), str(profile)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     known = open_report(profile)
     frames = [known.steps(run, 0) for run in known.runs["run"]]
-    assert int(done.stdout) == sum(int(frame[frame["step"] >= 0]["cycles"].sum()) for frame in frames)
+    assert int(done.stdout) == sum(
+        int(frame[frame["step"] >= 0]["cycles"].sum()) for frame in frames
+    )
 
 
 def test_a_file_that_is_no_profile_is_named(tmp_path):

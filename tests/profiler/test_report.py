@@ -27,7 +27,9 @@ TILES, MICRO_BATCHES, ITERATIONS = 16, 8, 3
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     where = tmp_path_factory.mktemp("report") / "profile.pop"
-    return synthetic_profile(where, ipus=3, tiles=TILES, micro_batches=MICRO_BATCHES, iterations=ITERATIONS)
+    return synthetic_profile(
+        where, ipus=3, tiles=TILES, micro_batches=MICRO_BATCHES, iterations=ITERATIONS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +40,69 @@ def report(path) -> Report:
 # -- the contract ----------------------------------------------------------------------------------------
 
 COLUMNS = {
-    "stages": "stage ipu blocks forward_cycles backward_cycles recompute_cycles update_cycles cycles share "
-    "stash_depth stash_bytes weight_bytes copy_bytes",
-    "blocks": "block name stage ipu forward_cycles backward_cycles update_cycles weight_bytes input_bytes copy_bytes "
-    "copy_back_bytes",
-    "ops": "name aten direction block stage ipu module file line forward_op flops cycles estimated plan block_name",
+    "stages": (
+        "stage ipu blocks forward_cycles backward_cycles recompute_cycles update_cycles cycles"
+        " share stash_depth stash_bytes weight_bytes copy_bytes"
+    ),
+    "blocks": (
+        "block name stage ipu forward_cycles backward_cycles update_cycles weight_bytes input_bytes"
+        " copy_bytes copy_back_bytes"
+    ),
+    "ops": (
+        "name aten direction block stage ipu module file line forward_op flops cycles estimated"
+        " plan block_name"
+    ),
     "program": "id parent position type name repeat",
     "bodies": "body name ipu stage kind direction cycles steps",
     "runs": "run name iterations start end cycles host_start_us host_end_us",
-    "variables": "name ipu category role op block stage dtype shape bytes interleaved always_live start stop",
-    "program_steps()": "step ipu position name type kind direction stage block op cycles program bytes_in bytes_out "
-    "active_tiles tile_balance",
+    "variables": (
+        "name ipu category role op block stage dtype shape bytes interleaved always_live start stop"
+    ),
+    "program_steps()": (
+        "step ipu position name type kind direction stage block op cycles program bytes_in"
+        " bytes_out active_tiles tile_balance"
+    ),
     "pipeline_cycles()": "position phase start end cycles slowest_ipu",
-    "tasks()": "iteration pipeline_cycle phase ipu body name kind direction stage micro_batch start end cycles",
-    "steps()": "iteration pipeline_cycle phase ipu body stage direction micro_batch step op block kind type name "
-    "start end cycles",
-    "cycle_proportions()": "ipu compute exchange sync external%sync global%exchange host%I/O idle total",
-    "tiles(0)": "tile total total_excluding_gaps always_live not_always_live_peak peak peak_step free overflow",
+    "tasks()": (
+        "iteration pipeline_cycle phase ipu body name kind direction stage micro_batch start end"
+        " cycles"
+    ),
+    "steps()": (
+        "iteration pipeline_cycle phase ipu body stage direction micro_batch step op block kind"
+        " type name start end cycles"
+    ),
+    "cycle_proportions()": (
+        "ipu compute exchange sync external%sync global%exchange host%I/O idle total"
+    ),
+    "tiles(0)": (
+        "tile total total_excluding_gaps always_live not_always_live_peak peak peak_step free"
+        " overflow"
+    ),
     "memory()": "ipu category role bytes max_tile_bytes",
-    "liveness(0)": "position name op block direction always_live not_always_live total max_tile max_tile_bytes",
+    "liveness(0)": (
+        "position name op block direction always_live not_always_live total max_tile max_tile_bytes"
+    ),
     "live_variables(0, 2)": "variable name category role op block bytes",
     "vertices(2)": "vertex_type count tiles code_bytes state_bytes",
 }
-TEXTS = {"name", "blocks", "aten", "direction", "module", "file", "plan", "block_name", "type", "kind", "phase",
-         "category", "role", "dtype", "shape", "vertex_type"}  # fmt: skip
+TEXTS = {
+    "name",
+    "blocks",
+    "aten",
+    "direction",
+    "module",
+    "file",
+    "plan",
+    "block_name",
+    "type",
+    "kind",
+    "phase",
+    "category",
+    "role",
+    "dtype",
+    "shape",
+    "vertex_type",
+}
 
 
 @pytest.mark.parametrize("what", COLUMNS)
@@ -74,39 +115,59 @@ def test_frames_of_a_profile_without_rows_have_the_same_columns(tmp_path):
         writer.add([records.Target("mk2", "ipu2", 1, 1, 1, 4, 100, 50, 1e9, 6)])
         report = open_report(writer.publish())
     for what, columns in COLUMNS.items():
-        if what.split("(")[0] not in ("pipeline_cycles", "tasks", "steps", "cycle_proportions", "vertices"):
+        if what.split("(")[0] not in (
+            "pipeline_cycles",
+            "tasks",
+            "steps",
+            "cycle_proportions",
+            "vertices",
+        ):
             check_frame(report, what.replace("2", "0"), columns)
 
 
 def check_frame(report: Report, what: str, columns: str) -> None:
     def ask() -> pd.DataFrame:
         name, *arguments = what.rstrip(")").split("(")
-        return getattr(report, name)(*map(int, filter(None, arguments[0].split(",")))) if arguments else (
-            getattr(report, name)
-        )  # fmt: skip
+        return (
+            getattr(report, name)(*map(int, filter(None, arguments[0].split(","))))
+            if arguments
+            else (getattr(report, name))
+        )
 
     frame = ask()
     assert list(frame) == [name.replace("%", " ") for name in columns.split()]
     for name in frame:
-        kind = "str" if name in TEXTS else "float64" if name in ("share", "tile_balance") else "int64"
+        kind = (
+            "str" if name in TEXTS else "float64" if name in ("share", "tile_balance") else "int64"
+        )
         assert frame[name].dtype == kind, name
     if not what.startswith(("live_variables", "vertices")):
         assert ask() is frame, "a frame is made once"
 
 
 def test_meta_options_and_target(report):
-    assert {"format": schema.VERSION, "kind": "training", "model": "Synthetic", "state": "executed", "complete": True,
-            "micro_batch": 40, "warnings": []}.items() <= report.meta.items()  # fmt: skip
+    assert {
+        "format": schema.VERSION,
+        "kind": "training",
+        "model": "Synthetic",
+        "state": "executed",
+        "complete": True,
+        "micro_batch": 40,
+        "warnings": [],
+    }.items() <= report.meta.items()
     assert report.options["Training.gradientAccumulation"] == MICRO_BATCHES
     assert (report.target.num_ipus, report.target.tiles_per_ipu) == (3, TILES)
 
 
 def test_importing_loads_neither_pandas_nor_torch_and_opening_is_quick(path):
     code = (
-        "import sys, time, profiler; start = time.perf_counter(); report = profiler.open_report(sys.argv[1])\n"
-        "report.meta; print(time.perf_counter() - start, 'pandas' in sys.modules, 'torch' in sys.modules)"
+        "import sys, time, profiler; start = time.perf_counter(); report ="
+        " profiler.open_report(sys.argv[1])\nreport.meta; print(time.perf_counter() - start,"
+        " 'pandas' in sys.modules, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     seconds, *loaded = done.stdout.split()
     assert loaded == ["False", "False"]
     assert float(seconds) < 0.1
@@ -154,12 +215,22 @@ def test_program_steps_sum_up_their_tiles(report):
             assert row.active_tiles == (tiles["cycles"] > 0).sum()
             assert row.tile_balance == pytest.approx(tiles["cycles"].mean() / tiles["cycles"].max())
         if row.op >= 0:
-            assert (row.direction, row.block) == tuple(report.ops.loc[row.op, ["direction", "block"]])
+            assert (row.direction, row.block) == tuple(
+                report.ops.loc[row.op, ["direction", "block"]]
+            )
 
 
 def test_kinds_of_steps():
     kinds = [step_kind(type, "") for type in records.PROGRAM_TYPES[:7]]
-    assert kinds == ["compute", "exchange", "global exchange", "host I/O", "host I/O", "host I/O", "sync"]
+    assert kinds == [
+        "compute",
+        "exchange",
+        "global exchange",
+        "host I/O",
+        "host I/O",
+        "host I/O",
+        "sync",
+    ]
     assert step_kind(records.SYNC, "External sync") == "external sync"
 
 
@@ -181,9 +252,14 @@ def naive_steps(report: Report, path: Path, run: int) -> list[tuple]:
     from profiler.reader import Reader
 
     reader = Reader(path)
-    traces, runs, bodies = (reader.columns(kind) for kind in (records.Trace, records.Run, records.Body))
+    traces, runs, bodies = (
+        reader.columns(kind) for kind in (records.Trace, records.Run, records.Body)
+    )
     at = runs["trace"][run]
-    task = {name: reader.vector(traces[f"task_{name}"][at]).tolist() for name in ("start", "end", "body", "ipu")}
+    task = {
+        name: reader.vector(traces[f"task_{name}"][at]).tolist()
+        for name in ("start", "end", "body", "ipu")
+    }
     rows = []
     for iteration in range(traces["iterations"][at]):
         offset = runs["cycle_start"][run] + iteration * traces["iteration_cycles"][at]
@@ -200,7 +276,10 @@ def test_steps_equal_a_naive_unrolling(report, path, run):
     columns = ["iteration", "ipu", "start", "end", "body", "step"]
     frame = report.steps(run)
     assert list(frame[columns].itertuples(index=False, name=None)) == naive_steps(report, path, run)
-    names, types = report.program_steps().set_index("step")["name"], report.program_steps().set_index("step")["type"]
+    names, types = (
+        report.program_steps().set_index("step")["name"],
+        report.program_steps().set_index("step")["type"],
+    )
     bodies = report.bodies.set_index("body")
     for row in frame.head(200).itertuples():
         assert row.name == (names[row.step] if row.step >= 0 else bodies.loc[row.body, "name"])
@@ -233,13 +312,19 @@ def test_a_part_of_a_run_equals_that_part_of_the_whole(report):
 
 def test_phases_and_micro_batches_follow_the_pipeline(report):
     cycles = report.pipeline_cycles(0, iteration=1)
-    assert cycles["phase"].tolist() == ["ramp-up"] * 4 + ["steady"] * 4 + ["ramp-down"] * 4 + ["update"]
+    assert cycles["phase"].tolist() == ["ramp-up"] * 4 + ["steady"] * 4 + ["ramp-down"] * 4 + [
+        "update"
+    ]
     assert (cycles["start"].to_numpy()[1:] == cycles["end"].to_numpy()[:-1]).all()
     assert cycles["start"].iloc[0] == report.runs["cycles"][0] // ITERATIONS
     tasks = report.tasks(0, iteration=1)
     by_position = cycles.set_index("position")
-    assert (tasks["phase"].to_numpy() == by_position.loc[tasks["pipeline_cycle"], "phase"].to_numpy()).all()
-    assert (tasks["start"].to_numpy() >= by_position.loc[tasks["pipeline_cycle"], "start"].to_numpy()).all()
+    assert (
+        tasks["phase"].to_numpy() == by_position.loc[tasks["pipeline_cycle"], "phase"].to_numpy()
+    ).all()
+    assert (
+        tasks["start"].to_numpy() >= by_position.loc[tasks["pipeline_cycle"], "start"].to_numpy()
+    ).all()
     forward = tasks[(tasks["direction"] == "forward") & (tasks["stage"] == 1)]
     assert forward["micro_batch"].tolist() == list(range(MICRO_BATCHES))
     assert (forward["pipeline_cycle"] == forward["micro_batch"] + 1).all()
@@ -251,7 +336,10 @@ def test_proportions_add_up_to_the_run(report):
     for row in frame.to_dict("records"):
         assert row["total"] == report.runs["cycles"][1] == sum(row[kind] for kind in records.KINDS)
         for kind in records.KINDS:
-            assert row[kind] == steps.loc[(steps["ipu"] == row["ipu"]) & (steps["kind"] == kind), "cycles"].sum()
+            assert (
+                row[kind]
+                == steps.loc[(steps["ipu"] == row["ipu"]) & (steps["kind"] == kind), "cycles"].sum()
+            )
 
 
 @given(
@@ -262,9 +350,13 @@ def test_proportions_add_up_to_the_run(report):
 def test_slices_of_any_bodies_tile_their_tasks(lengths, tasks):
     """A body is its steps' lengths; a task a body and how much longer than it the task is."""
     steps = [np.arange(len(body)) for body in lengths]
-    bodies = Bodies.make(steps, [np.cumsum([0, *body[:-1]]) if body else np.zeros(0, dtype=int) for body in lengths])
+    bodies = Bodies.make(
+        steps, [np.cumsum([0, *body[:-1]]) if body else np.zeros(0, dtype=int) for body in lengths]
+    )
     body = np.array([b % len(lengths) for b, _ in tasks], dtype=int)
-    length = np.array([sum(lengths[b]) + extra for b, (_, extra) in zip(body, tasks, strict=True)], dtype=int)
+    length = np.array(
+        [sum(lengths[b]) + extra for b, (_, extra) in zip(body, tasks, strict=True)], dtype=int
+    )
     end = np.cumsum(length)
     none = np.zeros(len(tasks), dtype=int)
     found = slices(Tasks(none, none, none, body, none, end - length, end), bodies)
@@ -276,9 +368,12 @@ def test_slices_of_any_bodies_tile_their_tasks(lengths, tasks):
             finish = int(end[i]) if last else at + spent
             expected.append((i, step if lengths[b] else -1, at, finish))
             at = finish
-    assert list(zip(*(getattr(found, name).tolist() for name in ("task", "step", "start", "end")), strict=True)) == (
-        expected
-    )
+    assert list(
+        zip(
+            *(getattr(found, name).tolist() for name in ("task", "step", "start", "end")),
+            strict=True,
+        )
+    ) == (expected)
 
 
 def test_bodies_with_gaps_or_steps_going_back_are_refused():
@@ -325,7 +420,9 @@ def naive_map(report: Report, ipu: int, what: str = "total") -> np.ndarray:
 @pytest.mark.parametrize("what", ["total", "not_always_live"])
 def test_the_liveness_map_equals_a_sum_tile_by_tile(report, what):
     for ipu in range(3):
-        np.testing.assert_array_equal(report.liveness_map(ipu, what=what), naive_map(report, ipu, what))
+        np.testing.assert_array_equal(
+            report.liveness_map(ipu, what=what), naive_map(report, ipu, what)
+        )
 
 
 def test_a_rectangle_of_the_map_and_its_resampling(report):
@@ -336,22 +433,37 @@ def test_a_rectangle_of_the_map_and_its_resampling(report):
     rows, tiles = [0, 2, 5, 8], [0, 2, 4, 6, 9]
     expected = [[part[a:b, c:d].max() for c, d in pairwise(tiles)] for a, b in pairwise(rows)]
     assert small.tolist() == expected
-    assert report.liveness_map(1, shape=(10_000, 10_000)).shape == whole.shape, "nothing is stretched"
+    assert report.liveness_map(1, shape=(10_000, 10_000)).shape == whole.shape, (
+        "nothing is stretched"
+    )
     assert report.liveness_map(1, steps=slice(4, 4)).shape == (0, TILES)
 
 
 @st.composite
 def interval_cases(draw):
     tiles, steps = draw(st.integers(1, 5)), draw(st.integers(1, 12))
-    vectors = draw(st.lists(st.lists(st.integers(0, 9), min_size=tiles, max_size=tiles), min_size=1, max_size=3))
-    lives = draw(
-        st.lists(st.tuples(st.integers(0, steps), st.integers(0, steps), st.integers(0, len(vectors) - 1)), max_size=8)
+    vectors = draw(
+        st.lists(
+            st.lists(st.integers(0, 9), min_size=tiles, max_size=tiles), min_size=1, max_size=3
+        )
     )
-    columns = np.array([(min(a, b), max(a, b), v) for a, b, v in lives], dtype=np.int64).reshape(-1, 3).T
+    lives = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, steps), st.integers(0, steps), st.integers(0, len(vectors) - 1)
+            ),
+            max_size=8,
+        )
+    )
+    columns = (
+        np.array([(min(a, b), max(a, b), v) for a, b, v in lives], dtype=np.int64).reshape(-1, 3).T
+    )
     return Intervals(*columns, np.array(vectors)), steps
 
 
-@given(interval_cases(), st.integers(0, 12), st.integers(1, 13), st.integers(1, 6), st.integers(1, 30))
+@given(
+    interval_cases(), st.integers(0, 12), st.integers(1, 13), st.integers(1, 6), st.integers(1, 30)
+)
 @settings(max_examples=200, deadline=None)
 def test_any_intervals_in_any_window_blocks_and_shape(case, first, height, width, cells):
     intervals, steps = case
@@ -425,13 +537,19 @@ def test_tiles_with_and_without_gaps(report):
     assert 0 < np.count_nonzero(above) < TILES, "tiles of both sorts"
     assert frame["total_excluding_gaps"].tolist() == (below + above).tolist()
     region0 = report.target.region0_bytes
-    expected = [max(b, region0) + a if a else b for b, a in zip(below.tolist(), above.tolist(), strict=True)]
+    expected = [
+        max(b, region0) + a if a else b for b, a in zip(below.tolist(), above.tolist(), strict=True)
+    ]
     assert frame["total"].tolist() == expected
-    assert (frame["free"] - frame["overflow"] == report.target.bytes_per_tile - frame["total"]).all()
+    assert (
+        frame["free"] - frame["overflow"] == report.target.bytes_per_tile - frame["total"]
+    ).all()
 
 
 def test_gaps_of_the_vendors_tutorial():
-    """facts/memory.md, TUT4: 1,400 of 1,472 tiles use region 1, 6,400 bytes each: 307,309,104 bytes with gaps."""
+    """facts/memory.md, TUT4: 1,400 of 1,472 tiles use region 1, 6,400 bytes each: 307,309,104 bytes
+    with gaps.
+    """
     used = np.arange(1_472) < 1_400
     plain = np.where(used, 36_267, 160_304 // 72)
     total = memory.including_gaps(plain, np.where(used, 6_400, 0), 212_992)
@@ -457,7 +575,9 @@ def test_a_tile_that_is_too_full_overflows(path, tmp_path):
 
 def test_a_long_run_is_unrolled_without_a_loop(tmp_path):
     """A quarter of a million slices in well under a second; a Python loop over them takes several."""
-    long = synthetic_profile(tmp_path / "long.pop", tiles=8, micro_batches=500, iterations=5, runs=1)
+    long = synthetic_profile(
+        tmp_path / "long.pop", tiles=8, micro_batches=500, iterations=5, runs=1
+    )
     assert long.stat().st_size < 1 << 20
     report = open_report(long)
     report.steps(iteration=0)

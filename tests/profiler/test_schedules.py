@@ -36,14 +36,20 @@ def test_schedule_equals_closed_form_and_brute_force(stages, extra, overhead):
     forward, backward = [f for f, _ in stages], [b for _, b in stages]
     count = 2 * len(stages) - 1 + extra
     ipus = tuple(range(len(stages)))
-    schedule = schedules.pipelined(Costs(ipus, tuple(forward), tuple(backward), copies=(overhead,) * len(ipus)), count)
+    schedule = schedules.pipelined(
+        Costs(ipus, tuple(forward), tuple(backward), copies=(overhead,) * len(ipus)), count
+    )
     assert schedule.total == brute_force(forward, backward, count, overhead)
     assert schedule.total == schedules.training_cycles(forward, backward, count, overhead)
 
 
-@given(costs, st.integers(0, 5), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.data())
+@given(
+    costs, st.integers(0, 5), st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.data()
+)
 @settings(max_examples=150, deadline=None)
-def test_every_ipu_is_accounted_for_at_every_moment(stages, extra, training, pipeline, once, across, data):
+def test_every_ipu_is_accounted_for_at_every_moment(
+    stages, extra, training, pipeline, once, across, data
+):
     count = 2 * len(stages) - 1 + extra
     ipus = data.draw(st.permutations(range(len(stages))))
     if len(ipus) > 2 and data.draw(st.booleans()):
@@ -65,7 +71,9 @@ def test_every_ipu_is_accounted_for_at_every_moment(stages, extra, training, pip
         load=((0, data.draw(st.integers(0, 90))), (last, 4)) if last else ((0, 8),),
         unload=((last, data.draw(st.integers(0, 90))),),
         across=across and training,
-        host_sync=data.draw(st.sampled_from(((), tuple(range(total_ipus)), tuple(i % 2 for i in range(total_ipus))))),
+        host_sync=data.draw(
+            st.sampled_from(((), tuple(range(total_ipus)), tuple(i % 2 for i in range(total_ipus))))
+        ),
     )
     schedule = (schedules.pipelined if pipeline else schedules.sharded)(some, count)
     beside = np.isin(schedule.kind, BESIDE)
@@ -75,7 +83,9 @@ def test_every_ipu_is_accounted_for_at_every_moment(stages, extra, training, pip
         assert start[0] == 0 and end[-1] == schedule.total
         assert (start[1:] == end[:-1]).all()
         here = (schedule.ipu == ipu) & beside
-        assert (schedule.start[here][1:] >= schedule.end[here][:-1]).all(), "I/O tiles do one transfer at a time"
+        assert (schedule.start[here][1:] >= schedule.end[here][:-1]).all(), (
+            "I/O tiles do one transfer at a time"
+        )
     _check_transfers(schedule, some, count)
     for kind in (FORWARD, BACKWARD) if training else (FORWARD,):
         for k in range(len(stages)):
@@ -85,14 +95,18 @@ def test_every_ipu_is_accounted_for_at_every_moment(stages, extra, training, pip
 
 
 def _check_transfers(schedule: schedules.Schedule, costs: Costs, count: int) -> None:
-    """Each micro-batch's input is there before its forward begins, and its output leaves after that ended."""
+    """Each micro-batch's input is there before its forward begins, and its output leaves after that
+    ended.
+    """
     begun = {(k, m): s for k, m, s, _ in _tasks(schedule, FORWARD)}
     ended = {(k, m): e for k, m, _, e in _tasks(schedule, FORWARD)}
     for kind, streams in ((LOAD, costs.load), (STREAM_IN, costs.stream_in)):
         found = _tasks(schedule, kind)
         assert len(found) == count * sum(length > 0 for _, length in streams)
         for k, m, _, end in found:
-            carried = costs.across and kind == LOAD and m == 0 and end > begun[k, m]  # the next device iteration's
+            carried = (
+                costs.across and kind == LOAD and m == 0 and end > begun[k, m]
+            )  # the next device iteration's
             assert end <= begun[k, m] or carried
     for k, m, start, _ in _tasks(schedule, UNLOAD):
         assert start >= ended[k, m] or (costs.across and m == count - 1)
@@ -113,7 +127,9 @@ times = st.integers(0, 60)
 def test_overlapped_transfers_cost_what_the_closed_form_says(stages, load, unload, count):
     forward, backward = zip(*stages, strict=True)
     ipus = tuple(range(len(stages)))
-    schedule = schedules.sharded(Costs(ipus, forward, backward, load=((0, load),), unload=((0, unload),)), count)
+    schedule = schedules.sharded(
+        Costs(ipus, forward, backward, load=((0, load),), unload=((0, unload),)), count
+    )
     work = sum(forward) + sum(backward)
     assert schedule.total == schedules.overlapped_cycles(work, load, unload, count)
     # turn by turn: the load of the next, the work on this one, the unload of the one before
@@ -129,7 +145,9 @@ def test_a_pipeline_hides_inputs_that_are_shorter_than_its_cycles(stages, load, 
     plain = schedules.pipelined(Costs(ipus, forward, backward), count)
     hidden = schedules.pipelined(Costs(ipus, forward, backward, load=((0, load),)), count)
     length = plain.cycle_end - plain.cycle_start
-    comes = np.arange(len(length)) + 1 < count  # the input of micro-batch c + 1 comes in pipeline cycle c
+    comes = (
+        np.arange(len(length)) + 1 < count
+    )  # the input of micro-batch c + 1 comes in pipeline cycle c
     assert hidden.total == load + np.where(comes, np.maximum(length, load), length).sum()
     if load <= length.min():
         assert hidden.total == plain.total + load, "but the first, all are hidden"
@@ -171,7 +189,11 @@ def test_worked_example_of_the_facts():
     lengths = schedule.cycle_end - schedule.cycle_start
     assert lengths.tolist() == [1] * 3 + [3] * 10 + [2] * 3
     idle = (schedule.end - schedule.start)[schedule.kind == IDLE].sum()
-    assert idle / (4 * 39) == pytest.approx(schedules.time_bubble(4, 10)) == pytest.approx(0.2308, abs=1e-4)
+    assert (
+        idle / (4 * 39)
+        == pytest.approx(schedules.time_bubble(4, 10))
+        == pytest.approx(0.2308, abs=1e-4)
+    )
     assert schedules.slot_bubble(4, 10) == 0.375
     assert [schedules.stash_depth(4, k) for k in range(4)] == [7, 5, 3, 0]
 

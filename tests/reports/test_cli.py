@@ -26,7 +26,11 @@ from reports.cli.completion import commands_of
 from reports.cli.view import free_port
 from tests.synthetic import synthetic_profile
 
-PRINTING = [name for name in COMMANDS if name not in ("html", "view", "query", "compare", "export", "completion")]
+PRINTING = [
+    name
+    for name in COMMANDS
+    if name not in ("html", "view", "query", "compare", "export", "completion")
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,9 @@ def test_every_subcommand_fits_eighty_columns_without_colour(
     assert "\x1b" not in out
 
 
-def test_summary_says_machine_speed_and_memory(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_says_machine_speed_and_memory(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = " ".join(say(capsys, "summary", runs / "training").split())
     with open_report(runs / "training") as report:
         cycles = report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0]
@@ -90,7 +96,9 @@ def test_summary_says_machine_speed_and_memory(runs: Path, capsys: pytest.Captur
     assert f"{fullest / 1024:,.1f}" in out
 
 
-def test_stages_shows_every_stage_with_its_numbers(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_shows_every_stage_with_its_numbers(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = say(capsys, "stages", runs / "training")
     with open_report(runs / "training") as report:
         for row in report.stages.to_dict("records"):
@@ -100,12 +108,18 @@ def test_stages_shows_every_stage_with_its_numbers(runs: Path, capsys: pytest.Ca
             assert f"{row['share']:.1%}" in line
 
 
-def test_a_directory_with_both_kinds_gives_both(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_with_both_kinds_gives_both(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = say(capsys, "stages", runs)
-    assert out.index(str(runs / "training" / "profile.pop")) < out.index(str(runs / "inference" / "profile.pop"))
+    assert out.index(str(runs / "training" / "profile.pop")) < out.index(
+        str(runs / "inference" / "profile.pop")
+    )
 
 
-def test_patterns_are_expanded_and_each_profile_is_shown_once(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patterns_are_expanded_and_each_profile_is_shown_once(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = json.loads(say(capsys, "stages", "--json", runs / "*", runs / "training"))
     assert [Path(page["profile"]).parent.name for page in said] == ["inference", "training"]
 
@@ -117,12 +131,16 @@ def test_a_directory_stands_for_all_profiles_below_it(
         (tmp_path / name / "training").mkdir(parents=True)
         synthetic_profile(tmp_path / name / "training" / "profile.pop")
     said = json.loads(say(capsys, "stages", "--json", tmp_path))
-    assert [page["profile"] for page in said] == [str(tmp_path / name / "training" / "profile.pop") for name in "ab"]
+    assert [page["profile"] for page in said] == [
+        str(tmp_path / name / "training" / "profile.pop") for name in "ab"
+    ]
     assert "this takes one" in complain(capsys, 2, "html", tmp_path)
     assert "this takes one" in complain(capsys, 2, "compare", runs, tmp_path)
 
 
-def test_pipeline_says_who_is_waited_for_and_why(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pipeline_says_who_is_waited_for_and_why(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = " ".join(say(capsys, "pipeline", runs / "training").split())
     assert "In steady state IPU 2 makes the others wait" in out
     assert "37.5% measured, 37.5% by its closed form" in out
@@ -139,15 +157,23 @@ def test_timeline_draws_a_lane_an_ipu(runs: Path, capsys: pytest.CaptureFixture[
     assert out.isascii() or "─" in out.split("phase")[1]  # only the table beneath may have lines
 
 
-def test_top_limits_the_rows_and_says_how_many_more(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "... and 21 more: --top 0 prints all" in say(capsys, "ops", "--top", 3, runs / "training")
+def test_top_limits_the_rows_and_says_how_many_more(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "... and 21 more: --top 0 prints all" in say(
+        capsys, "ops", "--top", 3, runs / "training"
+    )
     assert "more" not in say(capsys, "ops", "--top", 0, runs / "training")
 
 
-def test_what_a_terminal_would_obey_is_never_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_terminal_would_obey_is_never_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = synthetic_profile(tmp_path / "profile.pop")
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE blocks SET name = ? WHERE id = 0", ("[red]\x1b]0;owned\x07\nB1",))
+        connection.execute(
+            "UPDATE blocks SET name = ? WHERE id = 0", ("[red]\x1b]0;owned\x07\nB1",)
+        )
     connection.close()
     out = say(capsys, "stages", path)
     assert "[red]" in out
@@ -159,7 +185,9 @@ def test_what_a_terminal_would_obey_is_never_printed(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("name", PRINTING)
-def test_json_parses_and_names_the_profile(runs: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_json_parses_and_names_the_profile(
+    runs: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     (page,) = json.loads(say(capsys, name, "--json", runs / "training"))
     assert page.pop("profile") == str(runs / "training" / "profile.pop")
     assert page
@@ -169,11 +197,15 @@ def test_json_parses_and_names_the_profile(runs: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("name", PRINTING)
 def test_csv_opens_in_pandas(runs: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     frame = pd.read_csv(io.StringIO(say(capsys, name, "--csv", runs)))
-    assert set(frame["profile"]) == {str(runs / kind / "profile.pop") for kind in ("training", "inference")}
+    assert set(frame["profile"]) == {
+        str(runs / kind / "profile.pop") for kind in ("training", "inference")
+    }
     assert frame.shape[1] > 2
 
 
-def test_json_and_csv_have_the_reports_numbers(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_csv_have_the_reports_numbers(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with open_report(runs / "training") as report:
         wanted = report.stages
     (page,) = json.loads(say(capsys, "stages", "--json", runs / "training"))
@@ -184,15 +216,23 @@ def test_json_and_csv_have_the_reports_numbers(runs: Path, capsys: pytest.Captur
             np.testing.assert_allclose(table[column], wanted[column])
 
 
-def test_tasks_as_csv_are_the_whole_iteration(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tasks_as_csv_are_the_whole_iteration(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with open_report(runs / "training") as report:
         wanted = report.tasks(1, iteration=1)
-    table = pd.read_csv(io.StringIO(say(capsys, "timeline", "--run", 1, "--iteration", 1, "--csv", runs / "training")))
+    table = pd.read_csv(
+        io.StringIO(
+            say(capsys, "timeline", "--run", 1, "--iteration", 1, "--csv", runs / "training")
+        )
+    )
     assert table["start"].tolist() == wanted["start"].tolist()
     assert table["micro_batch"].tolist() == wanted["micro_batch"].tolist()
 
 
-def test_memory_tables_agree_with_the_report(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_tables_agree_with_the_report(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (page,) = json.loads(say(capsys, "memory", "--json", runs / "training"))
     with open_report(runs / "training") as report:
         for row in page["memory"]:
@@ -204,20 +244,31 @@ def test_memory_tables_agree_with_the_report(runs: Path, capsys: pytest.CaptureF
 
 
 def test_filters_choose_rows(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (page,) = json.loads(say(capsys, "ops", "--stage", 1, "--direction", "backward", "--json", runs / "training"))
+    (page,) = json.loads(
+        say(capsys, "ops", "--stage", 1, "--direction", "backward", "--json", runs / "training")
+    )
     assert {(row["stage"], row["direction"]) for row in page["ops"]} == {(1, "backward")}
-    (page,) = json.loads(say(capsys, "variables", "--role", "stash", "--ipu", 0, "--json", runs / "training"))
+    (page,) = json.loads(
+        say(capsys, "variables", "--role", "stash", "--ipu", 0, "--json", runs / "training")
+    )
     assert {(row["role"], row["ipu"]) for row in page["variables"]} == {("stash", 0)}
 
 
 def test_query_answers_sql(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = say(
-        capsys, "query", "--csv", "select stage, name as n, 1.5 as half from blocks order by id", runs / "training"
+        capsys,
+        "query",
+        "--csv",
+        "select stage, name as n, 1.5 as half from blocks order by id",
+        runs / "training",
     )
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [(row["stage"], row["n"], row["half"]) for row in rows] == [
-        ("0", "B1", "1.5"), ("1", "B2", "1.5"), ("2", "B3", "1.5"), ("3", "B4", "1.5"),
-    ]  # fmt: skip
+        ("0", "B1", "1.5"),
+        ("1", "B2", "1.5"),
+        ("2", "B3", "1.5"),
+        ("3", "B4", "1.5"),
+    ]
     assert "B3" in say(capsys, "query", "select name, name from blocks", runs / "training")
 
 
@@ -247,18 +298,29 @@ def test_a_trace_has_every_task_and_step_where_it_ran(
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert trace == json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     events = trace["traceEvents"]
-    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    names = {
+        event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"
+    }
     assert [names[pid] for pid in sorted(names)] == [
-        "pipeline", "IPU 0: B1", "IPU 1: B2", "IPU 2: B3", "IPU 3: B4",
-    ]  # fmt: skip
-    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        "pipeline",
+        "IPU 0: B1",
+        "IPU 1: B2",
+        "IPU 2: B3",
+        "IPU 3: B4",
+    ]
+    threads = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
+    }
     slices = [event for event in events if event["ph"] == "X"]
     assert {(event["pid"], event["tid"]) for event in slices} == set(threads)
     with open_report(runs / "training") as report:
         tasks, steps = report.tasks(0), report.steps(0)
         micro = 1e6 / report.target.clock_hz
         cycles = int(report.runs["cycles"].iloc[0])
-    on = {name: [e for e in slices if threads[e["pid"], e["tid"]] == name] for name in set(threads.values())}
+    on = {
+        name: [e for e in slices if threads[e["pid"], e["tid"]] == name]
+        for name in set(threads.values())
+    }
     assert sum(event["args"]["cycles"] for event in on["tasks"]) == tasks["cycles"].sum()
     assert len(on["program steps"]) == (steps["kind"] != "idle").sum()
     assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(cycles * micro)
@@ -267,8 +329,13 @@ def test_a_trace_has_every_task_and_step_where_it_ran(
         spans = sorted((e["ts"], e["dur"]) for e in slices if (e["pid"], e["tid"]) == place)
         for (start, length), (following, _) in itertools.pairwise(spans):
             assert start + length <= following + 1e-5
-    # Each micro-batch goes over three cuts, and back over them, in each of the two device iterations.
-    assert sum(event["ph"] == "s" for event in events) == sum(event["ph"] == "f" for event in events) == 2 * 10 * 6
+    # Each micro-batch goes over three cuts, and back over them, in each of the two device
+    # iterations.
+    assert (
+        sum(event["ph"] == "s" for event in events)
+        == sum(event["ph"] == "f" for event in events)
+        == 2 * 10 * 6
+    )
 
 
 def test_one_iteration_of_tasks_is_a_smaller_trace(
@@ -277,22 +344,33 @@ def test_one_iteration_of_tasks_is_a_smaller_trace(
     path = tmp_path / "trace.json"
     say(capsys, "export", runs / "training", "--level", "tasks", "--iteration", 1, "-o", path)
     events = json.loads(path.read_text())["traceEvents"]
-    assert not any(event["name"] == "thread_name" and event["args"]["name"] == "program steps" for event in events)
+    assert not any(
+        event["name"] == "thread_name" and event["args"]["name"] == "program steps"
+        for event in events
+    )
     with open_report(runs / "training") as report:
         wanted = report.tasks(0, iteration=1)
-    assert sum(event.get("tid") == 1 and event["ph"] == "X" and event["pid"] > 1 for event in events) == len(wanted)
+    assert sum(
+        event.get("tid") == 1 and event["ph"] == "X" and event["pid"] > 1 for event in events
+    ) == len(wanted)
     assert min(event["ts"] for event in events if event["ph"] == "X") == 0
 
 
-@pytest.mark.parametrize("table", ["steps", "tasks", "pipeline_cycles", "ops", "stages", "variables", "memory"])
+@pytest.mark.parametrize(
+    "table", ["steps", "tasks", "pipeline_cycles", "ops", "stages", "variables", "memory"]
+)
 def test_a_table_as_csv_is_the_frame(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str
 ) -> None:
     path = tmp_path / "table.csv"
     say(capsys, "export", runs / "training", "--table", table, "--iteration", 0, "-o", path)
     with open_report(runs / "training") as report:
-        frames = {"steps": lambda: report.steps(0, iteration=0), "tasks": lambda: report.tasks(0, iteration=0),
-                  "pipeline_cycles": lambda: report.pipeline_cycles(0, 0), "memory": report.memory}  # fmt: skip
+        frames = {
+            "steps": lambda: report.steps(0, iteration=0),
+            "tasks": lambda: report.tasks(0, iteration=0),
+            "pipeline_cycles": lambda: report.pipeline_cycles(0, 0),
+            "memory": report.memory,
+        }
         wanted = frames[table]() if table in frames else getattr(report, table)
     found = pd.read_csv(path, keep_default_na=False)
     assert len(found) == len(wanted)
@@ -308,7 +386,10 @@ def test_parquet_is_the_frame_or_says_what_is_missing(
     if importlib.util.find_spec("pyarrow") or importlib.util.find_spec("fastparquet"):
         say(capsys, *argv)
         with open_report(runs / "training") as report:
-            assert pd.read_parquet(tmp_path / "ops.parquet")["cycles"].tolist() == report.ops["cycles"].tolist()
+            assert (
+                pd.read_parquet(tmp_path / "ops.parquet")["cycles"].tolist()
+                == report.ops["cycles"].tolist()
+            )
     else:
         assert "pip install pyarrow" in complain(capsys, 1, *argv)
     assert "name it .json" in complain(capsys, 2, *argv[:-1], tmp_path / "ops.xlsx")
@@ -316,7 +397,9 @@ def test_parquet_is_the_frame_or_says_what_is_missing(
 
 
 @pytest.mark.parametrize("words", ["0,0,1,2", "2-1-1", "B1,B2/B3/B4"])
-def test_whatif_takes_a_split_as_people_write_it(runs: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+def test_whatif_takes_a_split_as_people_write_it(
+    runs: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
     (page,) = json.loads(say(capsys, "whatif", "--assign", words, "--json", runs / "training"))
     assert [row["blocks"] for row in page["stages"]] == ["B1, B2", "B3", "B4"]
     (row,) = page["whatif"]
@@ -341,14 +424,31 @@ def test_whatif_says_what_would_not_compile(runs: Path, capsys: pytest.CaptureFi
         ("B1/B2,B3,B4@x", "'x' is no IPU"),
     ],
 )
-def test_a_split_that_is_none_is_said(runs: Path, capsys: pytest.CaptureFixture[str], words: str, says: str) -> None:
+def test_a_split_that_is_none_is_said(
+    runs: Path, capsys: pytest.CaptureFixture[str], words: str, says: str
+) -> None:
     assert says in complain(capsys, 1, "whatif", "--assign", words, runs / "training")
 
 
-def test_a_stage_list_may_come_back_to_an_ipu(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (page,) = json.loads(say(capsys, "whatif", "--assign", "0,1,2,3", "--ipus", "0,1,2,0", "--json", runs / "training"))
+def test_a_stage_list_may_come_back_to_an_ipu(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (page,) = json.loads(
+        say(
+            capsys,
+            "whatif",
+            "--assign",
+            "0,1,2,3",
+            "--ipus",
+            "0,1,2,0",
+            "--json",
+            runs / "training",
+        )
+    )
     assert [row["ipu"] for row in page["stages"]] == [0, 1, 2, 0]
-    assert "as many IPUs" in complain(capsys, 1, "whatif", "--assign", "0,1,2,3", "--ipus", "0,1", runs / "training")
+    assert "as many IPUs" in complain(
+        capsys, 1, "whatif", "--assign", "0,1,2,3", "--ipus", "0,1", runs / "training"
+    )
 
 
 # -- tab completion --------------------------------------------------------------------------------------
@@ -375,11 +475,15 @@ def test_bash_completes_subcommands_options_choices_and_files(
     assert completed(script, "ipu-report", "stages", "--by", "") == ["stage", "block"]
     assert completed(script, "ipu-report", "completion", "") == ["bash", "fish", "zsh"]
     (tmp_path / "profile.pop").touch()
-    assert completed(script, "ipu-report", "stages", f"{tmp_path}/pro") == [f"{tmp_path}/profile.pop"]
+    assert completed(script, "ipu-report", "stages", f"{tmp_path}/pro") == [
+        f"{tmp_path}/profile.pop"
+    ]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_option_of_every_subcommand_is_in_the_script(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+def test_every_option_of_every_subcommand_is_in_the_script(
+    capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
     script = say(capsys, "completion", shell)
     for command in commands_of(make_parser()):
         assert command.name in script
@@ -394,7 +498,9 @@ def test_every_option_of_every_subcommand_is_in_the_script(capsys: pytest.Captur
 # -- how it ends -----------------------------------------------------------------------------------------
 
 
-def test_a_missing_profile_is_one_line_and_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_profile_is_one_line_and_three(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = complain(capsys, 3, "summary", tmp_path / "nowhere.pop")
     assert "nowhere.pop" in line
     assert "autoreport=True" in line
@@ -402,7 +508,9 @@ def test_a_missing_profile_is_one_line_and_three(tmp_path: Path, capsys: pytest.
     assert str(tmp_path) in complain(capsys, 3, "stages", tmp_path)
 
 
-def test_a_broken_profile_is_one_line_and_three(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_profile_is_one_line_and_three(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "profile.pop").write_bytes(b"not\na profile" * 100)
     assert "profile.pop" in complain(capsys, 3, "memory", tmp_path)
 
@@ -434,9 +542,20 @@ def test_asking_for_what_is_not_there_says_what_is(
     assert way_out in complain(capsys, 1, *argv, runs / "training")
 
 
-@pytest.mark.parametrize("argv", [(), ("stages",), ("stagess", "x"), ("memory", "--ipu", "-1", "x"),
-                                  ("ops", "--json", "--csv", "x"), ("view", "--port", "70000", "x")])  # fmt: skip
-def test_wrong_usage_is_one_line_and_two(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (),
+        ("stages",),
+        ("stagess", "x"),
+        ("memory", "--ipu", "-1", "x"),
+        ("ops", "--json", "--csv", "x"),
+        ("view", "--port", "70000", "x"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_two(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]
+) -> None:
     assert "--help" in complain(capsys, 2, *argv)
 
 
@@ -446,17 +565,23 @@ def test_a_profile_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Call the model once" in complain(capsys, 1, "timeline", path)
 
 
-def test_doctor_finds_a_profile_that_contradicts_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_finds_a_profile_that_contradicts_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = synthetic_profile(tmp_path / "profile.pop")
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE stages SET forward_cycles = forward_cycles + 1 WHERE id = 1")
     connection.close()
     assert main(["doctor", "--json", str(path)]) == 1
     (page,) = json.loads(capsys.readouterr().out)
-    assert [row["check"] for row in page["checks"] if not row["ok"]] == ["stages cost what their bodies do"]
+    assert [row["check"] for row in page["checks"] if not row["ok"]] == [
+        "stages cost what their bodies do"
+    ]
 
 
-def test_memory_fails_where_a_tile_is_too_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_fails_where_a_tile_is_too_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = synthetic_profile(tmp_path / "profile.pop")
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE target SET bytes_per_tile = 220000")
@@ -476,8 +601,19 @@ def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str], name: str) 
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(runs: Path) -> None:
-    command = [sys.executable, "-m", "reports.cli", "program", "--top", "0", "--csv", str(runs / "training")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ})
+    command = [
+        sys.executable,
+        "-m",
+        "reports.cli",
+        "program",
+        "--top",
+        "0",
+        "--csv",
+        str(runs / "training"),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ}
+    )
     assert process.stdout
     process.stdout.close()
     assert process.stderr
@@ -486,19 +622,27 @@ def test_a_reader_that_has_seen_enough_is_no_error(runs: Path) -> None:
     assert process.wait() == 0
 
 
-def test_a_port_in_use_is_said_before_dash_is_loaded(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_said_before_dash_is_loaded(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     import socket
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert "--port 0" in complain(capsys, 1, "view", "--port", port, "--no-browser", runs / "training")
+        assert "--port 0" in complain(
+            capsys, 1, "view", "--port", port, "--no-browser", runs / "training"
+        )
     assert free_port("127.0.0.1", 0) > 0
 
 
-def test_html_writes_one_file(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_html_writes_one_file(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = say(capsys, "html", runs / "training", "-o", tmp_path / "report.html")
     assert str(tmp_path / "report.html") in out
     assert "<html" in (tmp_path / "report.html").read_text().lower()
-    assert "-o FILE" in complain(capsys, 1, "html", runs / "training", "-o", tmp_path / "no" / "such" / "report.html")
+    assert "-o FILE" in complain(
+        capsys, 1, "html", runs / "training", "-o", tmp_path / "no" / "such" / "report.html"
+    )

@@ -1,4 +1,6 @@
-"""From a profile to a placement, to a second profile, and back: the shell's way through the rebalancer."""
+"""From a profile to a placement, to a second profile, and back: the shell's way through the
+rebalancer.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,24 @@ from tests.reports.test_cli import complain, say
 def script(*words: object) -> subprocess.CompletedProcess[str]:
     """ipu-run on the example, one epoch."""
     code = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *map(str, words), "examples/mnist_pipeline.py", "--epochs", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        *map(str, words),
+        "examples/mnist_pipeline.py",
+        "--epochs",
+        "1",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
 
 
-def test_a_proposal_is_written_run_and_verified(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_proposal_is_written_run_and_verified(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     placement = tmp_path / "placement.json"
     out = say(capsys, "rebalance", demo / "training", "-o", placement)
     assert "Predicted: " in out
@@ -37,7 +51,14 @@ def test_a_proposal_is_written_run_and_verified(demo: Path, tmp_path: Path, caps
         assert after.stages["blocks"].tolist() == ["B1", "B2", "B3, B4"]
         assert after.options["placement"] == str(placement)
     rows = json.loads(
-        say(capsys, "rebalance", "--verify", "--json", demo / "training", tmp_path / "after" / "training")
+        say(
+            capsys,
+            "rebalance",
+            "--verify",
+            "--json",
+            demo / "training",
+            tmp_path / "after" / "training",
+        )
     )
     for row in rows[0]["verify"]:
         assert row["predicted"] == pytest.approx(row["obtained"], rel=0.03), row
@@ -54,14 +75,22 @@ def test_compile_only_leaves_the_whole_profile_and_no_training(
         assert report.meta["state"] == "compiled"
         assert len(report.stages) == 4
         assert not len(report.runs)
-    rows = json.loads(say(capsys, "rebalance", "--verify", "--json", demo / "training", tmp_path / "training"))
-    assert all(row["obtained"] > 0 for row in rows[0]["verify"])  # nothing is said of a run that was not
+    rows = json.loads(
+        say(capsys, "rebalance", "--verify", "--json", demo / "training", tmp_path / "training")
+    )
+    assert all(
+        row["obtained"] > 0 for row in rows[0]["verify"]
+    )  # nothing is said of a run that was not
 
 
 def test_so_many_stages_as_asked(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = json.loads(say(capsys, "rebalance", "--stages", 2, "--json", demo / "training"))[0]["rebalance"]
+    rows = json.loads(say(capsys, "rebalance", "--stages", 2, "--json", demo / "training"))[0][
+        "rebalance"
+    ]
     assert len(rows) == 2
-    assert "cannot fill 9 stages" in complain(capsys, 1, "rebalance", "--stages", 9, demo / "training")
+    assert "cannot fill 9 stages" in complain(
+        capsys, 1, "rebalance", "--stages", 9, demo / "training"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,11 +102,19 @@ def test_so_many_stages_as_asked(demo: Path, capsys: pytest.CaptureFixture[str])
         ('{"format": "ipuscope placement", "version": 1, "stages": []}', "no stages"),
         ('{"format": "ipuscope placement", "version": 1, "stages": [{"ipu": 0}]}', "stage 0 needs"),
         (
-            '{"format": "ipuscope placement", "version": 1, "stages": '
-            '[{"ipu": 0, "blocks": ["A"]}, {"ipu": 1, "blocks": ["B", "A"]}]}',
+            (
+                '{"format": "ipuscope placement", "version": 1, "stages": '
+                '[{"ipu": 0, "blocks": ["A"]}, {"ipu": 1, "blocks": ["B", "A"]}]}'
+            ),
             "'A' in stage 0 and in stage 1",
         ),
-        ('{"format": "ipuscope placement", "version": 1, "stages": [{"ipu": -1, "blocks": ["A"]}]}', "0 or more"),
+        (
+            (
+                '{"format": "ipuscope placement", "version": 1, "stages": [{"ipu": -1, "blocks":'
+                ' ["A"]}]}'
+            ),
+            "0 or more",
+        ),
     ],
 )
 def test_what_is_no_placement_is_said(tmp_path: Path, content: str, says: str) -> None:
@@ -101,11 +138,15 @@ def test_a_placement_wins_over_the_scripts_stages(tmp_path: Path) -> None:
 
 def test_insights_name_what_to_do(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(say(capsys, "insights", "--json", demo / "training"))[0]["insights"]
-    assert [row["gain_cycles"] for row in found] == sorted((row["gain_cycles"] for row in found), reverse=True)
+    assert [row["gain_cycles"] for row in found] == sorted(
+        (row["gain_cycles"] for row in found), reverse=True
+    )
     assert found[0]["action"] in " ".join(say(capsys, "insights", demo / "training").split())
 
 
-def test_a_comparison_fails_where_a_rule_is_broken(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_fails_where_a_rule_is_broken(
+    demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = str(demo / "training"), str(demo / "inference")
     say(capsys, "compare", a, b, "--fail-if", "cycles>+3%")
     assert main(["compare", b, a, "--fail-if", "cycles>+3%"]) == 1
@@ -118,7 +159,9 @@ ANSWERS = ("--pareto", "--inside", "--bubble 5", "--robust 10", "--prove", "--pr
 
 
 @pytest.mark.parametrize("option", ANSWERS)
-def test_every_answer_has_its_three_forms(demo: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+def test_every_answer_has_its_three_forms(
+    demo: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
     words = ("rebalance", *option.split(), demo / "training")
     out = say(capsys, *words)
     assert len(out) > len(say(capsys, "rebalance", demo / "training"))
@@ -134,31 +177,56 @@ def test_all_answers_together_fit_eighty_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     words = [word for option in ANSWERS for word in option.split()]
-    out = say(capsys, "rebalance", "--recompute", "choose", "--offload", "choose", *words, demo / "training")
+    out = say(
+        capsys,
+        "rebalance",
+        "--recompute",
+        "choose",
+        "--offload",
+        "choose",
+        *words,
+        demo / "training",
+    )
     assert max(map(len, out.splitlines())) <= 80
     said = " ".join(out.split())
     assert "No split takes less than" in said
     assert "whose, and which part of it" in said
 
 
-def test_stages_that_come_back_and_blocks_kept_together(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_that_come_back_and_blocks_kept_together(
+    demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--ipus", "0,1,2,0", "--together", "B1,B4", "--json", demo / "training")
     rows = json.loads(say(capsys, "rebalance", *words))[0]["rebalance"]
     assert [row["ipu"] for row in rows] == [0, 1, 2, 0]
-    rows = json.loads(say(capsys, "rebalance", "--together", "B2,B4", "--json", demo / "training"))[0]["rebalance"]
+    rows = json.loads(say(capsys, "rebalance", "--together", "B2,B4", "--json", demo / "training"))[
+        0
+    ]["rebalance"]
     assert any("B2, B3, B4" in row["blocks"] for row in rows)
-    assert "'B9' is no Block" in complain(capsys, 1, "rebalance", "--together", "B1,B9", demo / "training")
-    assert "give one" in complain(capsys, 2, "rebalance", "--fewest", "--stages", 2, demo / "training")
-    assert "one stage an IPU" in complain(capsys, 2, "rebalance", "--prove", "--ipus", "0,1,0", demo / "training")
+    assert "'B9' is no Block" in complain(
+        capsys, 1, "rebalance", "--together", "B1,B9", demo / "training"
+    )
+    assert "give one" in complain(
+        capsys, 2, "rebalance", "--fewest", "--stages", 2, demo / "training"
+    )
+    assert "one stage an IPU" in complain(
+        capsys, 2, "rebalance", "--prove", "--ipus", "0,1,0", demo / "training"
+    )
 
 
-def test_the_fewest_ipus_of_a_small_model_is_one(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = json.loads(say(capsys, "rebalance", "--fewest", "--json", demo / "training"))[0]["rebalance"]
+def test_the_fewest_ipus_of_a_small_model_is_one(
+    demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = json.loads(say(capsys, "rebalance", "--fewest", "--json", demo / "training"))[0][
+        "rebalance"
+    ]
     assert [row["blocks"] for row in rows] == ["B1, B2, B3, B4"]
 
 
 def test_stages_choose_how_to_save_memory(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = json.loads(say(capsys, "rebalance", "--recompute", "never", "--json", demo / "training"))[0]["rebalance"]
+    rows = json.loads(
+        say(capsys, "rebalance", "--recompute", "never", "--json", demo / "training")
+    )[0]["rebalance"]
     assert {row["saves"] for row in rows} == {"-"}
     out = say(capsys, "rebalance", "--recompute", "never", demo / "training")
     assert "predicted only" in " ".join(out.split())

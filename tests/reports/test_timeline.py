@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from profiler import open_report
 from reports import timeline
-from reports.timeline import grid, lane, legend, longest_task, phase_header, ruler, short, stacked_bar
+from reports.timeline import (
+    grid,
+    lane,
+    legend,
+    longest_task,
+    phase_header,
+    ruler,
+    short,
+    stacked_bar,
+)
 from tests.synthetic import synthetic_profile
 
 
@@ -31,7 +40,9 @@ durations = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
 
 
 @given(durations, st.integers(1, 200))
-def test_grid_covers_the_whole_time_in_at_most_the_columns_asked_for(lengths: list[int], columns: int) -> None:
+def test_grid_covers_the_whole_time_in_at_most_the_columns_asked_for(
+    lengths: list[int], columns: int
+) -> None:
     end = np.cumsum(lengths)
     start = end - lengths
     made = grid(start, end, columns)
@@ -45,7 +56,9 @@ def test_grid_covers_the_whole_time_in_at_most_the_columns_asked_for(lengths: li
 
 
 @given(durations, durations)
-def test_every_column_has_the_task_that_fills_most_of_it(lengths: list[int], columns: list[int]) -> None:
+def test_every_column_has_the_task_that_fills_most_of_it(
+    lengths: list[int], columns: list[int]
+) -> None:
     end = np.cumsum(lengths)
     start = end - lengths
     edges = np.concatenate([[0], np.cumsum(columns)])
@@ -68,7 +81,9 @@ def test_a_lane_numbers_micro_batches_where_they_fit() -> None:
 
 
 def test_phases_are_bracketed_over_their_columns() -> None:
-    header = phase_header(["ramp-up", "ramp-up", "steady", "ramp-down"], np.array([0, 10, 20, 30]), 32)
+    header = phase_header(
+        ["ramp-up", "ramp-up", "steady", "ramp-down"], np.array([0, 10, 20, 30]), 32
+    )
     assert header == "├─────ramp-up──────┤├─steady─┤│ "
     assert len(header) == 32
 
@@ -80,7 +95,15 @@ def test_a_ruler_drops_labels_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize(
     ("cycles", "said"),
-    [(0, "0"), (999, "999"), (1000, "1.0k"), (9949, "9.9k"), (9951, "10k"), (31_400, "31k"), (2_500_000, "2.5M")],
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1.0k"),
+        (9949, "9.9k"),
+        (9951, "10k"),
+        (31_400, "31k"),
+        (2_500_000, "2.5M"),
+    ],
 )
 def test_cycles_are_said_in_four_characters(cycles: int, said: str) -> None:
     assert short(cycles) == said
@@ -88,14 +111,18 @@ def test_cycles_are_said_in_four_characters(cycles: int, said: str) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 133, 400])
 @pytest.mark.parametrize("unicode", [True, False])
-def test_a_timeline_fits_its_width(iteration: tuple[pd.DataFrame, pd.DataFrame], width: int, unicode: bool) -> None:
+def test_a_timeline_fits_its_width(
+    iteration: tuple[pd.DataFrame, pd.DataFrame], width: int, unicode: bool
+) -> None:
     lines = drawn(timeline.timeline(*iteration, width, unicode))
     assert max(map(len, lines)) <= width
     assert sum(line.startswith("IPU ") for line in lines) == 4
     assert unicode or all(line.isascii() for line in lines)
 
 
-def test_a_pipeline_fills_and_drains_on_the_diagonal(iteration: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_a_pipeline_fills_and_drains_on_the_diagonal(
+    iteration: tuple[pd.DataFrame, pd.DataFrame],
+) -> None:
     tasks, cycles = iteration
     lines = drawn(timeline.timeline(tasks, cycles, 400))
     width = timeline.MAX_CELL
@@ -115,7 +142,11 @@ def test_the_legend_explains_each_letter_once_and_wraps() -> None:
     lines = drawn(legend(range(len(timeline.ACTIVITIES)), 40))
     assert max(map(len, lines)) <= 40
     words = " ".join(lines)
-    assert all(words.count(one.name) == 1 for one in timeline.ACTIVITIES if one.name != "exchange between IPUs")
+    assert all(
+        words.count(one.name) == 1
+        for one in timeline.ACTIVITIES
+        if one.name != "exchange between IPUs"
+    )
 
 
 def test_no_pipeline_cycles_draws_a_sentence(iteration: tuple[pd.DataFrame, pd.DataFrame]) -> None:

@@ -22,16 +22,23 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 @pytest.fixture(scope="module")
 def lanes(report: Report) -> pipeline.Lanes:
     return pipeline.lanes(
-        report.tasks(0, iteration=0), report.steps(0, iteration=0), report.pipeline_cycles(0, 0), report.stages
+        report.tasks(0, iteration=0),
+        report.steps(0, iteration=0),
+        report.pipeline_cycles(0, 0),
+        report.stages,
     )
 
 
-rows = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50), st.integers(0, 4)), min_size=1, max_size=60)
+rows = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 50), st.integers(0, 4)), min_size=1, max_size=60
+)
 
 
 @given(rows, st.integers(1, 80))
 @settings(deadline=None)
-def test_pieces_cover_what_the_slices_covered_and_count_them(parts: list[tuple[int, int, int]], pixels: int) -> None:
+def test_pieces_cover_what_the_slices_covered_and_count_them(
+    parts: list[tuple[int, int, int]], pixels: int
+) -> None:
     gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
     end = np.cumsum(gap + length)
     start = end - length
@@ -48,7 +55,9 @@ def test_pieces_cover_what_the_slices_covered_and_count_them(parts: list[tuple[i
 
 
 @given(rows)
-def test_slices_that_are_long_enough_to_see_stay_as_they_are(parts: list[tuple[int, int, int]]) -> None:
+def test_slices_that_are_long_enough_to_see_stay_as_they_are(
+    parts: list[tuple[int, int, int]],
+) -> None:
     gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
     end = np.cumsum(gap + length)
     found = lod.pieces(end - length, end, code, 0, float(end[-1]), lod.FINEST * int(end[-1]))
@@ -93,7 +102,9 @@ def test_the_lanes_show_every_cycle_of_every_task(report: Report, lanes: pipelin
         assert sum(bar.x) == tasks.loc[tasks["direction"] == direction, "cycles"].sum()  # type: ignore[attr-defined]
 
 
-def test_shares_add_up_to_the_time_and_equal_the_reports(report: Report, lanes: pipeline.Lanes) -> None:
+def test_shares_add_up_to_the_time_and_equal_the_reports(
+    report: Report, lanes: pipeline.Lanes
+) -> None:
     table = pipeline.shares(lanes)
     assert (table.sum(axis=1) == lanes.end).all()
     proportions = report.cycle_proportions(0)
@@ -108,7 +119,9 @@ def test_microseconds_are_cycles_over_the_clock(lanes: pipeline.Lanes) -> None:
     assert "µs" in micro.layout.xaxis.title.text
 
 
-def test_ramp_up_and_ramp_down_are_shaded_where_the_report_has_them(report: Report, lanes: pipeline.Lanes) -> None:
+def test_ramp_up_and_ramp_down_are_shaded_where_the_report_has_them(
+    report: Report, lanes: pipeline.Lanes
+) -> None:
     figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT)
     cycles = report.pipeline_cycles(0, 0)
     shaded = [(shape.x0, shape.x1) for shape in figure.layout.shapes if shape.type == "rect"]
@@ -118,7 +131,9 @@ def test_ramp_up_and_ramp_down_are_shaded_where_the_report_has_them(report: Repo
     assert any("ramp-up" in note.text for note in figure.layout.annotations)
 
 
-def test_following_a_micro_batch_meets_it_on_every_ipu(report: Report, lanes: pipeline.Lanes) -> None:
+def test_following_a_micro_batch_meets_it_on_every_ipu(
+    report: Report, lanes: pipeline.Lanes
+) -> None:
     figure = pipeline.pipeline(lanes, Clock(1e9), theme.LIGHT, follow=2)
     path = next(trace for trace in figure.data if trace.name == "micro-batch 2")
     assert set(np.round(np.array(path.y) + 0.1).astype(int)) == set(range(report.target.num_ipus))
@@ -139,7 +154,9 @@ def test_every_activity_is_told_apart(name: str) -> None:
 def test_the_heat_map_shows_the_bytes_of_the_report(report: Report) -> None:
     values = report.liveness_map(0)
     program = report.program_steps(0)
-    figure = memory.heat_map(values, (0, len(values)), (0, values.shape[1]), program, 638_976, theme.LIGHT)
+    figure = memory.heat_map(
+        values, (0, len(values)), (0, values.shape[1]), program, 638_976, theme.LIGHT
+    )
     drawn = np.array(figure.data[0].z)
     assert np.allclose(drawn * 1024, values.T, rtol=1e-6)
     assert figure.data[0].x[0] == 0.5

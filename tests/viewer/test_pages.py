@@ -1,4 +1,6 @@
-"""The viewer in a real browser, on the example's profile: pages draw, addresses restore them, numbers are right."""
+"""The viewer in a real browser, on the example's profile: pages draw, addresses restore them,
+numbers are right.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Tab:
         self.page.set_viewport_size({"width": 1280, "height": 900})
         self.address = address
         self.complaints: list[str] = []
-        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        self.page.on(
+            "console", lambda m: self.complaints.append(m.text) if m.type == "error" else None
+        )
         self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
 
     def open(self, path: str) -> Any:
@@ -52,12 +56,15 @@ class Tab:
         return self.page
 
     def query(self) -> dict[str, str]:
-        return {name: values[-1] for name, values in parse_qs(urlsplit(self.page.url).query).items()}
+        return {
+            name: values[-1] for name, values in parse_qs(urlsplit(self.page.url).query).items()
+        }
 
     def plot(self, id: str, what: str) -> Any:
         """A JavaScript expression about ``plot``, the figure in the graph of that id."""
         return self.page.evaluate(
-            f"() => {{ const plot = document.querySelector('#{id} .js-plotly-plot'); return {what}; }}"
+            f"() => {{ const plot = document.querySelector('#{id} .js-plotly-plot'); return"
+            f" {what}; }}"
         )
 
     def wait(self, expression: str) -> None:
@@ -94,7 +101,8 @@ def test_a_page_draws_without_complaint(chromium: Any, address: str, path: str, 
         assert page.locator(".message.error").count() == 0
         assert page.locator(".card").count() > 0
         empty = page.evaluate(
-            "() => [...document.querySelectorAll('.js-plotly-plot')].filter(p => !p.data || !p.data.length).length"
+            "() => [...document.querySelectorAll('.js-plotly-plot')].filter(p => !p.data ||"
+            " !p.data.length).length"
         )
         assert empty == 0
         wide = page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -126,18 +134,26 @@ def test_the_summarys_bars_have_the_reports_numbers_and_are_saved(
 
     with tab(chromium, address) as view:
         page = view.open("/")
-        assert page.locator(".js-plotly-plot").count() == 0  # which the first page does not wait for
+        assert (
+            page.locator(".js-plotly-plot").count() == 0
+        )  # which the first page does not wait for
         card = page.locator(".card", has=page.locator("#stage-costs"))
         rows = [line.split(",") for line in saved(card, "CSV").splitlines()[1:]]
-        drawn = {name: sum(float(value) for _, part, value in rows if part == name) for name in {r[1] for r in rows}}
+        drawn = {
+            name: sum(float(value) for _, part, value in rows if part == name)
+            for name in {r[1] for r in rows}
+        }
         assert drawn["forward"] == report.stages["forward_cycles"].sum()
         assert drawn["backward"] + drawn["recompute"] == report.stages["backward_cycles"].sum()
         total = report.stages["cycles"]
         widths = page.evaluate(
             "() => [...document.querySelectorAll('#stage-costs .bar')].map(bar =>"
-            " [...bar.querySelectorAll('[data-value]')].reduce((sum, one) => sum + one.offsetWidth, 0))"
+            " [...bar.querySelectorAll('[data-value]')].reduce((sum, one) => sum +"
+            " one.offsetWidth, 0))"
         )
-        assert [width / max(widths) for width in widths] == pytest.approx(list(total / total.max()), abs=0.01)
+        assert [width / max(widths) for width in widths] == pytest.approx(
+            list(total / total.max()), abs=0.01
+        )
         picture = saved(card, "SVG")
         assert picture.startswith("<svg") and picture.count("<rect") > len(rows)
         assert saved(card, "PNG").startswith("\x89PNG")
@@ -155,7 +171,8 @@ def test_the_pipeline_has_the_reports_numbers(chromium: Any, address: str, repor
         view.open(f"/pipeline?from={update['start'] - 3000}&to={update['end']}")
         drawn = view.plot(
             "pipeline-lanes",
-            "plot._fullData.find(t => t.type === 'bar' && t.name === 'weight update').x.reduce((a, b) => a + b, 0)",
+            "plot._fullData.find(t => t.type === 'bar' && t.name === 'weight update').x.reduce((a,"
+            " b) => a + b, 0)",
         )
         tasks = report.tasks(0, iteration=0)
         assert drawn == tasks.loc[tasks["direction"] == "update", "cycles"].sum()
@@ -177,7 +194,10 @@ def test_a_control_changes_the_address_and_the_figure(chromium: Any, address: st
     with tab(chromium, address) as view:
         page = view.open("/pipeline")
         page.get_by_text("µs", exact=True).click()
-        view.wait("document.querySelector('#pipeline-lanes .js-plotly-plot').layout.xaxis.title.text === 'time (µs)'")
+        view.wait(
+            "document.querySelector('#pipeline-lanes .js-plotly-plot').layout.xaxis.title.text ==="
+            " 'time (µs)'"
+        )
         assert view.query()["unit"] == "µs"
         again = view.page.url
         page.goto(again)
@@ -204,7 +224,9 @@ def test_the_wheel_zooms_and_brings_detail(chromium: Any, address: str) -> None:
         view.wait("!new URLSearchParams(location.search).get('from')")
 
 
-def test_a_point_of_the_heat_map_says_what_is_live_there(chromium: Any, address: str, report: Report) -> None:
+def test_a_point_of_the_heat_map_says_what_is_live_there(
+    chromium: Any, address: str, report: Report
+) -> None:
     with tab(chromium, address) as view:
         page = view.open("/liveness?ipu=1&step=10&tile=7")
         live = report.live_variables(1, 10, 7)
@@ -216,14 +238,19 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(chromium: Any, address:
         page.mouse.click(box["x"] + 30, box["y"] + 30)
         view.wait("new URLSearchParams(location.search).get('step') !== '10'")
         step, tile = int(view.query()["step"]), int(view.query()["tile"])
-        view.wait(f"document.querySelector('#liveness-live').innerText.includes('tile {tile}, step {step} ')")
+        view.wait(
+            f"document.querySelector('#liveness-live').innerText.includes('tile {tile}, step"
+            f" {step} ')"
+        )
 
 
 def test_the_heat_map_scales_with_the_report(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
         view.open("/liveness?ipu=2&from=10&to=40&low=100&high=300")
         top = view.plot("liveness-heat", "plot.data[0].zmax")
-        assert top * 1024 == pytest.approx(report.liveness_map(2, slice(10, 40), slice(100, 300)).max())
+        assert top * 1024 == pytest.approx(
+            report.liveness_map(2, slice(10, 40), slice(100, 300)).max()
+        )
 
 
 def test_the_memory_page_has_the_tiles_numbers(chromium: Any, address: str, report: Report) -> None:
@@ -233,21 +260,33 @@ def test_the_memory_page_has_the_tiles_numbers(chromium: Any, address: str, repo
         words = page.inner_text("#memory-tile")
         for column in ("total", "total_excluding_gaps", "always_live", "free"):
             assert units.size(int(row[column])) in words, column
-        drawn = view.plot("memory-tiles", "plot._fullData.find(t => t.name === 'including gaps').y[20]")
+        drawn = view.plot(
+            "memory-tiles", "plot._fullData.find(t => t.name === 'including gaps').y[20]"
+        )
         assert drawn * 1024 == pytest.approx(row["total"])
         assert "control code" in page.inner_text("#memory-variables")
-        assert report.tile_vertices(1, 20)["vertex_type"].iloc[0] in page.inner_text("#memory-vertices")
+        assert report.tile_vertices(1, 20)["vertex_type"].iloc[0] in page.inner_text(
+            "#memory-vertices"
+        )
 
 
-def test_the_trace_is_found_clicked_and_restored(chromium: Any, address: str, report: Report) -> None:
+def test_the_trace_is_found_clicked_and_restored(
+    chromium: Any, address: str, report: Report
+) -> None:
     steps = report.steps(0, 1, 0)
     found = steps["name"].str.contains("convolve", case=False)
-    step = report.program_steps(1).set_index("name").loc["layer2/conv/convolution/conv/convolve", "step"]
+    step = (
+        report.program_steps(1)
+        .set_index("name")
+        .loc["layer2/conv/convolution/conv/convolve", "step"]
+    )
     number = int(step.iloc[0] if hasattr(step, "iloc") else step)
     with tab(chromium, address) as view:
         page = view.open(f"/trace?ipu=1&form=flame&find=convolve&step={number}")
         assert f"{int(found.sum()):,} slices" in page.inner_text("#trace-found")
-        assert f"{int(steps.loc[found, 'cycles'].sum()):,} cycles" in page.inner_text("#trace-found")
+        assert f"{int(steps.loc[found, 'cycles'].sum()):,} cycles" in page.inner_text(
+            "#trace-found"
+        )
         assert "layer2/conv/convolution/conv/convolve" in page.inner_text("#trace-step")
         vertices = report.vertices(number)
         assert f"{int(vertices['count'].iloc[0]):,}" in page.inner_text("#trace-step")
@@ -291,7 +330,10 @@ def test_the_operations_are_the_reports(chromium: Any, address: str, report: Rep
         assert f"{largest['cycles']:,}" in first
         assert f"{largest['cycles']:,} cycles" in page.inner_text("#operations-chosen")
         page.fill("input[type=search]", "max_pool")
-        view.wait("document.querySelector('#operations-grid [row-index=\"0\"]')?.innerText.includes('max_pool')")
+        view.wait(
+            "document.querySelector('#operations-grid"
+            " [row-index=\"0\"]')?.innerText.includes('max_pool')"
+        )
         assert view.query()["find"] == "max_pool"
 
 
@@ -331,7 +373,9 @@ def test_the_insights_lead_to_their_pages(chromium: Any, address: str) -> None:
         assert view.complaints == []
 
 
-def test_blocks_move_and_the_prediction_follows(chromium: Any, address: str, report: Report) -> None:
+def test_blocks_move_and_the_prediction_follows(
+    chromium: Any, address: str, report: Report
+) -> None:
     costs = Costs.from_report(report)
     with tab(chromium, address) as view:
         page = view.open("/rebalance")
@@ -340,7 +384,9 @@ def test_blocks_move_and_the_prediction_follows(chromium: Any, address: str, rep
         page.locator("#rebalance-blocks tr", has_text="B4").get_by_text("◀").click()
         view.wait("new URLSearchParams(location.search).get('starts') === '0,1,2'")
         expected = what_if(costs, Assignment((0, 1, 2), (0, 1, 2)))
-        view.wait(f"document.querySelector('#rebalance-numbers').innerText.includes('{units.cycles(expected.total)}')")
+        view.wait(
+            f"document.querySelector('#rebalance-numbers').innerText.includes('{units.cycles(expected.total)}')"
+        )
         lanes = view.plot("rebalance-lanes", "plot.layout.yaxis.ticktext.length")
         assert lanes == 3
         page.locator("#rebalance-profiled").click()
@@ -354,8 +400,13 @@ def test_the_best_split_is_proposed_and_saved(chromium: Any, address: str, repor
         page.locator("#rebalance-count").click()
         page.get_by_role("option", name="2", exact=True).click()
         page.locator("#rebalance-best").click()
-        view.wait(f"new URLSearchParams(location.search).get('starts') === '{','.join(map(str, best))}'")
-        view.wait("document.querySelector('#rebalance-why').innerText.includes('best split into 2 stages')")
+        view.wait(
+            f"new URLSearchParams(location.search).get('starts') === '{','.join(map(str, best))}'"
+        )
+        view.wait(
+            "document.querySelector('#rebalance-why').innerText.includes('best split into 2"
+            " stages')"
+        )
         with page.expect_download() as download:
             page.locator("#rebalance-save").click()
         placement = json.loads(Path(download.value.path()).read_text())
@@ -379,7 +430,9 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert view.complaints == []
 
 
-def test_the_other_profile_is_shown_beside_this_one(chromium: Any, demo: Path, report: Report) -> None:
+def test_the_other_profile_is_shown_beside_this_one(
+    chromium: Any, demo: Path, report: Report
+) -> None:
     other = open_report(demo / "inference")
     with serving(create_app(report, other)) as both, tab(chromium, both) as view:
         view.open("/memory?ipu=1&other=show")
@@ -395,7 +448,9 @@ def test_the_other_profile_is_shown_beside_this_one(chromium: Any, demo: Path, r
         this, that = (r.ops.loc[r.ops["name"] == name, "cycles"].iloc[0] for r in (report, other))
         words = page.locator("#operations-grid [row-index='0']").all_inner_texts()
         assert f"{this:,}" in " ".join(words) and f"{that:,}" in " ".join(words)
-        page = view.open("/operations?other=show&find=update")  # which the other profile has none of
+        page = view.open(
+            "/operations?other=show&find=update"
+        )  # which the other profile has none of
         page.locator("#operations-grid [row-index='0']").first.wait_for()
         assert view.complaints == []
 
@@ -406,7 +461,9 @@ def test_the_theme_changes_and_stays(chromium: Any, address: str) -> None:
         page.keyboard.press("t")
         view.wait("document.documentElement.dataset.theme === 'dark'")
         settled(page)
-        assert view.plot("pipeline-lanes", "plot.data.some(t => t.name === 'micro-batch 1')"), "the state was lost"
+        assert view.plot("pipeline-lanes", "plot.data.some(t => t.name === 'micro-batch 1')"), (
+            "the state was lost"
+        )
         page.reload()
         settled(page)
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -430,7 +487,9 @@ def test_a_figure_is_saved(chromium: Any, address: str, tmp_path: Path, form: st
     with tab(chromium, address) as view:
         page = view.open("/pipeline")
         with page.expect_download(timeout=20_000) as download:
-            page.locator(".card", has_text="Busy and waiting").get_by_role("button", name=form).click()
+            page.locator(".card", has_text="Busy and waiting").get_by_role(
+                "button", name=form
+            ).click()
         file = tmp_path / download.value.suggested_filename
         download.value.save_as(file)
         start = {"PNG": b"\x89PNG", "SVG": b"<svg", "CSV": b"trace,x,y"}[form]
@@ -449,7 +508,9 @@ def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
         for one in PAGES:
             with tab(chromium, address) as view:
                 alarms: list[str] = []
-                view.page.on("dialog", lambda d, alarms=alarms: (alarms.append(d.message), d.dismiss()))
+                view.page.on(
+                    "dialog", lambda d, alarms=alarms: (alarms.append(d.message), d.dismiss())
+                )
                 page = view.open(one.path)
                 assert alarms == []
                 assert page.locator("img[src=x]").count() == 0
@@ -458,7 +519,11 @@ def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
 
 def test_a_profile_that_vanishes_gives_a_message(chromium: Any, tmp_path: Path) -> None:
     path = synthetic_profile(tmp_path / "profile.pop")
-    with open_report(path) as report, serving(create_app(report)) as address, tab(chromium, address) as view:
+    with (
+        open_report(path) as report,
+        serving(create_app(report)) as address,
+        tab(chromium, address) as view,
+    ):
         view.open("/")
         path.unlink()
         view.page.goto(address + "/memory")
@@ -471,14 +536,23 @@ def test_a_profile_that_vanishes_gives_a_message(chromium: Any, tmp_path: Path) 
 def test_a_profile_written_anew_is_shown_anew(chromium: Any, tmp_path: Path) -> None:
     path = synthetic_profile(tmp_path / "profile.pop", ipus=2)
     other = synthetic_profile(tmp_path / "other.pop", ipus=4)
-    with open_report(path) as report, serving(create_app(report)) as address, tab(chromium, address) as view:
+    with (
+        open_report(path) as report,
+        serving(create_app(report)) as address,
+        tab(chromium, address) as view,
+    ):
         assert "2 IPUs" in view.open("/").inner_text("#head")
         shutil.move(other, path)
         assert "4 IPUs" in view.open("/").inner_text("#head")
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00", "/liveness?ipu=77&step=1e9&tile=-1"]
+    "path",
+    [
+        "/nothing",
+        "/pipeline?run=99&iteration=-3&from=x&to=1e99&follow=%00",
+        "/liveness?ipu=77&step=1e9&tile=-1",
+    ],
 )
 def test_an_address_from_anywhere_does_no_harm(chromium: Any, address: str, path: str) -> None:
     with tab(chromium, address) as view:

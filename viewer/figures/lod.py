@@ -1,9 +1,10 @@
 """Level of detail: a row of slices as what a given number of pixels can show.
 
-Slices at least two pixels long stay as they are (an edge every pixel is a colour nobody sees, and half as many pieces
-redraw in half the time). Shorter ones are drawn together, two pixels at a time, in the colour of the longest of them;
-neighbours of one colour then become one. Nothing is dropped: the pieces cover what the slices covered, and say how
-many they stand for. Times are cycles; all arrays are int64; nothing loops over slices.
+Slices at least two pixels long stay as they are (an edge every pixel is a colour nobody sees, and
+half as many pieces redraw in half the time). Shorter ones are drawn together, two pixels at a time,
+in the colour of the longest of them; neighbours of one colour then become one. Nothing is dropped:
+the pieces cover what the slices covered, and say how many they stand for. Times are cycles; all
+arrays are int64; nothing loops over slices.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ FINEST = 2  # pixels: what is shorter is drawn with its neighbours
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What is drawn of one row. ``first`` and ``longest`` are positions in the row; ``count`` how many slices."""
+    """What is drawn of one row. ``first`` and ``longest`` are positions in the row; ``count`` how
+    many slices.
+    """
 
     start: np.ndarray
     end: np.ndarray
@@ -40,10 +43,13 @@ def inside(start: np.ndarray, end: np.ndarray, low: float, high: float) -> slice
     return slice(first, max(first, int(np.searchsorted(start, high, side="left"))))
 
 
-def pieces(start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, pixels: int) -> Pieces:
+def pieces(
+    start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, pixels: int
+) -> Pieces:
     """The slices of one row between ``low`` and ``high``, drawn on ``pixels`` pixels.
 
-    ``start``, ``end`` and ``code`` (what decides the colour) are of one row: sorted, without overlaps.
+    ``start``, ``end`` and ``code`` (what decides the colour) are of one row: sorted, without
+    overlaps.
     """
     window = inside(start, end, low, high)
     start, end, code = start[window], end[window], code[window]
@@ -57,7 +63,9 @@ def pieces(start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, hig
     breaks = np.empty(len(start), dtype=bool)
     breaks[0] = True
     gap = start[1:] > end[:-1]
-    breaks[1:] = ~short[1:] | ~short[:-1] | (at[1:] != at[:-1]) | (gap & (start[1:] - end[:-1] >= pixel))
+    breaks[1:] = (
+        ~short[1:] | ~short[:-1] | (at[1:] != at[:-1]) | (gap & (start[1:] - end[:-1] >= pixel))
+    )
     first = np.flatnonzero(breaks)
     group = np.cumsum(breaks) - 1
     most = np.maximum.reduceat(length, first)
@@ -67,7 +75,12 @@ def pieces(start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, hig
     colour, merged = code[longest], short[first]
     # neighbours of one colour, both made of short slices, become one
     joined = np.zeros(len(first), dtype=bool)
-    joined[1:] = merged[1:] & merged[:-1] & (colour[1:] == colour[:-1]) & (start[first[1:]] <= end[first[1:] - 1])
+    joined[1:] = (
+        merged[1:]
+        & merged[:-1]
+        & (colour[1:] == colour[:-1])
+        & (start[first[1:]] <= end[first[1:] - 1])
+    )
     keep = np.flatnonzero(~joined)
     runs = np.append(keep[1:], len(first)) - 1
     strongest = np.maximum.reduceat(most, keep)
@@ -84,16 +97,21 @@ def pieces(start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, hig
     )
 
 
-def totals(start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, codes: int) -> np.ndarray:
-    """Cycles of each code between ``low`` and ``high``, exactly: float64[codes]. Slices need not be sorted."""
+def totals(
+    start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, codes: int
+) -> np.ndarray:
+    """Cycles of each code between ``low`` and ``high``, exactly: float64[codes]. Slices need not be
+    sorted.
+    """
     covered = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
     return np.bincount(code, weights=covered, minlength=codes)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of slices, one after the other: row r has ``[first[r], first[r + 1])``. ``source`` says where each slice
-    came from (the position in its frame)."""
+    """Rows of slices, one after the other: row r has ``[first[r], first[r + 1])``. ``source`` says
+    where each slice came from (the position in its frame).
+    """
 
     first: np.ndarray
     start: np.ndarray
@@ -102,8 +120,12 @@ class Rows:
     source: np.ndarray
 
     @classmethod
-    def make(cls, row: np.ndarray, start: np.ndarray, end: np.ndarray, code: np.ndarray, rows: int) -> Rows:
-        """Sorted by row and start from slices in any order; those with a row outside ``0 .. rows - 1`` are left out."""
+    def make(
+        cls, row: np.ndarray, start: np.ndarray, end: np.ndarray, code: np.ndarray, rows: int
+    ) -> Rows:
+        """Sorted by row and start from slices in any order; those with a row outside ``0 .. rows -
+        1`` are left out.
+        """
         order = np.lexsort((start, row)) if len(row) else np.zeros(0, dtype=np.int64)
         order = order[(row[order] >= 0) & (row[order] < rows)]
         first = np.searchsorted(row[order], np.arange(rows + 1))
@@ -119,18 +141,26 @@ class Rows:
     def around(
         self, row: int, low: float, high: float, pixels: int, code: np.ndarray | None = None
     ) -> tuple[Pieces, np.ndarray]:
-        """What is drawn of a row between ``low`` and ``high``, and half as much on either side of it, for dragging.
+        """What is drawn of a row between ``low`` and ``high``, and half as much on either side of
+        it, for dragging.
 
-        Pieces end at the window's edges, so that what is written on them is in view; True in the mask for those in
-        it. ``first`` and ``longest`` are positions in these rows. ``code`` may stand in for the rows' own.
+        Pieces end at the window's edges, so that what is written on them is in view; True in the
+        mask for those in it. ``first`` and ``longest`` are positions in these rows. ``code`` may
+        stand in for the rows' own.
         """
         here = self.of(row)
         start, end = self.start[here], self.end[here]
         colour = self.code[here] if code is None else code[here]
         half = (high - low) / 2
         parts, inside = [], []
-        for left, right, middle in ((low - half, low, False), (low, high, True), (high, high + half, False)):
-            found = pieces(start, end, colour, left, right, max(1, pixels if middle else pixels // 4))
+        for left, right, middle in (
+            (low - half, low, False),
+            (low, high, True),
+            (high, high + half, False),
+        ):
+            found = pieces(
+                start, end, colour, left, right, max(1, pixels if middle else pixels // 4)
+            )
             parts.append(
                 (
                     np.maximum(found.start, int(np.floor(left))),
@@ -142,4 +172,6 @@ class Rows:
                 )
             )
             inside.append(np.full(len(found), middle))
-        return Pieces(*(np.concatenate(column) for column in zip(*parts, strict=True))), np.concatenate(inside)
+        return Pieces(
+            *(np.concatenate(column) for column in zip(*parts, strict=True))
+        ), np.concatenate(inside)

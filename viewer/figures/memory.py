@@ -1,4 +1,5 @@
-"""Memory: bytes over tiles and program steps, with the limit of a tile drawn wherever it can be reached.
+"""Memory: bytes over tiles and program steps, with the limit of a tile drawn wherever it can be
+reached.
 
 Arrays are bytes, int64, unless said; figures show KiB a tile and MiB an IPU.
 """
@@ -22,9 +23,13 @@ KIB = 1024
 MIB = 1024 * 1024
 OTHER = "#d55e00"  # what is of the other of two profiles
 HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
-_ROWS_OF_CHIP = {1472: 23, 1216: 19}  # 64 columns (facts/machine.md: MLP); which tile is where is assumed
+_ROWS_OF_CHIP = {
+    1472: 23,
+    1216: 19,
+}  # 64 columns (facts/machine.md: MLP); which tile is where is assumed
 
-# What bytes are for, from the model's own to the machine's: (name, roles or categories, light, dark)
+# What bytes are for, from the model's own to the machine's: (name, roles or categories, light,
+# dark)
 KINDS = (
     ("weights and buffers", ("weight", "buffer"), "#0072b2", "#3d9be0"),
     ("optimiser state", ("optimiser state",), "#56b4e9", "#8fd0f5"),
@@ -33,10 +38,30 @@ KINDS = (
     ("stash", ("stash",), "#b6d94c", "#c9e86e"),
     ("temporaries", ("temporary",), "#cc4f8f", "#e07bb0"),
     ("constants", ("constant",), "#8c6bb1", "#b49ad3"),
-    ("vertex code and state", ("vertexCode", "vertexInstanceState", "vertexFieldData"), "#5b6776", "#8d9aab"),
-    ("control code and stack", ("controlCode", "controlId", "controlTable", "stack"), "#a3adba", "#5b6673"),
-    ("exchange code", ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode"), "#d55e00", "#f07c32"),
-    ("streams", ("stream buffer", "hostExchangePacketHeader", "globalExchangePacketHeader"), "#f0e442", "#f4ec7a"),
+    (
+        "vertex code and state",
+        ("vertexCode", "vertexInstanceState", "vertexFieldData"),
+        "#5b6776",
+        "#8d9aab",
+    ),
+    (
+        "control code and stack",
+        ("controlCode", "controlId", "controlTable", "stack"),
+        "#a3adba",
+        "#5b6673",
+    ),
+    (
+        "exchange code",
+        ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode"),
+        "#d55e00",
+        "#f07c32",
+    ),
+    (
+        "streams",
+        ("stream buffer", "hostExchangePacketHeader", "globalExchangePacketHeader"),
+        "#f0e442",
+        "#f4ec7a",
+    ),
     ("other", (), "#c9cfd8", "#3d4753"),
 )
 _KIND_OF = {word: at for at, (_, words, _, _) in enumerate(KINDS) for word in words}
@@ -58,10 +83,12 @@ def heat_map(
 ) -> go.Figure:
     """Live bytes over tiles and program steps, and beneath what the steps are for.
 
-    ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1), resampled or not;
-    ``program`` is `Report.program_steps` of the IPU.
+    ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1),
+    resampled or not; ``program`` is `Report.program_steps` of the IPU.
     """
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02)
+    figure = make_subplots(
+        rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02
+    )
     x, y = _middles(steps, values.shape[0]), _middles(tiles, values.shape[1])
     top = limit / KIB if to_limit else max(1.0, float(values.max(initial=0)) / KIB)
     figure.add_trace(
@@ -94,9 +121,24 @@ def heat_map(
             margin={"l": 72, "r": 16, "t": 8, "b": 76},
             legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0},
             xaxis={"range": list(steps), "showgrid": False, "zeroline": False},
-            xaxis2={"range": list(steps), "title": {"text": "program step"}, "showgrid": False, "zeroline": False},
-            yaxis={"range": list(tiles), "title": {"text": "tile"}, "showgrid": False, "zeroline": False},
-            yaxis2={"range": [0, 1], "fixedrange": True, "showticklabels": False, "showgrid": False},
+            xaxis2={
+                "range": list(steps),
+                "title": {"text": "program step"},
+                "showgrid": False,
+                "zeroline": False,
+            },
+            yaxis={
+                "range": list(tiles),
+                "title": {"text": "tile"},
+                "showgrid": False,
+                "zeroline": False,
+            },
+            yaxis2={
+                "range": [0, 1],
+                "fixedrange": True,
+                "showticklabels": False,
+                "showgrid": False,
+            },
         )
     )
     figure.update_xaxes(matches="x")
@@ -113,16 +155,21 @@ def liveness(
 ) -> go.Figure:
     """Live bytes over program steps: above, the IPU's sum; beneath, its fullest tile at each step.
 
-    ``frame`` is `Report.liveness`, ``other`` that of another profile, drawn as lines over it, by its own steps;
-    ``tile`` (position, tile, total) is drawn instead of the fullest one;
+    ``frame`` is `Report.liveness`, ``other`` that of another profile, drawn as lines over it, by
+    its own steps; ``tile`` (position, tile, total) is drawn instead of the fullest one;
     ``to_limit`` has the limit of a tile in view, however far it is.
     """
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.5, 0.5], vertical_spacing=0.09)
+    figure = make_subplots(
+        rows=2, cols=1, shared_xaxes=True, row_heights=[0.5, 0.5], vertical_spacing=0.09
+    )
     position = frame["position"].to_numpy()
     names = [plain(units.shortened(name)) for name in frame["name"]]
     always, rest = frame["always_live"].to_numpy() / MIB, frame["not_always_live"].to_numpy() / MIB
     colours = ("#8d9aab", "#0072b2") if theme.name == "light" else ("#5b6776", "#56b4e9")
-    for label, values, colour in (("always live", always, colours[0]), ("not always live", rest, colours[1])):
+    for label, values, colour in (
+        ("always live", always, colours[0]),
+        ("not always live", rest, colours[1]),
+    ):
         figure.add_trace(
             go.Scatter(
                 x=position,
@@ -133,7 +180,9 @@ def liveness(
                 fillcolor=colour,
                 stackgroup="live",
                 customdata=names,
-                hovertemplate="step %{x}: %{customdata}<br>" + label + " %{y:.2f} MiB<extra></extra>",
+                hovertemplate="step %{x}: %{customdata}<br>"
+                + label
+                + " %{y:.2f} MiB<extra></extra>",
             ),
             row=1,
             col=1,
@@ -148,8 +197,12 @@ def liveness(
             name=name,
             mode="lines",
             line={"width": 1.5, "shape": "hv", "color": theme.accent},
-            customdata=np.stack([which.to_numpy().astype(str), np.array(names, dtype=object)], axis=1),
-            hovertemplate="step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB<extra></extra>",
+            customdata=np.stack(
+                [which.to_numpy().astype(str), np.array(names, dtype=object)], axis=1
+            ),
+            hovertemplate=(
+                "step %{x}: %{customdata[1]}<br>tile %{customdata[0]}: %{y:.1f} KiB<extra></extra>"
+            ),
         ),
         row=2,
         col=1,
@@ -166,7 +219,9 @@ def liveness(
                     mode="lines",
                     line={"width": 1.5, "shape": "hv", "color": OTHER},
                     customdata=[plain(units.shortened(name)) for name in other["name"]],
-                    hovertemplate="the other profile, step %{x}: %{customdata}<br>%{y:.2f}<extra></extra>",
+                    hovertemplate=(
+                        "the other profile, step %{x}: %{customdata}<br>%{y:.2f}<extra></extra>"
+                    ),
                 ),
                 row=row,
                 col=1,
@@ -195,7 +250,9 @@ def tiles(
     to_limit: bool = True,
     other: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Bytes of each tile, with and without gaps. ``frame`` is `Report.tiles`, ``other`` that of another profile."""
+    """Bytes of each tile, with and without gaps. ``frame`` is `Report.tiles`, ``other`` that of
+    another profile.
+    """
     x = frame["tile"].to_numpy()
     figure = go.Figure()
     lines = [
@@ -216,7 +273,11 @@ def tiles(
         )
     if other is not None:
         values = other["total" if gaps else "total_excluding_gaps"].to_numpy()
-        same = frame["total" if gaps else "total_excluding_gaps"].reindex(range(len(values)), fill_value=0).to_numpy()
+        same = (
+            frame["total" if gaps else "total_excluding_gaps"]
+            .reindex(range(len(values)), fill_value=0)
+            .to_numpy()
+        )
         figure.add_trace(
             go.Scatter(
                 x=other["tile"],
@@ -225,7 +286,10 @@ def tiles(
                 mode="lines",
                 line={"width": 1.3, "shape": "hvh", "color": OTHER},
                 customdata=(values - same) / KIB,
-                hovertemplate="tile %{x}<br>the other profile: %{y:.1f} KiB (%{customdata:+.1f})<extra></extra>",
+                hovertemplate=(
+                    "tile %{x}<br>the other profile: %{y:.1f} KiB"
+                    " (%{customdata:+.1f})<extra></extra>"
+                ),
             )
         )
     if to_limit or float(frame["total"].max()) > limit:
@@ -242,8 +306,12 @@ def tiles(
     return figure
 
 
-def chip(values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_limit: bool = False) -> go.Figure:
-    """Bytes (or any number) of each tile where it lies on the chip: 64 columns; the order of tiles is assumed."""
+def chip(
+    values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_limit: bool = False
+) -> go.Figure:
+    """Bytes (or any number) of each tile where it lies on the chip: 64 columns; the order of tiles
+    is assumed.
+    """
     rows = _ROWS_OF_CHIP.get(len(values), max(1, int(np.sqrt(len(values) / 2.5))))
     columns = -(-len(values) // rows)
     grid = np.full(rows * columns, np.nan, dtype=np.float32)
@@ -263,7 +331,9 @@ def chip(values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_l
                 "thickness": 14,
                 "outlinewidth": 0,
             },
-            hovertemplate="tile %{customdata}: %{z:,.1f} " + name + "<br>column %{x}, row %{y}<extra></extra>",
+            hovertemplate="tile %{customdata}: %{z:,.1f} "
+            + name
+            + "<br>column %{x}, row %{y}<extra></extra>",
         )
     )
     figure.update_layout(
@@ -271,7 +341,12 @@ def chip(values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_l
             300,
             margin={"l": 48, "r": 16, "t": 8, "b": 44},
             xaxis={"title": {"text": "column of the chip"}, "showgrid": False, "zeroline": False},
-            yaxis={"title": {"text": "row"}, "showgrid": False, "zeroline": False, "autorange": "reversed"},
+            yaxis={
+                "title": {"text": "row"},
+                "showgrid": False,
+                "zeroline": False,
+                "autorange": "reversed",
+            },
         )
     )
     return figure
@@ -280,7 +355,10 @@ def chip(values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_l
 def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
     """What lies in each IPU at its fullest step, by what it is for. ``memory`` is `Report.memory`."""
     ipus = sorted(set(memory["ipu"].tolist()))
-    kind = [kind_of(category, role) for category, role in zip(memory["category"], memory["role"], strict=True)]
+    kind = [
+        kind_of(category, role)
+        for category, role in zip(memory["category"], memory["role"], strict=True)
+    ]
     grouped = memory.assign(kind=kind).groupby(["kind", "ipu"])["bytes"].sum()
     labels = [f"IPU {ipu}" for ipu in ipus]
     figure = go.Figure()
@@ -323,7 +401,10 @@ def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
 
 def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
     """What one tile holds, by what it is for. ``live`` is `Report.live_variables` of the tile."""
-    kind = [kind_of(category, role) for category, role in zip(live["category"], live["role"], strict=True)]
+    kind = [
+        kind_of(category, role)
+        for category, role in zip(live["category"], live["role"], strict=True)
+    ]
     size = np.bincount(np.array(kind, dtype=np.int64), weights=live["bytes"], minlength=len(KINDS))
     order = [at for at in np.argsort(size, kind="stable") if size[at] > 0]
     figure = go.Figure(
@@ -347,7 +428,10 @@ def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
             76 + 24 * max(1, len(order)),
             bargap=0.25,
             margin={"l": 168, "r": 24, "t": 8, "b": 44},
-            xaxis={"title": {"text": "KiB on the tile, at its fullest step"}, "range": [0, top * 1.2]},
+            xaxis={
+                "title": {"text": "KiB on the tile, at its fullest step"},
+                "range": [0, top * 1.2],
+            },
             yaxis={"type": "category", "showgrid": False},
             showlegend=False,
         )
@@ -356,10 +440,16 @@ def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
 
 
 def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> go.Figure:
-    """When variables are live, largest first. ``variables``: name, category, role, bytes, start, stop."""
+    """When variables are live, largest first. ``variables``: name, category, role, bytes, start,
+    stop.
+    """
     figure = go.Figure()
-    labels = [f"{at + 1}. {plain(units.shortened(name, 44))}" for at, name in enumerate(variables["name"])]
-    kind = np.array([kind_of(c, r) for c, r in zip(variables["category"], variables["role"], strict=True)])
+    labels = [
+        f"{at + 1}. {plain(units.shortened(name, 44))}" for at, name in enumerate(variables["name"])
+    ]
+    kind = np.array(
+        [kind_of(c, r) for c, r in zip(variables["category"], variables["role"], strict=True)]
+    )
     start, stop = variables["start"].to_numpy(), variables["stop"].to_numpy()
     size = variables["bytes"].to_numpy()
     for at in sorted(set(kind.tolist())):
@@ -376,9 +466,14 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
         )
     if not len(labels):
         figure.add_annotation(
-            text="All that is live here is always live.", showarrow=False, font={"color": theme.muted}, x=0.5, y=0.5,
-            xref="paper", yref="paper",
-        )  # fmt: skip
+            text="All that is live here is always live.",
+            showarrow=False,
+            font={"color": theme.muted},
+            x=0.5,
+            y=0.5,
+            xref="paper",
+            yref="paper",
+        )
     figure.add_vline(x=step + 0.5, line={"color": theme.text, "width": 1, "dash": "dot"})
     figure.update_layout(
         theme.layout(
@@ -488,7 +583,8 @@ def _directions(program: pd.DataFrame, steps: tuple[int, int], theme: Theme) -> 
                 orientation="h",
                 name=activity.name if value >= 0 else "copies and waits",
                 marker=_plain_marker(activity.colour(theme)),
-                hovertemplate=(activity.name if value >= 0 else "copies and waits") + "<extra></extra>",
+                hovertemplate=(activity.name if value >= 0 else "copies and waits")
+                + "<extra></extra>",
             )
         )
     return bars

@@ -1,8 +1,8 @@
-"""The pipeline: one lane an IPU, its tasks large, the steps they are made of as a strip beneath, and what its I/O tiles
-do at the same time as a strip above.
+"""The pipeline: one lane an IPU, its tasks large, the steps they are made of as a strip beneath,
+and what its I/O tiles do at the same time as a strip above.
 
-Slices are drawn by activity (`slices`), so that the legend switches activities on and off. Times on the x-axis count
-from the start of what is shown (a device iteration, or a run).
+Slices are drawn by activity (`slices`), so that the legend switches activities on and off. Times on
+the x-axis count from the start of what is shown (a device iteration, or a run).
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PIXELS = 1400  # columns of a figure as wide as the page
-_TASK, _STRIP, _BESIDE = (-0.10, 0.56), (0.29, 0.13), (-0.44, 0.10)  # where in its lane, and how high
+_TASK, _STRIP, _BESIDE = (
+    (-0.10, 0.56),
+    (0.29, 0.13),
+    (-0.44, 0.10),
+)  # where in its lane, and how high
 _SLOWEST_AT = 0.42
 LANE = 74  # pixels
 _DIGIT = 7  # pixels
@@ -53,7 +57,9 @@ class Lanes:
 
 
 def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
-    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` (``by_direction``) or `Report.steps`."""
+    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` (``by_direction``) or
+    `Report.steps`.
+    """
     kind, kinds = _factorised(frame["kind"])
     code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
     if by_direction:
@@ -64,8 +70,12 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
     return code
 
 
-def lanes(tasks: pd.DataFrame, steps: pd.DataFrame, cycles: pd.DataFrame, stages: pd.DataFrame) -> Lanes:
-    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`. ``steps`` may be empty: no strip then."""
+def lanes(
+    tasks: pd.DataFrame, steps: pd.DataFrame, cycles: pd.DataFrame, stages: pd.DataFrame
+) -> Lanes:
+    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`. ``steps`` may be empty: no
+    strip then.
+    """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code, of_steps = codes(tasks, by_direction=True), codes(steps, by_direction=False)
     beside = (tasks["kind"] == records.BESIDE).to_numpy()
@@ -99,7 +109,9 @@ def pipeline(
     pixels: int = PIXELS,
     follow: int | None = None,
 ) -> go.Figure:
-    """The lanes between two cycles (default: all). ``follow``: a micro-batch to trace through the IPUs."""
+    """The lanes between two cycles (default: all). ``follow``: a micro-batch to trace through the
+    IPUs.
+    """
     low, high = window or (0.0, float(max(1, lanes.end)))
     low, high = low + lanes.origin, high + lanes.origin
     figure = go.Figure(layout=_layout(lanes, clock, theme, low, high))
@@ -112,7 +124,9 @@ def pipeline(
     return figure
 
 
-def busy(lanes: Lanes, clock: Clock, theme: Theme, window: tuple[float, float] | None = None) -> go.Figure:
+def busy(
+    lanes: Lanes, clock: Clock, theme: Theme, window: tuple[float, float] | None = None
+) -> go.Figure:
     """What each IPU's cycles went to between two cycles (default: all), in per cent, exactly."""
     table = shares(lanes, window)
     span = table.sum(axis=1, keepdims=True).clip(1)
@@ -161,7 +175,12 @@ def shares(lanes: Lanes, window: tuple[float, float] | None = None) -> np.ndarra
     for ipu in range(len(rows)):
         here = rows.of(ipu)
         part = totals(
-            rows.start[here], rows.end[here], rows.code[here], low + lanes.origin, high + lanes.origin, len(ACTIVITIES)
+            rows.start[here],
+            rows.end[here],
+            rows.code[here],
+            low + lanes.origin,
+            high + lanes.origin,
+            len(ACTIVITIES),
         )
         table[ipu] = np.rint(part)
     return table
@@ -180,7 +199,11 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
             yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
         )
     )
-    parts = {"forward": "forward_cycles", "recompute": "recompute_cycles", "backward": "backward_cycles"}
+    parts = {
+        "forward": "forward_cycles",
+        "recompute": "recompute_cycles",
+        "backward": "backward_cycles",
+    }
     total = stages["forward_cycles"].to_numpy() + stages["backward_cycles"].to_numpy()
     for name, column in parts.items():
         cycles = stages[column].to_numpy()
@@ -195,12 +218,17 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
             y=labels,
             orientation="h",
             marker=_marker(code, theme),
-            customdata=[f"{label}: {name}<br>{clock.both(c)}" for label, c in zip(labels, cycles, strict=True)],
+            customdata=[
+                f"{label}: {name}<br>{clock.both(c)}"
+                for label, c in zip(labels, cycles, strict=True)
+            ],
             hovertemplate="%{customdata}<extra></extra>",
         )
     if len(total):
         mean = float(total.mean())
-        figure.add_vline(x=mean * clock.scale, line={"color": theme.text, "dash": "dot", "width": 1})
+        figure.add_vline(
+            x=mean * clock.scale, line={"color": theme.text, "dash": "dot", "width": 1}
+        )
         figure.add_annotation(
             x=mean * clock.scale,
             y=1,
@@ -219,9 +247,19 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
                 showarrow=False,
                 xanchor="left",
                 xshift=8,
-                font={"size": 11, "color": theme.limit if cycles == total.max() > mean else theme.muted},
+                font={
+                    "size": 11,
+                    "color": theme.limit if cycles == total.max() > mean else theme.muted,
+                },
             )
-        legend = {"x": 1, "xanchor": "right", "y": 1, "yref": "container", "yanchor": "top", "traceorder": "normal"}
+        legend = {
+            "x": 1,
+            "xanchor": "right",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "traceorder": "normal",
+        }
         figure.update_layout(legend=legend)
     return figure
 
@@ -262,9 +300,13 @@ def _text_colour(code: int, theme: Theme) -> str:
     return "#10151c" if ACTIVITIES[code].dark_text or theme.name == "dark" else "#ffffff"
 
 
-def _traces(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int) -> list[Any]:
+def _traces(
+    lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int
+) -> list[Any]:
     """The tasks and, beneath them, the steps of all lanes."""
-    few = _shown_tasks(lanes, low, high) <= _MOST_BARS  # then narrow ones have their hatching and their numbers, too
+    few = (
+        _shown_tasks(lanes, low, high) <= _MOST_BARS
+    )  # then narrow ones have their hatching and their numbers, too
     tasks = Canvas((high - low) / pixels, lanes.origin, clock.scale, 3 if few else WIDE)
     steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
     for ipu in range(len(lanes.task_rows)):
@@ -272,12 +314,16 @@ def _traces(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, p
         wide = tasks.wide(found)
         bars = found.where(wide)
         words = _numbers(lanes, bars, shown[wide], tasks.cycles_a_pixel)
-        tasks.add_bars(bars, ipu + _TASK[0], _TASK[1], _task_words(lanes, bars, clock, lanes.task_rows), words)
+        tasks.add_bars(
+            bars, ipu + _TASK[0], _TASK[1], _task_words(lanes, bars, clock, lanes.task_rows), words
+        )
         tasks.add_narrow(found.where(~wide), ipu + _TASK[0], _TASK[1])
         found, _ = lanes.step_rows.around(ipu, low, high, pixels)
         wide = steps.wide(found)
         bars = found.where(wide)
-        steps.add_bars(bars, ipu + _STRIP[0], _STRIP[1], _step_words(lanes, bars, clock), [""] * len(bars))
+        steps.add_bars(
+            bars, ipu + _STRIP[0], _STRIP[1], _step_words(lanes, bars, clock), [""] * len(bars)
+        )
         steps.add_narrow(found.where(~wide), ipu + _STRIP[0], _STRIP[1])
         found, _ = lanes.beside_rows.around(ipu, low, high, pixels)
         wide = steps.wide(found)
@@ -286,7 +332,9 @@ def _traces(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, p
         steps.add_bars(bars, ipu + _BESIDE[0], _BESIDE[1], words, [""] * len(bars))
         steps.add_narrow(found.where(~wide), ipu + _BESIDE[0], _BESIDE[1])
     looks = {
-        code: Look(activity.name, _marker(code, theme), activity.colour(theme), _text_colour(code, theme))
+        code: Look(
+            activity.name, _marker(code, theme), activity.colour(theme), _text_colour(code, theme)
+        )
         for code, activity in enumerate(ACTIVITIES)
     }
     made = tasks.traces(looks)
@@ -303,7 +351,10 @@ def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
     rows = lanes.task_rows
     return sum(
         found.stop - found.start
-        for found in (inside(rows.start[here], rows.end[here], low, high) for here in map(rows.of, range(len(rows))))
+        for found in (
+            inside(rows.start[here], rows.end[here], low, high)
+            for here in map(rows.of, range(len(rows)))
+        )
     )
 
 
@@ -370,18 +421,36 @@ def _slowest(lanes: Lanes, clock: Clock, theme: Theme) -> go.Scatter:
     )
 
 
-def _phases(figure: go.Figure, lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int) -> None:
+def _phases(
+    figure: go.Figure,
+    lanes: Lanes,
+    clock: Clock,
+    theme: Theme,
+    low: float,
+    high: float,
+    pixels: int,
+) -> None:
     """Ramp-up and ramp-down shaded, pipeline cycles numbered and told apart by thin lines."""
     cycles = lanes.cycles
     change = (cycles["phase"] != cycles["phase"].shift()).cumsum()
     cycles_a_pixel = (high - low) / pixels
     shapes, notes = [], []
     for _, part in cycles.groupby(change):
-        phase, start, end = part["phase"].iloc[0], int(part["start"].iloc[0]), int(part["end"].iloc[-1])
-        left, right = (max(start, low) - lanes.origin) * clock.scale, (min(end, high) - lanes.origin) * clock.scale
+        phase, start, end = (
+            part["phase"].iloc[0],
+            int(part["start"].iloc[0]),
+            int(part["end"].iloc[-1]),
+        )
+        left, right = (
+            (max(start, low) - lanes.origin) * clock.scale,
+            (min(end, high) - lanes.origin) * clock.scale,
+        )
         if right <= left:
             continue
-        span = {"x0": (start - lanes.origin) * clock.scale, "x1": (end - lanes.origin) * clock.scale}
+        span = {
+            "x0": (start - lanes.origin) * clock.scale,
+            "x1": (end - lanes.origin) * clock.scale,
+        }
         if phase != "steady":
             shapes.append(_rectangle(span, theme.shade))
         room = (right - left) / clock.scale / cycles_a_pixel
@@ -395,7 +464,11 @@ def _phases(figure: go.Figure, lanes: Lanes, clock: Clock, theme: Theme, low: fl
         for row in rows_of(shown):
             left, right = max(row.start, low) - lanes.origin, min(row.end, high) - lanes.origin
             if (right - left) / cycles_a_pixel >= _DIGIT * len(str(row.position)) + 4:
-                notes.append(_note((left + right) / 2 * clock.scale, 1.0, str(row.position), theme.muted, 6, 11))
+                notes.append(
+                    _note(
+                        (left + right) / 2 * clock.scale, 1.0, str(row.position), theme.muted, 6, 11
+                    )
+                )
             shapes.append(_rule((row.start - lanes.origin) * clock.scale, theme.line))
     figure.update_layout(shapes=shapes, annotations=notes)
 
@@ -415,7 +488,16 @@ def _rectangle(span: dict[str, float], colour: str) -> dict[str, Any]:
 
 def _rule(x: float, colour: str) -> dict[str, Any]:
     line = {"color": colour, "width": 1}
-    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line, "layer": "below"}
+    return {
+        "type": "line",
+        "x0": x,
+        "x1": x,
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
+        "line": line,
+        "layer": "below",
+    }
 
 
 def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) -> dict[str, Any]:
@@ -432,7 +514,9 @@ def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) ->
 
 
 def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go.Scatter]:
-    """A micro-batch on its way: an arrow from the end of each of its tasks to the start of the next."""
+    """A micro-batch on its way: an arrow from the end of each of its tasks to the start of the
+    next.
+    """
     code = codes(lanes.tasks, by_direction=True)
     mine = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]
     mine = mine.sort_values(["iteration", "start"], kind="stable")

@@ -35,7 +35,9 @@ _KIND = {
 }
 
 
-def stages(costs: Costs, prediction: Prediction, profiled: int, clock: Clock, theme: Theme) -> go.Figure:
+def stages(
+    costs: Costs, prediction: Prediction, profiled: int, clock: Clock, theme: Theme
+) -> go.Figure:
     """A bar a stage, made of its Blocks; what is no Block's (stash, recomputation) at its end.
 
     ``profiled``: cycles of the slowest stage as it was profiled, drawn as a line.
@@ -53,14 +55,19 @@ def stages(costs: Costs, prediction: Prediction, profiled: int, clock: Clock, th
                 x=[cycles * clock.scale],
                 base=[done * clock.scale],
                 orientation="h",
-                marker={"color": _SHADES[theme.name][block % 2], "line": {"width": 1, "color": theme.card}},
+                marker={
+                    "color": _SHADES[theme.name][block % 2],
+                    "line": {"width": 1, "color": theme.card},
+                },
                 text=[plain(shortened(costs.names[block], 18))],
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
                 textfont={"color": "#ffffff" if theme.name == "light" else "#10151c", "size": 12},
-                hovertemplate=f"<b>{plain(costs.names[block])}</b><br>forward {costs.forward[block]:,}, backward "
-                f"{costs.backward[block]:,} cycles<extra></extra>",
+                hovertemplate=(
+                    f"<b>{plain(costs.names[block])}</b><br>forward {costs.forward[block]:,},"
+                    f" backward {costs.backward[block]:,} cycles<extra></extra>"
+                ),
                 showlegend=False,
             )
             done += cycles
@@ -73,7 +80,12 @@ def stages(costs: Costs, prediction: Prediction, profiled: int, clock: Clock, th
                 orientation="h",
                 marker={
                     "color": theme.line,
-                    "pattern": {"shape": "/", "fgcolor": theme.muted, "bgcolor": theme.line, "size": 6},
+                    "pattern": {
+                        "shape": "/",
+                        "fgcolor": theme.muted,
+                        "bgcolor": theme.line,
+                        "size": 6,
+                    },
                 },
                 hovertemplate=f"recomputation and stash<br>{clock.both(rest)}<extra></extra>",
                 showlegend=False,
@@ -115,7 +127,8 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
     direction = [_DIRECTION.get(code, "") for code in made.kind.tolist()]
     stage = made.stage.tolist()
     names = [
-        f"stage {k} {d}" if d and k >= 0 else (d or what) for k, d, what in zip(stage, direction, kind, strict=True)
+        f"stage {k} {d}" if d and k >= 0 else (d or what)
+        for k, d, what in zip(stage, direction, kind, strict=True)
     ]
     tasks = pd.DataFrame(
         {
@@ -142,8 +155,13 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
             "slowest_ipu": made.slowest_ipu,
         }
     )
-    blocks = [", ".join(costs.names[first : last + 1]) for first, last in prediction.assignment.spans(len(costs))]
-    where = pd.DataFrame({"stage": range(len(blocks)), "ipu": prediction.assignment.ipus, "blocks": blocks})
+    blocks = [
+        ", ".join(costs.names[first : last + 1])
+        for first, last in prediction.assignment.spans(len(costs))
+    ]
+    where = pd.DataFrame(
+        {"stage": range(len(blocks)), "ipu": prediction.assignment.ipus, "blocks": blocks}
+    )
     return lanes(tasks, _no_steps(tasks), cycles, where)
 
 

@@ -1,7 +1,9 @@
-"""Slices of rows as plotly traces, one or two an activity: wide ones as bars, narrow ones as one filled outline.
+"""Slices of rows as plotly traces, one or two an activity: wide ones as bars, narrow ones as one
+filled outline.
 
-A browser takes a tenth of a second for a thousand bars, each an element of the page, but draws an outline of a
-thousand rectangles at once. What is only a few pixels wide has no room for a name, and needs no element of its own.
+A browser takes a tenth of a second for a thousand bars, each an element of the page, but draws an
+outline of a thousand rectangles at once. What is only a few pixels wide has no room for a name, and
+needs no element of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ WIDE = 8  # pixels
 
 @dataclass(frozen=True)
 class Look:
-    """How an activity is drawn: its name in the legend, the bars' marker, and the colours of outline and text."""
+    """How an activity is drawn: its name in the legend, the bars' marker, and the colours of
+    outline and text.
+    """
 
     name: str
     marker: dict[str, Any]
@@ -28,10 +32,17 @@ class Look:
 
 
 class Canvas:
-    """Slices gathered row by row. What has fewer than ``wide`` pixels is narrow; ``origin`` is 0 on the x-axis."""
+    """Slices gathered row by row. What has fewer than ``wide`` pixels is narrow; ``origin`` is 0 on
+    the x-axis.
+    """
 
     def __init__(self, cycles_a_pixel: float, origin: int, scale: float, wide: int = WIDE) -> None:
-        self.cycles_a_pixel, self.origin, self.scale, self._wide = cycles_a_pixel, origin, scale, wide
+        self.cycles_a_pixel, self.origin, self.scale, self._wide = (
+            cycles_a_pixel,
+            origin,
+            scale,
+            wide,
+        )
         self._bars: list[tuple[np.ndarray, ...]] = []
         self._narrow: list[tuple[np.ndarray, ...]] = []
 
@@ -39,31 +50,61 @@ class Canvas:
         """Mask of the pieces that are drawn as bars."""
         return found.end - found.start >= self._wide * self.cycles_a_pixel
 
-    def add_bars(self, found: Pieces, y: float, height: float, hover: list[Any], text: list[str]) -> None:
+    def add_bars(
+        self, found: Pieces, y: float, height: float, hover: list[Any], text: list[str]
+    ) -> None:
         """Wide pieces, at ``y`` and so high (in rows), with a hover label and a text each."""
         count = len(found)
         words, labels = np.empty(count, dtype=object), np.array(text, dtype=object)
         words[:] = hover
         self._bars.append(
-            (found.start, found.end, found.code, np.full(count, y), np.full(count, height), words, labels)
+            (
+                found.start,
+                found.end,
+                found.code,
+                np.full(count, y),
+                np.full(count, height),
+                words,
+                labels,
+            )
         )
 
     def add_narrow(self, found: Pieces, y: float, height: float) -> None:
         """Narrow pieces."""
         count = len(found)
-        self._narrow.append((found.start, found.end, found.code, np.full(count, y), np.full(count, height)))
+        self._narrow.append(
+            (found.start, found.end, found.code, np.full(count, y), np.full(count, height))
+        )
 
     def traces(self, looks: dict[int, Look]) -> list[Any]:
         """The traces, in the order of ``looks`` (by code)."""
         made: list[Any] = []
-        bars = [np.concatenate(column) for column in zip(*self._bars, strict=True)] if self._bars else None
-        narrow = [np.concatenate(column) for column in zip(*self._narrow, strict=True)] if self._narrow else None
+        bars = (
+            [np.concatenate(column) for column in zip(*self._bars, strict=True)]
+            if self._bars
+            else None
+        )
+        narrow = (
+            [np.concatenate(column) for column in zip(*self._narrow, strict=True)]
+            if self._narrow
+            else None
+        )
         for code, look in looks.items():
             if bars is not None and (mine := bars[2] == code).any():
                 made.append(self._bar(look, *(column[mine] for column in bars)))
             if narrow is not None and (mine := narrow[2] == code).any():
-                if not made or made[-1].name != look.name:  # the legend shows squares, whatever is drawn
-                    made.append(go.Bar(name=look.name, legendgroup=look.name, x=[None], y=[None], marker=look.marker))
+                if (
+                    not made or made[-1].name != look.name
+                ):  # the legend shows squares, whatever is drawn
+                    made.append(
+                        go.Bar(
+                            name=look.name,
+                            legendgroup=look.name,
+                            x=[None],
+                            y=[None],
+                            marker=look.marker,
+                        )
+                    )
                 made.append(self._outline(look, *(column[mine] for column in narrow)))
         return made
 
@@ -110,7 +151,9 @@ class Canvas:
         y: np.ndarray,
         height: np.ndarray,
     ) -> go.Scatter:
-        """All narrow pieces of an activity as one filled outline, with gaps between: a single element of the page."""
+        """All narrow pieces of an activity as one filled outline, with gaps between: a single
+        element of the page.
+        """
         left, right, none = self._at(start), self._at(end), np.full(len(start), np.nan)
         low, high = y - height / 2, y + height / 2
         return go.Scatter(

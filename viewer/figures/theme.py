@@ -1,7 +1,9 @@
-"""Colours and type, for light and dark pages: the one place that has them (assets/style.css takes them from here).
+"""Colours and type, for light and dark pages: the one place that has them (assets/style.css takes
+them from here).
 
-What an IPU does is told apart by the Okabe-Ito hues, which colour-blind people can tell apart; recomputing a forward
-pass is forward's hue, paler and hatched. Bytes are drawn in viridis, which grows in lightness throughout.
+What an IPU does is told apart by the Okabe-Ito hues, which colour-blind people can tell apart;
+recomputing a forward pass is forward's hue, paler and hatched. Bytes are drawn in viridis, which
+grows in lightness throughout.
 """
 
 from __future__ import annotations
@@ -56,7 +58,12 @@ _BY_KIND = {
     records.BESIDE: "host I/O",
     "idle": "waiting",
 }
-_BY_DIRECTION = {"forward": "forward", "backward": "backward", "recompute": "recompute", "update": "weight update"}
+_BY_DIRECTION = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recompute",
+    "update": "weight update",
+}
 BY_KIND = {kind: NAMES.index(name) for kind, name in _BY_KIND.items()}
 BY_DIRECTION = {direction: NAMES.index(name) for direction, name in _BY_DIRECTION.items()}
 
@@ -100,15 +107,29 @@ class Theme:
                 "align": "left",
                 "namelength": -1,
             },
-            "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
-            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": self.muted, "activecolor": self.accent},
+            "legend": {
+                "orientation": "h",
+                "y": 1.0,
+                "yanchor": "bottom",
+                "x": 0,
+                "font": {"size": 12},
+            },
+            "modebar": {
+                "bgcolor": "rgba(0,0,0,0)",
+                "color": self.muted,
+                "activecolor": self.accent,
+            },
             "hovermode": "closest",
             "bargap": 0,
         }
         merged = {**settings, **more}
         for name, value in more.items():
             if name.startswith(("xaxis", "yaxis")) and isinstance(value, dict):
-                merged[name] = {**axis, **value, "title": {**axis["title"], **value.get("title", {})}}
+                merged[name] = {
+                    **axis,
+                    **value,
+                    "title": {**axis["title"], **value.get("title", {})},
+                }
         return go.Layout(template="none", **merged)
 
 

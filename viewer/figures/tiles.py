@@ -19,7 +19,9 @@ def histogram(values: np.ndarray, name: str, theme: Theme, bins: int = 40) -> go
             width=np.diff(edges),
             marker={"color": theme.accent, "line": {"width": 0}},
             customdata=np.stack([edges[:-1], edges[1:]], axis=1),
-            hovertemplate="%{customdata[0]:,.0f} to %{customdata[1]:,.0f} " + name + ": %{y:,} tiles<extra></extra>",
+            hovertemplate="%{customdata[0]:,.0f} to %{customdata[1]:,.0f} "
+            + name
+            + ": %{y:,} tiles<extra></extra>",
         )
     )
     mean = float(values.mean()) if len(values) else 0.0

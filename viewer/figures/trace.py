@@ -1,6 +1,7 @@
 """The execution trace: every step in time, flat (a row an IPU) or as a flame (rows by module path).
 
-Rows are drawn at the level of detail that the pixels can show (`lod`); what a filter leaves out stays, faint.
+Rows are drawn at the level of detail that the pixels can show (`lod`); what a filter leaves out
+stays, faint.
 """
 
 from __future__ import annotations
@@ -31,14 +32,34 @@ _FAINT = len(ACTIVITIES)  # what the filter leaves out
 _MODULES = len(ACTIVITIES) + 1  # codes of modules begin here
 # Muted hues for modules: they say "another module", not what it does.
 _MODULE_COLOURS = {
-    "light": ("#c6d7ea", "#d9d0ea", "#cfe5d6", "#ecdcc5", "#e8d0da", "#d3dde0", "#e0e3c8", "#d8d4cc"),
-    "dark": ("#33475e", "#463d5e", "#31503f", "#57462e", "#55394a", "#3c4a50", "#4b4f33", "#46423b"),
+    "light": (
+        "#c6d7ea",
+        "#d9d0ea",
+        "#cfe5d6",
+        "#ecdcc5",
+        "#e8d0da",
+        "#d3dde0",
+        "#e0e3c8",
+        "#d8d4cc",
+    ),
+    "dark": (
+        "#33475e",
+        "#463d5e",
+        "#31503f",
+        "#57462e",
+        "#55394a",
+        "#3c4a50",
+        "#4b4f33",
+        "#46423b",
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows ready to be drawn. ``label`` is an index into ``labels`` for each slice of ``rows``' frame order."""
+    """Rows ready to be drawn. ``label`` is an index into ``labels`` for each slice of ``rows``'
+    frame order.
+    """
 
     rows: Rows
     names: tuple[str, ...]  # of the rows
@@ -71,8 +92,8 @@ def flat(steps: pd.DataFrame, ipus: int) -> Trace:
 
 
 def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
-    """One IPU: its tasks, beneath them the modules by the levels of their path, then the steps; at the bottom those of
-    its I/O tiles, if any.
+    """One IPU: its tasks, beneath them the modules by the levels of their path, then the steps; at
+    the bottom those of its I/O tiles, if any.
 
     ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start.
     """
@@ -97,18 +118,35 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
     for level in range(levels):
         known: dict[str, int] = {}
         prefix = np.array(
-            [known.setdefault("/".join(path[: level + 1]), len(known)) if len(path) > level else -1 for path in paths]
+            [
+                (
+                    known.setdefault("/".join(path[: level + 1]), len(known))
+                    if len(path) > level
+                    else -1
+                )
+                for path in paths
+            ]
         )
         of = prefix[name] if len(name) else np.zeros(0, dtype=np.int64)
-        first = np.flatnonzero(np.append(True, (np.diff(of) != 0) | (np.diff(task) != 0))) if len(of) else of
+        first = (
+            np.flatnonzero(np.append(True, (np.diff(of) != 0) | (np.diff(task) != 0)))
+            if len(of)
+            else of
+        )
         last = np.append(first[1:], len(of)) - 1
         there = of[first] >= 0
         first, last = first[there], last[there]
         base = len(labels)
         labels += list(known)
         colours = np.array([_MODULES + zlib.crc32(word.encode()) % 8 for word in known] or [0])
-        pieces.append(_row(level + 1, start[first], end[last], colours[of[first]], base + of[first]))
-    pieces.append(_row(levels + 1, start, end, codes(steps, by_direction=False), name, steps["step"].to_numpy()))
+        pieces.append(
+            _row(level + 1, start[first], end[last], colours[of[first]], base + of[first])
+        )
+    pieces.append(
+        _row(
+            levels + 1, start, end, codes(steps, by_direction=False), name, steps["step"].to_numpy()
+        )
+    )
     if len(beside):
         label, more = pd.factorize(beside["name"])
         label = label + len(labels)
@@ -117,11 +155,18 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
         code = codes(beside, by_direction=False)
         pieces.append(_row(levels + 2, begins, ends, code, label, beside["step"].to_numpy()))
 
-    row, starts, ends, colour, label, step = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    row, starts, ends, colour, label, step = (
+        np.concatenate(column) for column in zip(*pieces, strict=True)
+    )
     origin = int(start.min()) if len(start) else 0
     return Trace(
         Rows.make(row, starts, ends, colour, levels + 2 + bool(len(beside))),
-        ("task", *("modules" if level == 0 else "" for level in range(levels)), "step", *(["I/O"] * bool(len(beside)))),
+        (
+            "task",
+            *("modules" if level == 0 else "" for level in range(levels)),
+            "step",
+            *(["I/O"] * bool(len(beside))),
+        ),
         label,
         tuple(labels),
         step,
@@ -148,7 +193,9 @@ def trace(
         wide = canvas.wide(found)
         bars, source = found.where(wide), rows.rows.source[found.longest[wide]]
         words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
-        hover = list(zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True))
+        hover = list(
+            zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True)
+        )
         canvas.add_bars(bars, row, _HEIGHT, hover, words)
         canvas.add_narrow(found.where(~wide), row, _HEIGHT)
     figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
@@ -167,7 +214,9 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
             continue
         counted += 1
         here = rows.rows.of(row)
-        busy += _busy(rows.rows.start[here], rows.rows.end[here], rows.rows.code[here], edges + rows.origin)
+        busy += _busy(
+            rows.rows.start[here], rows.rows.end[here], rows.rows.code[here], edges + rows.origin
+        )
     share = 100 * busy / max(1, counted) / np.diff(edges)
     middle = (edges[:-1] + edges[1:]) / 2 * clock.scale
     figure = go.Figure(
@@ -187,7 +236,13 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
             84,
             margin={"l": 64, "r": 16, "t": 10, "b": 22},
             xaxis={"range": [0, rows.end * clock.scale], "showgrid": False, "exponentformat": "SI"},
-            yaxis={"range": [0, 100], "tickvals": [0, 100], "ticksuffix": " %", "fixedrange": True, "showgrid": False},
+            yaxis={
+                "range": [0, 100],
+                "tickvals": [0, 100],
+                "ticksuffix": " %",
+                "fixedrange": True,
+                "showgrid": False,
+            },
             dragmode="select",
             selectdirection="h",
             showlegend=False,
@@ -197,7 +252,9 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
 
 
 def by_kind(rows: Trace, window: tuple[float, float] | None) -> list[tuple[str, int, int]]:
-    """(activity, cycles, slices) of the steps between two cycles, largest first; exact, whatever is drawn."""
+    """(activity, cycles, slices) of the steps between two cycles, largest first; exact, whatever is
+    drawn.
+    """
     low, high = window or (0.0, float(rows.end))
     low, high = low + rows.origin, high + rows.origin
     cycles, count = np.zeros(len(ACTIVITIES)), np.zeros(len(ACTIVITIES), dtype=np.int64)
@@ -233,7 +290,12 @@ def matches(rows: Trace, find: str) -> tuple[int, int]:
 
 
 def _row(
-    row: int, start: np.ndarray, end: np.ndarray, code: np.ndarray, label: np.ndarray, step: np.ndarray | None = None
+    row: int,
+    start: np.ndarray,
+    end: np.ndarray,
+    code: np.ndarray,
+    label: np.ndarray,
+    step: np.ndarray | None = None,
 ) -> tuple[np.ndarray, ...]:
     none = np.full(len(start), -1)
     return np.full(len(start), row), start, end, code, label, none if step is None else step
@@ -248,7 +310,11 @@ def _wanted(rows: Trace, find: str) -> np.ndarray | None:
 def _codes(rows: Trace, find: str) -> np.ndarray | None:
     """The rows' codes with what is not found faint; None where nothing is to be found."""
     wanted = _wanted(rows, find)
-    return None if wanted is None else np.where(wanted[rows.label[rows.rows.source]], rows.rows.code, _FAINT)
+    return (
+        None
+        if wanted is None
+        else np.where(wanted[rows.label[rows.rows.source]], rows.rows.code, _FAINT)
+    )
 
 
 def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list[str]:
@@ -256,18 +322,30 @@ def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list
     whole = rows.rows.end[found.longest] - rows.rows.start[found.longest]
     lengths = np.where(found.count > 1, found.end - found.start, whole)
     for label, code, count, length in zip(
-        rows.label[source].tolist(), found.code.tolist(), found.count.tolist(), lengths.tolist(), strict=True
+        rows.label[source].tolist(),
+        found.code.tolist(),
+        found.count.tolist(),
+        lengths.tolist(),
+        strict=True,
     ):
         kind = NAMES[code] if code < len(NAMES) else ""
-        many = f"with {count - 1:,} others in {clock.both(length)}: zoom in" if count > 1 else clock.both(length)
+        many = (
+            f"with {count - 1:,} others in {clock.both(length)}: zoom in"
+            if count > 1
+            else clock.both(length)
+        )
         lines.append(text_of([f"<b>{plain(shortened(rows.labels[label], 90))}</b>", kind, many]))
     return lines
 
 
-def _words(rows: Trace, found: Pieces, source: np.ndarray, shown: np.ndarray, cycles_a_pixel: float) -> list[str]:
+def _words(
+    rows: Trace, found: Pieces, source: np.ndarray, shown: np.ndarray, cycles_a_pixel: float
+) -> list[str]:
     """The last part of the name, where it fits into its bar."""
     room = ((found.end - found.start) / max(cycles_a_pixel, 1e-9) / _CHARACTER).astype(int)
-    legible = shown & (room >= 3) & (found.count == 1) & (found.code != WAITING) & (found.code != _FAINT)
+    legible = (
+        shown & (room >= 3) & (found.count == 1) & (found.code != WAITING) & (found.code != _FAINT)
+    )
     words = [""] * len(found)
     for at in np.flatnonzero(legible).tolist():
         name, fits = rows.labels[rows.label[source[at]]].rsplit("/", 1)[-1], int(room[at])
@@ -284,7 +362,9 @@ def _looks(theme: Theme) -> dict[int, Look]:
         found[code] = _plain(activity.name, activity.colour(theme), text)
     found[_FAINT] = _plain("not found", theme.line, theme.muted)
     for number, colour in enumerate(_MODULE_COLOURS[theme.name]):
-        found[_MODULES + number] = _plain("module" if number == 0 else f"module {number + 1}", colour, theme.text)
+        found[_MODULES + number] = _plain(
+            "module" if number == 0 else f"module {number + 1}", colour, theme.text
+        )
     return found
 
 
@@ -311,7 +391,14 @@ def _layout(rows: Trace, clock: Clock, theme: Theme, low: float, high: float) ->
         height * count + 112,
         barmode="overlay",
         margin={"l": 64, "r": 16, "t": 64, "b": 48},
-        legend={"orientation": "h", "yref": "container", "y": 0.99, "yanchor": "top", "x": 0, "traceorder": "normal"},
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "y": 0.99,
+            "yanchor": "top",
+            "x": 0,
+            "traceorder": "normal",
+        },
         xaxis={
             "range": [(low - rows.origin) * clock.scale, (high - rows.origin) * clock.scale],
             "title": {"text": clock.title},

@@ -1,7 +1,8 @@
-"""Bar charts without plotly: the summary's, so that the first page need not wait for the browser to load plotly.
+"""Bar charts without plotly: the summary's, so that the first page need not wait for the browser to
+load plotly.
 
-They are drawn from the same figures that other pages show (`viewer.figures`): what a chart says is decided there.
-assets/viewer.js saves them as it saves figures.
+They are drawn from the same figures that other pages show (`viewer.figures`): what a chart says is
+decided there. assets/viewer.js saves them as it saves figures.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ def bars_card(title: str, id: str, figure: go.Figure, *more: Any, note: str = ""
 
 
 def bars(id: str, figure: go.Figure) -> Any:
-    """The horizontal bars of ``figure`` as elements of the page: names, bars, what is written at their ends.
+    """The horizontal bars of ``figure`` as elements of the page: names, bars, what is written at
+    their ends.
 
-    Vertical lines with the annotation that stands at their place become marks; annotations at the right edge the
-    words behind each bar.
+    Vertical lines with the annotation that stands at their place become marks; annotations at the
+    right edge the words behind each bar.
     """
     traces = [trace for trace in figure.data if trace.type == "bar"]
     labels = list(dict.fromkeys(label for trace in traces for label in trace.y))
@@ -44,17 +46,27 @@ def bars(id: str, figure: go.Figure) -> Any:
             for position in np.flatnonzero([one == label for one in trace.y])
             if values[index, at[label]] > 0
         ]
-        cells = [html.Span(unescape(label), className="label", title=unescape(label)), html.Div(pieces)]
+        cells = [
+            html.Span(unescape(label), className="label", title=unescape(label)),
+            html.Div(pieces),
+        ]
         if label in ends:
             cells.append(
-                html.Span(unescape(ends[label].text), className="end", style={"color": ends[label].font.color})
+                html.Span(
+                    unescape(ends[label].text),
+                    className="end",
+                    style={"color": ends[label].font.color},
+                )
             )
         rows.append(html.Div(cells, className="bar"))
     unit: Any = {"data-unit": _unit(figure)}
     names = [trace for trace in traces if trace.name]
     legend = [html.Span([html.I(style=_fill(trace.marker, 0)), trace.name]) for trace in names]
     return html.Div(
-        [html.Div(legend, className="legend"), html.Div([*_marks(figure, most), *rows], className="rows")],
+        [
+            html.Div(legend, className="legend"),
+            html.Div([*_marks(figure, most), *rows], className="rows"),
+        ],
         id=id,
         className="bar-chart with-ends" if ends else "bar-chart",
         **unit,
@@ -90,7 +102,9 @@ def _fill(marker: Any, position: int) -> dict[str, str]:
     if not marker.pattern.shape:
         return {"background": colour}
     stroke = marker.pattern.fgcolor
-    return {"background": f"repeating-linear-gradient(135deg, {stroke} 0 1.5px, {colour} 1.5px 6px)"}
+    return {
+        "background": f"repeating-linear-gradient(135deg, {stroke} 0 1.5px, {colour} 1.5px 6px)"
+    }
 
 
 def _marks(figure: go.Figure, most: float) -> list[Any]:
@@ -99,7 +113,13 @@ def _marks(figure: go.Figure, most: float) -> list[Any]:
     for shape in figure.layout.shapes:
         share = 100 * float(shape.x0) / most
         note = words.get(shape.x0)
-        text = html.Span(unescape(note.text) if note else "", className="left" if share > 50 else "")
-        line = {"left": f"{share:.4f}%", "borderColor": shape.line.color, "color": note.font.color if note else None}
+        text = html.Span(
+            unescape(note.text) if note else "", className="left" if share > 50 else ""
+        )
+        line = {
+            "left": f"{share:.4f}%",
+            "borderColor": shape.line.color,
+            "color": note.font.color if note else None,
+        }
         found.append(html.Div(html.Div(text, className="mark", style=line), className="marks"))
     return found

@@ -1,7 +1,9 @@
-"""What the pages are built of: parameters that the address keeps, cards, figures with their tools, tables.
+"""What the pages are built of: parameters that the address keeps, cards, figures with their tools,
+tables.
 
-A control that belongs to a page's state has the id ``{"page": ..., "param": ...}`` and its state in ``value``:
-one browser-side callback writes them all into the address, so that the address restores the page.
+A control that belongs to a page's state has the id ``{"page": ..., "param": ...}`` and its state in
+``value``: one browser-side callback writes them all into the address, so that the address restores
+the page.
 """
 
 from __future__ import annotations
@@ -102,11 +104,18 @@ def param_input(page: str, *names: str) -> list[Input]:
 
 def hidden(view: View, name: str, default: str = "") -> Children:
     """State that no control shows, as what a zoom is at."""
-    return dcc.Input(id=param_id(view.page, name), type="hidden", value=view.params.get(name, default))
+    return dcc.Input(
+        id=param_id(view.page, name), type="hidden", value=view.params.get(name, default)
+    )
 
 
 def choice(
-    view: View, name: str, label: str, options: Sequence[tuple[str, str]], default: str, wide: bool = False
+    view: View,
+    name: str,
+    label: str,
+    options: Sequence[tuple[str, str]],
+    default: str,
+    wide: bool = False,
 ) -> Children:
     """One of several, as a list that opens. ``options``: (value, label)."""
     values = [value for value, _ in options]
@@ -123,7 +132,9 @@ def choice(
     )
 
 
-def switch(view: View, name: str, label: str, options: Sequence[tuple[str, str]], default: str) -> Children:
+def switch(
+    view: View, name: str, label: str, options: Sequence[tuple[str, str]], default: str
+) -> Children:
     """One of a few, side by side."""
     return control(
         label,
@@ -140,7 +151,11 @@ def switch(view: View, name: str, label: str, options: Sequence[tuple[str, str]]
 def search(view: View, name: str, label: str) -> Children:
     """Words to look for; obeyed when typing pauses."""
     field = dcc.Input(
-        id=param_id(view.page, name), type="search", value=view.params.get(name, ""), debounce=0.4, placeholder="/"
+        id=param_id(view.page, name),
+        type="search",
+        value=view.params.get(name, ""),
+        debounce=0.4,
+        placeholder="/",
     )
     return control(label, field)
 
@@ -175,7 +190,9 @@ def other_switch(view: View) -> Children:
 
 def other_of(profiles: Profiles, profile: Any, other: Any) -> Report | None:
     """The profile that is not chosen, where it is to be shown."""
-    return profiles.get(1 - whole(profile, 0, 0, 1)) if other == "show" and len(profiles) > 1 else None
+    return (
+        profiles.get(1 - whole(profile, 0, 0, 1)) if other == "show" and len(profiles) > 1 else None
+    )
 
 
 def control(label: str, child: Children) -> Children:
@@ -186,7 +203,10 @@ def controls(view: View, *children: Children) -> Children:
     """A page's controls; with two profiles, which one is the first of them."""
     which: list[Children] = []
     if len(view.profiles) > 1:
-        names = [(str(at), f"{'AB'[at]}: {view.profiles.get(at).path.parent.name}") for at in range(len(view.profiles))]
+        names = [
+            (str(at), f"{'AB'[at]}: {view.profiles.get(at).path.parent.name}")
+            for at in range(len(view.profiles))
+        ]
         which = [choice(view, "profile", "profile", names, "0", wide=True)]
     else:
         which = [hidden(view, "profile", "0")]
@@ -240,10 +260,17 @@ def card(title: str, *children: Children, note: str = "", tools: bool = False) -
         head.append(html.P(note, className="note"))
     if tools:
         buttons = [
-            html.Button(form, className="tool", title=f"Save this figure as {form}", **_data("save", form.lower()))
+            html.Button(
+                form,
+                className="tool",
+                title=f"Save this figure as {form}",
+                **_data("save", form.lower()),
+            )
             for form in ("PNG", "SVG", "CSV")
         ]
-        copy = html.Button("Copy", className="tool", title="Copy this figure as a picture", **_data("save", "copy"))
+        copy = html.Button(
+            "Copy", className="tool", title="Copy this figure as a picture", **_data("save", "copy")
+        )
         buttons.insert(0, copy)
         head.append(html.Div(buttons, className="tools"))
     return html.Section([html.Header(head), *children], className="card")
@@ -259,7 +286,11 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
     return dcc.Loading(
         dcc.Graph(
             id=id,
-            figure=figure if figure is not None else {"layout": {"height": height or 300, "xaxis": {"visible": False}}},
+            figure=(
+                figure
+                if figure is not None
+                else {"layout": {"height": height or 300, "xaxis": {"visible": False}}}
+            ),
             config=settings,
             style={"minHeight": f"{height}px"} if height else {},
         ),
@@ -270,10 +301,14 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
 
 def filled(id: str) -> Children:
     """What a callback fills, dimmed while that takes over 200 ms."""
-    return dcc.Loading(html.Div(id=id), delay_show=200, overlay_style={"visibility": "visible", "opacity": 0.5})
+    return dcc.Loading(
+        html.Div(id=id), delay_show=200, overlay_style={"visibility": "visible", "opacity": 0.5}
+    )
 
 
-def figure_card(title: str, id: Any, figure: Any = None, note: str = "", height: int | None = None) -> Children:
+def figure_card(
+    title: str, id: Any, figure: Any = None, note: str = "", height: int | None = None
+) -> Children:
     return card(title, graph(id, figure, height), note=note, tools=True)
 
 
@@ -287,7 +322,10 @@ def nothing(theme: Theme, words: str) -> go.Figure:
 
 def facts(rows: Sequence[tuple[str, Children]]) -> Children:
     """Names and values, in two columns."""
-    return html.Dl([child for name, value in rows for child in (html.Dt(name), html.Dd(value))], className="facts")
+    return html.Dl(
+        [child for name, value in rows for child in (html.Dt(name), html.Dd(value))],
+        className="facts",
+    )
 
 
 def message(words: str, kind: str = "note") -> Children:
@@ -304,7 +342,9 @@ def failure(error: BaseException) -> Children:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its name in the frame, its heading, and how d3 formats its numbers ("" for text)."""
+    """A column of a table: its name in the frame, its heading, and how d3 formats its numbers (""
+    for text).
+    """
 
     name: str
     heading: str
@@ -323,8 +363,10 @@ def table(
     row_id: str = "",
     sortable: bool = True,
 ) -> Children:
-    """A table to sort and filter. Numbers are divided by their column's ``scale`` for display; ``row_id`` names the
-    column that tells rows apart, where clicks matter; not ``sortable`` are rows whose order means something."""
+    """A table to sort and filter. Numbers are divided by their column's ``scale`` for display;
+    ``row_id`` names the column that tells rows apart, where clicks matter; not ``sortable`` are
+    rows whose order means something.
+    """
     definitions = []
     for column in columns:
         definition: dict[str, Any] = {
@@ -390,7 +432,8 @@ def theme_of(where: dict[str, Any] | None) -> Theme:
 
 # -- zooming -----------------------------------------------------------------------------------------------
 
-# Where a figure was zoomed or dragged to, in units of its axis divided by ``meta.scale``; "" for all of it.
+# Where a figure was zoomed or dragged to, in units of its axis divided by ``meta.scale``; "" for
+# all of it.
 _ZOOM = """
 function(relayout, figure) {
     const none = [window.dash_clientside.no_update, window.dash_clientside.no_update];
@@ -418,7 +461,9 @@ function(relayout) {
 
 
 def zoomable(figure: go.Figure, page: str, scale: float = 1.0, y: bool = False) -> go.Figure:
-    """Tell the browser how to ask for another part of a figure: whose parameters, and the unit of its x-axis."""
+    """Tell the browser how to ask for another part of a figure: whose parameters, and the unit of
+    its x-axis.
+    """
     meta: dict[str, Any] = {"page": page, "scale": scale, "x": ["from", "to"]}
     if y:
         meta["y"] = ["low", "high"]
@@ -441,4 +486,6 @@ def window(low: object, high: object, end: int) -> tuple[float, float] | None:
     """A zoom as cycles or positions within 0 .. end; None for all."""
     left, right = whole(low, -1, -end, 2 * end), whole(high, -1, -end, 2 * end)
     left, right = max(0, left), min(end, right)
-    return (float(left), float(right)) if str(low or "") and str(high or "") and right > left else None
+    return (
+        (float(left), float(right)) if str(low or "") and str(high or "") and right > left else None
+    )

@@ -46,13 +46,21 @@ def layout(view: View) -> Any:
         ),
         common.card(
             "A and B",
-            common.facts([("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]),
+            common.facts(
+                [("A", f"{a.meta['model']}: {a.path}"), ("B", f"{b.meta['model']}: {b.path}")]
+            ),
             _measures(a, b),
         ),
-        html.Div([_figure(f"Stages of {name}", f"compare-stages-{name}") for name in "AB"], className="row"),
+        html.Div(
+            [_figure(f"Stages of {name}", f"compare-stages-{name}") for name in "AB"],
+            className="row",
+        ),
         _figure("Pipeline of A", "compare-lanes-A"),
         _figure("Pipeline of B", "compare-lanes-B"),
-        html.Div([_figure(f"Memory of {name}", f"compare-memory-{name}") for name in "AB"], className="row"),
+        html.Div(
+            [_figure(f"Memory of {name}", f"compare-memory-{name}") for name in "AB"],
+            className="row",
+        ),
         common.card(
             "Operators",
             common.filled("compare-ops"),
@@ -69,31 +77,55 @@ def register(app: Dash, profiles: Profiles) -> None:
     """Callbacks of the page."""
 
     @app.callback(
-        *(Output(f"compare-{what}-{name}", "figure") for what in ("stages", "lanes", "memory") for name in "AB"),
+        *(
+            Output(f"compare-{what}-{name}", "figure")
+            for what in ("stages", "lanes", "memory")
+            for name in "AB"
+        ),
         *common.param_input(NAME, "unit"),
         common.theme_state(),
     )
     def draw(unit: Any, where: Any) -> Any:
         theme = common.theme_of(where)
         both = [profiles.get(0), profiles.get(1)]
-        clocks = [Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles") for report in both]
-        stages = [pipeline_figures.stage_costs(r.stages, c, theme) for r, c in zip(both, clocks, strict=True)]
-        most = max((r.stages["cycles"].max() * c.scale for r, c in zip(both, clocks, strict=True) if len(r.stages)),
-                   default=1.0)  # fmt: skip
+        clocks = [
+            Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles") for report in both
+        ]
+        stages = [
+            pipeline_figures.stage_costs(r.stages, c, theme)
+            for r, c in zip(both, clocks, strict=True)
+        ]
+        most = max(
+            (
+                r.stages["cycles"].max() * c.scale
+                for r, c in zip(both, clocks, strict=True)
+                if len(r.stages)
+            ),
+            default=1.0,
+        )
         for figure in stages:  # on one scale, so that bars can be compared
             figure.update_xaxes(range=[0, 1.02 * most])
         lanes = [lanes_of(profiles, report, 0, 0) if len(report.runs) else None for report in both]
-        end = max((lane.end / c.hz for lane, c in zip(lanes, clocks, strict=True) if lane), default=0.0)
+        end = max(
+            (lane.end / c.hz for lane, c in zip(lanes, clocks, strict=True) if lane), default=0.0
+        )
         drawn = [
-            common.nothing(theme, "no call was profiled")
-            if lane is None
-            else pipeline_figures.pipeline(lane, c, theme, (0.0, max(1.0, end * c.hz)))
+            (
+                common.nothing(theme, "no call was profiled")
+                if lane is None
+                else pipeline_figures.pipeline(lane, c, theme, (0.0, max(1.0, end * c.hz)))
+            )
             for lane, c in zip(lanes, clocks, strict=True)
         ]
-        memory = [memory_figures.headroom(analysis.fullest_tiles(r), r.target.bytes_per_tile, theme) for r in both]
+        memory = [
+            memory_figures.headroom(analysis.fullest_tiles(r), r.target.bytes_per_tile, theme)
+            for r in both
+        ]
         return [*stages, *drawn, *memory]
 
-    @app.callback(Output("compare-ops", "children"), *common.param_input(NAME, "find"), common.theme_state())
+    @app.callback(
+        Output("compare-ops", "children"), *common.param_input(NAME, "find"), common.theme_state()
+    )
     def operators(find: Any, where: Any) -> Any:
         frame = analysis.compare_ops(profiles.get(0), profiles.get(1))
         words = str(find or "").strip()
@@ -104,12 +136,16 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 def _measures(a: Report, b: Report) -> Any:
     frame = analysis.compare(a, b)
-    heads = [html.Th(words, className="n" if words else "") for words in ("", "A", "B", "B − A", "B / A")]
+    heads = [
+        html.Th(words, className="n" if words else "") for words in ("", "A", "B", "B − A", "B / A")
+    ]
     rows = []
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
         cells = [*(_said(value, row.unit) for value in (row.a, row.b, row.difference)), ratio]
-        rows.append(html.Tr([html.Td(row.what), *(html.Td(words, className="n") for words in cells)]))
+        rows.append(
+            html.Tr([html.Td(row.what), *(html.Td(words, className="n") for words in cells)])
+        )
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")
 
 

@@ -38,8 +38,16 @@ def layout(view: View) -> Any:
             common.ipu_choice(view),
             common.number_field(view, "tile", "tile (empty: the fullest)", 0, tiles - 1),
             common.number_field(view, "step", "step (empty: the fullest)", 0, None),
-            common.switch(view, "what", "show", (("total", "all"), ("not_always_live", "not always live")), "total"),
-            common.switch(view, "scale", "scale to", (("data", "the data"), ("limit", "the limit")), "data"),
+            common.switch(
+                view,
+                "what",
+                "show",
+                (("total", "all"), ("not_always_live", "not always live")),
+                "total",
+            ),
+            common.switch(
+                view, "scale", "scale to", (("data", "the data"), ("limit", "the limit")), "data"
+            ),
             common.other_switch(view),
             *(common.hidden(view, name) for name in ("from", "to", "low", "high")),
         ),
@@ -50,11 +58,16 @@ def layout(view: View) -> Any:
             height=480,
         ),
         common.figure_card("Live bytes over program steps", "liveness-steps", height=440),
-        common.card("Live at the chosen point", common.filled("liveness-live"), note="largest first"),
+        common.card(
+            "Live at the chosen point", common.filled("liveness-live"), note="largest first"
+        ),
         common.figure_card(
             "How long they live",
             "liveness-lives",
-            note=f"The {LIFETIMES} largest that are not always live, on the chosen tile; the line is the chosen step.",
+            note=(
+                f"The {LIFETIMES} largest that are not always live, on the chosen tile; the line is"
+                " the chosen step."
+            ),
             height=260,
         ),
     ]
@@ -97,7 +110,15 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def heat(
-        profile: Any, ipu: Any, what: Any, scale: Any, left: Any, right: Any, low: Any, high: Any, where: Any
+        profile: Any,
+        ipu: Any,
+        what: Any,
+        scale: Any,
+        left: Any,
+        right: Any,
+        low: Any,
+        high: Any,
+        where: Any,
     ) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         program = report.program_steps(ipu)
@@ -112,7 +133,9 @@ def register(app: Dash, profiles: Profiles) -> None:
             what="not_always_live" if what == "not_always_live" else "total",
         )
         limit = report.target.bytes_per_tile
-        figure = figures.heat_map(values, steps, tiles, program, limit, common.theme_of(where), scale == "limit")
+        figure = figures.heat_map(
+            values, steps, tiles, program, limit, common.theme_of(where), scale == "limit"
+        )
         key = f"{ipu}{steps}{tiles}"
         common.zoomable(figure, NAME, y=True).update_layout(
             uirevision="same",
@@ -135,7 +158,11 @@ def register(app: Dash, profiles: Profiles) -> None:
             one = frame.assign(total=values, tile=on)[["position", "total", "tile"]]
         limit = report.target.bytes_per_tile
         second = common.other_of(profiles, profile, other)
-        beside = second.liveness(ipu) if second is not None and ipu < second.target.ipus_per_replica else None
+        beside = (
+            second.liveness(ipu)
+            if second is not None and ipu < second.target.ipus_per_replica
+            else None
+        )
         return figures.liveness(frame, limit, common.theme_of(where), one, scale == "limit", beside)
 
     @app.callback(
@@ -153,11 +180,13 @@ def register(app: Dash, profiles: Profiles) -> None:
         theme = common.theme_of(where)
         found = described(report, report.live_variables(ipu, at, on))
         words = (
-            f"IPU {ipu}, tile {on}, step {at} ({program['name'].iloc[at]}): "
-            f"{units.size(int(found['bytes'].sum()))} of {units.size(report.target.bytes_per_tile)} are live, in "
-            f"{len(found):,} variables."
+            f"IPU {ipu}, tile {on}, step {at} ({program['name'].iloc[at]}):"
+            f" {units.size(int(found['bytes'].sum()))} of"
+            f" {units.size(report.target.bytes_per_tile)} are live, in {len(found):,} variables."
         )
-        lives = report.variables.loc[found["variable"], ["start", "stop", "always_live"]].reset_index(drop=True)
+        lives = report.variables.loc[
+            found["variable"], ["start", "stop", "always_live"]
+        ].reset_index(drop=True)
         both = found.assign(start=lives["start"], stop=lives["stop"], always=lives["always_live"])
         largest = both[both["always"] == 0].head(LIFETIMES)
         return (
@@ -167,7 +196,9 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
-    """The chosen tile and step; the fullest tile, and the step at which it is fullest, where none is chosen."""
+    """The chosen tile and step; the fullest tile, and the step at which it is fullest, where none
+    is chosen.
+    """
     by_tile = report.tiles(ipu)
     on = common.whole(tile, int(by_tile["peak"].to_numpy().argmax()), 0, len(by_tile) - 1)
     steps = len(report.program_steps(ipu))
@@ -178,7 +209,8 @@ def described(report: Report, variables: pd.DataFrame) -> pd.DataFrame:
     """Variables with the names of their operators and Blocks."""
     blocks = report.blocks.set_index("block")["name"]
     return variables.assign(
-        block_name=variables["block"].map(blocks).fillna(""), op_name=variables["op"].map(report.ops["name"]).fillna("")
+        block_name=variables["block"].map(blocks).fillna(""),
+        op_name=variables["op"].map(report.ops["name"]).fillna(""),
     )
 
 

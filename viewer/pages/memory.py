@@ -1,4 +1,6 @@
-"""Memory: bytes of each tile, as a line and on the chip, by what they are for, and what lies on a chosen tile."""
+"""Memory: bytes of each tile, as a line and on the chip, by what they are for, and what lies on a
+chosen tile.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,34 @@ def layout(view: View) -> Any:
             view,
             common.ipu_choice(view),
             common.number_field(view, "tile", "tile (empty: the fullest)", 0, tiles - 1),
-            common.switch(view, "gaps", "count", (("with", "with gaps"), ("without", "without")), "with"),
-            common.switch(view, "scale", "scale to", (("limit", "the limit"), ("data", "the data")), "limit"),
+            common.switch(
+                view, "gaps", "count", (("with", "with gaps"), ("without", "without")), "with"
+            ),
+            common.switch(
+                view, "scale", "scale to", (("limit", "the limit"), ("data", "the data")), "limit"
+            ),
             common.other_switch(view),
         ),
         common.figure_card(
             "Bytes of each tile",
             "memory-tiles",
-            note="A tile that uses region 1 counts the whole of region 0 besides: that is a gap. Click a tile.",
+            note=(
+                "A tile that uses region 1 counts the whole of region 0 besides: that is a gap."
+                " Click a tile."
+            ),
             height=300,
         ),
         html.Div(
             [
                 common.figure_card(
-                    "On the chip", "memory-chip", note="64 columns; which tile is where is assumed.", height=320
+                    "On the chip",
+                    "memory-chip",
+                    note="64 columns; which tile is where is assumed.",
+                    height=320,
                 ),
-                common.figure_card("What it is for", "memory-kinds", note="At each IPU's fullest step.", height=320),
+                common.figure_card(
+                    "What it is for", "memory-kinds", note="At each IPU's fullest step.", height=320
+                ),
             ],
             className="row",
         ),
@@ -70,9 +84,15 @@ def layout(view: View) -> Any:
             className="row",
         ),
         common.card(
-            "Variables on this tile", common.filled("memory-variables"), note="whenever they live, largest first"
+            "Variables on this tile",
+            common.filled("memory-variables"),
+            note="whenever they live, largest first",
         ),
-        common.card("Vertices on this tile", common.filled("memory-vertices"), note="over all of its compute sets"),
+        common.card(
+            "Vertices on this tile",
+            common.filled("memory-vertices"),
+            note="over all of its compute sets",
+        ),
     ]
 
 
@@ -103,7 +123,9 @@ def register(app: Dash, profiles: Profiles) -> None:
         *common.param_input(NAME, "profile", "ipu", "tile", "gaps", "scale", "other"),
         common.theme_state(),
     )
-    def whole_ipu(profile: Any, ipu: Any, tile: Any, gaps: Any, scale: Any, other: Any, where: Any) -> Any:
+    def whole_ipu(
+        profile: Any, ipu: Any, tile: Any, gaps: Any, scale: Any, other: Any, where: Any
+    ) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         limit, theme = report.target.bytes_per_tile, common.theme_of(where)
         by_tile = report.tiles(ipu)
@@ -111,9 +133,15 @@ def register(app: Dash, profiles: Profiles) -> None:
         kib = by_tile[column].to_numpy() / figures.KIB
         to_limit = scale != "data"
         second = common.other_of(profiles, profile, other)
-        beside = second.tiles(ipu) if second is not None and ipu < second.target.ipus_per_replica else None
+        beside = (
+            second.tiles(ipu)
+            if second is not None and ipu < second.target.ipus_per_replica
+            else None
+        )
         return (
-            figures.tiles(by_tile, limit, theme, _tile(report, ipu, tile), gaps != "without", to_limit, beside),
+            figures.tiles(
+                by_tile, limit, theme, _tile(report, ipu, tile), gaps != "without", to_limit, beside
+            ),
             figures.chip(kib, limit / figures.KIB, theme, to_limit=to_limit),
             figures.categories(report.memory(), theme),
         )
@@ -129,8 +157,15 @@ def register(app: Dash, profiles: Profiles) -> None:
     def one_tile(profile: Any, ipu: Any, tile: Any, where: Any) -> Any:
         report, ipu = common.chosen(profiles, profile, ipu)
         theme, on = common.theme_of(where), _tile(report, ipu, tile)
-        vertices = common.table("memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme)
-        return _facts(report, ipu, on), _kinds(report, ipu, on, theme), _variables(report, ipu, on, theme), vertices
+        vertices = common.table(
+            "memory-vertex-table", report.tile_vertices(ipu, on), _VERTICES, theme
+        )
+        return (
+            _facts(report, ipu, on),
+            _kinds(report, ipu, on, theme),
+            _variables(report, ipu, on, theme),
+            vertices,
+        )
 
 
 def _tile(report: Report, ipu: int, tile: Any) -> int:
@@ -147,15 +182,23 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
     over = int(row["overflow"])
     rows = [
         ("tile", f"{tile} of IPU {ipu}"),
-        ("including gaps", f"{units.size(int(row['total']))} of {units.size(target.bytes_per_tile)}"),
+        (
+            "including gaps",
+            f"{units.size(int(row['total']))} of {units.size(target.bytes_per_tile)}",
+        ),
         ("excluding gaps", units.size(int(row["total_excluding_gaps"]))),
         ("always live", units.size(int(row["always_live"]))),
         ("not always live, at its peak", units.size(int(row["not_always_live_peak"]))),
         ("fullest at", f"step {step} ({name})"),
         ("over the limit" if over else "free", units.size(over or int(row["free"]))),
-        ("region 0 / region 1", f"{units.size(target.region0_bytes)} / "
-         f"{units.size(target.bytes_per_tile - target.region0_bytes)}"),
-    ]  # fmt: skip
+        (
+            "region 0 / region 1",
+            (
+                f"{units.size(target.region0_bytes)} / "
+                f"{units.size(target.bytes_per_tile - target.region0_bytes)}"
+            ),
+        ),
+    ]
     return common.facts(rows)
 
 
@@ -168,13 +211,19 @@ def _kinds(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
 def _variables(report: Report, ipu: int, tile: int, theme: Theme) -> Any:
     here = report.variables[report.variables["ipu"] == ipu]
     size = np.array([report.variable_tiles(int(id))[tile] for id in here.index], dtype=np.int64)
-    chosen = here[size > 0].assign(bytes=size[size > 0]).sort_values("bytes", ascending=False, kind="stable")
+    chosen = (
+        here[size > 0]
+        .assign(bytes=size[size > 0])
+        .sort_values("bytes", ascending=False, kind="stable")
+    )
     always = chosen["always_live"].to_numpy() != 0
     lives = [
         "always" if forever else f"steps {start} to {stop - 1}"
         for forever, start, stop in zip(always, chosen["start"], chosen["stop"], strict=True)
     ]
-    frame = described(report, chosen).assign(live=lives, region=np.where(chosen["interleaved"] != 0, "1", "0"))
+    frame = described(report, chosen).assign(
+        live=lives, region=np.where(chosen["interleaved"] != 0, "1", "0")
+    )
     return common.table("memory-variable-table", frame, _VARIABLES, theme, height=360)
 
 

@@ -29,15 +29,36 @@ _COLUMNS = (
     Column("share", "share", ".1%", width=85, tip="of the cycles of all operators, each once"),
     Column("flops", "FLOPs", ".3s", width=90),
     Column("flops_per_cycle", "FLOPs a cycle", ",.0f", width=120),
-    Column("utilisation", "of peak", ".1%", width=95, tip="FLOPs against what all matrix units could do in its cycles"),
-    Column("bound", "bound by", width=105, tip="by the roofline: its FLOPs (compute) or the bytes received (exchange)"),
-    Column("exchanged", "bytes in", ".3s", width=95, tip="bytes received in its exchanges, all tiles"),
-    Column("balance", "balance", ".0%", width=95, tip="mean over slowest tile, of its compute cycles"),
+    Column(
+        "utilisation",
+        "of peak",
+        ".1%",
+        width=95,
+        tip="FLOPs against what all matrix units could do in its cycles",
+    ),
+    Column(
+        "bound",
+        "bound by",
+        width=105,
+        tip="by the roofline: its FLOPs (compute) or the bytes received (exchange)",
+    ),
+    Column(
+        "exchanged", "bytes in", ".3s", width=95, tip="bytes received in its exchanges, all tiles"
+    ),
+    Column(
+        "balance", "balance", ".0%", width=95, tip="mean over slowest tile, of its compute cycles"
+    ),
     Column("tiles", "tiles", ",.0f", width=80, tip="tiles at work in its widest step"),
     Column("source", "source", width=200),
 )
 _OTHER = (
-    Column("other_cycles", "cycles, other", ",.0f", width=125, tip="of the operator of that name in the other profile"),
+    Column(
+        "other_cycles",
+        "cycles, other",
+        ",.0f",
+        width=125,
+        tip="of the operator of that name in the other profile",
+    ),
     Column("other_difference", "other − this", "+,.0f", width=125),
 )
 _STEPS = (
@@ -70,8 +91,14 @@ def layout(view: View) -> Any:
         common.card(
             "Operators",
             common.filled("operations-table"),
-            html.Div([html.Button("Save as CSV", id="operations-csv", className="quiet")], className="under"),
-            note="Cycles of one execution: a micro-batch, or a weight update. Click one for its steps.",
+            html.Div(
+                [html.Button("Save as CSV", id="operations-csv", className="quiet")],
+                className="under",
+            ),
+            note=(
+                "Cycles of one execution: a micro-batch, or a weight update. Click one for its"
+                " steps."
+            ),
         ),
         common.card("The chosen operator", common.filled("operations-chosen")),
     ]
@@ -111,11 +138,15 @@ def register(app: Dash, profiles: Profiles) -> None:
             found = frame["name"].str.contains(words, case=False, regex=False)
             frame = frame[found | frame["aten"].str.contains(words, case=False, regex=False)]
         if not len(frame):
-            return common.message("No operator is so called." if words else "There is no operator.", "warning")
+            return common.message(
+                "No operator is so called." if words else "There is no operator.", "warning"
+            )
         return common.table("operations-grid", frame, columns, common.theme_of(where), height=460)
 
     @app.callback(
-        Output("operations-chosen", "children"), *common.param_input(NAME, "profile", "op"), common.theme_state()
+        Output("operations-chosen", "children"),
+        *common.param_input(NAME, "profile", "op"),
+        common.theme_state(),
     )
     def chosen(profile: Any, op: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
@@ -131,7 +162,10 @@ def register(app: Dash, profiles: Profiles) -> None:
             ("ATen", row["aten"]),
             ("module", row["module"] or "none"),
             ("source", f"{row['file']}:{row['line']}" if row["file"] else "unknown"),
-            ("where", f"Block {row['block_name'] or 'none'}, stage {row['stage']}, IPU {row['ipu']}"),
+            (
+                "where",
+                f"Block {row['block_name'] or 'none'}, stage {row['stage']}, IPU {row['ipu']}",
+            ),
             ("cycles", clock.both(int(row["cycles"]))),
             ("FLOPs", f"{row['flops']:,}"),
             ("plan", row["plan"] or "nothing to choose"),
@@ -142,7 +176,9 @@ def register(app: Dash, profiles: Profiles) -> None:
             rows.append(("note", "an estimate: nobody lowered this operator"))
         tiles = _tile_cycles(report, steps["step"].to_numpy())
         table = common.table("operations-steps", _shown(steps), _STEPS, theme, height=300)
-        figure = common.graph("operations-tiles", tile_figures.histogram(tiles, "compute cycles", theme))
+        figure = common.graph(
+            "operations-tiles", tile_figures.histogram(tiles, "compute cycles", theme)
+        )
         busy = units.percent(tiles.mean() / max(1, tiles.max())) if tiles.any() else "none"
         return [
             html.Div(
@@ -157,14 +193,23 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:
-    """Operators with the cycles that those of the same name, direction and turn have in another profile."""
+    """Operators with the cycles that those of the same name, direction and turn have in another
+    profile.
+    """
     keys = ["name", "direction"]
-    theirs = other.ops.assign(turn=other.ops.groupby(keys).cumcount()).set_index([*keys, "turn"])["cycles"]
+    theirs = other.ops.assign(turn=other.ops.groupby(keys).cumcount()).set_index([*keys, "turn"])[
+        "cycles"
+    ]
     mine = frame.sort_index().assign(turn=lambda f: f.groupby(keys).cumcount()).loc[frame.index]
     index: Any = list(zip(mine["name"], mine["direction"], mine["turn"], strict=True))
     cycles = theirs.reindex(index).set_axis(frame.index)
     columns = {"other_cycles": cycles, "other_difference": cycles - frame["cycles"]}
-    return frame.assign(**{name: values.astype(object).where(values.notna(), None) for name, values in columns.items()})
+    return frame.assign(
+        **{
+            name: values.astype(object).where(values.notna(), None)
+            for name, values in columns.items()
+        }
+    )
 
 
 def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
@@ -179,7 +224,9 @@ def _tile_cycles(report: Report, steps: np.ndarray) -> np.ndarray:
 
 def _shown(steps: pd.DataFrame) -> pd.DataFrame:
     """For a table: what is not a number is nothing."""
-    return steps.assign(tile_balance=steps["tile_balance"].astype(object).where(steps["tile_balance"].notna(), None))
+    return steps.assign(
+        tile_balance=steps["tile_balance"].astype(object).where(steps["tile_balance"].notna(), None)
+    )
 
 
 PAGE = Page("/operations", "Operations", layout, register, "What each operator costs")

@@ -1,4 +1,6 @@
-"""Pipeline: one lane an IPU, ramp-up to ramp-down; what each IPU does when, and which one the others wait for."""
+"""Pipeline: one lane an IPU, ramp-up to ramp-down; what each IPU does when, and which one the
+others wait for.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ def layout(view: View) -> Any:
             common.card(
                 "Pipeline",
                 common.message(
-                    "No call was profiled, so there is nothing in time to show: the profile ends with the compile. "
-                    "The memory pages and the stages' cycles are there."
+                    "No call was profiled, so there is nothing in time to show: the profile ends"
+                    " with the compile. The memory pages and the stages' cycles are there."
                 ),
             ),
         ]
@@ -53,14 +55,18 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Pipeline",
             "pipeline-lanes",
-            note="Large: what the IPU works on, with micro-batch numbers. Strip: its steps. "
-            "Red: the IPU that this pipeline cycle waits for.",
+            note=(
+                "Large: what the IPU works on, with micro-batch numbers. Strip: its steps. "
+                "Red: the IPU that this pipeline cycle waits for."
+            ),
             height=460,
         ),
         html.Div(
             [
                 common.figure_card("Busy and waiting", "pipeline-busy", height=190),
-                common.card("Phases", common.filled("pipeline-phases"), note="of the device iteration"),
+                common.card(
+                    "Phases", common.filled("pipeline-phases"), note="of the device iteration"
+                ),
             ],
             className="row",
         ),
@@ -93,18 +99,32 @@ def register(app: Dash, profiles: Profiles) -> None:
         common.theme_state(),
     )
     def draw(
-        profile: Any, run: Any, iteration: Any, unit: Any, follow: Any, low: Any, high: Any, where: dict[str, Any]
+        profile: Any,
+        run: Any,
+        iteration: Any,
+        unit: Any,
+        follow: Any,
+        low: Any,
+        high: Any,
+        where: dict[str, Any],
     ) -> Any:
         report = profiles.get(common.whole(profile, 0))
         run = common.whole(run, 0, 0, max(0, len(report.runs) - 1))
-        iteration = common.whole(iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1))
+        iteration = common.whole(
+            iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1)
+        )
         lanes = lanes_of(profiles, report, run, iteration)
         clock = Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles")
         theme = common.theme_of(where)
         window = common.window(low, high, lanes.end)
-        pixels = max(300, common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS)
+        pixels = max(
+            300,
+            common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS,
+        )
         batch = common.whole(follow, -1)
-        figure = figures.pipeline(lanes, clock, theme, window, pixels, batch if batch >= 0 else None)
+        figure = figures.pipeline(
+            lanes, clock, theme, window, pixels, batch if batch >= 0 else None
+        )
         keep_zoom(figure, NAME, clock, window, (run, iteration))
         busy = figures.busy(lanes, clock, theme, window)
         return figure, busy, _phases(report, run, iteration, clock, theme)
@@ -122,7 +142,10 @@ def keep_zoom(figure: Any, page: str, clock: Clock, window: Any, key: Any) -> No
 def _phases(report: Report, run: int, iteration: int, clock: Clock, theme: Theme) -> Any:
     cycles = report.pipeline_cycles(run, iteration)
     total = max(1, int(cycles["cycles"].sum()))
-    header = [html.Th("phase"), *(html.Th(words, className="n") for words in ("pipeline cycles", "cycles", "time", ""))]
+    header = [
+        html.Th("phase"),
+        *(html.Th(words, className="n") for words in ("pipeline cycles", "cycles", "time", "")),
+    ]
     rows = []
     for phase, part in cycles.groupby("phase", sort=False):
         length = int(part["cycles"].sum())
@@ -140,4 +163,10 @@ def _phases(report: Report, run: int, iteration: int, clock: Clock, theme: Theme
     return html.Table([html.Thead(html.Tr(header)), html.Tbody(rows)], className="plain")
 
 
-PAGE = Page("/pipeline", "Pipeline", layout, register, "What each IPU does when, and which one the others wait for")
+PAGE = Page(
+    "/pipeline",
+    "Pipeline",
+    layout,
+    register,
+    "What each IPU does when, and which one the others wait for",
+)

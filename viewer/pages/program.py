@@ -1,7 +1,7 @@
 """The program tree: what the machine runs, in order, linked to liveness and to the trace.
 
-The rows in sight are made here, from the nodes that are open: a page of thousands of nested elements would take the
-browser seconds.
+The rows in sight are made here, from the nodes that are open: a page of thousands of nested
+elements would take the browser seconds.
 """
 
 from __future__ import annotations
@@ -29,13 +29,18 @@ _COLUMNS = (
     Column("below", "nodes below", ",.0f", width=120),
     Column("ipu", "IPU", ",.0f", width=80),
     Column("position", "step", ",.0f", width=90, tip="position in the IPU's program"),
-    Column("cycles", "cycles", ",.0f", width=110, tip="of a step, or of the steps below, each run once"),
+    Column(
+        "cycles", "cycles", ",.0f", width=110, tip="of a step, or of the steps below, each run once"
+    ),
 )
 
 
 def layout(view: View) -> Any:
     """The page."""
-    ipus = [("all", "all"), *((str(ipu), str(ipu)) for ipu in range(view.report.target.ipus_per_replica))]
+    ipus = [
+        ("all", "all"),
+        *((str(ipu), str(ipu)) for ipu in range(view.report.target.ipus_per_replica)),
+    ]
     return [
         common.controls(
             view,
@@ -47,7 +52,15 @@ def layout(view: View) -> Any:
         common.card(
             "Program tree",
             common.filled("program-found"),
-            common.table("program-grid", _rows([]), _COLUMNS, view.theme, height=560, row_id="id", sortable=False),
+            common.table(
+                "program-grid",
+                _rows([]),
+                _COLUMNS,
+                view.theme,
+                height=560,
+                row_id="id",
+                sortable=False,
+            ),
             note="Click a node to open or close it, a step to see it beneath.",
         ),
         common.card("The chosen step", common.filled("program-step")),
@@ -95,7 +108,9 @@ def register(app: Dash, profiles: Profiles) -> None:
         return _rows(shown).to_dict("records"), _said(shown, found, len(tree.frame))
 
     @app.callback(
-        Output("program-step", "children"), *common.param_input(NAME, "profile", "node"), common.theme_state()
+        Output("program-step", "children"),
+        *common.param_input(NAME, "profile", "node"),
+        common.theme_state(),
     )
     def chosen(profile: Any, node: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
@@ -106,19 +121,32 @@ def register(app: Dash, profiles: Profiles) -> None:
         step = steps.iloc[int(at[0])]
         links = html.P(
             [
-                dcc.Link("its liveness", href=f"/liveness?ipu={step['ipu']}&step={step['position']}"),
+                dcc.Link(
+                    "its liveness", href=f"/liveness?ipu={step['ipu']}&step={step['position']}"
+                ),
                 " · ",
-                dcc.Link("its place in the trace", href=f"/trace?ipu={step['ipu']}&step={step['step']}"),
+                dcc.Link(
+                    "its place in the trace", href=f"/trace?ipu={step['ipu']}&step={step['step']}"
+                ),
             ]
         )
-        return [links, *step_details(report, step, Clock(report.target.clock_hz), common.theme_of(where))]
+        return [
+            links,
+            *step_details(report, step, Clock(report.target.clock_hz), common.theme_of(where)),
+        ]
 
 
 def _said(shown: list[dict[str, Any]], found: int | None, nodes: int) -> Any:
-    words = f"{nodes:,} nodes" if found is None else f"{found:,} of {nodes:,} nodes found, with what they are in"
+    words = (
+        f"{nodes:,} nodes"
+        if found is None
+        else f"{found:,} of {nodes:,} nodes found, with what they are in"
+    )
     if not nodes:
         return common.message("The profile has no program tree.")
-    return html.P(words + (f"; the first {MOST:,} are shown" if len(shown) == MOST else ""), className="note")
+    return html.P(
+        words + (f"; the first {MOST:,} are shown" if len(shown) == MOST else ""), className="note"
+    )
 
 
 def _rows(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -133,12 +161,18 @@ class Tree:
         self.frame = report.program
         self.ids: list[int] = self.frame["id"].tolist()
         at = {id: row for row, id in enumerate(self.ids)}
-        self.parent = np.array([at.get(parent, -1) for parent in self.frame["parent"].tolist()], dtype=np.int64)
-        leaves: Any = report.program_steps()[["program", "ipu", "position", "cycles"]].to_dict("records")
+        self.parent = np.array(
+            [at.get(parent, -1) for parent in self.frame["parent"].tolist()], dtype=np.int64
+        )
+        leaves: Any = report.program_steps()[["program", "ipu", "position", "cycles"]].to_dict(
+            "records"
+        )
         self.leaf: dict[int, dict[str, Any]] = {int(row["program"]): row for row in leaves}
         count = len(self.ids)
         self.depth, self.below = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        self.cycles = np.array([self.leaf[id]["cycles"] if id in self.leaf else 0 for id in self.ids], dtype=np.int64)
+        self.cycles = np.array(
+            [self.leaf[id]["cycles"] if id in self.leaf else 0 for id in self.ids], dtype=np.int64
+        )
         for row in range(count):  # parents come first
             if self.parent[row] >= 0:
                 self.depth[row] = self.depth[self.parent[row]] + 1
@@ -147,14 +181,20 @@ class Tree:
                 self.below[self.parent[row]] += self.below[row] + 1
                 self.cycles[self.parent[row]] += self.cycles[row]
 
-    def shown(self, find: str, ipu: int, toggled: set[int]) -> tuple[list[dict[str, Any]], int | None]:
+    def shown(
+        self, find: str, ipu: int, toggled: set[int]
+    ) -> tuple[list[dict[str, Any]], int | None]:
         """Rows in sight, and how many nodes were found (None where nothing was looked for)."""
         count = len(self.ids)
         hit = np.ones(count, dtype=bool)
         if find:
-            hit &= self.frame["name"].str.contains(find, case=False, regex=False).to_numpy(dtype=bool)
+            hit &= (
+                self.frame["name"].str.contains(find, case=False, regex=False).to_numpy(dtype=bool)
+            )
         if ipu >= 0:
-            hit &= np.array([id in self.leaf and self.leaf[id]["ipu"] == ipu for id in self.ids], dtype=bool)
+            hit &= np.array(
+                [id in self.leaf and self.leaf[id]["ipu"] == ipu for id in self.ids], dtype=bool
+            )
         looking = bool(find) or ipu >= 0
         inside = hit.copy()
         for row in range(count - 1, -1, -1):  # what contains a found node
@@ -162,7 +202,10 @@ class Tree:
                 inside[self.parent[row]] = True
         deep = OPEN_DEPTH if not find else count
         opened = np.array(
-            [(depth < deep) != (id in toggled) for depth, id in zip(self.depth.tolist(), self.ids, strict=True)]
+            [
+                (depth < deep) != (id in toggled)
+                for depth, id in zip(self.depth.tolist(), self.ids, strict=True)
+            ]
         )
         seen = np.zeros(count, dtype=bool)
         for row in range(count):

@@ -1,4 +1,6 @@
-"""Rebalance: move Blocks between stages and see at once what that would give; the best split, and its placement."""
+"""Rebalance: move Blocks between stages and see at once what that would give; the best split, and
+its placement.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Memory of the fullest tile, predicted",
             "rebalance-memory",
-            note="An estimate: Blocks keep the tiles they were profiled on, the stash is spread evenly.",
+            note=(
+                "An estimate: Blocks keep the tiles they were profiled on, the stash is spread"
+                " evenly."
+            ),
             height=190,
         ),
     ]
@@ -94,7 +99,10 @@ def profiled(costs: Costs) -> Assignment:
 
 def asked(costs: Costs, starts: Any) -> Assignment:
     """The split that an address asks for; the profiled one where it asks for none that can be."""
-    found = [common.whole(first, -1, 0, len(costs) - 1) for first in str(starts or "").split(",")[:MOST_STAGES]]
+    found = [
+        common.whole(first, -1, 0, len(costs) - 1)
+        for first in str(starts or "").split(",")[:MOST_STAGES]
+    ]
     if found and found[0] == 0 and found == sorted(set(found)):
         now = profiled(costs)
         ipus = now.ipus if len(now.ipus) == len(found) else tuple(range(len(found)))
@@ -103,7 +111,9 @@ def asked(costs: Costs, starts: Any) -> Assignment:
 
 
 def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[int, ...]:
-    """First Blocks after moving ``block`` one stage on (``by`` 1) or back (-1), with those between it and there."""
+    """First Blocks after moving ``block`` one stage on (``by`` 1) or back (-1), with those between
+    it and there.
+    """
     stage = assignment.stage_of(len(costs))
     at = stage[block]
     if by > 0:
@@ -165,7 +175,9 @@ def register(app: Dash, profiles: Profiles) -> None:
             _blocks(costs, wanted),
             _why(costs, wanted),
             pipeline_figures.pipeline(lanes, clock, theme),
-            memory_figures.headroom(np.array(wanted.fullest, dtype=np.int64), costs.bytes_per_tile, theme),
+            memory_figures.headroom(
+                np.array(wanted.fullest, dtype=np.int64), costs.bytes_per_tile, theme
+            ),
         )
 
     @app.callback(
@@ -178,23 +190,41 @@ def register(app: Dash, profiles: Profiles) -> None:
     def save(clicks: Any, starts: Any, profile: Any) -> Any:
         costs = costs_of(profiles, profiles.get(common.whole(profile, 0)))
         content = json.dumps(placement_file(costs, asked(costs, starts)), indent=2) + "\n"
-        return {"content": content, "filename": "placement.json", "type": "application/json"} if clicks else no_update
+        return (
+            {"content": content, "filename": "placement.json", "type": "application/json"}
+            if clicks
+            else no_update
+        )
 
 
 def _written(starts: tuple[int, ...]) -> str:
     return ",".join(str(first) for first in starts)
 
 
-def _numbers(report: Report, costs: Costs, now: Prediction, wanted: Prediction, clock: Clock) -> Any:
+def _numbers(
+    report: Report, costs: Costs, now: Prediction, wanted: Prediction, clock: Clock
+) -> Any:
     measured = analysis.pace(report)
 
     def length(cycles: float) -> str:
         return clock.short(cycles) + (" cycles" if clock.unit == "cycles" else "")
 
     rows = [
-        ("a weight update" if costs.training else "a device iteration", now.total, wanted.total, length, -1),
+        (
+            "a weight update" if costs.training else "a device iteration",
+            now.total,
+            wanted.total,
+            length,
+            -1,
+        ),
         ("pipeline cycle, steady", now.pipeline_cycle, wanted.pipeline_cycle, length, -1),
-        ("samples a second", now.samples_per_second, wanted.samples_per_second, lambda v: f"{v:,.0f}", 1),
+        (
+            "samples a second",
+            now.samples_per_second,
+            wanted.samples_per_second,
+            lambda v: f"{v:,.0f}",
+            1,
+        ),
         ("slowest stage", int(now.stage_cycles.max()), int(wanted.stage_cycles.max()), length, -1),
         ("fullest tile", max(now.fullest), max(wanted.fullest), units.size, -1),
     ]
@@ -206,7 +236,9 @@ def _numbers(report: Report, costs: Costs, now: Prediction, wanted: Prediction, 
             html.Div(
                 [
                     html.B(words(after)),
-                    html.Span([name, " ", html.Span(f"{change:+.1%}" if kind else "", className=kind)]),
+                    html.Span(
+                        [name, " ", html.Span(f"{change:+.1%}" if kind else "", className=kind)]
+                    ),
                 ]
             )
         )
@@ -217,7 +249,8 @@ def _numbers(report: Report, costs: Costs, now: Prediction, wanted: Prediction, 
         off = now.total / measured.cycles - 1
         said.append(
             common.message(
-                f"This is the split that was profiled: {measured.cycles:,} cycles; the prediction is off by {off:+.2%}."
+                f"This is the split that was profiled: {measured.cycles:,} cycles; the prediction"
+                f" is off by {off:+.2%}."
             )
         )
     return said
@@ -225,8 +258,16 @@ def _numbers(report: Report, costs: Costs, now: Prediction, wanted: Prediction, 
 
 def _blocks(costs: Costs, prediction: Prediction) -> Any:
     stage = prediction.assignment.stage_of(len(costs))
-    heads = [html.Th(words, className=kind) for words, kind in
-             (("Block", ""), ("forward", "n"), ("backward", "n"), ("stage", "n"), ("move", "n"))]  # fmt: skip
+    heads = [
+        html.Th(words, className=kind)
+        for words, kind in (
+            ("Block", ""),
+            ("forward", "n"),
+            ("backward", "n"),
+            ("stage", "n"),
+            ("move", "n"),
+        )
+    ]
     rows = []
     for block, name in enumerate(costs.names):
         alone = stage.count(stage[block]) == 1
@@ -234,8 +275,18 @@ def _blocks(costs: Costs, prediction: Prediction) -> Any:
         last = stage[block] == stage[-1] and (alone or block == len(costs) - 1)
         buttons = html.Span(
             [
-                html.Button("◀", id={"move": block, "by": -1}, title="to the stage before", disabled=first and alone),
-                html.Button("▶", id={"move": block, "by": 1}, title="to the next stage", disabled=last and alone),
+                html.Button(
+                    "◀",
+                    id={"move": block, "by": -1},
+                    title="to the stage before",
+                    disabled=first and alone,
+                ),
+                html.Button(
+                    "▶",
+                    id={"move": block, "by": 1},
+                    title="to the next stage",
+                    disabled=last and alone,
+                ),
             ],
             className="moves",
         )
@@ -250,7 +301,10 @@ def _blocks(costs: Costs, prediction: Prediction) -> Any:
                 ]
             )
         )
-    return html.Div(html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain"), className="scroll")
+    return html.Div(
+        html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain"),
+        className="scroll",
+    )
 
 
 def _why(costs: Costs, prediction: Prediction) -> Any:
@@ -264,12 +318,18 @@ def _why(costs: Costs, prediction: Prediction) -> Any:
         lead = f"This is the best split into {count} stages."
     elif prediction.problems and not best.prediction.problems:
         more = "less" if rest > 0 else "more"
-        lead = f"The best split into {count} stages without these problems takes {abs(rest):,} cycles {more}."
+        lead = (
+            f"The best split into {count} stages without these problems takes {abs(rest):,} cycles"
+            f" {more}."
+        )
     elif rest > 0:
         lead = f"The best split into {count} stages takes {rest:,} cycles less."
     else:
         lead = f"No split into {count} stages is quicker."
-    return [html.P(lead), html.Ul([html.Li(words[0].upper() + words[1:] + ".") for words in best.why])]
+    return [
+        html.P(lead),
+        html.Ul([html.Li(words[0].upper() + words[1:] + ".") for words in best.why]),
+    ]
 
 
 PAGE = Page("/rebalance", "Rebalance", layout, register, "Which Block goes where")

@@ -1,4 +1,6 @@
-"""Summary: what ran on what, how fast, what the cycles and the memory went to, and what to do about it."""
+"""Summary: what ran on what, how fast, what the cycles and the memory went to, and what to do about
+it.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,14 @@ def layout(view: View) -> Any:
     right = bars_card(
         "Memory of the fullest tile",
         "headroom",
-        memory_figures.headroom(analysis.fullest_tiles(report), report.target.bytes_per_tile, view.theme),
+        memory_figures.headroom(
+            analysis.fullest_tiles(report), report.target.bytes_per_tile, view.theme
+        ),
         note="Including gaps. A tile that overflows stops the compile.",
     )
-    children.append(html.Div([child for child in (left, right) if child is not None], className="row"))
+    children.append(
+        html.Div([child for child in (left, right) if child is not None], className="row")
+    )
     children.append(
         html.Div(
             [
@@ -62,7 +68,10 @@ def _insights(found: list[Insight], clock: Clock) -> Any:
     for one in found:
         gains = []
         if one.gain_cycles:
-            gains.append(f"{units.cycles(one.gain_cycles)} cycles, {units.seconds(one.gain_cycles / clock.hz)}")
+            gains.append(
+                f"{units.cycles(one.gain_cycles)} cycles,"
+                f" {units.seconds(one.gain_cycles / clock.hz)}"
+            )
         if one.gain_bytes:
             gains.append(units.size(one.gain_bytes))
         rows.append(
@@ -71,7 +80,9 @@ def _insights(found: list[Insight], clock: Clock) -> Any:
                     html.Div(
                         [
                             dcc.Link(_sentence(one.title), href=one.where),
-                            html.Span("gains " + " and ".join(gains) if gains else "", className="gain"),
+                            html.Span(
+                                "gains " + " and ".join(gains) if gains else "", className="gain"
+                            ),
                         ]
                     ),
                     html.P([one.detail, " ", html.B(_sentence(one.action) + ".")]),
@@ -91,7 +102,13 @@ def machine(report: Report) -> list[tuple[str, Any]]:
     target, meta = report.target, report.meta
     size = report.path.stat().st_size
     return [
-        ("machine", f"{target.num_ipus} × {target.name} ({target.architecture}), {target.num_replicas} replica(s)"),
+        (
+            "machine",
+            (
+                f"{target.num_ipus} × {target.name} ({target.architecture}), {target.num_replicas}"
+                " replica(s)"
+            ),
+        ),
         ("a tile", f"{units.size(target.bytes_per_tile)}, {target.workers_per_tile} workers"),
         ("clock", f"{target.clock_hz / 1e9:.3g} GHz"),
         ("stages, Blocks", f"{len(report.stages)}, {len(report.blocks)}"),
@@ -100,7 +117,10 @@ def machine(report: Report) -> list[tuple[str, Any]]:
         ("variables", f"{len(report.variables):,}"),
         (
             "profiled calls",
-            ", ".join(f"{row.name}: {row.iterations} iterations" for row in report.runs.itertuples()) or "none",
+            ", ".join(
+                f"{row.name}: {row.iterations} iterations" for row in report.runs.itertuples()
+            )
+            or "none",
         ),
         ("written", f"{meta['created']} by {meta['writer']}"),
         ("file", f"{report.path} ({units.size(size)})"),
@@ -117,10 +137,15 @@ def _numbers(report: Report, clock: Clock) -> Any:
     if cycles:
         what = "a weight update" if report.meta["kind"] == "training" else "a device iteration"
         boxes += [
-            (units.cycles(cycles) + " cycles", f"{what}, {units.seconds(cycles / clock.hz)}, {batches} micro-batches"),
+            (
+                units.cycles(cycles) + " cycles",
+                f"{what}, {units.seconds(cycles / clock.hz)}, {batches} micro-batches",
+            ),
             (f"{speed:,.0f} / s", "samples, predicted"),
         ]
-        boxes.append((units.percent(analysis.waiting(report)), "of all IPUs' cycles are spent waiting"))
+        boxes.append(
+            (units.percent(analysis.waiting(report)), "of all IPUs' cycles are spent waiting")
+        )
     if len(stages):
         slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
         ratio = slowest["cycles"] / max(1.0, stages["cycles"].mean())
@@ -129,22 +154,32 @@ def _numbers(report: Report, clock: Clock) -> Any:
         at = int(tiles.argmax())
         words = f"on the fullest tile, of IPU {at} ({units.percent(tiles[at] / limit)} of it)"
         boxes.append((units.size(int(tiles[at])), words))
-    return html.Div([html.Div([html.B(value), html.Span(words)]) for value, words in boxes], className="big")
+    return html.Div(
+        [html.Div([html.B(value), html.Span(words)]) for value, words in boxes], className="big"
+    )
 
 
 def _cycles(view: View) -> Any:
     report = view.report
     if not len(report.runs):
-        return common.card("Where the cycles go", common.message("No call was profiled: compiled only."))
+        return common.card(
+            "Where the cycles go", common.message("No call was profiled: compiled only.")
+        )
     tasks = report.tasks(0, iteration=0)
-    lanes = pipeline_figures.lanes(tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages)
+    lanes = pipeline_figures.lanes(
+        tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages
+    )
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
-    return bars_card("Where the cycles go", "proportions", figure, more, note="A device iteration, each IPU.")
+    return bars_card(
+        "Where the cycles go", "proportions", figure, more, note="A device iteration, each IPU."
+    )
 
 
 def _options(view: View) -> Any:
-    rows = [html.Tr([html.Td(name), html.Td(str(value))]) for name, value in view.report.options.items()]
+    rows = [
+        html.Tr([html.Td(name), html.Td(str(value))]) for name, value in view.report.options.items()
+    ]
     return html.Div(html.Table(html.Tbody(rows), className="plain"), className="scroll")
 
 

@@ -1,4 +1,6 @@
-"""Execution trace: every step of a device iteration (or of a whole call), flat or as a flame by module path."""
+"""Execution trace: every step of a device iteration (or of a whole call), flat or as a flame by
+module path.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,20 @@ def layout(view: View) -> Any:
     if not len(report.runs):
         words = "No call was profiled, so there is no trace: the profile ends with the compile."
         return [common.controls(view), common.card("Execution trace", common.message(words))]
-    ipus = [("all", "all"), *((str(ipu), str(ipu)) for ipu in range(report.target.ipus_per_replica))]
+    ipus = [
+        ("all", "all"),
+        *((str(ipu), str(ipu)) for ipu in range(report.target.ipus_per_replica)),
+    ]
     return [
         common.controls(
             view,
             *common.run_choices(view),
             common.switch(
-                view, "span", "show", (("iteration", "one iteration"), ("call", "the whole call")), "iteration"
+                view,
+                "span",
+                "show",
+                (("iteration", "one iteration"), ("call", "the whole call")),
+                "iteration",
             ),
             common.choice(view, "ipu", "IPU", ipus, "all"),
             common.switch(view, "form", "as", (("flat", "flat"), ("flame", "flame")), "flat"),
@@ -55,17 +64,28 @@ def layout(view: View) -> Any:
             common.hidden(view, "step"),
             dcc.Store(id="trace-marked"),
         ),
-        common.card("Overview", common.graph("trace-overview", height=84), note="Drag over a part of it to see that."),
+        common.card(
+            "Overview",
+            common.graph("trace-overview", height=84),
+            note="Drag over a part of it to see that.",
+        ),
         common.figure_card(
             "Execution trace",
             "trace-rows",
-            note="Wheel: zoom. Drag: move along or zoom. Click a step for its tiles, vertices and source.",
+            note=(
+                "Wheel: zoom. Drag: move along or zoom. Click a step for its tiles, vertices and"
+                " source."
+            ),
             height=240,
         ),
         common.filled("trace-found"),
         html.Div(
             [
-                common.card("In the shown part", common.filled("trace-kinds"), note="exact, whatever is drawn"),
+                common.card(
+                    "In the shown part",
+                    common.filled("trace-kinds"),
+                    note="exact, whatever is drawn",
+                ),
                 common.card("The chosen step", common.filled("trace-step")),
             ],
             className="row",
@@ -73,15 +93,23 @@ def layout(view: View) -> Any:
     ]
 
 
-def rows_of(profiles: Profiles, report: Report, run: int, iteration: int | None, ipu: int | None, form: str) -> Trace:
+def rows_of(
+    profiles: Profiles, report: Report, run: int, iteration: int | None, ipu: int | None, form: str
+) -> Trace:
     """The trace ready to be drawn; a flame is of one IPU."""
 
     def make() -> Trace:
         if form == "flame":
-            return figures.flame(report.steps(run, ipu or 0, iteration), report.tasks(run, ipu or 0, iteration))
+            return figures.flame(
+                report.steps(run, ipu or 0, iteration), report.tasks(run, ipu or 0, iteration)
+            )
         steps = report.steps(run, ipu, iteration)
         made = figures.flat(steps, report.target.ipus_per_replica)
-        return made if ipu is None else only(made, [ipu, *range(report.target.ipus_per_replica, len(made.names))])
+        return (
+            made
+            if ipu is None
+            else only(made, [ipu, *range(report.target.ipus_per_replica, len(made.names))])
+        )
 
     return profiles.made(report, ("trace", run, iteration, ipu, form), make)
 
@@ -158,7 +186,9 @@ def register(app: Dash, profiles: Profiles) -> None:
         Input("trace-overview", "figure"),
     )
 
-    def asked(profile: Any, run: Any, iteration: Any, span: Any, ipu: Any, form: Any, unit: Any) -> Any:
+    def asked(
+        profile: Any, run: Any, iteration: Any, span: Any, ipu: Any, form: Any, unit: Any
+    ) -> Any:
         """The report, the rows that are asked for, the clock, and what tells them from others."""
         report = profiles.get(common.whole(profile, 0))
         run = common.whole(run, 0, 0, max(0, len(report.runs) - 1))
@@ -167,7 +197,11 @@ def register(app: Dash, profiles: Profiles) -> None:
         chip = common.whole(ipu, -1, 0, report.target.ipus_per_replica - 1)
         kind = "flame" if form == "flame" else "flat"
         rows = rows_of(profiles, report, run, which, chip if chip >= 0 else None, kind)
-        return rows, Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles"), (run, which, chip, kind)
+        return (
+            rows,
+            Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles"),
+            (run, which, chip, kind),
+        )
 
     @app.callback(
         Output("trace-rows", "figure"),
@@ -180,11 +214,15 @@ def register(app: Dash, profiles: Profiles) -> None:
         *what, find, low, high, where = values
         rows, clock, key = asked(*what)
         window = common.window(low, high, rows.end)
-        figure = figures.trace(rows, clock, common.theme_of(where), window, _pixels(where), str(find or ""))
+        figure = figures.trace(
+            rows, clock, common.theme_of(where), window, _pixels(where), str(find or "")
+        )
         keep_zoom(figure, NAME, clock, window, key)
         return figure, _kinds(rows, window, clock), _found(rows, str(find or ""), clock)
 
-    @app.callback(Output("trace-overview", "figure"), *common.param_input(NAME, *_WHAT), common.theme_state())
+    @app.callback(
+        Output("trace-overview", "figure"), *common.param_input(NAME, *_WHAT), common.theme_state()
+    )
     def overview(*values: Any) -> Any:
         *what, where = values
         rows, clock, _ = asked(*what)
@@ -219,22 +257,37 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     ]
     if op is not None:
         where = f"{op['file']}:{op['line']}" if op["file"] else "unknown"
-        rows += [("operator", f"{op['name']} ({op['aten']})"), ("Block", op["block_name"] or "none"), ("source", where)]
+        rows += [
+            ("operator", f"{op['name']} ({op['aten']})"),
+            ("Block", op["block_name"] or "none"),
+            ("source", where),
+        ]
         if op["estimated"]:
             rows.append(("note", "its cycles are an estimate: nobody lowered this operator"))
     if step["bytes_in"] or step["bytes_out"]:
-        rows.append(("exchanged", f"{units.size(step['bytes_out'])} sent, {units.size(step['bytes_in'])} received"))
+        rows.append(
+            (
+                "exchanged",
+                f"{units.size(step['bytes_out'])} sent, {units.size(step['bytes_in'])} received",
+            )
+        )
     tiles = report.target.tiles_per_ipu
     rows.append(("tiles at work", f"{step['active_tiles']:,} of {tiles:,}"))
     if step["kind"] == "compute" and step["tile_balance"] == step["tile_balance"]:
         rows.append(("tile balance", f"{units.percent(step['tile_balance'])} (mean over slowest)"))
     children: list[Any] = [common.facts(rows)]
     vectors = report.step_tiles(int(step["step"]))
-    for name, label in (("cycles", "cycles"), ("bytes_in", "bytes received"), ("bytes_out", "bytes sent")):
+    for name, label in (
+        ("cycles", "cycles"),
+        ("bytes_in", "bytes received"),
+        ("bytes_out", "bytes sent"),
+    ):
         values = vectors[name]
         if values is not None and values.any():
             children.append(
-                common.graph({"step": name}, tile_figures.histogram(values, label, theme), scrollZoom=False)
+                common.graph(
+                    {"step": name}, tile_figures.histogram(values, label, theme), scrollZoom=False
+                )
             )
             chip = memory_figures.chip(values.astype(np.float32), float(values.max()), theme, label)
             children.append(common.graph({"chip": name}, chip, scrollZoom=False))
@@ -247,13 +300,18 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
 
 def _pixels(where: Any) -> int:
     """Columns of the figures: as the browser said its window is wide."""
-    return max(300, common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS)
+    return max(
+        300, common.whole((where or {}).get("width"), figures.PIXELS + MARGINS, 0, 8000) - MARGINS
+    )
 
 
 def _kinds(rows: Trace, window: Any, clock: Clock) -> Any:
     found = figures.by_kind(rows, window)
     total = max(1, sum(cycles for _, cycles, _ in found))
-    heads = [html.Th(""), *(html.Th(words, className="n") for words in ("cycles", "time", "share", "slices"))]
+    heads = [
+        html.Th(""),
+        *(html.Th(words, className="n") for words in ("cycles", "time", "share", "slices")),
+    ]
     body = [
         html.Tr(
             [
@@ -280,7 +338,9 @@ def _found(rows: Trace, find: str, clock: Clock) -> Any:
     slices, cycles = figures.matches(rows, find)
     if not slices:
         return common.message(f"No step has “{find}” in its name.", "warning")
-    return common.message(f"“{find}”: {slices:,} slices, {clock.both(cycles)} in sum over what is shown.")
+    return common.message(
+        f"“{find}”: {slices:,} slices, {clock.both(cycles)} in sum over what is shown."
+    )
 
 
 PAGE = Page("/trace", "Execution trace", layout, register, "Every step in time")

@@ -1,4 +1,6 @@
-"""Dtypes and exceptions of numbers: half next to float, running statistics, floating-point exceptions."""
+"""Dtypes and exceptions of numbers: half next to float, running statistics, floating-point
+exceptions.
+"""
 
 from __future__ import annotations
 
@@ -59,20 +61,27 @@ def test_mixed_operands_are_cast_as_asked(casting: Any, function: Any, dtype: to
     out = executor(X)
     assert out.dtype is dtype
     graph = executor.executable.graph
-    assert graph.values[graph.outputs[0]].dtype == str(dtype).removeprefix("torch."), "the profile has it too"
+    assert graph.values[graph.outputs[0]].dtype == str(dtype).removeprefix("torch."), (
+        "the profile has it too"
+    )
 
 
 def test_float32_weights_are_trained_by_a_float16_forward() -> None:
-    """As PopTorch describes it: weights are stored and updated in float32, and cast where an input is float16."""
+    """As PopTorch describes it: weights are stored and updated in float32, and cast where an input
+    is float16.
+    """
     model = nn.Linear(4, 1, bias=False)
     nn.init.constant_(model.weight, 0.5)
     wrapped = poptorch.trainingModel(
-        nn.Sequential(model, nn.Flatten(0), _Mean()), _down(), torch.optim.SGD(model.parameters(), lr=1e-5)
+        nn.Sequential(model, nn.Flatten(0), _Mean()),
+        _down(),
+        torch.optim.SGD(model.parameters(), lr=1e-5),
     )
     loss = wrapped(X)
     assert loss.dtype is torch.float16
     assert model.weight.dtype is torch.float32
-    # each gradient is the mean input, 0.1 in float16; the update is far less than float16 could hold next to 0.5
+    # each gradient is the mean input, 0.1 in float16; the update is far less than float16 could
+    # hold next to 0.5
     torch.testing.assert_close(
         model.weight.detach(), torch.full((1, 4), 0.5 - 1e-5 * float(X[0, 0])), rtol=0, atol=1e-8
     )
@@ -93,7 +102,9 @@ class _Mean(nn.Module):
 
 
 def statistics(always_float: bool | None, half: bool, replicas: int = 1) -> nn.BatchNorm1d:
-    """A batch norm after 64 float16 batches of ones. Its mean was 0.97: so near that float16 takes no step to it."""
+    """A batch norm after 64 float16 batches of ones. Its mean was 0.97: so near that float16 takes
+    no step to it.
+    """
     made = options(replicationFactor=replicas)
     if always_float is not None:
         made.Precision.runningStatisticsAlwaysFloat(always_float)
@@ -146,7 +157,9 @@ def test_statistics_that_are_set_from_outside_are_taken() -> None:
     ],
 )
 def test_products_and_norms_of_half_and_float_are_made_in_float(function: Any) -> None:
-    """PyTorch refuses them, PopTorch promotes: Graphcore's BERT gathers float16 with a one-hot matrix in float32."""
+    """PyTorch refuses them, PopTorch promotes: Graphcore's BERT gathers float16 with a one-hot
+    matrix in float32.
+    """
     x, model = torch.randn(2, 4), Calls(function)
     with pytest.raises(RuntimeError):
         model(x.half())
@@ -178,11 +191,15 @@ ONE, INF, NAN = torch.ones(2, 4), torch.full((2, 4), torch.inf), torch.full((2, 
         (lambda x, w: x.relu(), NAN, "an invalid operation in 0/relu"),
     ],
 )
-def test_an_exception_names_its_operator_and_line(function: Any, x: torch.Tensor, what: str) -> None:
+def test_an_exception_names_its_operator_and_line(
+    function: Any, x: torch.Tensor, what: str
+) -> None:
     made = options()
     made.Precision.enableFloatingPointExceptions(True)
     model = nn.Sequential(Calls(function))
-    with pytest.raises(Error, match=rf"floating-point exception: {what} .*in module '0'.*test_casting\.py:\d+"):
+    with pytest.raises(
+        Error, match=rf"floating-point exception: {what} .*in module '0'.*test_casting\.py:\d+"
+    ):
         poptorch.inferenceModel(model, made)(x)
     poptorch.inferenceModel(model, options())(x)  # nothing is said where they are off
 
@@ -206,8 +223,12 @@ def test_what_only_passes_through_is_no_exception(function: Any, x: torch.Tensor
 def test_exceptions_of_the_backward_and_of_the_weight_update() -> None:
     made = options()
     made.Precision.enableFloatingPointExceptions(True)
-    model = Calls(lambda x, w: (w - w).abs().sqrt().sum())  # the gradient of a root at zero is infinite
-    with pytest.raises(Error, match=r"a division by zero in gradient/div .*backward.*test_casting\.py:\d+"):
+    model = Calls(
+        lambda x, w: (w - w).abs().sqrt().sum()
+    )  # the gradient of a root at zero is infinite
+    with pytest.raises(
+        Error, match=r"a division by zero in gradient/div .*backward.*test_casting\.py:\d+"
+    ):
         poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1.0))(ONE)
     model = Calls(lambda x, w: (w * 1e30).sum())
     with pytest.raises(Error, match="the weight update of 'weight' made infinite"):

@@ -1,4 +1,6 @@
-"""Models that branch on data: the numbers follow the data, the program the path that it was compiled for."""
+"""Models that branch on data: the numbers follow the data, the program the path that it was
+compiled for.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Branching(torch.nn.Module):
 
 
 def options(tmp_path: Path) -> ipu_exec.Options:
-    return ipu_exec.Options(autoreport=True, autoreport_dir=str(tmp_path)).showCompilationProgressBar(False)
+    return ipu_exec.Options(
+        autoreport=True, autoreport_dir=str(tmp_path)
+    ).showCompilationProgressBar(False)
 
 
 def test_inference_follows_the_data_and_the_profile_the_last_path(tmp_path, caplog) -> None:
@@ -109,7 +113,9 @@ def test_buffers_and_random_numbers_are_untouched_by_looking_for_the_path(tmp_pa
 
     model = Normed()
     plain = copy.deepcopy(model)
-    executor = ipu_exec.trainingModel(model, options(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1))
+    executor = ipu_exec.trainingModel(
+        model, options(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
     x = torch.rand(8, 4)
     torch.manual_seed(5)
     output, _ = executor(x, x)
@@ -140,6 +146,8 @@ def test_what_the_backward_reads_is_refused_by_name(tmp_path) -> None:
             return y, y.sum()
 
     model = Reading()
-    executor = ipu_exec.trainingModel(model, options(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1))
+    executor = ipu_exec.trainingModel(
+        model, options(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
     with pytest.raises(ContentError, match=r"content of a tensor.*test_control_flow\.py"):
         executor(torch.ones(1, 2))

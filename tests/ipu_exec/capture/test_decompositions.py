@@ -26,7 +26,11 @@ def test_a_product_of_three() -> None:
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("p", [1, 2])
 def test_the_gradient_of_the_margin_loss(p: int, reduction: str) -> None:
-    scores, target, weight = torch.randn(6, 5, requires_grad=True), torch.randint(0, 5, (6,)), torch.rand(5)
+    scores, target, weight = (
+        torch.randn(6, 5, requires_grad=True),
+        torch.randint(0, 5, (6,)),
+        torch.rand(5),
+    )
     loss = F.multi_margin_loss(scores, target, p, 0.7, weight, reduction=reduction)
     grad = torch.rand_like(loss)
     (expected,) = torch.autograd.grad(loss, scores, grad)
@@ -53,7 +57,9 @@ def test_the_gradients_of_the_margin_losses_of_one_sample(reduction: str) -> Non
     target = torch.tensor([3])
     loss = F.multi_margin_loss(scores, target, reduction=reduction)
     (expected,) = torch.autograd.grad(loss, scores, torch.full_like(loss, 0.3))
-    got = decompose.multi_margin_gradient(torch.full_like(loss, 0.3), scores.detach(), target, 1, 1.0, None, number)
+    got = decompose.multi_margin_gradient(
+        torch.full_like(loss, 0.3), scores.detach(), target, 1, 1.0, None, number
+    )
     torch.testing.assert_close(got, expected)
     target = torch.tensor([3, 1, -1, 0, 2])
     loss, is_target = torch.ops.aten.multilabel_margin_loss_forward(scores, target, number)
@@ -96,7 +102,9 @@ def test_the_gradient_of_bags(mode: str) -> None:
     table = torch.randn(9, 4, requires_grad=True)
     indices, offsets = torch.randint(0, 9, (12,)), torch.tensor([0, 3, 7])
     number = ("sum", "mean", "max").index(mode)
-    out, *bags = torch.ops.aten._embedding_bag(table, indices, offsets, False, number, False, None, False, -1)
+    out, *bags = torch.ops.aten._embedding_bag(
+        table, indices, offsets, False, number, False, None, False, -1
+    )
     grad = torch.randn_like(out)
     (expected,) = torch.autograd.grad(out, table, grad)
     got = decompose.embedding_bag_gradient(grad, indices, offsets, *bags, 9, False, number, False)
@@ -128,14 +136,21 @@ class Gate(nn.Module):
 
 def test_an_operator_of_lowered_ones_is_taken_apart_and_keeps_its_place() -> None:
     graph = capture(nn.Sequential(Gate()), (torch.randn(4, 6),), {})
-    assert [op.aten for op in graph.ops if not op.aten.startswith(("aten.slice", "aten.split"))] == [
+    assert [
+        op.aten for op in graph.ops if not op.aten.startswith(("aten.slice", "aten.split"))
+    ] == [
         "aten.sigmoid.default",
         "aten.mul.Tensor",
-    ] or [op.aten for op in graph.ops][-2:] == ["aten.sigmoid.default", "aten.mul.Tensor"]
+    ] or [op.aten for op in graph.ops][-2:] == [
+        "aten.sigmoid.default",
+        "aten.mul.Tensor",
+    ]
     assert all(op.module == "0" and op.file.endswith("test_decompose.py") for op in graph.ops)
 
 
-def test_a_lowering_of_the_whole_operator_comes_before_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lowering_of_the_whole_operator_comes_before_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
 
     @lowering("aten.glu")

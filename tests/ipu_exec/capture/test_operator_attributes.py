@@ -1,4 +1,6 @@
-"""What a model asks for single operators: memory proportions, multi-convolutions, attributes; and conv dithering."""
+"""What a model asks for single operators: memory proportions, multi-convolutions, attributes; and
+conv dithering.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from ipu_exec.graph import Asked, OpNode
 from ipu_exec.lowering.plan import Compute
 
 
-def compiled(model: nn.Module, *inputs: torch.Tensor, options: poptorch.Options | None = None) -> Executable:
+def compiled(
+    model: nn.Module, *inputs: torch.Tensor, options: poptorch.Options | None = None
+) -> Executable:
     """The model compiled, for training where it returns a loss."""
     options = (options or poptorch.Options()).showCompilationProgressBar(False)
     executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -30,7 +34,9 @@ def operators(made: Executable, name: str) -> list[OpNode]:
 
 
 class Tuned(nn.Module):
-    """One product is tuned, seen through a view, a cast and a bias; the other has the IPU's proportion."""
+    """One product is tuned, seen through a view, a cast and a bias; the other has the IPU's
+    proportion.
+    """
 
     def __init__(self, proportion: float) -> None:
         super().__init__()
@@ -54,7 +60,9 @@ def test_a_proportion_holds_for_its_product_and_the_gradients_of_it() -> None:
     free, tight = compiled(Tuned(0.9), x), compiled(Tuned(0.02), x)
     for made, proportion in ((free, 0.9), (tight, 0.02)):
         asked = {
-            (op.aten.split(".")[1], op.direction): op.asked.proportion for op in made.graph.ops if op.asked.proportion
+            (op.aten.split(".")[1], op.direction): op.asked.proportion
+            for op in made.graph.ops
+            if op.asked.proportion
         }
         assert set(asked.values()) == {proportion}
         first = next(op for op in operators(made, "mm") if op.direction == "forward")
@@ -63,7 +71,10 @@ def test_a_proportion_holds_for_its_product_and_the_gradients_of_it() -> None:
         assert len(backward) == 1 and backward[0].asked.proportion == proportion
         others = [op for op in made.graph.ops if op.module == "second" and op.direction != "update"]
         assert len(others) >= 3 and not any(op.asked.proportion for op in others)
-    product = [next(op for op in operators(made, "mm") if op.direction == "forward") for made in (free, tight)]
+    product = [
+        next(op for op in operators(made, "mm") if op.direction == "forward")
+        for made in (free, tight)
+    ]
     assert most_held(tight, product[1]) < most_held(free, product[0])
     assert tight.tree.op_cycles[product[1].id] > free.tree.op_cycles[product[0].id]
     assert tight.tree.op_plans[product[1].id].note != free.tree.op_plans[product[0].id].note
@@ -78,7 +89,11 @@ def first_tiles(made: Executable, name: str) -> list[int]:
     """The first tile that convolves, for each forward convolution."""
     found = []
     for op in operators(made, name):
-        step = next(s for s in made.tree.op_plans[op.id].steps if isinstance(s, Compute) and "convolve" in s.name)
+        step = next(
+            s
+            for s in made.tree.op_plans[op.id].steps
+            if isinstance(s, Compute) and "convolve" in s.name
+        )
         found.append(int(np.flatnonzero(step.cycles)[0]))
     return found
 
@@ -102,7 +117,11 @@ def test_dithered_convolutions_begin_at_different_tiles_and_take_as_long() -> No
     assert len(set(first_tiles(dithered, "convolution"))) == 3
     for op in operators(plain, "convolution"):
         vertices = [
-            [(int(s.cycles.max()), s.flops) for s in made.tree.op_plans[op.id].steps if isinstance(s, Compute)]
+            [
+                (int(s.cycles.max()), s.flops)
+                for s in made.tree.op_plans[op.id].steps
+                if isinstance(s, Compute)
+            ]
             for made in (plain, dithered)
         ]
         assert vertices[0] == vertices[1]
@@ -118,7 +137,10 @@ def test_stable_norms_centre_before_they_square() -> None:
             return self.norm(x).square().mean()
 
     x = torch.randn(4, 16, 28, 28)
-    plain, stable = compiled(Normed(), x), compiled(Normed(), x, options=poptorch.Options().enableStableNorm(True))
+    plain, stable = (
+        compiled(Normed(), x),
+        compiled(Normed(), x, options=poptorch.Options().enableStableNorm(True)),
+    )
     (one,), (other,) = (operators(made, "native_batch_norm") for made in (plain, stable))
     names = [step.name for step in stable.tree.op_plans[other.id].steps]
     squared = next(index for index, name in enumerate(names) if name.startswith("variance/"))
@@ -131,7 +153,9 @@ def test_stable_norms_centre_before_they_square() -> None:
 
 
 class Branches(nn.Module):
-    """Two convolutions; the second's input is made between them, and so is something of the first's result."""
+    """Two convolutions; the second's input is made between them, and so is something of the first's
+    result.
+    """
 
     def __init__(self, multi: poptorch.MultiConv | None) -> None:
         super().__init__()
@@ -162,7 +186,10 @@ def test_a_multi_conv_is_one_operator_on_parts_of_the_tiles_forward_and_backward
     made = compiled(Branches(poptorch.MultiConv()), IMAGES)
     alone = compiled(Branches(None), IMAGES)
     assert not operators(made, "convolution") and not operators(made, "convolution_backward")
-    for name, other in (("multi_conv", "convolution"), ("multi_conv_backward", "convolution_backward")):
+    for name, other in (
+        ("multi_conv", "convolution"),
+        ("multi_conv_backward", "convolution_backward"),
+    ):
         (fused,) = [op for op in made.graph.ops if op.aten == f"poplin.{name}"]
         each = operators(alone, other)
         assert len(each) == 2
@@ -175,8 +202,14 @@ def test_a_multi_conv_is_one_operator_on_parts_of_the_tiles_forward_and_backward
         assert joint, "some compute sets have vertices of both"
         for step in joint:
             assert step.cycles.shape == (made.target.tiles,)
-        both = next(s for s in joint if sum("Conv" in v.type or "Outer" in v.type for v in s.vertices) == 2)
-        counts = [vertices.count for vertices in both.vertices if "Conv" in vertices.type or "Outer" in vertices.type]
+        both = next(
+            s for s in joint if sum("Conv" in v.type or "Outer" in v.type for v in s.vertices) == 2
+        )
+        counts = [
+            vertices.count
+            for vertices in both.vertices
+            if "Conv" in vertices.type or "Outer" in vertices.type
+        ]
         assert not np.any((counts[0] > 0) & (counts[1] > 0)), "each on tiles of its own"
         # fewer syncs, exchanges and compute sets than one after the other
         assert len(plan.steps) < sum(len(alone.tree.op_plans[op.id].steps) for op in each)
@@ -185,17 +218,24 @@ def test_a_multi_conv_is_one_operator_on_parts_of_the_tiles_forward_and_backward
     assert order.index("abs") < order.index("multi_conv") < order.index("relu")
     (backward,) = [op for op in made.graph.ops if op.aten.endswith("conv_backward")]
     assert made.graph.ops[backward.forward_op].aten == "poplin.multi_conv"
-    assert (made.graph.ops[backward.forward_op].name, backward.name) == ("multi_conv", "gradient/multi_conv")
+    assert (made.graph.ops[backward.forward_op].name, backward.name) == (
+        "multi_conv",
+        "gradient/multi_conv",
+    )
     for value in made.graph.values.values():
         assert value.producer < 0 or value.id in (*made.graph.ops[value.producer].outputs,)
 
 
 def test_a_serial_multi_conv_plans_each_as_asked_on_all_tiles() -> None:
     multi = poptorch.MultiConv().planType(poptorch.MultiConvPlanType.Serial)
-    made = compiled(Branches(multi.availableMemoryProportions((0.3, 0.2)).partialsTypes(torch.float)), IMAGES)
+    made = compiled(
+        Branches(multi.availableMemoryProportions((0.3, 0.2)).partialsTypes(torch.float)), IMAGES
+    )
     wide, narrow = operators(made, "convolution")
     assert (wide.asked.proportion, narrow.asked.proportion) == (0.3, 0.2)
-    assert {op.asked.partials for op in (wide, narrow, *operators(made, "convolution_backward"))} == {"float32"}
+    assert {
+        op.asked.partials for op in (wide, narrow, *operators(made, "convolution_backward"))
+    } == {"float32"}
     assert {op.asked.proportion for op in operators(made, "convolution_backward")} == {0.3, 0.2}
 
 
@@ -203,7 +243,9 @@ def test_partials_of_each_convolution_are_those_of_its_vertices() -> None:
     multi = poptorch.MultiConv().partialsTypes((torch.half, torch.float))
     made = compiled(Branches(multi).half(), IMAGES.half())
     (fused,) = [op for op in made.graph.ops if op.aten == "poplin.multi_conv"]
-    vertices = [v.type for s in steps_of(made, fused) for v in s.vertices if "ConvPartial" in v.type]
+    vertices = [
+        v.type for s in steps_of(made, fused) for v in s.vertices if "ConvPartial" in v.type
+    ]
     assert {v.split(",")[1] for v in vertices} == {"half", "float"}
 
 
@@ -231,7 +273,10 @@ def test_equal_convolutions_need_reserved_tiles_to_run_on_as_many() -> None:
         spans = re.findall(r"tiles (\d+)-(\d+): ", executable.tree.op_plans[fused.id].note)
         assert [int(first) for first, _ in spans[1:]] == [int(last) + 1 for _, last in spans[:-1]]
         assert (spans[0][0], spans[-1][1]) == ("0", "1471")
-        return sorted(int(last) - int(first) + 1 for first, last in spans), executable.tree.op_cycles[fused.id]
+        return (
+            sorted(int(last) - int(first) + 1 for first, last in spans),
+            executable.tree.op_cycles[fused.id],
+        )
 
     (few, many), unequal = made(50)
     (one, other), equal = made(736)
@@ -280,13 +325,17 @@ class Layers(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers[:-1]:
             x = layer(x).relu()
-        with poptorch.Attribute(__outline={"layer": self.outline} if self.outline else {}, __other={"a": "1"}):
+        with poptorch.Attribute(
+            __outline={"layer": self.outline} if self.outline else {}, __other={"a": "1"}
+        ):
             x = self.layers[-1](x).relu()
         return x.square().mean()
 
 
 def code_bytes(made: Executable) -> int:
-    return sum(v.bytes for v in made.variables if v.category in ("internalExchangeCode", "controlCode"))
+    return sum(
+        v.bytes for v in made.variables if v.category in ("internalExchangeCode", "controlCode")
+    )
 
 
 def test_attributes_stay_with_their_operators_and_gradients_and_outlines_keep_code_apart() -> None:
@@ -308,13 +357,19 @@ def test_the_profile_says_what_was_asked_for() -> None:
     assert said[first] == f"{made.tree.op_plans[first].note}; asked for available memory 0.25"
     assert sum("asked for" in words for words in said.values()) == 2, "it and its gradient"
     everything = Asked(0.1, "float16", False, (("__outline", "layer", "a"),))
-    assert str(everything) == ("asked for available memory 0.1, float16 partials, dithering off, __outline layer: a")
+    assert (
+        str(everything)
+        == "asked for available memory 0.1, float16 partials, dithering off, __outline layer: a"
+    )
 
 
 def test_an_attribute_is_entered_and_left_like_in_hooks() -> None:
     from ipu_exec.annotations import attributes
 
-    outer, inner = poptorch.Attribute(__outline={"layer": "A"}), poptorch.Attribute(__outline={"layer": "B", "x": "1"})
+    outer, inner = (
+        poptorch.Attribute(__outline={"layer": "A"}),
+        poptorch.Attribute(__outline={"layer": "B", "x": "1"}),
+    )
     for _ in range(2):
         outer.__enter__()
         inner.__enter__()

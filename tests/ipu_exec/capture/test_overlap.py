@@ -1,4 +1,6 @@
-"""Host I/O beside computing, from PopTorch's calls to the profile (PopTorch's own rules: its test_overlapped_io.py)."""
+"""Host I/O beside computing, from PopTorch's calls to the profile (PopTorch's own rules: its
+test_overlapped_io.py).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ INNER, LOOPS = OverlapMode.OverlapAccumulationLoop, OverlapMode.OverlapDeviceIte
 
 
 class Net(torch.nn.Module):
-    """Blocks of one layer each on the IPUs that are given; inputs and outputs overlapped where a mode is."""
+    """Blocks of one layer each on the IPUs that are given; inputs and outputs overlapped where a
+    mode is.
+    """
 
     def __init__(self, ipus: tuple[int, ...], mode: OverlapMode | None = None) -> None:
         super().__init__()
@@ -50,7 +54,9 @@ class Net(torch.nn.Module):
         return x, loss
 
 
-def options(strategy: Any = None, io_tiles: int = IO, accumulation: int = 4, iterations: int = 1) -> poptorch.Options:
+def options(
+    strategy: Any = None, io_tiles: int = IO, accumulation: int = 4, iterations: int = 1
+) -> poptorch.Options:
     made = poptorch.Options().deviceIterations(iterations).outputMode(poptorch.OutputMode.All)
     made.setExecutionStrategy(strategy or poptorch.ShardedExecution())
     made.Training.gradientAccumulation(accumulation)
@@ -59,7 +65,9 @@ def options(strategy: Any = None, io_tiles: int = IO, accumulation: int = 4, ite
     return made
 
 
-def trained(chosen: poptorch.Options, mode: OverlapMode | None, ipus: tuple[int, ...] = (0, 0)) -> Any:
+def trained(
+    chosen: poptorch.Options, mode: OverlapMode | None, ipus: tuple[int, ...] = (0, 0)
+) -> Any:
     torch.manual_seed(0)
     model = Net(ipus, mode)
     executor = poptorch.trainingModel(model, chosen, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -68,7 +76,9 @@ def trained(chosen: poptorch.Options, mode: OverlapMode | None, ipus: tuple[int,
     return executor, outputs, model
 
 
-def profiled(path: Path, chosen: poptorch.Options, mode: OverlapMode | None, ipus: tuple[int, ...] = (0, 0)) -> Report:
+def profiled(
+    path: Path, chosen: poptorch.Options, mode: OverlapMode | None, ipus: tuple[int, ...] = (0, 0)
+) -> Report:
     chosen.enableProfiling(str(path))
     trained(chosen, mode, ipus)
     return open_report(path / "training" / "profile.pop")
@@ -78,7 +88,9 @@ def test_what_is_overlapped_costs_what_the_closed_form_says_and_numbers_stay_the
     plain, outputs, model = trained(options(), None)
     overlapped, others, same = trained(options(), INNER)
     assert all(torch.equal(a, b) for a, b in zip(outputs, others, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True)
+    )
 
     costs = overlapped.executable.timeline.costs
     ((_, load),), ((_, unload),) = costs.load, costs.unload
@@ -87,12 +99,23 @@ def test_what_is_overlapped_costs_what_the_closed_form_says_and_numbers_stay_the
     moved = (HOST_LATENCY_SECONDS + inputs / MK2.host_bytes_per_second) * MK2.clock_hz
     assert load == 2 * STREAM_STEP_CYCLES + int(np.ceil(moved))
     work = costs.forward[0] + costs.backward[0]
-    assert overlapped.cycleCount() == schedules.overlapped_cycles(work, load, unload, 4) + costs.update[0]
-    # one after the other, all of it: an exchange between I/O tiles and the others is what overlapping costs besides
+    assert (
+        overlapped.cycleCount()
+        == schedules.overlapped_cycles(work, load, unload, 4) + costs.update[0]
+    )
+    # one after the other, all of it: an exchange between I/O tiles and the others is what
+    # overlapping costs besides
     before = plain.executable.timeline.costs
-    apart = before.forward[0] + before.backward[0] + before.stream_in[0][1] + before.stream_out[0][1]
+    apart = (
+        before.forward[0] + before.backward[0] + before.stream_in[0][1] + before.stream_out[0][1]
+    )
     assert plain.cycleCount() == 4 * apart + before.update[0]
-    steps = [step for body in overlapped.executable.tree.bodies for step in body.steps if "I/O tiles" in step.name]
+    steps = [
+        step
+        for body in overlapped.executable.tree.bodies
+        for step in body.steps
+        if "I/O tiles" in step.name
+    ]
     assert before.forward[0] + sum(step.cycles for step in steps) == costs.forward[0]
 
 
@@ -109,7 +132,11 @@ def test_io_tiles_hold_two_buffers_of_each_stream_and_compute_nothing() -> None:
         for step in body.steps:
             if step.type == records.ON_TILE_EXECUTE:
                 assert len(step.tile_cycles) == MK2.tiles and not step.tile_cycles[-IO:].any()
-    weights = [v for v in executable.variables if v.role in ("weight", "activation", "accumulator", "input")]
+    weights = [
+        v
+        for v in executable.variables
+        if v.role in ("weight", "activation", "accumulator", "input")
+    ]
     assert weights and not any(v.tile_bytes[-IO:].any() for v in weights)
     across, *_ = trained(options(iterations=2), LOOPS)
     more = [v for v in across.executable.variables if v.role == "stream buffer"]
@@ -120,18 +147,31 @@ def test_fewer_tiles_compute_no_faster_and_all_are_in_the_profile() -> None:
     plain, *_ = trained(options(io_tiles=0), None)
     fewer, *_ = trained(options(io_tiles=192), None)
     assert fewer.cycleCount() >= plain.cycleCount()
-    vectors = [s.tile_cycles for b in fewer.executable.tree.bodies for s in b.steps if s.tile_cycles is not None]
+    vectors = [
+        s.tile_cycles
+        for b in fewer.executable.tree.bodies
+        for s in b.steps
+        if s.tile_cycles is not None
+    ]
     assert {v.shape for v in vectors} == {(MK2.tiles,)}
-    assert not [v for v in fewer.executable.variables if v.role == "stream buffer"], "nothing is overlapped"
+    assert not [v for v in fewer.executable.variables if v.role == "stream buffer"], (
+        "nothing is overlapped"
+    )
 
 
 @pytest.mark.parametrize("on_chip", [True, False])
 def test_state_in_parts_or_off_the_chip_keeps_off_io_tiles(on_chip: bool) -> None:
     chosen = options(accumulation=2).replicationFactor(4)
-    location = poptorch.TensorLocationSettings().useOnChipStorage(on_chip).useReplicatedTensorSharding(True)
+    location = (
+        poptorch.TensorLocationSettings()
+        .useOnChipStorage(on_chip)
+        .useReplicatedTensorSharding(True)
+    )
     chosen.TensorLocations.setWeightLocation(location).setOptimizerLocation(location)
     model = Net((0,), INNER)
-    executor = poptorch.trainingModel(model, chosen, poptorch.optim.LAMB(model.parameters(), lr=1e-3))
+    executor = poptorch.trainingModel(
+        model, chosen, poptorch.optim.LAMB(model.parameters(), lr=1e-3)
+    )
     samples = torch.randn(BATCH * chosen.batch_factor, WIDTH)
     executor.compile(samples, samples)
     kinds = set()
@@ -142,16 +182,26 @@ def test_state_in_parts_or_off_the_chip_keeps_off_io_tiles(on_chip: bool) -> Non
     assert any("/part" in variable.name for variable in executor.executable.variables)
 
 
-def test_across_device_iterations_a_call_waits_for_its_first_input_and_last_output_only(tmp_path: Path) -> None:
+def test_across_device_iterations_a_call_waits_for_its_first_input_and_last_output_only(
+    tmp_path: Path,
+) -> None:
     inner, *_ = trained(options(iterations=3), INNER, DEEP)
     loops, *_ = trained(options(iterations=3), LOOPS, DEEP)
     schedule, costs = loops.executable.timeline.schedule, loops.executable.timeline.costs
     assert (schedule.head, schedule.tail) == (costs.load[0][1], costs.unload[0][1])
-    assert loops.cycleCount() == schedule.head + 3 * schedule.total + schedule.tail < inner.cycleCount()
+    assert (
+        loops.cycleCount()
+        == schedule.head + 3 * schedule.total + schedule.tail
+        < inner.cycleCount()
+    )
     found = loops.getPerfCounters()
     begun, done = found["input"][0], found["input_complete"][0]
     assert begun[0] == 0 and done[0] == pytest.approx(schedule.head / MK2.clock_hz)
-    assert sorted(begun) == begun and sorted(done) == done and all(a < b for a, b in zip(begun, done, strict=True))
+    assert (
+        sorted(begun) == begun
+        and sorted(done) == done
+        and all(a < b for a, b in zip(begun, done, strict=True))
+    )
     left = found["output_complete"][0]
     assert sorted(left) == left and left[-1] == pytest.approx(loops.cycleCount() / MK2.clock_hz)
     report = profiled(tmp_path, options(iterations=3), LOOPS, DEEP)
@@ -162,14 +212,22 @@ def test_options_that_do_not_allow_it_are_errors_with_poptorchs_words() -> None:
     x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
     model = Net((0,), INNER)
     for change, words in (
-        (lambda o: o.setExecutionStrategy(poptorch.PipelinedExecution()),
-         r"Overlapped IO is not supported with poptorch\.PipelinedExecution\. If you are using only one IPU, please "
-         r"switch to poptorch\.ShardedExecution\."),
-        (lambda o: o.TensorLocations._set(num_io_tiles=0),
-         r"No IO tiles allocated\. You must allocate at least 32 IO tiles using "
-         r"poptorch\.Options\(\)\.TensorLocations\.numIOTiles\."),
-        (lambda o: o.outputMode(poptorch.OutputMode.Final), "Unsupported output mode for overlapped IO"),
-    ):  # fmt: skip
+        (
+            lambda o: o.setExecutionStrategy(poptorch.PipelinedExecution()),
+            r"Overlapped IO is not supported with poptorch\.PipelinedExecution\. If you are using"
+            r" only one IPU, please "
+            r"switch to poptorch\.ShardedExecution\.",
+        ),
+        (
+            lambda o: o.TensorLocations._set(num_io_tiles=0),
+            r"No IO tiles allocated\. You must allocate at least 32 IO tiles using "
+            r"poptorch\.Options\(\)\.TensorLocations\.numIOTiles\.",
+        ),
+        (
+            lambda o: o.outputMode(poptorch.OutputMode.Final),
+            "Unsupported output mode for overlapped IO",
+        ),
+    ):
         chosen = options(accumulation=1)
         change(chosen)
         with pytest.raises(Error, match=words):
@@ -196,21 +254,37 @@ def given(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("forward", "words"),
     [
-        (lambda x: (x + 1, taken(x)),
-         r"poptorch\.set_overlap_for_input must be the only op applied to an input\. This is not the case for input x "
-         r"to the model\."),
+        (
+            lambda x: (x + 1, taken(x)),
+            r"poptorch\.set_overlap_for_input must be the only op applied to an input\. This is not"
+            r" the case for input x "
+            r"to the model\.",
+        ),
         (lambda x: (x, taken(x)), "must be the only op"),
-        (lambda x: taken(x + 1),
-         r"poptorch\.set_overlap_for_input applied on a node which is not a tensor input to the model\."),
+        (
+            lambda x: taken(x + 1),
+            (
+                r"poptorch\.set_overlap_for_input applied on a node which is not a tensor input to"
+                r" the model\."
+            ),
+        ),
         (lambda x: taken(taken(x) + 1), "not a tensor input"),
-        (lambda x: [y := x + 1, given(y)],
-         r"poptorch\.set_overlap_for_output cannot be used with a tensor that is returned twice\. Please check all "
-         r"returned tensors including those nested in tuples/lists\."),
-        (lambda x: given(x) + 1,
-         r"poptorch\.set_overlap_for_output applied on a node which is not a tensor output to the model\."),
+        (
+            lambda x: [y := x + 1, given(y)],
+            r"poptorch\.set_overlap_for_output cannot be used with a tensor that is returned"
+            r" twice\. Please check all "
+            r"returned tensors including those nested in tuples/lists\.",
+        ),
+        (
+            lambda x: given(x) + 1,
+            (
+                r"poptorch\.set_overlap_for_output applied on a node which is not a tensor output"
+                r" to the model\."
+            ),
+        ),
         (lambda x: given(taken(x) + 1).mean(), "not a tensor output"),
     ],
-)  # fmt: skip
+)
 def test_marks_on_what_is_no_input_or_output_are_errors(forward: Any, words: str) -> None:
     with pytest.raises(Error, match=words):
         poptorch.inferenceModel(Marks(forward))(torch.ones(4))
@@ -241,7 +315,9 @@ def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_p
         assert costs.load.any() and costs.unload.any() and not costs.stream_in.any()
         assert what_if(costs, Assignment.of([0, 0, 1], (0, 1))).total == spent[name]
         predicted = what_if(costs, Assignment.of([0, 1, 1], (0, 1))).total
-        assert predicted == pytest.approx(spent[{"now": "other", "loops": "loops other"}[name]], rel=1e-3)
+        assert predicted == pytest.approx(
+            spent[{"now": "other", "loops": "loops other"}[name]], rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("pattern", list(poptorch.SyncPattern))
@@ -259,7 +335,9 @@ def test_sync_patterns_say_who_waits_for_the_host_and_predictions_know(
 
 
 @pytest.mark.parametrize("name", ["defaultPrefetchBufferingDepth", "defaultBufferingDepth"])
-def test_with_more_than_one_buffer_nobody_waits_for_the_host_to_turn_up(name: str, tmp_path: Path) -> None:
+def test_with_more_than_one_buffer_nobody_waits_for_the_host_to_turn_up(
+    name: str, tmp_path: Path
+) -> None:
     deep = options(io_tiles=0)
     deep._Popart.set(name, 3)
     report = profiled(tmp_path, deep, None)
@@ -281,7 +359,10 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     assert len(beside) == 6
     rest = tasks[tasks["kind"] != records.BESIDE]
     assert (rest["start"].to_numpy()[1:] == rest["end"].to_numpy()[:-1]).all()
-    assert any(beside["start"].iloc[1] >= row.start and beside["start"].iloc[1] < row.end for row in rest.itertuples())
+    assert any(
+        beside["start"].iloc[1] >= row.start and beside["start"].iloc[1] < row.end
+        for row in rest.itertuples()
+    )
     assert report.cycle_proportions(0)["total"][0] == report.runs["cycles"][0]
     assert 0 < analysis.waiting(report) < 1
     moved = analysis.movement(report)
@@ -300,8 +381,13 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     assert doctor._time(report) == ""
     vendor = pva.openReport(str(report.path)).execution
     copies = [step for step in vendor.steps if step.program.type.name == "StreamCopyMid"]
-    assert len(copies) == 6 and sum(step.ipus[0].dataIn for step in copies) == 3 * 2 * WIDTH * BATCH * 4
-    assert vendor.runs[0].cyclesByIpu == [report.runs["cycles"][0] - report.cycle_proportions(0)["idle"][0]]
+    assert (
+        len(copies) == 6
+        and sum(step.ipus[0].dataIn for step in copies) == 3 * 2 * WIDTH * BATCH * 4
+    )
+    assert vendor.runs[0].cyclesByIpu == [
+        report.runs["cycles"][0] - report.cycle_proportions(0)["idle"][0]
+    ]
     threads = [e for e in events(report, 0, None, True) if e.get("tid") == 3 and e["ph"] == "X"]
     assert len(threads) == 6
     frame = blame(report)
@@ -309,7 +395,13 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
 
 
 def test_an_insight_names_the_way_to_overlap_where_the_host_is_waited_for(tmp_path: Path) -> None:
-    words = [i for i in insights(profiled(tmp_path / "a", options(io_tiles=0), None)) if "host I/O" in i.title]
+    words = [
+        i
+        for i in insights(profiled(tmp_path / "a", options(io_tiles=0), None))
+        if "host I/O" in i.title
+    ]
     assert "set_overlap_for_input" in words[0].action and "numIOTiles(32)" in words[0].action
-    others = [i for i in insights(profiled(tmp_path / "b", options(), INNER)) if "host I/O" in i.title]
+    others = [
+        i for i in insights(profiled(tmp_path / "b", options(), INNER)) if "host I/O" in i.title
+    ]
     assert all("numIOTiles" not in i.action for i in others)

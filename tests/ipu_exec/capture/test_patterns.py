@@ -30,7 +30,9 @@ def compiled(tied: bool, patterns: dict[str, bool], accumulation: int = 4) -> Ex
     options.Training.gradientAccumulation(accumulation)
     options._Popart.setPatterns(patterns)
     batch = (torch.randint(WORDS, (LOOKED_UP,)), torch.randint(WORDS, (LOOKED_UP,)))
-    return compile_step(model, batch, {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True)
+    return compile_step(
+        model, batch, {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True
+    )
 
 
 def dense_gradients(made: Executable) -> int:
@@ -64,7 +66,10 @@ def test_an_embeddings_gradient_is_added_row_by_row(tied, patterns, dense):
 
 def test_rows_cost_less_than_a_table():
     assert compiled(True, TIED).cycles_per_call < compiled(True, {}).cycles_per_call
-    assert compiled(False, {}).cycles_per_call < compiled(False, {"SparseAccumulate": False}).cycles_per_call
+    assert (
+        compiled(False, {}).cycles_per_call
+        < compiled(False, {"SparseAccumulate": False}).cycles_per_call
+    )
 
 
 def test_without_an_accumulator_nothing_is_rewritten():

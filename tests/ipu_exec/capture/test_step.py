@@ -33,7 +33,10 @@ def test_every_forward_and_backward_op_has_its_block_and_pair():
             assert op.block == block_of[op.forward_op]
     convolutions = [op for op in graph.ops if op.aten == "aten.convolution_backward.default"]
     assert sorted(op.module for op in convolutions) == ["conv1", "conv2"]
-    assert {op.aten for op in graph.ops if op.direction == "update"} >= {"aten.addcdiv_.default", "aten.zero_.default"}
+    assert {op.aten for op in graph.ops if op.direction == "update"} >= {
+        "aten.addcdiv_.default",
+        "aten.zero_.default",
+    }
 
 
 def test_weights_states_and_accumulators_are_told_apart_and_belong_together():
@@ -43,7 +46,9 @@ def test_weights_states_and_accumulators_are_told_apart_and_belong_together():
     for storage in graph.storages.values():
         by_role.setdefault(storage.role, []).append(storage)
     weights = {storage.id: storage for storage in by_role["weight"]}
-    assert {storage.name for storage in weights.values()} == {name for name, _ in model.named_parameters()}
+    assert {storage.name for storage in weights.values()} == {
+        name for name, _ in model.named_parameters()
+    }
     for role in ("accumulator", "optimiser state"):
         for storage in by_role[role]:
             assert storage.name.startswith(weights[storage.parameter].name + "/")
@@ -152,10 +157,15 @@ def test_big_models_need_no_memory_for_their_weights():
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(16_384, 16_384) for _ in range(4)))
     graph = capture(model, (torch.randn(1, 16_384),), {})
-    assert sum(storage.elements for storage in graph.storages.values() if storage.role == "weight") > 1e9
+    assert (
+        sum(storage.elements for storage in graph.storages.values() if storage.role == "weight")
+        > 1e9
+    )
 
 
-@pytest.mark.parametrize("call", [nn.Dropout(0.1), lambda x: torch.dropout(x, 0.1, True)], ids=["module", "function"])
+@pytest.mark.parametrize(
+    "call", [nn.Dropout(0.1), lambda x: torch.dropout(x, 0.1, True)], ids=["module", "function"]
+)
 def test_dropout_is_one_operator_each_way(call):
     class Model(nn.Module):
         def __init__(self):
@@ -209,7 +219,9 @@ def test_dropout_is_pytorchs_again_after_capture():
 
 
 def test_dropout_in_evaluation_is_nothing():
-    assert not any("dropout" in op.aten for op in capture(nn.Dropout(0.1).eval(), (torch.randn(4),), {}).ops)
+    assert not any(
+        "dropout" in op.aten for op in capture(nn.Dropout(0.1).eval(), (torch.randn(4),), {}).ops
+    )
 
 
 def test_a_checkpointed_layer_finds_its_weights_again_in_the_backward():
@@ -219,11 +231,15 @@ def test_a_checkpointed_layer_finds_its_weights_again_in_the_backward():
             self.layer = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
         def forward(self, x):
-            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).square().sum()
+            return (
+                torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).square().sum()
+            )
 
     graph = training_graph(Model(), torch.randn(4, 8))
     for direction in ("forward", "backward"):
-        op = next(op for op in graph.ops if op.direction == direction and op.aten == "aten.addmm.default")
+        op = next(
+            op for op in graph.ops if op.direction == direction and op.aten == "aten.addmm.default"
+        )
         assert "weight" in {graph.storages[graph.values[v].storage].role for v in op.inputs}
 
 
@@ -241,7 +257,10 @@ class Rebuilt(nn.Module):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda m, x: m._buffers.pop("y"), r"Buffer y is removed from the model when calling the forward method\."),
+        (
+            lambda m, x: m._buffers.pop("y"),
+            r"Buffer y is removed from the model when calling the forward method\.",
+        ),
         (lambda m, x: setattr(m, "y", x), r"Buffer y is reassigned .* self\.y\.copy_\(src\)"),
     ],
 )
@@ -259,7 +278,9 @@ class Losses(nn.Module):
 
     def forward(self, x):
         y = self.fc(x)
-        return self.combine(nn.functional.mse_loss(y, x), nn.functional.cross_entropy(y, torch.tensor([1])))
+        return self.combine(
+            nn.functional.mse_loss(y, x), nn.functional.cross_entropy(y, torch.tensor([1]))
+        )
 
 
 def test_several_losses_that_are_not_marked_as_one_are_said(caplog: pytest.LogCaptureFixture):
@@ -267,12 +288,20 @@ def test_several_losses_that_are_not_marked_as_one_are_said(caplog: pytest.LogCa
         model = Losses(combine)
         caplog.clear()
         capture(
-            model, (torch.ones(1, 3),), {}, optimizer=torch.optim.SGD(model.parameters()), find_loss=find_final_loss
+            model,
+            (torch.ones(1, 3),),
+            {},
+            optimizer=torch.optim.SGD(model.parameters()),
+            find_loss=find_final_loss,
         )
         return "Multiple independent losses found in graph" in caplog.text
 
     assert captured(lambda a, b: a + 5 * b)
-    for combine in (lambda a, b: ipu_exec.identity_loss(a + 5 * b, "none"), lambda a, b: 5 * b, lambda a, b: (a, b)):
+    for combine in (
+        lambda a, b: ipu_exec.identity_loss(a + 5 * b, "none"),
+        lambda a, b: 5 * b,
+        lambda a, b: (a, b),
+    ):
         assert not captured(combine)
 
 
@@ -294,7 +323,9 @@ class Masked(nn.Module):
 
 
 def test_what_the_backward_needs_may_be_changed_in_place_as_in_poptorch():
-    """PyTorch refuses it; nothing in a program of PopART's changes, so that its backward has what the forward had."""
+    """PyTorch refuses it; nothing in a program of PopART's changes, so that its backward has what
+    the forward had.
+    """
     batch = torch.randn(8, 8), (torch.rand(8, 8) > 0.5).float(), torch.randn(8, 8)
     plain = Masked(True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -304,14 +335,17 @@ def test_what_the_backward_needs_may_be_changed_in_place_as_in_poptorch():
         model = Masked(in_place)
         options = ipu_exec.Options().showCompilationProgressBar(False)
         options.Training.gradientAccumulation(2)
-        executor = ipu_exec.trainingModel(model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.5))
+        executor = ipu_exec.trainingModel(
+            model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.5)
+        )
         for _ in range(3):
             executor(*batch)
         trained.append(model.layer.weight.detach().clone())
         graph = executor.executable.graph
         names = [op.aten.split(".")[1] for op in graph.ops]
         assert graph.mutates is in_place
-        # the softmax is kept for its gradient, and the product needs a copy of it only if it takes its place
+        # the softmax is kept for its gradient, and the product needs a copy of it only if it takes
+        # its place
         assert ("clone" in names) is in_place
         gradient = next(op for op in graph.ops if op.aten.startswith("aten._softmax_backward_data"))
         made = {value for op in graph.ops for value in op.outputs}
@@ -404,9 +438,16 @@ def test_a_recurrent_layer_is_one_operator_each_way(layer, name, count, dtype):
     graph = training_graph(Model().to(dtype), torch.randn(5, 3, 8, dtype=dtype))
     assert (torch._VF.lstm, torch._VF.gru) == before
     found = [op.aten for op in graph.ops if op.aten.startswith("ipu_rnn.")]
-    assert found == [f"ipu_rnn.{name}.default"] * count + [f"ipu_rnn.{name}_backward.default"] * count
+    assert (
+        found == [f"ipu_rnn.{name}.default"] * count + [f"ipu_rnn.{name}_backward.default"] * count
+    )
     # every weight has its gradient, of its own shape
-    shapes = {graph.values[v].shape for op in graph.ops if op.aten.endswith("_backward.default") for v in op.outputs}
+    shapes = {
+        graph.values[v].shape
+        for op in graph.ops
+        if op.aten.endswith("_backward.default")
+        for v in op.outputs
+    }
     assert {tuple(p.shape) for p in layer.parameters()} <= shapes
 
 

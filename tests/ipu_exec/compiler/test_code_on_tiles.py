@@ -1,4 +1,6 @@
-"""Code on tiles: exchange instructions by message, control by the steps a tile takes part in, loops kept once."""
+"""Code on tiles: exchange instructions by message, control by the steps a tile takes part in, loops
+kept once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def compiled(model: nn.Module, *inputs: torch.Tensor) -> Executable:
 
 def code(executable: Executable, category: str) -> np.ndarray:
     """Bytes over tiles."""
-    return sum((v.tile_bytes for v in executable.variables if v.category == category), np.zeros(1472, np.int64))
+    return sum(
+        (v.tile_bytes for v in executable.variables if v.category == category),
+        np.zeros(1472, np.int64),
+    )
 
 
 def test_a_part_meets_as_many_senders_as_its_shape_allows() -> None:
@@ -46,7 +51,9 @@ def test_exchange_code_is_three_instructions_a_message_and_one_for_64_words_sent
             return x + y[:, :256]
 
     executable = compiled(Add(), torch.zeros(256, 256), torch.zeros(256, 512))
-    (step,) = (s for body in executable.tree.bodies for s in body.steps if s.type == records.DO_EXCHANGE)
+    (step,) = (
+        s for body in executable.tree.bodies for s in body.steps if s.type == records.DO_EXCHANGE
+    )
     assert step.fragments is not None and step.bytes_out is not None
     sends = np.where(step.bytes_out > 0, 1 + np.ceil(step.bytes_out / 256), 0)
     assert (code(executable, "internalExchangeCode") == 4 * (3 * step.fragments + sends)).all()
@@ -59,7 +66,10 @@ def test_a_transposed_operand_is_regrouped_first_or_arrives_element_by_element()
 
     def turned(rows: int, columns: int) -> tuple[np.ndarray, Plan]:
         lies = linear_layout(tensor(rows, columns), 1472)
-        x, y = tensor(rows, columns, layout=lies), tensor(rows, columns, strides=(1, rows), layout=lies)
+        x, y = (
+            tensor(rows, columns, layout=lies),
+            tensor(rows, columns, strides=(1, rows), layout=lies),
+        )
         return lies.bytes, lower(op("aten.add.Tensor", (x, y), tensor(rows, columns)), MK2)
 
     held, plan = turned(256, 255)
@@ -67,10 +77,16 @@ def test_a_transposed_operand_is_regrouped_first_or_arrives_element_by_element()
     assert (step.fragments == held // 4).all()
     assert len(turned(255, 256)[1].steps) == 4
     held, plan = turned(256, 256)
-    assert [s.name for s in plan.steps] == ["regroup operand 1", "transpose operand 1", "operand 1", "add/add"]
+    assert [s.name for s in plan.steps] == [
+        "regroup operand 1",
+        "transpose operand 1",
+        "operand 1",
+        "add/add",
+    ]
     regroup, bring = (s for s in plan.steps if isinstance(s, Exchange))
     assert regroup.bytes_in.sum() == bring.bytes_in.sum() == 256 * 256 * 4
-    # a block of a tile's size lies over four others, a larger one over nine; a line over two or three
+    # a block of a tile's size lies over four others, a larger one over nine; a line over two or
+    # three
     assert set(regroup.fragments.tolist()) == {4, 9} and set(bring.fragments.tolist()) == {2, 3}
     (kept,) = (t for t in plan.temporaries if t.name == "regrouped operand 1")
     assert (kept.bytes == held).all() and (kept.first, kept.last) == (0, 2)
@@ -87,7 +103,8 @@ def test_control_code_is_for_the_steps_a_tile_takes_part_in() -> None:
     assert [s.type for s in forward.steps] == [records.ON_TILE_EXECUTE] * 2
     busy = forward.steps[0].vertices[0].count > 0
     control = code(executable, "controlCode")
-    # two calls everywhere; two compute sets of one vertex where 320 elements lie; input and output streams
+    # two calls everywhere; two compute sets of one vertex where 320 elements lie; input and output
+    # streams
     streams = [s for b in executable.tree.bodies for s in b.steps if s.bytes_in is not None]
     for tile in (int(np.flatnonzero(busy)[0]), int(np.flatnonzero(~busy)[0])):
         moved = sum(3 if (s.bytes_in[tile] or s.bytes_out[tile]) else 1 for s in streams)
@@ -98,11 +115,15 @@ def test_the_turns_of_a_loop_share_their_code() -> None:
     def size(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         executable = compiled(nn.LSTM(64, 64), torch.zeros(steps, 8, 64))
         assert max(len(b.steps) for b in executable.tree.bodies) > 8 * steps
-        return tuple(code(executable, c) for c in ("vertexInstanceState", "controlCode", "internalExchangeCode"))
+        return tuple(
+            code(executable, c)
+            for c in ("vertexInstanceState", "controlCode", "internalExchangeCode")
+        )
 
     short, long = size(4), size(16)
     for few, many in zip(short, long, strict=True):
-        # what grows is the one product of all inputs, not the recurrence: four times the turns, never twice the code
+        # what grows is the one product of all inputs, not the recurrence: four times the turns,
+        # never twice the code
         assert many.max() < 1.5 * few.max()
 
 
@@ -113,7 +134,10 @@ def test_serial_splits_are_one_loop() -> None:
     plan = lower(op("aten.mm.default", (x, w), tensor(2048, 2048)), replace(MK2, proportion=0.02))
     weights = [s for s in plan.steps if isinstance(s, Exchange) and "/weights/" in s.name]
     assert len(weights) > 1
-    assert len({s.bytes_in.tobytes() + s.bytes_out.tobytes() + s.fragments.tobytes() for s in weights}) == 1
+    assert (
+        len({s.bytes_in.tobytes() + s.bytes_out.tobytes() + s.fragments.tobytes() for s in weights})
+        == 1
+    )
 
 
 def test_equal_layers_share_code_and_a_call_each() -> None:
@@ -133,6 +157,13 @@ def test_stacks_are_on_every_tile() -> None:
 
 def test_a_packet_to_the_host_has_a_header_of_eight_bytes() -> None:
     executable = compiled(nn.ReLU(), torch.zeros(1472, 600))
-    (out,) = (s for b in executable.tree.bodies for s in b.steps if s.bytes_out is not None and s.bytes_out.any())
-    assert out.bytes_out is not None and out.bytes_out.max() > 2 * 1024  # 2,400 bytes: three packets
+    (out,) = (
+        s
+        for b in executable.tree.bodies
+        for s in b.steps
+        if s.bytes_out is not None and s.bytes_out.any()
+    )
+    assert (
+        out.bytes_out is not None and out.bytes_out.max() > 2 * 1024
+    )  # 2,400 bytes: three packets
     assert (code(executable, "hostExchangePacketHeader") == 8 * np.ceil(out.bytes_out / 1024)).all()

@@ -25,19 +25,31 @@ def pipeline(ipus: int, replicas: int = 1) -> Executable:
     options.Training.gradientAccumulation(2 * ipus)
     model = Mlp([WIDTH] * (ipus + 1))
     batch = torch.randn(MICRO, WIDTH), torch.randn(MICRO, WIDTH)
-    return compile_step(model, batch, {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True)
+    return compile_step(
+        model, batch, {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True
+    )
 
 
 def test_the_ladder_of_links() -> None:
-    assert [link_hops(a, b) for a, b in ((0, 1), (0, 3), (1, 2), (3, 4), (0, 4), (0, 15))] == [1, 1, 1, 1, 2, 7]
-    # 0.7 us to a neighbour and 0.16 us a further hop: 1.66 us across 16 IPUs, where JIA measured 1.76
+    assert [link_hops(a, b) for a, b in ((0, 1), (0, 3), (1, 2), (3, 4), (0, 4), (0, 15))] == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        7,
+    ]
+    # 0.7 us to a neighbour and 0.16 us a further hop: 1.66 us across 16 IPUs, where JIA measured
+    # 1.76
     assert link_latency_cycles(MK2, 7) / MK2.clock_hz == pytest.approx(1.66e-6)
 
 
 def test_a_link_between_boards_is_half_as_fast() -> None:
     assert link_rate(MK2, 0, 3) * MK2.clock_hz == pytest.approx(55e9)
     assert link_rate(MK2, 3, 4) * MK2.clock_hz == pytest.approx(27.7e9)
-    assert link_rate(TARGETS["mk1"], 1, 2) == link_rate(TARGETS["mk1"], 0, 15)  # two IPUs on a C2 card
+    assert link_rate(TARGETS["mk1"], 1, 2) == link_rate(
+        TARGETS["mk1"], 0, 15
+    )  # two IPUs on a C2 card
 
 
 def test_copies_pay_for_the_boards_they_cross() -> None:
@@ -45,7 +57,8 @@ def test_copies_pay_for_the_boards_they_cross() -> None:
     activation = MICRO * WIDTH * 4
     copies = [b for b in made.tree.bodies if b.task == schedules.COPY]
     for body in copies:
-        # out over each cut beside it: the activation of one and the gradient of the other, and in as much
+        # out over each cut beside it: the activation of one and the gradient of the other, and in
+        # as much
         cuts = [cut for cut in (body.ipu - 1, body.ipu) if 0 <= cut < 7]
         on_links = sum(activation / link_rate(MK2, cut, cut + 1) for cut in cuts)
         assert body.cycles == ceil(on_links + link_latency_cycles(MK2, 1))
@@ -61,10 +74,14 @@ def test_the_slowest_link_of_the_ring_sets_the_pace(ipus: int, replicas: int) ->
     rate = (27.7e9 if crosses else 55e9) / MK2.clock_hz
     hops = max(1, apart // 2)
     for body in (b for b in made.tree.bodies if b.task == schedules.REDUCE):
-        gradients = sum(v.bytes for v in made.variables if v.ipu == body.ipu and v.role == "accumulator")
+        gradients = sum(
+            v.bytes for v in made.variables if v.ipu == body.ipu and v.role == "accumulator"
+        )
         latency = 2 * (replicas - 1) * link_latency_cycles(MK2, hops)
         ways = 1 if replicas == 2 else 2
-        assert body.cycles == ceil(latency + 2 * (replicas - 1) * gradients / replicas / ways / rate)
+        assert body.cycles == ceil(
+            latency + 2 * (replicas - 1) * gradients / replicas / ways / rate
+        )
 
 
 def single(replicas: int) -> Executable:

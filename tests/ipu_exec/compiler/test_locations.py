@@ -1,4 +1,6 @@
-"""Where tensors lie: replicated tensor sharding and streaming memory, against closed forms (facts/pipeline.md)."""
+"""Where tensors lie: replicated tensor sharding and streaming memory, against closed forms
+(facts/pipeline.md).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from reports.cli import main as ipu_report
 from tests.models import Mlp
 
 MK2 = TARGETS["mk2"]
-WIDTH, MICRO = 256, 4  # a weight of 65,536 elements, above the 8,192 that are sharded; its bias is below
+WIDTH, MICRO = (
+    256,
+    4,
+)  # a weight of 65,536 elements, above the 8,192 that are sharded; its bias is below
 Change = Callable[[ipu_exec.Options], Any]
 
 
@@ -57,7 +62,11 @@ def trained(
     change(options)
     samples = MICRO * accumulation * replicas
     batch = torch.randn(samples, WIDTH), torch.randn(samples, WIDTH)
-    return model, ipu_exec.trainingModel(model, options, optimizer(model.parameters(), lr=0.01)), batch
+    return (
+        model,
+        ipu_exec.trainingModel(model, options, optimizer(model.parameters(), lr=0.01)),
+        batch,
+    )
 
 
 def compiled(change: Change = lambda o: None, **kwargs: Any) -> Executable:
@@ -81,11 +90,19 @@ def one(made: Executable, name: str) -> records.Variable:
 
 
 def steps(made: Executable, task: int, word: str = "") -> list[Any]:
-    return [step for body in made.tree.bodies if body.task == task for step in body.steps if word in step.name]
+    return [
+        step
+        for body in made.tree.bodies
+        if body.task == task
+        for step in body.steps
+        if word in step.name
+    ]
 
 
 def ring(rounds: int, replicas: int, nbytes: int) -> int:
-    """One IPU a replica: neighbours on boards of four, slower beyond; both ways round from three replicas on."""
+    """One IPU a replica: neighbours on boards of four, slower beyond; both ways round from three
+    replicas on.
+    """
     rate = link_rate(MK2, 0, replicas - 1)
     moved = rounds * (replicas - 1) * nbytes / replicas / (2 if replicas > 2 else 1)
     return ceil(rounds * (replicas - 1) * link_latency_cycles(MK2, link_hops(0, 1)) + moved / rate)
@@ -104,7 +121,11 @@ def test_each_replica_keeps_its_part_of_the_state(replicas: int) -> None:
             assert np.array_equal(part.tile_bytes, -(-weight // replicas) * 4) and part.always_live
             # below the 8,192 elements of PopART's default: whole
             assert one(made, f"{layer}.bias/{state}").bytes == WIDTH * 4
-        assert one(made, f"{layer}.weight/accumulator").bytes == one(made, f"{layer}.weight").bytes == WIDTH * WIDTH * 4
+        assert (
+            one(made, f"{layer}.weight/accumulator").bytes
+            == one(made, f"{layer}.weight").bytes
+            == WIDTH * WIDTH * 4
+        )
 
 
 @pytest.mark.parametrize("replicas", [2, 4, 16])
@@ -114,14 +135,19 @@ def test_gradients_are_scattered_and_weights_gathered_around_the_ring(replicas: 
     reduce = next(b for b in made.tree.bodies if b.task == schedules.REDUCE)
     assert [step.name for step in reduce.steps] == ["AllReduce", "ReduceScatter"]
     everywhere, scatter = reduce.steps
-    assert everywhere.cycles == ring(2, replicas, biases) and scatter.cycles == ring(1, replicas, weights)
+    assert everywhere.cycles == ring(2, replicas, biases) and scatter.cycles == ring(
+        1, replicas, weights
+    )
     (gather,) = steps(made, schedules.UPDATE, "AllGather")
     assert gather.cycles == ring(1, replicas, weights)
     for step in (scatter, gather):
         assert (
-            step.bytes_in.sum() == step.bytes_out.sum() == pytest.approx((replicas - 1) / replicas * weights, rel=1e-3)
+            step.bytes_in.sum()
+            == step.bytes_out.sum()
+            == pytest.approx((replicas - 1) / replicas * weights, rel=1e-3)
         )
-    # in sum what one all-reduce of everything takes, but for rounding: the bytes only go at other times
+    # in sum what one all-reduce of everything takes, but for rounding: the bytes only go at other
+    # times
     whole = compiled(replicas=replicas)
     (reduced,) = steps(whole, schedules.REDUCE)
     once_more = ring(2, replicas, biases) - ring(2, replicas, 0)
@@ -134,8 +160,15 @@ def test_the_update_runs_on_the_part(replicas: int) -> None:
     held = one(made, "layers.0.weight").tile_bytes // 4
     for name, kind in (("sqrt", "sqrt"), ("mul", "mul_scalar")):
         (op,) = (op.id for op in made.graph.ops if op.name == f"layers/0/weight/update/{name}")
-        assert made.tree.op_cycles[op] == costs.KINDS[kind].cycles(-(-held // replicas), "float32").max()
-        assert whole.tree.op_cycles[op] == costs.KINDS[kind].cycles(held, "float32").max() > made.tree.op_cycles[op]
+        assert (
+            made.tree.op_cycles[op]
+            == costs.KINDS[kind].cycles(-(-held // replicas), "float32").max()
+        )
+        assert (
+            whole.tree.op_cycles[op]
+            == costs.KINDS[kind].cycles(held, "float32").max()
+            > made.tree.op_cycles[op]
+        )
         (small,) = (op.id for op in made.graph.ops if op.name == f"layers/0/bias/update/{name}")
         assert made.tree.op_cycles[small] == whole.tree.op_cycles[small]
 
@@ -151,11 +184,15 @@ def test_one_replica_has_nothing_to_shard() -> None:
 
 def test_the_least_elements_are_the_users() -> None:
     made = compiled(
-        lambda o: o.TensorLocations.setOptimizerLocation(sharded(minElementsForReplicatedTensorSharding=WIDTH))
+        lambda o: o.TensorLocations.setOptimizerLocation(
+            sharded(minElementsForReplicatedTensorSharding=WIDTH)
+        )
     )
     assert one(made, "layers.0.bias/exp_avg").bytes < WIDTH * 4
     made = compiled(
-        lambda o: o.TensorLocations.setOptimizerLocation(sharded(minElementsForReplicatedTensorSharding=WIDTH**2 + 1))
+        lambda o: o.TensorLocations.setOptimizerLocation(
+            sharded(minElementsForReplicatedTensorSharding=WIDTH**2 + 1)
+        )
     )
     assert one(made, "layers.0.weight/exp_avg").bytes == WIDTH * WIDTH * 4
     assert not steps(made, schedules.UPDATE, "AllGather")
@@ -169,13 +206,17 @@ def test_norms_of_parts_are_added_up() -> None:
 
 
 def test_off_chip_only_the_part_moves() -> None:
-    both = compiled(lambda o: o.TensorLocations.setOptimizerLocation(sharded(useOnChipStorage=False)))
+    both = compiled(
+        lambda o: o.TensorLocations.setOptimizerLocation(sharded(useOnChipStorage=False))
+    )
     part = one(both, "layers.0.weight/exp_avg")
     assert not part.always_live and part.bytes == pytest.approx(WIDTH * WIDTH * 4 / 4, rel=0.01)
     for way in ("load", "store"):
         (mid,) = steps(both, schedules.UPDATE, f"layers.0.weight/optimiser state/{way}/mid")
         assert mid.cycles == ceil(2 * part.bytes / MK2.streaming_bytes_per_second * MK2.clock_hz)
-    collectives = [step.name for step in steps(both, schedules.UPDATE) if step.type == records.GLOBAL_EXCHANGE]
+    collectives = [
+        step.name for step in steps(both, schedules.UPDATE) if step.type == records.GLOBAL_EXCHANGE
+    ]
     assert collectives == ["AllGather"]
     whole = compiled(lambda o: o.TensorLocations.setOptimizerLocation(off_chip()))
     (mid,) = steps(whole, schedules.UPDATE, "layers.0.weight/optimiser state/load/mid")
@@ -184,9 +225,15 @@ def test_off_chip_only_the_part_moves() -> None:
 
 def test_small_tensors_stay_on_the_chip() -> None:
     made = compiled(
-        lambda o: o.TensorLocations.setOptimizerLocation(off_chip().minElementsForOffChip(WIDTH + 1)), replicas=1
+        lambda o: o.TensorLocations.setOptimizerLocation(
+            off_chip().minElementsForOffChip(WIDTH + 1)
+        ),
+        replicas=1,
     )
-    assert one(made, "layers.0.bias/exp_avg").always_live and not one(made, "layers.0.weight/exp_avg").always_live
+    assert (
+        one(made, "layers.0.bias/exp_avg").always_live
+        and not one(made, "layers.0.weight/exp_avg").always_live
+    )
 
 
 def test_what_cannot_run_on_parts_says_so() -> None:
@@ -201,7 +248,10 @@ def test_what_cannot_run_on_parts_says_so() -> None:
                     weight.sub_(seen / seen.abs().amax(dim=-1, keepdim=True))
 
     with pytest.warns(
-        UserWarning, match=r"useReplicatedTensorSharding is not honoured for 'layers.[01].weight/seen' and 1 more"
+        UserWarning,
+        match=(
+            r"useReplicatedTensorSharding is not honoured for 'layers.[01].weight/seen' and 1 more"
+        ),
     ):
         made = compiled(state_in_parts, optimizer=Rows)
     assert one(made, "layers.0.weight/seen").bytes == WIDTH * WIDTH * 4
@@ -216,13 +266,20 @@ def test_weights_in_parts_are_gathered_before_they_are_used() -> None:
     weight = one(made, "layers.0.weight")
     assert weight.always_live and weight.bytes == pytest.approx(WIDTH * WIDTH * 4 / 4, rel=0.01)
     gathered = named(made, "layers.1.weight/gathered")
-    assert len(gathered) == 2 and not any(v.always_live for v in gathered)  # for the forward, and for the backward
+    assert len(gathered) == 2 and not any(
+        v.always_live for v in gathered
+    )  # for the forward, and for the backward
     assert {v.bytes for v in gathered} == {WIDTH * WIDTH * 4}
-    for task, layers in ((schedules.FORWARD, 2), (schedules.BACKWARD, 1)):  # no gradient of the input is asked for
+    for task, layers in (
+        (schedules.FORWARD, 2),
+        (schedules.BACKWARD, 1),
+    ):  # no gradient of the input is asked for
         found = steps(made, task, "AllGather")
-        assert len(found) == layers and {step.cycles for step in found} == {ring(1, 4, WIDTH * WIDTH * 4)}
-    # the update is on the part, and the next forward gathers it; of state that is kept whole each replica takes its
-    # part, and what became of it is gathered
+        assert len(found) == layers and {step.cycles for step in found} == {
+            ring(1, 4, WIDTH * WIDTH * 4)
+        }
+    # the update is on the part, and the next forward gathers it; of state that is kept whole each
+    # replica takes its part, and what became of it is gathered
     assert [step.name for step in steps(made, schedules.REDUCE)] == ["AllReduce", "ReduceScatter"]
     (gather,) = steps(made, schedules.UPDATE, "AllGather")
     assert one(made, "layers.0.weight/exp_avg").bytes == WIDTH * WIDTH * 4
@@ -240,7 +297,9 @@ def test_all_kinds_in_parts_need_no_gather_at_the_update() -> None:
         assert one(made, f"layers.0.weight{kind}").bytes == pytest.approx(WIDTH * WIDTH, rel=0.01)
     # each micro-batch's gradient is scattered as it is added
     scattered = steps(made, schedules.BACKWARD, "ReduceScatter")
-    assert len(scattered) == 2 and {step.cycles for step in scattered} == {ring(1, 4, WIDTH * WIDTH * 4)}
+    assert len(scattered) == 2 and {step.cycles for step in scattered} == {
+        ring(1, 4, WIDTH * WIDTH * 4)
+    }
     assert [step.name for step in steps(made, schedules.REDUCE)] == ["AllReduce"]  # of the biases
     assert not steps(made, schedules.UPDATE, "AllGather")
 
@@ -251,13 +310,26 @@ def test_phases_load_their_part_and_gather_the_weight() -> None:
     def made(change: Change) -> Executable:
         return compiled(lambda o: change(o.setExecutionStrategy(phases)))
 
-    parted, whole = made(lambda o: o.TensorLocations.setWeightLocation(sharded())), made(lambda o: o)
+    parted, whole = (
+        made(lambda o: o.TensorLocations.setWeightLocation(sharded())),
+        made(lambda o: o),
+    )
     for stage in (0, 1):
-        forward = next(b for b in parted.tree.bodies if b.task == schedules.FORWARD and b.stage == stage)
-        before = next(b for b in whole.tree.bodies if b.task == schedules.FORWARD and b.stage == stage)
-        loads = [next(s for s in body.steps if s.name.endswith("/load/mid")) for body in (forward, before)]
+        forward = next(
+            b for b in parted.tree.bodies if b.task == schedules.FORWARD and b.stage == stage
+        )
+        before = next(
+            b for b in whole.tree.bodies if b.task == schedules.FORWARD and b.stage == stage
+        )
+        loads = [
+            next(s for s in body.steps if s.name.endswith("/load/mid"))
+            for body in (forward, before)
+        ]
         held = one(compiled(replicas=1), f"layers.{stage}.weight").tile_bytes
-        assert loads[1].bytes_in.sum() - loads[0].bytes_in.sum() == held.sum() - (-(-held // 4 // 4) * 4).sum()
+        assert (
+            loads[1].bytes_in.sum() - loads[0].bytes_in.sum()
+            == held.sum() - (-(-held // 4 // 4) * 4).sum()
+        )
         (gather,) = (s for s in forward.steps if s.name == f"layers.{stage}.weight/AllGather")
         assert gather.cycles == ring(1, 4, WIDTH * WIDTH * 4)
     # the last phase turns: its backward finds the weight there; the first layer's needs none
@@ -269,12 +341,16 @@ def test_phases_load_their_part_and_gather_the_weight() -> None:
 def test_off_chip_accumulators_come_to_be_added_to() -> None:
     made = compiled(lambda o: o.TensorLocations.setAccumulatorLocation(off_chip()), replicas=2)
     held = named(made, "layers.0.weight/accumulator")
-    assert len(held) == 2 and not any(v.always_live for v in held)  # in the backward and in the update
+    assert len(held) == 2 and not any(
+        v.always_live for v in held
+    )  # in the backward and in the update
     for task in (schedules.BACKWARD, schedules.UPDATE):
         for way in ("load", "store"):
             word = f"layers.0.weight/{'accumulator' if task == schedules.BACKWARD else 'state'}/{way}/mid"
             (mid,) = steps(made, task, word)
-            assert mid.cycles == ceil(WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz)
+            assert mid.cycles == ceil(
+                WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz
+            )
     # it is reduced while it is on the chip
     assert not steps(made, schedules.REDUCE)
     assert len(steps(made, schedules.UPDATE, "AllReduce")) == 4
@@ -286,7 +362,11 @@ def test_off_chip_weights_come_for_forward_backward_and_update() -> None:
     assert len(held) == 3 and not any(v.always_live for v in held)
     cycles = ceil(WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz)
     for task, ways in ((schedules.FORWARD, 1), (schedules.BACKWARD, 1), (schedules.UPDATE, 2)):
-        moved = [step for step in steps(made, task, "layers.1.weight/") if step.type == records.STREAM_COPY_MID]
+        moved = [
+            step
+            for step in steps(made, task, "layers.1.weight/")
+            if step.type == records.STREAM_COPY_MID
+        ]
         assert [step.cycles for step in moved] == [cycles] * ways
     assert compiled(replicas=1).cycles_per_call < made.cycles_per_call
 
@@ -332,11 +412,16 @@ def test_weights_that_stages_share_stay_and_it_says_so() -> None:
 
 def test_off_chip_activations_wait_in_streaming_memory() -> None:
     made = compiled(
-        lambda o: o.TensorLocations.setActivationLocation(off_chip()), replicas=1, ipus=2, strategy=ShardedExecution
+        lambda o: o.TensorLocations.setActivationLocation(off_chip()),
+        replicas=1,
+        ipus=2,
+        strategy=ShardedExecution,
     )
     stored = steps(made, schedules.FORWARD, "/store/mid")
     loaded = steps(made, schedules.BACKWARD, "/load/mid")
-    assert stored and sum(s.bytes_out.sum() for s in stored) == sum(s.bytes_in.sum() for s in loaded)
+    assert stored and sum(s.bytes_out.sum() for s in stored) == sum(
+        s.bytes_in.sum() for s in loaded
+    )
     moved = {step.name.removesuffix("/store/mid") for step in stored}
     for name in moved:
         assert len(named(made, name)) == 2  # once in the forward and once in the backward
@@ -348,7 +433,9 @@ def test_a_pipeline_keeps_its_stash_and_says_so() -> None:
     def change(options: ipu_exec.Options) -> None:
         options.TensorLocations.setActivationLocation(off_chip())
 
-    with pytest.warns(UserWarning, match="setActivationLocation: useOnChipStorage.* is not honoured in a pipeline"):
+    with pytest.warns(
+        UserWarning, match="setActivationLocation: useOnChipStorage.* is not honoured in a pipeline"
+    ):
         made = compiled(change, ipus=2)
     assert any(v.role == "stash" and v.always_live for v in made.variables)
 
@@ -376,14 +463,18 @@ def test_numbers_do_not_depend_on_where_tensors_lie(change: Change, optimizer: A
 def test_rebalance_and_insights_know_of_it(
     tmp_path: Path, settings: ipu_exec.TensorLocationSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Eight blocks of state on a chip's tiles: sharing it out is suggested, and priced as the engine does it."""
+    """Eight blocks of state on a chip's tiles: sharing it out is suggested, and priced as the
+    engine does it.
+    """
 
     def profiled(name: str, change: Change) -> profiler.Report:
         model = Mlp([1536] * 4, [0, 0, 0])
         options = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(4)
         options.enableProfiling(tmp_path / name)
         change(options)
-        executor = ipu_exec.trainingModel(model, options, ipu_exec.optim.AdamW(model.parameters(), lr=0.01))
+        executor = ipu_exec.trainingModel(
+            model, options, ipu_exec.optim.AdamW(model.parameters(), lr=0.01)
+        )
         executor(torch.randn(4 * MICRO, 1536), torch.randn(4 * MICRO, 1536))
         return profiler.open_report(next((tmp_path / name).rglob("profile.pop")))
 
@@ -392,7 +483,11 @@ def test_rebalance_and_insights_know_of_it(
     assert len(fullest_tiles(whole)) == 1
     assert ipu_report(["memory", str(whole.path), "--ipu", "1"]) != 0
     assert "It has 1 (of one replica: all 4 are alike): --ipu 0 to 0" in capsys.readouterr().err
-    (found,) = (i for i in insights(whole) if i.title.startswith("each of 4 replicas keeps the same optimiser state"))
+    (found,) = (
+        i
+        for i in insights(whole)
+        if i.title.startswith("each of 4 replicas keeps the same optimiser state")
+    )
     parts = profiled("parts", lambda o: o.TensorLocations.setOptimizerLocation(settings))
     assert parts.target.num_ipus == 4 and ipu_report(["summary", str(parts.path)]) == 0
     assert capsys.readouterr().out.count("% busy") == 1  # one replica is profiled
@@ -428,7 +523,11 @@ def test_the_profile_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_an_update_that_moves_all_it_changes_is_predicted(tmp_path: Path) -> None:
     def change(options: ipu_exec.Options) -> None:
         locations = options.TensorLocations
-        for put in (locations.setWeightLocation, locations.setAccumulatorLocation, locations.setOptimizerLocation):
+        for put in (
+            locations.setWeightLocation,
+            locations.setAccumulatorLocation,
+            locations.setOptimizerLocation,
+        ):
             put(off_chip())
         options.enableProfiling(tmp_path)
 

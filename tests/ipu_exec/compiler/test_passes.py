@@ -1,4 +1,6 @@
-"""The compiler end to end: what is placed, what it costs and what lies in memory, checked by arithmetic."""
+"""The compiler end to end: what is placed, what it costs and what lies in memory, checked by
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,21 @@ from reports.cli import main as ipu_report
 from tests.models import Mlp, Mnist, mnist_batch
 
 
-def options(accumulation: int = 10, iterations: int = 2, strategy=None, **kwargs) -> ipu_exec.Options:
+def options(
+    accumulation: int = 10, iterations: int = 2, strategy=None, **kwargs
+) -> ipu_exec.Options:
     made = ipu_exec.Options(**kwargs).deviceIterations(iterations).showCompilationProgressBar(False)
     made.Training.gradientAccumulation(accumulation)
     return made.setExecutionStrategy(strategy or PipelinedExecution("B1", "B2", "B3", "B4"))
 
 
-def compiled(opts: ipu_exec.Options | None = None, micro_batch: int = 8, optimizer=torch.optim.AdamW) -> Executable:
+def compiled(
+    opts: ipu_exec.Options | None = None, micro_batch: int = 8, optimizer=torch.optim.AdamW
+) -> Executable:
     model = Mnist()
-    return compile_step(model, mnist_batch(micro_batch), {}, opts or options(), optimizer(model.parameters()), True)
+    return compile_step(
+        model, mnist_batch(micro_batch), {}, opts or options(), optimizer(model.parameters()), True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,9 @@ def test_each_op_runs_once_and_on_its_stage(mnist):
     for body in mnist.tree.bodies:
         for step in body.steps:
             if step.plan is not None and step.type != "Sync" and body.task != RECOMPUTE:
-                counted.setdefault((step.op, id(step.plan)), []).append((body.stage, body.ipu, step.part))
+                counted.setdefault((step.op, id(step.plan)), []).append(
+                    (body.stage, body.ipu, step.part)
+                )
     for (op, _), places in counted.items():
         plan = mnist.tree.op_plans[op]
         assert sorted(part for _, _, part in places) == list(range(len(plan.steps)))
@@ -63,8 +73,13 @@ def test_a_step_lasts_as_long_as_its_slowest_tile(mnist):
 def test_a_call_takes_what_the_closed_form_says(mnist):
     """Pipeline cycles by facts/pipeline.md, streams and update added where they belong."""
     costs = mnist.timeline.costs
-    pipeline = schedules.training_cycles(costs.forward, costs.backward, 10, costs.sync + max(costs.copies))
-    in_cycles = [max((c for k, c in costs.stream_in if 0 <= cycle - k < 10), default=0) for cycle in range(16)]
+    pipeline = schedules.training_cycles(
+        costs.forward, costs.backward, 10, costs.sync + max(costs.copies)
+    )
+    in_cycles = [
+        max((c for k, c in costs.stream_in if 0 <= cycle - k < 10), default=0)
+        for cycle in range(16)
+    ]
     once = sum(c for _, c in costs.stream_out)
     assert mnist.cycles_per_call == 2 * (pipeline + sum(in_cycles) + max(costs.update) + once)
 
@@ -95,7 +110,9 @@ def no_recompute() -> ipu_exec.Options:
 
 def stashes(executable: Executable) -> dict[int, dict[str, int]]:
     return {
-        stage: {v.name: v.bytes for v in executable.variables if v.role == "stash" and v.stage == stage}
+        stage: {
+            v.name: v.bytes for v in executable.variables if v.role == "stash" and v.stage == stage
+        }
         for stage in range(4)
     }
 
@@ -142,23 +159,36 @@ def test_a_checkpoint_is_stashed_and_what_is_before_it_not_run_again():
     opts = options(4, strategy=PipelinedExecution("a", "b"))
     batch = (torch.randn(4, 16), torch.randn(4, 8))
     made = compile_step(model, batch, {}, opts, torch.optim.SGD(model.parameters(), lr=0.1), True)
-    assert {v.name for v in made.variables if v.role == "stash"} == {"input.0/stash", "tanh:0/stash"}
+    assert {v.name for v in made.variables if v.role == "stash"} == {
+        "input.0/stash",
+        "tanh:0/stash",
+    }
     again = {step.name.split("/")[0] for step in made.tree.of(RECOMPUTE, 0).steps}
     assert again == {"tanh:0", "layers.1", "tanh_1"}
 
 
 def test_stash_is_what_the_backward_reads_times_its_depth():
     depth = {0: 7, 1: 5, 2: 3, 3: 0}
-    found = stashes(compiled(no_recompute()))  # fmt: skip
+    found = stashes(compiled(no_recompute()))
     micro = 8 * 4
     expected = {
-        0: {"input.0/stash": 28 * 28, "pool/max_pool2d_with_indices:1/stash": 10 * 144, "relu:0/stash": 10 * 144},
-        1: {"relu:0/stash": 10 * 144, "pool/max_pool2d_with_indices_1:1/stash": 320, "relu_1:0/stash": 320},
+        0: {
+            "input.0/stash": 28 * 28,
+            "pool/max_pool2d_with_indices:1/stash": 10 * 144,
+            "relu:0/stash": 10 * 144,
+        },
+        1: {
+            "relu:0/stash": 10 * 144,
+            "pool/max_pool2d_with_indices_1:1/stash": 320,
+            "relu_1:0/stash": 320,
+        },
         2: {"relu_1:0/stash": 320, "relu_2:0/stash": 256},
         3: {},
     }
     for stage, names in expected.items():
-        assert found[stage] == {name: elements * micro * depth[stage] for name, elements in names.items()}
+        assert found[stage] == {
+            name: elements * micro * depth[stage] for name, elements in names.items()
+        }
 
 
 def test_lifetimes_lie_inside_the_program_and_code_is_always_live(mnist):
@@ -194,7 +224,9 @@ def test_sharding_keeps_no_stash_and_runs_one_stage_at_a_time():
 
 def test_off_chip_optimiser_state_frees_tiles_and_lengthens_the_update(mnist):
     opts = options()
-    opts.TensorLocations.setOptimizerLocation(ipu_exec.TensorLocationSettings().useOnChipStorage(False))
+    opts.TensorLocations.setOptimizerLocation(
+        ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+    )
     offloaded = compiled(opts)
     states = [v for v in offloaded.variables if v.role == "optimiser state"]
     large = [v for v in states if v.bytes >= 2 * 4]  # PopART's minElementsForOffChip is 2
@@ -249,13 +281,21 @@ def test_an_operator_without_lowering_is_named_with_its_line():
 
 def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
     model = Mlp([8192, 8192, 8192], [0, 0])
-    opts = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path).showCompilationProgressBar(False)
+    opts = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path).showCompilationProgressBar(
+        False
+    )
     training = ipu_exec.trainingModel(model, opts, torch.optim.AdamW(model.parameters()))
     with pytest.raises(ipu_exec.OutOfMemoryError) as caught:
         training(torch.randn(4, 8192), torch.randn(4, 8192))
     error = caught.value
     assert error.profile_path == str(tmp_path / "training" / "profile.pop")
-    for part in ("IPU 0, tile ", "bytes over", "five largest", "layers.1.weight", error.profile_path):
+    for part in (
+        "IPU 0, tile ",
+        "bytes over",
+        "five largest",
+        "layers.1.weight",
+        error.profile_path,
+    ):
         assert part in error.message
     report = profiler.open_report(error.profile_path)
     assert report.meta["state"] == "out of memory" and len(report.runs) == 0
@@ -280,8 +320,12 @@ def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_pa
         assert tiles[overflow.ipu]["overflow"].iloc[overflow.tile] == worst
 
 
-def test_the_doctor_finds_a_pipeline_that_recomputes_well_until_it_contradicts_itself(tmp_path, capsys):
-    """Several stages recompute their forward, as make demo's do: a body of its own, counted into the backward."""
+def test_the_doctor_finds_a_pipeline_that_recomputes_well_until_it_contradicts_itself(
+    tmp_path, capsys
+):
+    """Several stages recompute their forward, as make demo's do: a body of its own, counted into
+    the backward.
+    """
     made = compiled()
     report = written(made, tmp_path / "compiled")
     assert (report.stages["recompute_cycles"] > 0).sum() == 3
@@ -318,11 +362,18 @@ def test_profile_says_what_was_compiled(tmp_path):
         training(x, y)
     report = profiler.open_report(tmp_path)
     executable = training.executable
-    assert report.meta["complete"] and report.meta["kind"] == "training" and report.meta["micro_batch"] == 8
-    assert len(report.runs) == 2 and report.runs["cycles"].tolist() == [executable.cycles_per_call] * 2
+    assert (
+        report.meta["complete"]
+        and report.meta["kind"] == "training"
+        and report.meta["micro_batch"] == 8
+    )
+    assert (
+        len(report.runs) == 2 and report.runs["cycles"].tolist() == [executable.cycles_per_call] * 2
+    )
     assert report.stages["blocks"].tolist() == ["B1", "B2", "B3", "B4"]
     assert report.stages["cycles"].tolist() == [
-        sum(executable.tree.cycles(task, k) for task in (FORWARD, RECOMPUTE, BACKWARD)) for k in range(4)
+        sum(executable.tree.cycles(task, k) for task in (FORWARD, RECOMPUTE, BACKWARD))
+        for k in range(4)
     ]
     phases = report.pipeline_cycles()["phase"].tolist()
     assert [phases.count(p) for p in ("ramp-up", "steady", "ramp-down", "update")] == [6, 4, 6, 1]
@@ -370,8 +421,13 @@ def test_a_buffer_that_is_written_may_not_be_broadcast_to_replicas():
             return self.norm(x)
 
     options = ipu_exec.Options().replicationFactor(2).showCompilationProgressBar(False)
-    message = r"broadcasting buffers\. .* using poptorch.Options.broadcastBuffers\(False\)\. The buffer is 'seen'"
+    message = (
+        r"broadcasting buffers\. .* using poptorch.Options.broadcastBuffers\(False\)\. The buffer"
+        r" is 'seen'"
+    )
     with pytest.raises(ipu_exec.Error, match=message):
         ipu_exec.inferenceModel(Counting(), options).compile(torch.ones(4, 2))
-    ipu_exec.inferenceModel(Counting(), options.clone().broadcastBuffers(False)).compile(torch.ones(4, 2))
+    ipu_exec.inferenceModel(Counting(), options.clone().broadcastBuffers(False)).compile(
+        torch.ones(4, 2)
+    )
     ipu_exec.inferenceModel(Counting().norm, options).compile(torch.ones(4, 2))

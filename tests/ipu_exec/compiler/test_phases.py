@@ -1,4 +1,6 @@
-"""Phased execution: what moves to and from streaming memory, when phases run, what that saves on the tiles."""
+"""Phased execution: what moves to and from streaming memory, when phases run, what that saves on
+the tiles.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class Free(Mlp):
 
 
 def compiled(
-    strategy: Any, accumulation: int = 1, training: bool = True, change: Callable[[Any], Any] = lambda options: None
+    strategy: Any,
+    accumulation: int = 1,
+    training: bool = True,
+    change: Callable[[Any], Any] = lambda options: None,
 ) -> Executable:
     options = poptorch.Options().showCompilationProgressBar(False).setExecutionStrategy(strategy)
     options.Training.gradientAccumulation(accumulation)
@@ -67,7 +72,9 @@ def moved(executable: Executable, body: str, what: str) -> int:
 
 
 def test_phases_are_given_in_several_ways() -> None:
-    strategy = poptorch.SerialPhasedExecution(Phase("A", "B"), [Stage("C").ipu(1), Stage("D")], ["E"], "F")
+    strategy = poptorch.SerialPhasedExecution(
+        Phase("A", "B"), [Stage("C").ipu(1), Stage("D")], ["E"], "F"
+    )
     assert [[stage.blocks for stage in phase.stages] for phase in strategy.phases] == [
         [("A", "B")],
         [("C",), ("D",)],
@@ -75,7 +82,9 @@ def test_phases_are_given_in_several_ways() -> None:
         [("F",)],
     ]
     assert strategy.phase_of_stages() == (0, 1, 1, 2, 3)
-    listed = poptorch.ParallelPhasedExecution([Phase(Stage("A"), Stage("B")), Phase(Stage("C"), Stage("D"))])
+    listed = poptorch.ParallelPhasedExecution(
+        [Phase(Stage("A"), Stage("B")), Phase(Stage("C"), Stage("D"))]
+    )
     assert [listed.default_ipu(stage) for stage in range(4)] == [0, 2, 1, 3]
     assert [strategy.default_ipu(stage) for stage in range(5)] == [0, 0, 1, 0, 0]
     listed.phase(0).ipus(4, 6)
@@ -94,8 +103,14 @@ def test_phases_are_given_in_several_ways() -> None:
         (lambda: serial().phase(4), "there are 4"),
         (lambda: serial().setTensorsLiveness(1), "takes a Liveness"),
         (lambda: serial().useSeparateBackwardPhase(1), "True or False"),
-        (lambda: compiled(poptorch.SerialPhasedExecution(*reversed(NAMES))), "phases must not go back"),
-        (lambda: compiled(poptorch.ParallelPhasedExecution(["L0", "L1"], ["L2"])), "is in no Stage"),
+        (
+            lambda: compiled(poptorch.SerialPhasedExecution(*reversed(NAMES))),
+            "phases must not go back",
+        ),
+        (
+            lambda: compiled(poptorch.ParallelPhasedExecution(["L0", "L1"], ["L2"])),
+            "is in no Stage",
+        ),
     ],
 )
 def test_wrong_phases_are_errors(make: Callable[[], Any], says: str) -> None:
@@ -111,9 +126,12 @@ def test_a_phase_loads_its_weights_and_stores_its_gradients() -> None:
     layer = {k: 4 * (WIDTHS[k] * WIDTHS[k + 1] + WIDTHS[k + 1]) for k in range(4)}
     for k in range(4):
         assert moved(executable, f"stage {k} forward", "load") == layer[k]
-        assert moved(executable, f"stage {k} forward", "store") == 0, "activations stay (AlwaysLive)"
+        assert moved(executable, f"stage {k} forward", "store") == 0, (
+            "activations stay (AlwaysLive)"
+        )
         assert moved(executable, f"stage {k} backward", "store") == layer[k]
-    # The backward of a layer reads its weight, not its bias, and the first one's not even that. The last phase turns.
+    # The backward of a layer reads its weight, not its bias, and the first one's not even that. The
+    # last phase turns.
     matrix = {k: 4 * WIDTHS[k] * WIDTHS[k + 1] for k in range(4)}
     loads = [moved(executable, f"stage {k} backward", "load") for k in range(4)]
     assert loads == [0, matrix[1], matrix[2], 0]
@@ -133,7 +151,9 @@ def test_liveness_sends_activations_away_until_the_backward() -> None:
         )
     assert moved(away, "stage 3 forward", "store") == 0, "the last phase goes on with its backward"
     each = compiled(serial(Liveness.OffChipAfterEachPhase))
-    assert moved(each, "stage 1 forward", "load") > moved(away, "stage 1 forward", "load"), "its input comes back too"
+    assert moved(each, "stage 1 forward", "load") > moved(away, "stage 1 forward", "load"), (
+        "its input comes back too"
+    )
     separate = compiled(serial(Liveness.OffChipAfterFwd).useSeparateBackwardPhase())
     assert moved(separate, "stage 3 forward", "store") > 0
 
@@ -147,7 +167,9 @@ def test_accumulators_are_loaded_added_to_and_stored() -> None:
 
 def test_weights_can_stay_and_then_nothing_is_loaded_for_inference() -> None:
     def keep(options: poptorch.Options) -> None:
-        options.TensorLocations.setWeightLocation(poptorch.TensorLocationSettings().useOnChipStorage(True))
+        options.TensorLocations.setWeightLocation(
+            poptorch.TensorLocationSettings().useOnChipStorage(True)
+        )
 
     staying = compiled(serial(), training=False, change=keep)
     coming = compiled(serial(), training=False)
@@ -181,10 +203,16 @@ def test_phases_make_room_on_the_tiles() -> None:
 
 def test_serial_phases_take_the_sum_of_loading_computing_and_storing() -> None:
     executable = compiled(serial(), accumulation=2)
-    bodies = [b for b in executable.tree.bodies if b.task in (schedules.FORWARD, schedules.BACKWARD)]
+    bodies = [
+        b for b in executable.tree.bodies if b.task in (schedules.FORWARD, schedules.BACKWARD)
+    ]
     per_micro_batch = sum(body.cycles for body in bodies)
     streams = sum(b.cycles for b in executable.tree.bodies if b.task == schedules.STREAM_IN)
-    once = sum(b.cycles for b in executable.tree.bodies if b.task in (schedules.UPDATE, schedules.STREAM_OUT))
+    once = sum(
+        b.cycles
+        for b in executable.tree.bodies
+        if b.task in (schedules.UPDATE, schedules.STREAM_OUT)
+    )
     assert executable.timeline.schedule.total == 2 * (per_micro_batch + streams) + once
     assert len(bodies) == 2 * 4
 
@@ -197,12 +225,18 @@ def place(parallel: bool, **needs: Any) -> schedules.Schedule:
 
 
 def test_groups_in_turn_load_while_the_other_computes() -> None:
-    """By hand. Compute is 5, 6, 5. Phase 0: 0-10, its results at 9. Phase 1 loads 3-9, computes to 15, stores to 17.
-    Phase 2 loads 12-15, computes to 20, stores to 21."""
+    """By hand. Compute is 5, 6, 5. Phase 0: 0-10, its results at 9. Phase 1 loads 3-9, computes to
+    15, stores to 17. Phase 2 loads 12-15, computes to 20, stores to 21.
+    """
     schedule = place(parallel=True)
     work = schedule.kind == schedules.FORWARD
     found = sorted(
-        zip(schedule.stage[work].tolist(), schedule.start[work].tolist(), schedule.end[work].tolist(), strict=True)
+        zip(
+            schedule.stage[work].tolist(),
+            schedule.start[work].tolist(),
+            schedule.end[work].tolist(),
+            strict=True,
+        )
     )
     assert found == [(0, 0, 10), (1, 3, 17), (2, 12, 21)]
     assert schedule.total == 21
@@ -224,7 +258,9 @@ def test_two_groups_are_faster_than_one_and_receive_from_each_other() -> None:
     one = compiled(serial())
     assert parallel.placement.ipus == (0, 1, 0, 1)
     assert parallel.timeline.schedule.total < one.timeline.schedule.total
-    received = [s for b in parallel.tree.bodies for s in b.steps if s.type == records.GLOBAL_EXCHANGE]
+    received = [
+        s for b in parallel.tree.bodies for s in b.steps if s.type == records.GLOBAL_EXCHANGE
+    ]
     assert all(int(step.bytes_in.sum()) > 0 for step in received)  # type: ignore[union-attr]
     forward = [s for s in received if "forward" in s.name]
     assert [int(s.bytes_in.sum()) for s in forward] == [8 * 4 * 256] * 3  # type: ignore[union-attr]
@@ -237,12 +273,19 @@ def test_two_groups_are_faster_than_one_and_receive_from_each_other() -> None:
 def test_numbers_are_pytorchs_and_the_profile_is_well(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    strategies = {"serial": poptorch.SerialPhasedExecution, "parallel": poptorch.ParallelPhasedExecution}
+    strategies = {
+        "serial": poptorch.SerialPhasedExecution,
+        "parallel": poptorch.ParallelPhasedExecution,
+    }
     torch.manual_seed(0)
     model = Free()
     plain = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(WIDTHS)))
-    plain.load_state_dict({name.removeprefix("layers."): value for name, value in model.state_dict().items()})
-    options = poptorch.Options(autoreport=True, autoreport_dir=tmp_path).setExecutionStrategy(strategies[kind](*NAMES))
+    plain.load_state_dict(
+        {name.removeprefix("layers."): value for name, value in model.state_dict().items()}
+    )
+    options = poptorch.Options(autoreport=True, autoreport_dir=tmp_path).setExecutionStrategy(
+        strategies[kind](*NAMES)
+    )
     options.showCompilationProgressBar(False)
     wrapped = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     x, target = torch.randn(8, 64), torch.randn(8, 16)
@@ -258,12 +301,18 @@ def test_numbers_are_pytorchs_and_the_profile_is_well(
         assert torch.equal(ours, theirs)
     with profiler.open_report(tmp_path / "training") as report:
         assert report.meta["state"] == "executed"
-        assert report.options["executionStrategy"].startswith(type(options.execution_strategy).__name__)
+        assert report.options["executionStrategy"].startswith(
+            type(options.execution_strategy).__name__
+        )
     for command in ("doctor", "summary", "stages", "timeline", "memory"):
         assert main([command, str(tmp_path / "training")]) == 0, command
     assert main(["rebalance", str(tmp_path / "training")]) == 1
     assert "was phased" in capsys.readouterr().err
     with profiler.open_report(tmp_path / "training") as report:
-        assert not [found for found in insights(report) if found.where.startswith(("/rebalance", "/pipeline"))]
+        assert not [
+            found
+            for found in insights(report)
+            if found.where.startswith(("/rebalance", "/pipeline"))
+        ]
         table = pipeline.cycle_table(report)
         assert (table["work_cycles"] <= table["cycles"]).all()

@@ -10,7 +10,14 @@ import torch
 import ipu_exec
 from ipu_exec import AutoStage, PipelinedExecution, Stage
 from ipu_exec.capture.step import capture
-from ipu_exec.compiler.placement import StagePlace, check_depth, place, resolve_stages, round_ipus, storage_bytes
+from ipu_exec.compiler.placement import (
+    StagePlace,
+    check_depth,
+    place,
+    resolve_stages,
+    round_ipus,
+    storage_bytes,
+)
 from ipu_exec.graph import BlockInfo
 from ipu_exec.numerics.loop import find_loss
 from tests.models import Mlp, Mnist, mnist_batch
@@ -23,15 +30,20 @@ BLOCKS = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "c", 1), Bloc
     [
         (PipelinedExecution(AutoStage.SameAsIpu), [(0, ("a",)), (1, ("b", "c", "d"))]),
         (PipelinedExecution(AutoStage.AutoIncrement), [(0, ("a",)), (1, ("b", "c", "d"))]),
-        (PipelinedExecution("a", "b", "c", "d"), [(0, ("a",)), (1, ("b",)), (2, ("c",)), (3, ("d",))]),
+        (
+            PipelinedExecution("a", "b", "c", "d"),
+            [(0, ("a",)), (1, ("b",)), (2, ("c",)), (3, ("d",))],
+        ),
         (
             PipelinedExecution(Stage("a").ipu(0), Stage("b", "c").ipu(1), Stage("d").ipu(0)),
             [(0, ("a",)), (1, ("b", "c")), (0, ("d",))],
         ),
-        (PipelinedExecution(Stage("a").ipu(1), Stage("b").ipu(1), Stage("c", "d").ipu(0)),
-         [(1, ("a", "b")), (0, ("c", "d"))]),
+        (
+            PipelinedExecution(Stage("a").ipu(1), Stage("b").ipu(1), Stage("c", "d").ipu(0)),
+            [(1, ("a", "b")), (0, ("c", "d"))],
+        ),
     ],
-)  # fmt: skip
+)
 def test_strategies_become_stages(strategy, expected):
     assert resolve_stages(strategy, BLOCKS) == [StagePlace(ipu, blocks) for ipu, blocks in expected]
 
@@ -80,18 +92,25 @@ def test_a_skip_connection_pays_on_every_cut_it_crosses():
                 return (self.layers[2](x) + kept).sum()
 
     graph = graph_of(Skip(), torch.randn(2, 8))
-    placement = place(graph, [StagePlace(k, (name,)) for k, name in enumerate("abc")], pipelined=True)
+    placement = place(
+        graph, [StagePlace(k, (name,)) for k, name in enumerate("abc")], pipelined=True
+    )
     one = 2 * 8 * 4
     assert [placement.cut_bytes(graph, cut, "forward") for cut in (0, 1)] == [one, 2 * one]
 
 
 def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
-    """As in Hugging Face's Bart: the decoder's embedding is in the encoder's Block, and reads only the inputs."""
+    """As in Hugging Face's Bart: the decoder's embedding is in the encoder's Block, and reads only
+    the inputs.
+    """
 
     class Twice(torch.nn.Module):
         def __init__(self, back):
             super().__init__()
-            self.back, self.layers = back, torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+            self.back, self.layers = (
+                back,
+                torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4)),
+            )
 
         def forward(self, x, y):
             with ipu_exec.Block("first", ipu_id=0):
@@ -106,11 +125,19 @@ def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
     args = (torch.randn(2, 8), torch.randn(2, 8))
     stages = [Stage(name).ipu(k) for k, name in enumerate(("first", "second", "third"))]
     graph = graph_of(Twice(False), *args)
-    placement = place(graph, resolve_stages(PipelinedExecution(*stages), graph.blocks), pipelined=True)
-    products = [s for op, s in zip(graph.ops, placement.op_stage, strict=True) if op.aten == "aten.addmm.default"]
+    placement = place(
+        graph, resolve_stages(PipelinedExecution(*stages), graph.blocks), pipelined=True
+    )
+    products = [
+        s
+        for op, s in zip(graph.ops, placement.op_stage, strict=True)
+        if op.aten == "aten.addmm.default"
+    ]
     assert products == [0, 1, 0, 2]
     assert [placement.cut_bytes(graph, cut, "forward") for cut in (0, 1)] == [2 * 64, 2 * 64]
-    assert "'first' (stage 0) runs after Block 'second' (stage 1)" in error(*stages, model=Twice(True), args=args)
+    assert "'first' (stage 0) runs after Block 'second' (stage 1)" in error(
+        *stages, model=Twice(True), args=args
+    )
 
 
 def error(*stages, model=None, args=None):

@@ -21,7 +21,9 @@ LAYERS = 5
 
 
 class Stack(torch.nn.Module):
-    """Layers whose activations are many times their output; the output of each is a checkpoint where asked for."""
+    """Layers whose activations are many times their output; the output of each is a checkpoint
+    where asked for.
+    """
 
     def __init__(self, checkpoints: bool, norm: bool = False) -> None:
         super().__init__()
@@ -43,7 +45,9 @@ class Stack(torch.nn.Module):
             return torch.nn.functional.mse_loss(self.head(x), target)
 
 
-def compiled(checkpoints: bool, kind: int | None = None, pipelined: bool = False, norm: bool = False) -> Executable:
+def compiled(
+    checkpoints: bool, kind: int | None = None, pipelined: bool = False, norm: bool = False
+) -> Executable:
     torch.manual_seed(0)
     model = Stack(checkpoints, norm)
     options = ipu_exec.Options().showCompilationProgressBar(False)
@@ -53,12 +57,19 @@ def compiled(checkpoints: bool, kind: int | None = None, pipelined: bool = False
     if kind is not None:
         options._Popart.set("autoRecomputation", kind)
     batch = (torch.randn(256, 64), torch.randn(256, 8))
-    return compile_step(model, batch, {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True)
+    return compile_step(
+        model, batch, {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True
+    )
 
 
 def ran_again(made: Executable) -> list[str]:
     bodies = made.tree.all_of(0, schedules.RECOMPUTE)
-    return [made.graph.ops[op].name for body in bodies for op in dict.fromkeys(s.op for s in body.steps) if op >= 0]
+    return [
+        made.graph.ops[op].name
+        for body in bodies
+        for op in dict.fromkeys(s.op for s in body.steps)
+        if op >= 0
+    ]
 
 
 def peak_of_activations(made: Executable) -> int:
@@ -80,9 +91,13 @@ def wide_activations(made: Executable) -> int:
 @pytest.mark.parametrize("pipelined", [True, False])
 def test_checkpoints_within_a_stage_leave_one_segment_at_a_time(pipelined):
     kind = None if pipelined else int(Recomputation.RECOMPUTE_ALL)
-    whole, parts = compiled(False, 0 if not pipelined else None, pipelined), compiled(True, kind, pipelined)
+    whole, parts = (
+        compiled(False, 0 if not pipelined else None, pipelined),
+        compiled(True, kind, pipelined),
+    )
     wide = wide_activations(whole)
-    # without checkpoints all layers' wide activations (before and behind tanh is one storage each) wait at once
+    # without checkpoints all layers' wide activations (before and behind tanh is one storage each)
+    # wait at once
     assert peak_of_activations(whole) > LAYERS * wide
     assert peak_of_activations(parts) < 4 * wide
 
@@ -98,11 +113,23 @@ def test_segments_run_again_last_first_and_right_before_their_backward():
 
 def test_every_operator_runs_again_once_at_most_and_the_trace_has_each_turn():
     made = compiled(True, pipelined=True)
-    names = [op for body in made.tree.all_of(0, schedules.RECOMPUTE) for op in {step.op for step in body.steps}]
-    tanh = [made.graph.ops[op].name for op in names if op >= 0 and "restore" not in made.graph.ops[op].name]
-    assert len(tanh) <= len(set(tanh)) + LAYERS  # a restore is counted with the operator that made the tensor
+    names = [
+        op
+        for body in made.tree.all_of(0, schedules.RECOMPUTE)
+        for op in {step.op for step in body.steps}
+    ]
+    tanh = [
+        made.graph.ops[op].name
+        for op in names
+        if op >= 0 and "restore" not in made.graph.ops[op].name
+    ]
+    assert (
+        len(tanh) <= len(set(tanh)) + LAYERS
+    )  # a restore is counted with the operator that made the tensor
     schedule = made.timeline.schedule
-    backward = (schedule.stage == 0) & np.isin(schedule.kind, [schedules.RECOMPUTE, schedules.BACKWARD])
+    backward = (schedule.stage == 0) & np.isin(
+        schedule.kind, [schedules.RECOMPUTE, schedules.BACKWARD]
+    )
     assert backward.sum() == 2 * LAYERS * 4  # turns x micro-batches
     total = made.tree.cycles(schedules.RECOMPUTE, 0) + made.tree.cycles(schedules.BACKWARD, 0)
     assert made.timeline.costs.backward[0] == total
@@ -116,19 +143,29 @@ def test_a_stashed_tensor_comes_back_right_before_its_first_use():
     for body in made.tree.all_of(0, schedules.RECOMPUTE, schedules.BACKWARD):
         for step, after in pairwise(body.steps):
             if step.name.endswith("/restore"):
-                storage = next(s for s in made.graph.storages.values() if s.name == step.name.removesuffix("/restore"))
+                storage = next(
+                    s
+                    for s in made.graph.storages.values()
+                    if s.name == step.name.removesuffix("/restore")
+                )
                 users = {
-                    op.id for op in made.graph.ops if any(made.graph.values[v].storage == storage.id for v in op.inputs)
+                    op.id
+                    for op in made.graph.ops
+                    if any(made.graph.values[v].storage == storage.id for v in op.inputs)
                 }
                 assert after.name.endswith("/restore") or after.op in users
-    assert not made.tree.of(schedules.FORWARD, 0).steps[-1].name.endswith("input.0/stash")  # it went early
+    assert (
+        not made.tree.of(schedules.FORWARD, 0).steps[-1].name.endswith("input.0/stash")
+    )  # it went early
 
 
 def test_nothing_runs_again_behind_the_last_checkpoint_where_the_backward_follows_at_once():
     every = compiled(True, int(Recomputation.RECOMPUTE_ALL))
     assert not any("head" in name or "mse" in name for name in ran_again(every))
     assert any(name.startswith("wide.0") for name in ran_again(every))
-    assert ran_again(compiled(False, int(Recomputation.RECOMPUTE_ALL))) == []  # no checkpoint: it would gain nothing
+    assert (
+        ran_again(compiled(False, int(Recomputation.RECOMPUTE_ALL))) == []
+    )  # no checkpoint: it would gain nothing
     assert ran_again(compiled(True)) == []  # PopTorch recomputes in pipelines only, unless told
 
 
@@ -205,20 +242,27 @@ def profiled(
     torch.manual_seed(0)
     model = Blocks(checkpoints)
     names = [*(f"L{number}" for number in range(LAYERS)), "head"]
-    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(
+        False
+    )
     options.Training.gradientAccumulation(8)
     if kind is not None:
         options._Popart.set("autoRecomputation", kind)
     if weights is not None:
         options.TensorLocations.setWeightLocation(weights)
-    stages = (ipu_exec.Stage(*names[a:b]).ipu(k) for k, (a, b) in enumerate(pairwise([*starts, len(names)])))
+    stages = (
+        ipu_exec.Stage(*names[a:b]).ipu(k)
+        for k, (a, b) in enumerate(pairwise([*starts, len(names)]))
+    )
     options.setExecutionStrategy(PipelinedExecution(*stages))
     run = ipu_exec.trainingModel(model, options, ipu_exec.optim.SGD(model.parameters(), lr=0.1))
     run(torch.randn(8 * 256, 64), torch.randn(8 * 256, 8))
     return open_report(folder)
 
 
-@pytest.mark.parametrize(("checkpoints", "starts"), [(True, (0, 4)), (True, (0, 2)), (False, (0, 4))])
+@pytest.mark.parametrize(
+    ("checkpoints", "starts"), [(True, (0, 4)), (True, (0, 2)), (False, (0, 4))]
+)
 def test_another_split_is_predicted_with_what_runs_again(tmp_path, checkpoints, starts):
     costs = Costs.from_report(profiled(tmp_path / "profiled", (0, 3), checkpoints))
     assert costs.closed.tolist() == [False, *[checkpoints] * (LAYERS - 1), checkpoints]
@@ -226,8 +270,12 @@ def test_another_split_is_predicted_with_what_runs_again(tmp_path, checkpoints, 
     obtained = profiled(tmp_path / "obtained", starts, checkpoints)
     total = int(obtained.runs["cycles"].iloc[0])
     assert prediction.total == pytest.approx(total, rel=0.002)
-    assert list(prediction.forward) == pytest.approx(obtained.stages["forward_cycles"].tolist(), rel=0.002)
-    assert list(prediction.backward) == pytest.approx(obtained.stages["backward_cycles"].tolist(), rel=0.002)
+    assert list(prediction.forward) == pytest.approx(
+        obtained.stages["forward_cycles"].tolist(), rel=0.002
+    )
+    assert list(prediction.backward) == pytest.approx(
+        obtained.stages["backward_cycles"].tolist(), rel=0.002
+    )
 
 
 def test_checkpoints_make_more_room_by_prediction_as_by_compiling(tmp_path):
@@ -243,13 +291,21 @@ def test_what_a_stranger_says_of_recomputation_is_checked(tmp_path):
     report = profiled(tmp_path, (0, 3), True)
     said = report.meta["recomputation"]
     assert len(said["again"]) == LAYERS + 1
-    for wrong in ({}, {**said, "again": [1]}, {**said, "stashes": [[0, 99, 0, 1]]}, {**said, "closed": "no"}, 7):
+    for wrong in (
+        {},
+        {**said, "again": [1]},
+        {**said, "stashes": [[0, 99, 0, 1]]},
+        {**said, "closed": "no"},
+        7,
+    ):
         report.__dict__["meta"] = {**report.meta, "recomputation": wrong}
         costs = Costs.from_report(report)
         assert len(costs.again) == LAYERS + 1 and not costs.closed.any()
 
 
-@pytest.mark.parametrize("key", ["host_latency", "streaming_bytes_per_cycle", "link_latency", "micro_batch", "across"])
+@pytest.mark.parametrize(
+    "key", ["host_latency", "streaming_bytes_per_cycle", "link_latency", "micro_batch", "across"]
+)
 def test_what_a_stranger_says_of_costs_is_checked(tmp_path, key):
     report = profiled(tmp_path, (0, 3), True)
     header = report.meta
@@ -267,7 +323,9 @@ def test_one_stage_recomputes_by_prediction_only_where_it_is_asked_for(tmp_path,
     assert (alone.stages["recompute_cycles"].iloc[0] > 0) == (kind is not None)
     for costs in (several, Costs.from_report(alone)):
         prediction = what_if(costs, Assignment((0,), (0,)))
-        assert prediction.backward[0] == pytest.approx(alone.stages["backward_cycles"].iloc[0], rel=0.002)
+        assert prediction.backward[0] == pytest.approx(
+            alone.stages["backward_cycles"].iloc[0], rel=0.002
+        )
 
 
 def test_weights_that_come_for_what_runs_again_are_the_backwards(tmp_path):
@@ -276,4 +334,6 @@ def test_weights_that_come_for_what_runs_again_are_the_backwards(tmp_path):
     prediction = what_if(Costs.from_report(report), Assignment((0, 3), (0, 1)))
     again = report.program_steps().query("direction == 'recompute'")
     assert (again["kind"] == "host I/O").any()
-    assert list(prediction.backward) == pytest.approx(report.stages["backward_cycles"].tolist(), rel=0.002)
+    assert list(prediction.backward) == pytest.approx(
+        report.stages["backward_cycles"].tolist(), rel=0.002
+    )

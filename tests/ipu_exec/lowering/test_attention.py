@@ -1,4 +1,6 @@
-"""nn.MultiheadAttention and nn.TransformerEncoderLayer compile in inference as in training, and compute the same."""
+"""nn.MultiheadAttention and nn.TransformerEncoderLayer compile in inference as in training, and
+compute the same.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Attention(nn.Module):
 
 
 def both_ways(model: nn.Module) -> set[str]:
-    """Infer, then train one step, holding both against plain PyTorch. Returns the ATen names of the inference."""
+    """Infer, then train one step, holding both against plain PyTorch. Returns the ATen names of the
+    inference.
+    """
     options = ipu_exec.Options().showCompilationProgressBar(False)
     x = torch.randn(BATCH, SEQUENCE, WIDTH, generator=torch.Generator().manual_seed(1))
     plain = copy.deepcopy(model).eval()
@@ -58,7 +62,9 @@ def both_ways(model: nn.Module) -> set[str]:
     assert torch.backends.mha.get_fastpath_enabled()
     assert inference.cycleCount() > 0
 
-    training = ipu_exec.trainingModel(model.train(), options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training = ipu_exec.trainingModel(
+        model.train(), options, torch.optim.SGD(model.parameters(), lr=0.1)
+    )
     training(x)
     optimizer = torch.optim.SGD(plain.train().parameters(), lr=0.1)
     plain(x)[1].backward()
@@ -81,14 +87,18 @@ def test_an_encoder_layer(norm_first: bool, batch_first: bool, masked: bool, pad
 @pytest.mark.parametrize("need_weights", [False, True], ids=["", "need_weights"])
 def test_multi_head_attention(need_weights: bool, batch_first: bool, masked: bool) -> None:
     ran = both_ways(Attention(need_weights, masked, batch_first))
-    assert any("attention" in name or name in ("aten.bmm.default", "aten.baddbmm.default") for name in ran)
+    assert any(
+        "attention" in name or name in ("aten.bmm.default", "aten.baddbmm.default") for name in ran
+    )
 
 
 def test_a_stack_of_encoder_layers_with_padding_does_not_become_nested_tensors() -> None:
     class Stack(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True), 2)
+            self.layers = nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True), 2
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layers(x, src_key_padding_mask=torch.zeros(x.shape[:2], dtype=torch.bool))

@@ -23,7 +23,15 @@ JIA = [
 
 
 def convolution(
-    batch: int, channels: int, field: int, outs: int, kernel: int, stride: int, padding: int, groups: int, dtype: str
+    batch: int,
+    channels: int,
+    field: int,
+    outs: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    groups: int,
+    dtype: str,
 ) -> OpSpec:
     size = (field + 2 * padding - kernel) // stride + 1
     data = tensor(batch, channels, field, field, dtype=dtype)
@@ -41,7 +49,10 @@ def test_convolutions_land_near_published_measurements() -> None:
         seconds = machine.target.seconds(plan_cycles(lower(spec, machine), machine))
         flops = 2 * batch * ins * outs * k * k * f * f
         ratios.append(np.log(flops / seconds / 1e12 / published))
-    print(f"JIA convolutions: median {np.exp(np.median(ratios)):.3f}, worst {np.exp(np.max(np.abs(ratios))):.3f}")
+    print(
+        f"JIA convolutions: median {np.exp(np.median(ratios)):.3f}, worst"
+        f" {np.exp(np.max(np.abs(ratios))):.3f}"
+    )
     assert len(ratios) == 32
     assert np.median(np.abs(ratios)) < np.log(1.25)
     assert np.max(np.abs(ratios)) < np.log(1.6)
@@ -63,7 +74,12 @@ def test_tiles_share_exactly_the_work(
 ) -> None:
     size = (field - kernel) // stride + 1
     shape = conv.geometry(
-        (batch, ins, field, field), (outs, ins, kernel, kernel), (batch, outs, size, size), (stride,) * 2, (1, 1), 1
+        (batch, ins, field, field),
+        (outs, ins, kernel, kernel),
+        (batch, outs, size, size),
+        (stride,) * 2,
+        (1, 1),
+        1,
     )
     problem = conv.forward_problem(shape)
     if method == "1x1":
@@ -78,8 +94,23 @@ def test_tiles_share_exactly_the_work(
 def test_gradients_of_all_three_are_lowered(groups: int) -> None:
     grad = tensor(4, 32, 14, 14)
     data, weight = tensor(4, 32, 28, 28), tensor(32, 32 // groups, 3, 3, role="weight")
-    args = (grad, data, weight, (32,), (2, 2), (1, 1), (1, 1), False, (0, 0), groups, (True, True, True))
-    plan = lower(op("aten.convolution_backward.default", args, tensor(4, 32, 28, 28), weight, tensor(32)), MK2)
+    args = (
+        grad,
+        data,
+        weight,
+        (32,),
+        (2, 2),
+        (1, 1),
+        (1, 1),
+        False,
+        (0, 0),
+        groups,
+        (True, True, True),
+    )
+    plan = lower(
+        op("aten.convolution_backward.default", args, tensor(4, 32, 28, 28), weight, tensor(32)),
+        MK2,
+    )
     flops = {step.name: step.flops for step in plan.steps if isinstance(step, Compute)}
     macs = 4 * 14 * 14 * 32 * (32 // groups) * 9
     assert flops["grad input/convolve"] == 2 * macs
@@ -93,7 +124,19 @@ def test_gradients_of_all_three_are_lowered(groups: int) -> None:
 
 def test_gradients_not_asked_for_cost_nothing() -> None:
     grad, data, weight = tensor(4, 8, 8, 8), tensor(4, 3, 8, 8), tensor(8, 3, 1, 1, role="weight")
-    args = (grad, data, weight, None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (False, True, False))
+    args = (
+        grad,
+        data,
+        weight,
+        None,
+        (1, 1),
+        (0, 0),
+        (1, 1),
+        False,
+        (0, 0),
+        1,
+        (False, True, False),
+    )
     plan = lower(op("aten.convolution_backward.default", args, None, weight, None), MK2)
     assert all(step.name.startswith("grad weight") for step in plan.steps)
 
@@ -115,7 +158,11 @@ def test_transposed_convolution_has_the_work_of_the_one_it_transposes() -> None:
 
 
 def test_a_bias_is_added_where_the_outputs_lie() -> None:
-    data, weight, bias = tensor(2, 16, 8, 8), tensor(8, 16, 3, 3, role="weight"), tensor(8, role="weight")
+    data, weight, bias = (
+        tensor(2, 16, 8, 8),
+        tensor(8, 16, 3, 3, role="weight"),
+        tensor(8, role="weight"),
+    )
     args = (data, weight, bias, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     plan = lower(op("aten.convolution.default", args, tensor(2, 8, 8, 8)), MK2)
     assert plan.steps[-1].name == "conv/add bias"
@@ -123,8 +170,13 @@ def test_a_bias_is_added_where_the_outputs_lie() -> None:
 
 
 def test_fp32_partials_of_fp16_operands_have_half_the_outputs() -> None:
-    """Sixteen units are for fp16 partials or fp32 operands (poplibs, ConvPartial1x1Out: hasAssembly)."""
-    outputs = {p: amp.unit_for(Machine(TARGETS["bow"], 1472, partials=p), "float16").out_group for p in ("", "float32")}
+    """Sixteen units are for fp16 partials or fp32 operands (poplibs, ConvPartial1x1Out:
+    hasAssembly).
+    """
+    outputs = {
+        p: amp.unit_for(Machine(TARGETS["bow"], 1472, partials=p), "float16").out_group
+        for p in ("", "float32")
+    }
     assert outputs == {"": 16, "float32": 8}
     assert amp.unit_for(Machine(TARGETS["bow"], 1472), "float32").out_group == 16
     assert amp.unit_for(Machine(TARGETS["mk1"], 1216, partials="float32"), "float16").out_group == 8
@@ -146,9 +198,13 @@ def backward(
 
 
 def test_the_gradient_of_a_kernel_as_wide_as_the_field_multiplies_no_padding() -> None:
-    """11 of 15 x 200 outputs of a 5 x 200 kernel: 1.58 G multiply-accumulates, which 1,472 tiles do in 34,000 cycles at
-    32 a cycle. Poplibs' benchmark conv_5x200_1_in_100_out_bs1440 takes 277,606 for this and the two other passes."""
-    spec = backward((1440, 1, 15, 200), (100, 1, 5, 200), (1440, 100, 11, 1), 1, (True, False, False))
+    """11 of 15 x 200 outputs of a 5 x 200 kernel: 1.58 G multiply-accumulates, which 1,472 tiles do
+    in 34,000 cycles at 32 a cycle. Poplibs' benchmark conv_5x200_1_in_100_out_bs1440 takes 277,606
+    for this and the two other passes.
+    """
+    spec = backward(
+        (1440, 1, 15, 200), (100, 1, 5, 200), (1440, 100, 11, 1), 1, (True, False, False)
+    )
     plan = lower(spec, MK2)
     convolve = next(step for step in plan.steps if step.name.endswith("convolve"))
     assert isinstance(convolve, Compute) and 33_000 < convolve.cycles.max() < 120_000
@@ -157,8 +213,12 @@ def test_the_gradient_of_a_kernel_as_wide_as_the_field_multiplies_no_padding() -
 
 def test_the_gradient_of_a_strided_kernel_of_one_element_is_spread_out_afterwards() -> None:
     """It costs what the same outputs cost without a stride, and the zeros between them."""
-    strided = lower(backward((4, 512, 28, 28), (256, 512, 1, 1), (4, 256, 14, 14), 2, (True, False, False)), MK2)
-    dense = lower(backward((4, 512, 14, 14), (256, 512, 1, 1), (4, 256, 14, 14), 1, (True, False, False)), MK2)
+    strided = lower(
+        backward((4, 512, 28, 28), (256, 512, 1, 1), (4, 256, 14, 14), 2, (True, False, False)), MK2
+    )
+    dense = lower(
+        backward((4, 512, 14, 14), (256, 512, 1, 1), (4, 256, 14, 14), 1, (True, False, False)), MK2
+    )
     last = strided.steps[-1]
     assert isinstance(last, Compute) and last.name.endswith("dilate")
     assert [step.name for step in strided.steps[:-1]] == [step.name for step in dense.steps]
@@ -166,36 +226,51 @@ def test_the_gradient_of_a_strided_kernel_of_one_element_is_spread_out_afterward
     layout = strided.output_layouts[0]
     assert (
         layout is not None
-        and spread_of(tensor(4, 512, 28, 28, dtype="float16", layout=layout), 1472).elements.sum() == 4 * 512 * 28 * 28
+        and spread_of(tensor(4, 512, 28, 28, dtype="float16", layout=layout), 1472).elements.sum()
+        == 4 * 512 * 28 * 28
     )
 
 
 def test_the_weight_gradient_of_groups_shares_out_the_rows_of_the_field() -> None:
-    """A depthwise gradient has few outputs; without its kernel split a tile would add up 56 x 56 for each of them."""
-    spec = backward((4, 128, 58, 58), (128, 1, 3, 3), (4, 128, 56, 56), 1, (False, True, False), 128)
+    """A depthwise gradient has few outputs; without its kernel split a tile would add up 56 x 56
+    for each of them.
+    """
+    spec = backward(
+        (4, 128, 58, 58), (128, 1, 3, 3), (4, 128, 56, 56), 1, (False, True, False), 128
+    )
     convolve = next(step for step in lower(spec, MK2).steps if step.name.endswith("convolve"))
     assert isinstance(convolve, Compute) and "VerticalMac" in convolve.vertices[0].type
     assert (convolve.cycles > 0).sum() > 1_000
 
 
 def test_vertical_mac_as_poplibs_estimates_it() -> None:
-    """9 outputs of a 2 x 112 kernel, fp32 partials: a worker has 168 of the 1,008 products of a row, in two pieces."""
+    """9 outputs of a 2 x 112 kernel, fp32 partials: a worker has 168 of the 1,008 products of a
+    row, in two pieces.
+    """
     unit = amp.unit_for(Machine(TARGETS["mk2"], 1472, partials="float32"), "float16")
     worker = 19 + 2 * (13 * 2 + 2 * 168)
-    assert amp.vmac_cycles(unit, 9, 2, 112, 1, 1) == 101 + (4 + 18) + 32 + (24 + 6 * worker) + (9 + 19 * 2)
+    assert amp.vmac_cycles(unit, 9, 2, 112, 1, 1) == 101 + (4 + 18) + 32 + (24 + 6 * worker) + (
+        9 + 19 * 2
+    )
 
 
 def test_slic_takes_four_channels_at_once() -> None:
-    """3 rows of 20 outputs, 3 windows of 1 x 3: a row a worker, twice over the input with fp32 partials, once else."""
+    """3 rows of 20 outputs, 3 windows of 1 x 3: a row a worker, twice over the input with fp32
+    partials, once else.
+    """
     for partials, row in (("float32", 11 + 3 + 2 * 29), ("float16", 11 + 30)):
         unit = amp.unit_for(Machine(TARGETS["mk2"], 1472, partials=partials), "float16")
         assert amp.slic_cycles(unit, 3, 20, 3, 3, 2) == 28 + 2 * (21 + 3 * (122 + 6 * (17 + row)))
 
 
 def test_groups_are_put_together_to_fill_the_unit() -> None:
-    """MK1 has no SLIC: a depthwise convolution is an AMP one of 16 groups at once, with zeros between them."""
+    """MK1 has no SLIC: a depthwise convolution is an AMP one of 16 groups at once, with zeros
+    between them.
+    """
     on = Machine(TARGETS["mk1"], 1216)
     depthwise = lower(convolution(4, 32, 112, 32, 3, 1, 1, 32, "float16"), on)
     assert "nx1" in depthwise.note
     assert depthwise.flops == 2 * 4 * 32 * 112 * 112 * 9
-    assert [p.groups for p in conv.combined(conv.Problem(6, 10, 10, 4, 4, (3, 3)), "float16")] == [3]
+    assert [p.groups for p in conv.combined(conv.Problem(6, 10, 10, 4, 4, (3, 3)), "float16")] == [
+        3
+    ]

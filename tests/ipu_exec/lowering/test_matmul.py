@@ -13,7 +13,8 @@ from tests.paths import DATA
 
 BOW = Machine(TARGETS["bow"], 1472)
 
-# Published throughput of dense products on Bow in TFLOP/s: size, columns, fp16, fp32 (PSP; facts/validation.csv)
+# Published throughput of dense products on Bow in TFLOP/s: size, columns, fp16, fp32 (PSP;
+# facts/validation.csv)
 PSP = [
     line.split(",")
     for line in (DATA / "psp_dense.csv").read_text().splitlines()
@@ -36,7 +37,9 @@ def test_reduction_takes_the_reference_cycles(partial_bytes: int, cycles: int) -
     assert int(amp.reduce_partials_cycles(256, 8, partial_bytes)) == cycles
 
 
-@pytest.mark.parametrize(("depth", "stages"), [(1, 0), (2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (1472, 3)])
+@pytest.mark.parametrize(
+    ("depth", "stages"), [(1, 0), (2, 1), (15, 1), (16, 2), (124, 2), (125, 3), (1472, 3)]
+)
 def test_reduction_stages_cover_every_partial(depth: int, stages: int) -> None:
     radices = amp.reduction_stages(depth)
     assert len(radices) == stages
@@ -56,8 +59,12 @@ def test_plan_agrees_with_the_vendors_profile(
     step = plan.steps[multiply]
     assert isinstance(step, Compute)
     assert np.count_nonzero(step.cycles) == tiles
-    assert sum(step_cycles(s, MK2) for s in plan.steps[: multiply + 1]) == pytest.approx(convolve, rel=0.1)
-    assert sum(step_cycles(s, MK2) for s in plan.steps[multiply + 1 :]) == pytest.approx(reduce, rel=0.1)
+    assert sum(step_cycles(s, MK2) for s in plan.steps[: multiply + 1]) == pytest.approx(
+        convolve, rel=0.1
+    )
+    assert sum(step_cycles(s, MK2) for s in plan.steps[multiply + 1 :]) == pytest.approx(
+        reduce, rel=0.1
+    )
 
 
 def test_temporaries_agree_with_the_vendors_profile() -> None:
@@ -110,7 +117,8 @@ def test_a_parameter_is_stored_as_planned_and_then_needs_no_transposition() -> N
 
 
 def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> None:
-    """16 rows are one part of output channels and 4,096 columns the field, as in poplibs (MatMul.cpp, getConvParams).
+    """16 rows are one part of output channels and 4,096 columns the field, as in poplibs
+    (MatMul.cpp, getConvParams).
 
     With the rows as the field each block of weights would be loaded for three rows a worker.
     """
@@ -119,7 +127,10 @@ def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> N
         lower(
             op(
                 "aten.mm.default",
-                (tensor(16, 1024, dtype="float16", role=left), tensor(1024, 4096, dtype="float16", role=right)),
+                (
+                    tensor(16, 1024, dtype="float16", role=left),
+                    tensor(1024, 4096, dtype="float16", role=right),
+                ),
                 tensor(16, 4096, dtype="float16"),
             ),
             machine,
@@ -128,12 +139,18 @@ def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> N
     ]
     assert plans[0].note == plans[1].note
     convolve = next(step for step in plans[0].steps if step.name == "mm/convolve")
-    assert isinstance(convolve, Compute) and convolve.cycles.max() < 2 * 16 * 1024 * 4096 / (1216 * 32)
+    assert isinstance(convolve, Compute) and convolve.cycles.max() < 2 * 16 * 1024 * 4096 / (
+        1216 * 32
+    )
 
 
 def test_a_bias_goes_to_the_tiles_of_its_columns() -> None:
-    """4,096 rows of 8 columns: a tile has more rows than columns, and needs no more of the bias than its columns."""
+    """4,096 rows of 8 columns: a tile has more rows than columns, and needs no more of the bias
+    than its columns.
+    """
     x, weight = tensor(4096, 32), tensor(8, 32, role="weight")
-    plan = lower(op("aten.linear.default", (x, weight, tensor(8, role="weight")), tensor(4096, 8)), MK2)
+    plan = lower(
+        op("aten.linear.default", (x, weight, tensor(8, role="weight")), tensor(4096, 8)), MK2
+    )
     bias = next(step for step in plan.steps if step.name == "linear/bias")
     assert isinstance(bias, Exchange) and 0 < bias.bytes_in.max() <= 4 * 8

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from ipu_exec.errors import LoweringError
 from ipu_exec.lowering import Builder, generic, is_view, lower, lowering, vertex_info
-from ipu_exec.lowering.layouts import apportion, blocks, linear, linear_layout, split_evenly, touched
+from ipu_exec.lowering.layouts import (
+    apportion,
+    blocks,
+    linear,
+    linear_layout,
+    split_evenly,
+    touched,
+)
 from ipu_exec.lowering.plan import Compute, Exchange, Operand, OpSpec, Plan
 from ipu_exec.machine import TARGETS, Machine
 from tests.operands import MK2, op, plan_cycles, tensor
@@ -57,7 +64,9 @@ BINARY = ["add.Tensor", "mul.Tensor", "div.Tensor", "sub.Tensor", "maximum.defau
 
 @given(SHAPES, DTYPES, st.sampled_from(UNARY))
 @settings(max_examples=30, deadline=None)
-def test_unary_operators_keep_the_layout_of_their_input(shape: tuple[int, ...], dtype: str, name: str) -> None:
+def test_unary_operators_keep_the_layout_of_their_input(
+    shape: tuple[int, ...], dtype: str, name: str
+) -> None:
     x = tensor(*shape, dtype=dtype)
     x = tensor(*shape, dtype=dtype, layout=linear_layout(x, MK2.tiles))
     spec = op(f"aten.{name}.default", (x,), tensor(*shape, dtype=dtype))
@@ -69,7 +78,9 @@ def test_unary_operators_keep_the_layout_of_their_input(shape: tuple[int, ...], 
 
 @given(SHAPES, st.integers(0, 15), DTYPES, st.sampled_from(BINARY))
 @settings(max_examples=40, deadline=None)
-def test_broadcast_operands_come_to_the_other(shape: tuple[int, ...], ones: int, dtype: str, name: str) -> None:
+def test_broadcast_operands_come_to_the_other(
+    shape: tuple[int, ...], ones: int, dtype: str, name: str
+) -> None:
     small = tuple(1 if ones >> d & 1 else n for d, n in enumerate(shape))
     x = tensor(*shape, dtype=dtype, layout=linear_layout(tensor(*shape, dtype=dtype), MK2.tiles))
     spec = op(f"aten.{name}", (x, tensor(*small, dtype=dtype)), tensor(*shape, dtype=dtype))
@@ -82,7 +93,9 @@ def test_broadcast_operands_come_to_the_other(shape: tuple[int, ...], ones: int,
 
 def test_an_operand_that_lies_elsewhere_is_exchanged_and_one_that_lies_there_is_not() -> None:
     lies = linear_layout(tensor(64, 64), MK2.tiles)
-    elsewhere = lower(op("aten.relu.default", (tensor(64, 64),), tensor(64, 64)), Machine(TARGETS["mk2"], 100))
+    elsewhere = lower(
+        op("aten.relu.default", (tensor(64, 64),), tensor(64, 64)), Machine(TARGETS["mk2"], 100)
+    )
     assert elsewhere.output_layouts[0] is not None
     x, same, turned = (
         tensor(64, 64, layout=lies),
@@ -112,18 +125,30 @@ def test_products_conserve_bytes_and_stay_within_their_memory(
 ) -> None:
     machine = Machine(TARGETS["mk2"], 1472, proportion=proportion)
     x, w = tensor(m, k, dtype=dtype), tensor(k, n, dtype=dtype, role="weight")
-    spec = op("aten.addmm.default", (tensor(n, dtype=dtype, role="weight"), x, w), tensor(m, n, dtype=dtype))
+    spec = op(
+        "aten.addmm.default",
+        (tensor(n, dtype=dtype, role="weight"), x, w),
+        tensor(m, n, dtype=dtype),
+    )
     plan = lower(spec, machine)
     check(plan, spec, machine)
     live = [
-        sum(t.bytes for t in plan.temporaries if t.first <= position <= t.last) for position in range(len(plan.steps))
+        sum(t.bytes for t in plan.temporaries if t.first <= position <= t.last)
+        for position in range(len(plan.steps))
     ]
     assert max(int(np.max(held)) for held in live) <= proportion * machine.target.bytes_per_tile
 
 
-@given(SHAPES, st.data(), DTYPES, st.sampled_from(["sum.dim_IntList", "mean.dim", "amax.default", "argmax.default"]))
+@given(
+    SHAPES,
+    st.data(),
+    DTYPES,
+    st.sampled_from(["sum.dim_IntList", "mean.dim", "amax.default", "argmax.default"]),
+)
 @settings(max_examples=60, deadline=None)
-def test_reductions_over_any_dimensions(shape: tuple[int, ...], data: st.DataObject, dtype: str, name: str) -> None:
+def test_reductions_over_any_dimensions(
+    shape: tuple[int, ...], data: st.DataObject, dtype: str, name: str
+) -> None:
     dims = tuple(sorted(data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))))
     out = tensor(*(n for d, n in enumerate(shape) if d not in dims), dtype=dtype)
     x = tensor(*shape, dtype=dtype)
@@ -135,7 +160,9 @@ def test_reductions_over_any_dimensions(shape: tuple[int, ...], data: st.DataObj
 
 
 NETWORK = {
-    "softmax": lambda d: op("aten._softmax.default", (tensor(30, 50, dtype=d), -1, False), tensor(30, 50, dtype=d)),
+    "softmax": lambda d: op(
+        "aten._softmax.default", (tensor(30, 50, dtype=d), -1, False), tensor(30, 50, dtype=d)
+    ),
     "log_softmax backward": lambda d: op(
         "aten._log_softmax_backward_data.default",
         (tensor(30, 50, dtype=d), tensor(30, 50, dtype=d), 1, d),
@@ -167,10 +194,18 @@ NETWORK = {
         tensor(dtype=d),
         tensor(dtype=d),
     ),
-    "mse": lambda d: op("aten.mse_loss.default", (tensor(40, 10, dtype=d), tensor(40, 10, dtype=d)), tensor(dtype=d)),
+    "mse": lambda d: op(
+        "aten.mse_loss.default", (tensor(40, 10, dtype=d), tensor(40, 10, dtype=d)), tensor(dtype=d)
+    ),
     "layer norm": lambda d: op(
         "aten.native_layer_norm.default",
-        (tensor(8, 16, 64, dtype=d), (64,), tensor(64, role="weight"), tensor(64, role="weight"), 1e-5),
+        (
+            tensor(8, 16, 64, dtype=d),
+            (64,),
+            tensor(64, role="weight"),
+            tensor(64, role="weight"),
+            1e-5,
+        ),
         tensor(8, 16, 64, dtype=d),
         tensor(8, 16, 1),
         tensor(8, 16, 1),
@@ -193,14 +228,29 @@ NETWORK = {
     ),
     "group norm": lambda d: op(
         "aten.native_group_norm.default",
-        (tensor(4, 16, 8, 8, dtype=d), tensor(16, role="weight"), tensor(16, role="weight"), 4, 16, 64, 4, 1e-5),
+        (
+            tensor(4, 16, 8, 8, dtype=d),
+            tensor(16, role="weight"),
+            tensor(16, role="weight"),
+            4,
+            16,
+            64,
+            4,
+            1e-5,
+        ),
         tensor(4, 16, 8, 8, dtype=d),
         tensor(4, 4),
         tensor(4, 4),
     ),
     "batch norm": lambda d: op(
         "aten.native_batch_norm.default",
-        (tensor(4, 16, 8, 8, dtype=d), *(tensor(16, role="weight") for _ in range(4)), True, 0.1, 1e-5),
+        (
+            tensor(4, 16, 8, 8, dtype=d),
+            *(tensor(16, role="weight") for _ in range(4)),
+            True,
+            0.1,
+            1e-5,
+        ),
         tensor(4, 16, 8, 8, dtype=d),
         tensor(16),
         tensor(16),
@@ -217,7 +267,13 @@ NETWORK = {
     ),
     "attention": lambda d: op(
         "aten._scaled_dot_product_flash_attention_for_cpu.default",
-        (tensor(2, 4, 32, 16, dtype=d), tensor(2, 4, 32, 16, dtype=d), tensor(2, 4, 32, 16, dtype=d), 0.0, True),
+        (
+            tensor(2, 4, 32, 16, dtype=d),
+            tensor(2, 4, 32, 16, dtype=d),
+            tensor(2, 4, 32, 16, dtype=d),
+            0.0,
+            True,
+        ),
         tensor(2, 4, 32, 16, dtype=d),
         tensor(2, 4, 32),
     ),
@@ -258,20 +314,30 @@ NETWORK = {
         tensor(8, 8, dtype=d),
     ),
     "cat": lambda d: op(
-        "aten.cat.default", ((tensor(8, 9, dtype=d), tensor(8, 7, dtype=d)), 1), tensor(8, 16, dtype=d)
+        "aten.cat.default",
+        ((tensor(8, 9, dtype=d), tensor(8, 7, dtype=d)), 1),
+        tensor(8, 16, dtype=d),
     ),
-    "pad": lambda d: op("aten.constant_pad_nd.default", (tensor(8, 9, dtype=d), (1, 1)), tensor(8, 11, dtype=d)),
-    "repeat": lambda d: op("aten.repeat.default", (tensor(8, 9, dtype=d), (3, 1)), tensor(24, 9, dtype=d)),
+    "pad": lambda d: op(
+        "aten.constant_pad_nd.default", (tensor(8, 9, dtype=d), (1, 1)), tensor(8, 11, dtype=d)
+    ),
+    "repeat": lambda d: op(
+        "aten.repeat.default", (tensor(8, 9, dtype=d), (3, 1)), tensor(24, 9, dtype=d)
+    ),
     "dropout": lambda d: op(
         "aten.native_dropout.default",
         (tensor(64, 64, dtype=d), 0.1, True),
         tensor(64, 64, dtype=d),
         tensor(64, 64, dtype="bool"),
     ),
-    "cast": lambda d: op("aten._to_copy.default", (tensor(64, 64, dtype=d),), tensor(64, 64, dtype="float16")),
+    "cast": lambda d: op(
+        "aten._to_copy.default", (tensor(64, 64, dtype=d),), tensor(64, 64, dtype="float16")
+    ),
     "zeros": lambda d: op("aten.zeros.default", ((64, 64),), tensor(64, 64, dtype=d)),
     "bmm": lambda d: op(
-        "aten.bmm.default", (tensor(12, 20, 16, dtype=d), tensor(12, 16, 20, dtype=d)), tensor(12, 20, 20, dtype=d)
+        "aten.bmm.default",
+        (tensor(12, 20, 16, dtype=d), tensor(12, 16, 20, dtype=d)),
+        tensor(12, 20, 20, dtype=d),
     ),
     "scatter add": lambda d: op(
         "aten.scatter_add.default",
@@ -279,9 +345,14 @@ NETWORK = {
         tensor(50, 8, dtype=d),
     ),
     "sort": lambda d: op(
-        "aten.topk.default", (tensor(8, 100, dtype=d), 5), tensor(8, 5, dtype=d), tensor(8, 5, dtype="int64")
+        "aten.topk.default",
+        (tensor(8, 100, dtype=d), 5),
+        tensor(8, 5, dtype=d),
+        tensor(8, 5, dtype="int64"),
     ),
-    "cumsum": lambda d: op("aten.cumsum.default", (tensor(8, 100, dtype=d), 1), tensor(8, 100, dtype=d)),
+    "cumsum": lambda d: op(
+        "aten.cumsum.default", (tensor(8, 100, dtype=d), 1), tensor(8, 100, dtype=d)
+    ),
 }
 
 
@@ -308,32 +379,60 @@ def test_a_recurrent_layer_takes_its_time_steps_one_after_another() -> None:
 
 
 def test_a_recurrent_layer_keeps_what_its_backward_needs_at_each_step() -> None:
-    """A GRU of 8 steps keeps its gates and the candidate's recurrent part, 4 x 64 of each of 2 samples."""
+    """A GRU of 8 steps keeps its gates and the candidate's recurrent part, 4 x 64 of each of 2
+    samples.
+    """
     x, h = tensor(8, 2, 32), tensor(2, 64)
-    weights = (tensor(192, 32, role="weight"), tensor(192, 64, role="weight"), tensor(192), tensor(192))
+    weights = (
+        tensor(192, 32, role="weight"),
+        tensor(192, 64, role="weight"),
+        tensor(192),
+        tensor(192),
+    )
     outputs = (tensor(8, 2, 64), tensor(2, 64), tensor(0), tensor(8, 2, 256))
     trained = lower(op("ipu_rnn.gru.default", (x, *weights, h, None, True), *outputs), MK2)
     assert sum(step.name == "keep" for step in trained.steps) == 8
     assert trained.output_layouts[3] is not None
     assert trained.output_layouts[3].bytes.sum() == 8 * 2 * 256 * 4
-    only = lower(op("ipu_rnn.gru.default", (x, *weights, h, None, False), *outputs[:3], tensor(8, 2, 0)), MK2)
-    assert [step.name for step in only.steps] == [step.name for step in trained.steps if step.name != "keep"]
+    only = lower(
+        op("ipu_rnn.gru.default", (x, *weights, h, None, False), *outputs[:3], tensor(8, 2, 0)), MK2
+    )
+    assert [step.name for step in only.steps] == [
+        step.name for step in trained.steps if step.name != "keep"
+    ]
 
 
 def test_a_recurrent_layer_transposes_its_weights_once() -> None:
-    """Backward they are needed the other way round at all 8 time steps, and kept so until the last one."""
+    """Backward they are needed the other way round at all 8 time steps, and kept so until the last
+    one.
+    """
     state = tensor(1, 2, 64)
     operands = (
-        tensor(8, 2, 32), tensor(256, 32, role="weight"), tensor(256, 64, role="weight"), tensor(256), tensor(256),
-        state, state, tensor(8, 2, 64), state, state, tensor(8, 2, 64), state, state,
-    )  # fmt: skip
+        tensor(8, 2, 32),
+        tensor(256, 32, role="weight"),
+        tensor(256, 64, role="weight"),
+        tensor(256),
+        tensor(256),
+        state,
+        state,
+        tensor(8, 2, 64),
+        state,
+        state,
+        tensor(8, 2, 64),
+        state,
+        state,
+    )
     outputs = (operands[0], *operands[1:5], state, state)
     plan = lower(op("aten.mkldnn_rnn_layer_backward.default", operands, *outputs), MK2)
     names = [step.name for step in plan.steps]
     turned = [k for k, name in enumerate(names) if name == "grad recurrent/transpose inputs"]
     last = max(k for k, name in enumerate(names) if name == "grad recurrent/convolve")
     assert names.count("grad recurrent/convolve") == 8 and turned == [0]
-    assert any(t.first == 0 and t.last >= last for t in plan.temporaries if t.name == "grad recurrent/transpose inputs")
+    assert any(
+        t.first == 0 and t.last >= last
+        for t in plan.temporaries
+        if t.name == "grad recurrent/transpose inputs"
+    )
 
 
 def test_an_expanded_operand_is_sent_once() -> None:
@@ -397,7 +496,9 @@ def test_views_are_free() -> None:
 
 
 @given(st.integers(0, 10**7), st.lists(st.integers(0, 50), min_size=1, max_size=60))
-def test_apportioning_sums_exactly_and_leaves_out_those_without_share(total: int, shares: list[int]) -> None:
+def test_apportioning_sums_exactly_and_leaves_out_those_without_share(
+    total: int, shares: list[int]
+) -> None:
     share = np.array(shares)
     got = apportion(total, share)
     assert got.min() >= 0
@@ -440,9 +541,13 @@ def test_every_vertex_type_has_code_and_state() -> None:
         assert state > 0
 
 
-@pytest.mark.parametrize("name", ["aten.div.Scalar", "aten.clone.default", "aten.ones_like.default"])
+@pytest.mark.parametrize(
+    "name", ["aten.div.Scalar", "aten.clone.default", "aten.ones_like.default"]
+)
 def test_a_result_that_repeats_one_element_lies_on_all_tiles(name: str) -> None:
-    """The gradient of a mean is its expanded scalar: what is made of it must not lie where the scalar does."""
+    """The gradient of a mean is its expanded scalar: what is made of it must not lie where the
+    scalar does.
+    """
     scalar = linear(1, 4, 1472).layout("float32")
     repeated = Operand((1472, 64), "float32", (0, 0), 0, 1, scalar)
     args = (repeated, 2.0) if "div" in name else (repeated,)

@@ -10,22 +10,30 @@ import pytest
 
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.plan import Compute, Exchange
-from ipu_exec.lowering.pooling import Pooling, plan_pooling, pooling_cycles, tile_parts, window_elements
+from ipu_exec.lowering.pooling import (
+    Pooling,
+    plan_pooling,
+    pooling_cycles,
+    tile_parts,
+    window_elements,
+)
 from tests.operands import MK2, op, tensor
 
 
 def test_cycles_of_a_row_of_windows_are_those_counted_by_hand() -> None:
     """Six outputs of four halves in a row, windows of two: a worker has one output.
 
-    It begins with 43 cycles, fills one vector (4 + 1), enters a row (15), and for both positions of the kernel (23) and
-    the one group of channels (2) goes over one vector (3) with 4 + 3 cycles for one element.
+    It begins with 43 cycles, fills one vector (4 + 1), enters a row (15), and for both positions of
+    the kernel (23) and the one group of channels (2) goes over one vector (3) with 4 + 3 cycles for
+    one element.
     """
     forward = Pooling(1, 4, (1, 6), (1, 7), (1, 2), (1, 1), 4, True, False)
     worker = 43 + (4 + 1) + 15 + 2 * (23 + 2 + 3 + 4 + 3)
     assert int(pooling_cycles(forward, (1, 4, (1, 6)), 4)) == 7 + 6 * worker + 6
     # twice the row: two outputs a worker, one more element in the inner loop and one more to fill
     assert int(pooling_cycles(forward, (1, 4, (1, 12)), 4)) == 7 + 6 * (worker + 2 * 3 + 1) + 6
-    # eight channels in two groups: all but entering and leaving the row twice, and 4 cycles to move on
+    # eight channels in two groups: all but entering and leaving the row twice, and 4 cycles to move
+    # on
     two = 43 + 2 * (4 + 1) + 15 + 2 * (23 + 2 * (2 + 3 + 4 + 3) + 4)
     assert int(pooling_cycles(forward, (1, 8, (1, 6)), 4)) == 7 + 6 * two + 6
     assert int(pooling_cycles(forward, (0, 4, (1, 6)), 4)) == 0
@@ -39,7 +47,9 @@ def test_no_split_is_quicker_than_the_planned_one(maximum: bool, backward: bool)
     pooling = Pooling(batch, channels, field, other, (3, 2), (2, 2), 4, maximum, backward)
 
     def cost(group: int, cuts: tuple[int, ...]) -> int:
-        b, c, *f = (-(-n // s) for n, s in zip((batch, -(-channels // group), *field), cuts, strict=True))
+        b, c, *f = (
+            -(-n // s) for n, s in zip((batch, -(-channels // group), *field), cuts, strict=True)
+        )
         parts = b, min(c * group, channels), tuple(f)
         read = int(window_elements(pooling, parts))
         if maximum and backward:
@@ -56,14 +66,21 @@ def test_no_split_is_quicker_than_the_planned_one(maximum: bool, backward: bool)
     assert split.tiles <= tiles
     assert cost(split.group, (split.batch, split.channels, *split.field)) == min(all_costs)
     made = tile_parts(pooling, split, tiles)
-    assert int(np.prod([made[0], made[1], *made[2]], axis=0).sum()) == batch * channels * prod(field)
+    assert int(np.prod([made[0], made[1], *made[2]], axis=0).sum()) == batch * channels * prod(
+        field
+    )
 
 
 def test_windows_that_overlap_are_brought_to_every_tile_that_needs_them() -> None:
-    """3 x 3 windows two apart: a tile needs a border besides its own; their gradient needs what the windows touch."""
+    """3 x 3 windows two apart: a tile needs a border besides its own; their gradient needs what the
+    windows touch.
+    """
     x, y = tensor(2, 64, 57, 57, dtype="float16"), tensor(2, 64, 28, 28, dtype="float16")
     args = (x, (3, 3), (2, 2))
-    plan = lower(op("aten.max_pool2d_with_indices.default", args, y, tensor(2, 64, 28, 28, dtype="int64")), MK2)
+    plan = lower(
+        op("aten.max_pool2d_with_indices.default", args, y, tensor(2, 64, 28, 28, dtype="int64")),
+        MK2,
+    )
     (windows,) = (step for step in plan.steps if isinstance(step, Exchange))
     assert windows.bytes_in.sum() > 2 * 64 * 57 * 57 * 2 > 2 * 64 * 28 * 28 * 2
     assert windows.bytes_out.sum() <= 2 * 64 * 57 * 57 * 2  # what several need is sent once

@@ -1,4 +1,5 @@
-"""Real numbers of a call: training equals a plain PyTorch loop bit for bit; outputs by mode; errors of a call.
+"""Real numbers of a call: training equals a plain PyTorch loop bit for bit; outputs by mode; errors
+of a call.
 
 But for the first test, which compiles for real, what compiles is replaced by a fake of a few lines.
 """
@@ -61,7 +62,9 @@ class Session:
 
 
 @pytest.fixture(autouse=True)
-def compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def compiled(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> list[dict[str, Any]]:
     """What was compiled, a dict a time."""
     calls: list[dict[str, Any]] = []
     monkeypatch.delenv("POPLAR_ENGINE_OPTIONS", raising=False)
@@ -84,7 +87,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
         progress(0.5, "half")
         return Executable(fits=options.model_name != "too large")
 
-    for name, content in (("compile", {"compile_step": compile_step}), ("autoreport", {"ProfileSession": Session})):
+    for name, content in (
+        ("compile", {"compile_step": compile_step}),
+        ("autoreport", {"ProfileSession": Session}),
+    ):
         module = types.ModuleType(f"ipu_exec.{name}")
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, f"ipu_exec.{name}", module)
@@ -117,11 +123,18 @@ def network() -> Network:
 
 def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(samples, 6, generator=generator), torch.randint(0, 3, (samples,), generator=generator)
+    return torch.randn(samples, 6, generator=generator), torch.randint(
+        0, 3, (samples,), generator=generator
+    )
 
 
 def options(iterations: int = 1, accumulation: int = 1, replicas: int = 1) -> Options:
-    made = Options().deviceIterations(iterations).replicationFactor(replicas).showCompilationProgressBar(False)
+    made = (
+        Options()
+        .deviceIterations(iterations)
+        .replicationFactor(replicas)
+        .showCompilationProgressBar(False)
+    )
     made.Training.gradientAccumulation(accumulation)
     return made
 
@@ -137,9 +150,16 @@ STRATEGIES = {
 
 
 def plain_loop(
-    model: Network, optimizer: torch.optim.Optimizer, iterations: int, accumulation: int, replicas: int, mean: bool
+    model: Network,
+    optimizer: torch.optim.Optimizer,
+    iterations: int,
+    accumulation: int,
+    replicas: int,
+    mean: bool,
 ) -> list[torch.Tensor]:
-    """Accumulation as anyone would write it in PyTorch; replicas are copies of the model with their own statistics."""
+    """Accumulation as anyone would write it in PyTorch; replicas are copies of the model with their
+    own statistics.
+    """
     copies = [model, *(copy.deepcopy(model) for _ in range(replicas - 1))]
     x, y = data(MICRO * iterations * accumulation * replicas)
     losses = []
@@ -174,22 +194,38 @@ def plain_loop(
     ],
 )
 def test_training_equals_a_plain_loop_bit_for_bit(
-    optimiser: str, strategy: str, iterations: int, accumulation: int, replicas: int, reduction: ReductionType
+    optimiser: str,
+    strategy: str,
+    iterations: int,
+    accumulation: int,
+    replicas: int,
+    reduction: ReductionType,
 ) -> None:
     ours, theirs = network(), network()
-    made = options(iterations, accumulation, replicas).setExecutionStrategy(STRATEGIES[strategy]).randomSeed(11)
+    made = (
+        options(iterations, accumulation, replicas)
+        .setExecutionStrategy(STRATEGIES[strategy])
+        .randomSeed(11)
+    )
     made.outputMode(OutputMode.All).Training.accumulationAndReplicationReductionType(reduction)
     model = poptorch.trainingModel(ours, made, OPTIMISERS[optimiser](ours))
     batch = data(MICRO * made.batch_factor)
     losses = model(*batch)[1]
 
     torch.manual_seed(11)
-    expected = plain_loop(theirs, OPTIMISERS[optimiser](theirs), iterations, accumulation, replicas,
-                          reduction is ReductionType.Mean)  # fmt: skip
+    expected = plain_loop(
+        theirs,
+        OPTIMISERS[optimiser](theirs),
+        iterations,
+        accumulation,
+        replicas,
+        reduction is ReductionType.Mean,
+    )
 
     for name, value in theirs.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    # The plain loop runs a replica after the other; outputs are ordered as inputs are, replicas innermost.
+    # The plain loop runs a replica after the other; outputs are ordered as inputs are, replicas
+    # innermost.
     by_replica = torch.stack(expected).reshape(iterations, replicas, accumulation)
     assert torch.equal(losses, by_replica.transpose(1, 2).flatten())
     assert all(parameter.grad is None for parameter in ours.parameters())
@@ -205,7 +241,9 @@ def test_momentum_goes_on_over_calls() -> None:
     model(x[:16], y[:16])
     model(x[16:], y[16:])
     other(x, y)
-    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True)
+    )
 
 
 class Scale(nn.Module):
@@ -234,7 +272,9 @@ def quadratic() -> tuple[Scale, torch.Tensor]:
 
 @pytest.mark.parametrize("strategy", MeanReductionStrategy)
 @pytest.mark.parametrize(("accumulation", "replicas"), [(4, 1), (2, 2), (1, 4)])
-def test_every_mean_strategy_averages(strategy: MeanReductionStrategy, accumulation: int, replicas: int) -> None:
+def test_every_mean_strategy_averages(
+    strategy: MeanReductionStrategy, accumulation: int, replicas: int
+) -> None:
     model, x = quadratic()
     made = options(1, accumulation, replicas)
     made.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
@@ -254,7 +294,9 @@ def test_loss_scaling_by_a_power_of_two_changes_nothing() -> None:
     weights = []
     for scaling in (1.0, 1024.0):
         model = network()
-        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, loss_scaling=scaling)
+        optimizer = poptorch.optim.SGD(
+            model.parameters(), lr=0.1, momentum=0.9, loss_scaling=scaling
+        )
         poptorch.trainingModel(model, options(2, 2).randomSeed(0), optimizer)(*data(MICRO * 4))
         weights.append(model.state_dict())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -264,15 +306,23 @@ def test_half_accumulators_hold_running_means() -> None:
     model = network()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16)
     chosen = poptorch.trainingModel(model, options(), optimizer).options.Training
-    assert chosen.mean_accumulation_and_replication_reduction_strategy is MeanReductionStrategy.Running
+    assert (
+        chosen.mean_accumulation_and_replication_reduction_strategy is MeanReductionStrategy.Running
+    )
 
 
 def test_float16_accumulators_come_before_compiling() -> None:
     model = network()
-    wrapped = poptorch.trainingModel(model, options(), poptorch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped = poptorch.trainingModel(
+        model, options(), poptorch.optim.SGD(model.parameters(), lr=0.1)
+    )
     wrapped(*data(MICRO))
-    with pytest.raises(Error, match=r"Invalid optimizer: .* would require changing options\.Training\."):
-        wrapped.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16))
+    with pytest.raises(
+        Error, match=r"Invalid optimizer: .* would require changing options\.Training\."
+    ):
+        wrapped.setOptimizer(
+            poptorch.optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16)
+        )
     wrapped.destroy()
     wrapped.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16))
     chosen = wrapped.options.Training
@@ -300,7 +350,9 @@ X = torch.arange(12.0).reshape(12, 1)  # 6 micro-batches of 2: 3 device iteratio
         (OutputMode.Sum, None, [0 + 4 + 8, 1 + 5 + 9, 2 + 6 + 10, 3 + 7 + 11], [27, 39]),
     ],
 )
-def test_output_modes(mode: OutputMode, period: int | None, rows: list[int], sums: list[int]) -> None:
+def test_output_modes(
+    mode: OutputMode, period: int | None, rows: list[int], sums: list[int]
+) -> None:
     made = options(3, 1, 2)
     if mode is not OutputMode.Default:
         made.outputMode(mode, period)
@@ -325,12 +377,16 @@ def test_every_n_counts_micro_batches_through_the_call() -> None:
     _, all_losses = poptorch.trainingModel(model, every, OPTIMISERS["SGD"](model))(*data(MICRO * 6))
     assert torch.equal(losses, all_losses[1::2])
     with pytest.raises(Error, match="6 micro-batches a replica"):
-        poptorch.trainingModel(model, options(2, 3).outputMode(OutputMode.EveryN, 4), OPTIMISERS["SGD"](model))
+        poptorch.trainingModel(
+            model, options(2, 3).outputMode(OutputMode.EveryN, 4), OPTIMISERS["SGD"](model)
+        )
 
 
 def test_training_returns_the_last_micro_batch_by_default() -> None:
     model = network()
-    output, loss = poptorch.trainingModel(model, options(2, 3), OPTIMISERS["SGD"](model))(*data(MICRO * 6))
+    output, loss = poptorch.trainingModel(model, options(2, 3), OPTIMISERS["SGD"](model))(
+        *data(MICRO * 6)
+    )
     assert output.shape == (MICRO, 3)
     assert loss.shape == ()
     assert not loss.requires_grad
@@ -338,7 +394,10 @@ def test_training_returns_the_last_micro_batch_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "first_of_replica"),
-    [(poptorch.CommGroupType.Consecutive, [0, 0, 1, 1]), (poptorch.CommGroupType.Orthogonal, [0, 1, 0, 1])],
+    [
+        (poptorch.CommGroupType.Consecutive, [0, 0, 1, 1]),
+        (poptorch.CommGroupType.Orthogonal, [0, 1, 0, 1]),
+    ],
 )
 def test_replicas_of_a_group_take_the_same_input(kind: Any, first_of_replica: list[int]) -> None:
     made = options(1, 1, 4).inputReplicaGrouping(2, kind)
@@ -415,7 +474,9 @@ class Losses(nn.Module):
 )
 def test_the_loss_is_the_last_scalar_or_what_is_marked(returned: Any, gradient: float) -> None:
     model = Losses(returned)
-    poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=1.0))(torch.tensor([1.0, 2.0]))
+    poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=1.0))(
+        torch.tensor([1.0, 2.0])
+    )
     assert model.weight.item() == pytest.approx(1 - gradient)
 
 
@@ -457,12 +518,18 @@ def test_compiles_once_for_the_micro_batch(compiled: list[dict[str, Any]]) -> No
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda m, x, y: (m.eval(), (x, y))[1], "the mode of the model changed: expected train, got eval"),
+        (
+            lambda m, x, y: (m.eval(), (x, y))[1],
+            "the mode of the model changed: expected train, got eval",
+        ),
         (
             lambda m, x, y: (m.setOptimizer(OPTIMISERS["AdamW"](m.model)), (x, y))[1],
             "the optimiser changed",
         ),
-        (lambda m, x, y: (m.model.first.requires_grad_(False), (x, y))[1], "which parameters require grad changed"),
+        (
+            lambda m, x, y: (m.model.first.requires_grad_(False), (x, y))[1],
+            "which parameters require grad changed",
+        ),
     ],
 )
 def test_recompiles_and_says_why(
@@ -500,7 +567,10 @@ def test_a_new_learning_rate_does_not_recompile(compiled: list[dict[str, Any]]) 
         (lambda m: m.attachToDevice(), "after compiling"),
         (lambda m: m.detachFromDevice(), "not attached"),
         (lambda m: m.setOptimizer(nn.Linear(1, 1)), "not Linear"),
-        (lambda m: m.setOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters())), "none of the model's parameters"),
+        (
+            lambda m: m.setOptimizer(torch.optim.SGD(nn.Linear(1, 1).parameters())),
+            "none of the model's parameters",
+        ),
     ],
 )
 def test_wrong_calls_are_errors(run: Any, says: str) -> None:
@@ -519,7 +589,12 @@ def test_inputs_and_outputs_have_32_bits_and_no_gradient(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, logger="ipu_exec"):
         returned = poptorch.inferenceModel(model, options())(x)
     assert "Input tensor has requires_grad=True set. This tensor will be detached" in caplog.text
-    assert [out.dtype for out in returned] == [torch.float32, torch.int32, torch.float32, torch.bool]
+    assert [out.dtype for out in returned] == [
+        torch.float32,
+        torch.int32,
+        torch.float32,
+        torch.bool,
+    ]
     assert torch.equal(returned[0], model(x.detach().float())[0])
     wide = nn.Linear(2, 3).double()
     out = poptorch.inferenceModel(wide, options())(x.detach())
@@ -543,13 +618,17 @@ def test_a_returned_buffer_is_what_it_was_then() -> None:
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_training_model_with_every_weight_frozen_only_runs(accumulation: int) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3).eval(), Losses(lambda v: v.mean()))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3).eval(), Losses(lambda v: v.mean())
+    )
     before = copy.deepcopy(model.requires_grad_(False))
     x = torch.randn(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=0.5)
     wrapped = poptorch.trainingModel(model, options(accumulation=accumulation), optimizer)
     assert torch.equal(wrapped(x), before(x.chunk(accumulation)[-1]))
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.state_dict().items())
+    assert all(
+        torch.equal(model.state_dict()[name], value) for name, value in before.state_dict().items()
+    )
 
 
 def test_wrong_wrapping_is_an_error() -> None:
@@ -609,7 +688,9 @@ def test_out_of_memory_is_raised_after_the_profile_was_closed() -> None:
     assert Session.made[0].closed == 1
 
 
-def test_the_progress_bar_is_shown_on_stderr_unless_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_is_shown_on_stderr_unless_switched_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     poptorch.inferenceModel(Echo(), options())(X)
     assert capsys.readouterr().err == ""
     poptorch.inferenceModel(Echo(), options().showCompilationProgressBar())(X)

@@ -1,4 +1,6 @@
-"""float16: stochastic rounding is unbiased, exact where it can be, and seeded; the loss scale follows the gradients."""
+"""float16: stochastic rounding is unbiased, exact where it can be, and seeded; the loss scale
+follows the gradients.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,19 @@ def generator(seed: int = 0) -> torch.Generator:
 
 @pytest.mark.parametrize(
     "value",
-    [1.0002, -1.0002, 3.1415927, -0.1, 1e-5, -1e-5, 2.0**-24 * 0.3, -(2.0**-25), 1023.9, 65503.9, 2**-14 * 0.99999],
+    [
+        1.0002,
+        -1.0002,
+        3.1415927,
+        -0.1,
+        1e-5,
+        -1e-5,
+        2.0**-24 * 0.3,
+        -(2.0**-25),
+        1023.9,
+        65503.9,
+        2**-14 * 0.99999,
+    ],
 )
 def test_rounding_is_to_a_neighbour_and_unbiased(value: float) -> None:
     count = 200_000
@@ -33,7 +47,9 @@ def test_rounding_is_to_a_neighbour_and_unbiased(value: float) -> None:
     assert torch.tensor([low, high]).half().double().tolist() == [low, high]
     # No float16 lies between: the one after `low` is `high`.
     bits = torch.tensor([low, high]).half().view(torch.int16).int()
-    assert abs(int(bits[1] - bits[0])) == 1 or (0.0 in (low, high) and max(abs(low), abs(high)) == 2.0**-24)
+    assert abs(int(bits[1] - bits[0])) == 1 or (
+        0.0 in (low, high) and max(abs(low), abs(high)) == 2.0**-24
+    )
     share = (exact - low) / (high - low)
     deviation = (high - low) * (share * (1 - share) / count) ** 0.5
     assert abs(float(made.mean()) - exact) < 5 * deviation + 1e-12
@@ -59,14 +75,18 @@ class Half(nn.Module):
         return out, nn.functional.mse_loss(out, target)
 
 
-def trained(rounded: bool, seed: int = 1, steps: int = 1, lr: float = 1e-5, kind: str = "SGD") -> tuple[Half, Half]:
+def trained(
+    rounded: bool, seed: int = 1, steps: int = 1, lr: float = 1e-5, kind: str = "SGD"
+) -> tuple[Half, Half]:
     """The model after training and before."""
     torch.manual_seed(0)
     model = Half()
     before = copy.deepcopy(model)
     options = poptorch.Options().showCompilationProgressBar(False).randomSeed(seed)
     options.Precision.enableStochasticRounding(rounded)
-    wrapped = poptorch.trainingModel(model, options, getattr(poptorch.optim, kind)(model.parameters(), lr=lr))
+    wrapped = poptorch.trainingModel(
+        model, options, getattr(poptorch.optim, kind)(model.parameters(), lr=lr)
+    )
     x, target = torch.randn(4, 8).half(), torch.randn(4, 4).half()
     for _ in range(steps):
         wrapped(x, target)
@@ -74,7 +94,9 @@ def trained(rounded: bool, seed: int = 1, steps: int = 1, lr: float = 1e-5, kind
 
 
 def test_updates_too_small_for_float16_are_not_lost_on_average() -> None:
-    """Each is less than half the spacing: rounded to nearest nothing ever changes, stochastically it adds up."""
+    """Each is less than half the spacing: rounded to nearest nothing ever changes, stochastically
+    it adds up.
+    """
     lost, before = trained(rounded=False, steps=30, lr=5e-5)
     assert torch.equal(lost.fc.weight, before.fc.weight), "rounded to nearest"
     kept, before = trained(rounded=True, steps=30, lr=5e-5)
@@ -91,7 +113,9 @@ def test_updates_too_small_for_float16_are_not_lost_on_average() -> None:
         optimizer.step()
     wanted = single.fc.weight - before.fc.weight.float()
     seeds = [trained(rounded=True, seed=seed, steps=30, lr=5e-5)[0] for seed in range(12)]
-    moved = torch.stack([model.fc.weight.float() - before.fc.weight.float() for model in seeds]).mean(0)
+    moved = torch.stack(
+        [model.fc.weight.float() - before.fc.weight.float() for model in seeds]
+    ).mean(0)
     assert torch.nn.functional.cosine_similarity(moved.flatten(), wanted.flatten(), 0) > 0.5
     moved, wanted = moved.detach(), wanted.detach()
     assert float((moved * wanted).sum() / (wanted * wanted).sum()) == pytest.approx(1.0, abs=0.4)
@@ -138,7 +162,9 @@ def test_float32_models_are_trained_as_ever() -> None:
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return self.inner(x).square().mean()
 
-        poptorch.trainingModel(Loss(), options, torch.optim.SGD(model.parameters(), lr=0.1))(torch.ones(2, 4))
+        poptorch.trainingModel(Loss(), options, torch.optim.SGD(model.parameters(), lr=0.1))(
+            torch.ones(2, 4)
+        )
         return model[0].weight.detach()
 
     assert torch.equal(run(False), run(True))
@@ -171,11 +197,15 @@ def test_the_scale_doubles_until_gradients_are_large_and_then_halves() -> None:
 
 def test_gradients_of_activations_count_and_what_only_moves_them_does_not() -> None:
     class Chain(nn.Module):
-        """The gradient of what the weight is multiplied to is large, and that of the weight small again."""
+        """The gradient of what the weight is multiplied to is large, and that of the weight small
+        again.
+        """
 
         def __init__(self, half: bool) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.ones(4, dtype=torch.float16 if half else torch.float32))
+            self.weight = nn.Parameter(
+                torch.ones(4, dtype=torch.float16 if half else torch.float32)
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             inner = self.weight * 1e-3
@@ -186,7 +216,9 @@ def test_gradients_of_activations_count_and_what_only_moves_them_does_not() -> N
         model = Chain(half)
         options = poptorch.Options().showCompilationProgressBar(False)
         options.Training.setAutomaticLossScaling(True)
-        wrapped = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=1e-6))
+        wrapped = poptorch.trainingModel(
+            model, options, poptorch.optim.SGD(model.parameters(), lr=1e-6)
+        )
         wrapped(torch.ones(1).half() if half else torch.ones(1))
         return wrapped._precision.scaler
 
@@ -197,10 +229,17 @@ def test_gradients_of_activations_count_and_what_only_moves_them_does_not() -> N
 
 def test_the_scaler_takes_popart_s_settings() -> None:
     options = poptorch.Options()
-    for name, value in (("binEdgeLocation", 0.5), ("thresholdUpperCountProportion", 0.2), ("updatePeriod", 2)):
+    for name, value in (
+        ("binEdgeLocation", 0.5),
+        ("thresholdUpperCountProportion", 0.2),
+        ("updatePeriod", 2),
+    ):
         options._Popart.set(f"automaticLossScalingSettings.{name}", value)
     scaler = LossScaler.of(8.0, options._Popart.settings)
-    small, large = torch.full((10,), 0.4 * HALF_MAX).half(), torch.full((10,), 0.6 * HALF_MAX).half()
+    small, large = (
+        torch.full((10,), 0.4 * HALF_MAX).half(),
+        torch.full((10,), 0.6 * HALF_MAX).half(),
+    )
     assert seen(scaler, small) == 8.0, "counted, and changed at the second"
     assert seen(scaler, small) == 16.0
     seen(scaler, small)
@@ -227,7 +266,9 @@ def test_training_finds_a_scale_at_which_small_gradients_survive() -> None:
         model = Tiny()
         options = poptorch.Options().showCompilationProgressBar(False)
         options.Training.setAutomaticLossScaling(automatic)
-        wrapped = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=1e4))
+        wrapped = poptorch.trainingModel(
+            model, options, poptorch.optim.SGD(model.parameters(), lr=1e4)
+        )
         for _ in range(20):
             wrapped(torch.ones(1))
         scaler = wrapped._precision.scaler if wrapped._precision else None
@@ -244,8 +285,14 @@ def test_training_finds_a_scale_at_which_small_gradients_survive() -> None:
 # -- optimisers' states ------------------------------------------------------------------------------------------------
 
 HALF_STATES = {
-    "Adam": {"first_order_momentum_accum_type": "exp_avg", "second_order_momentum_accum_type": "exp_avg_sq"},
-    "LAMB": {"first_order_momentum_accum_type": "exp_avg", "second_order_momentum_accum_type": "exp_avg_sq"},
+    "Adam": {
+        "first_order_momentum_accum_type": "exp_avg",
+        "second_order_momentum_accum_type": "exp_avg_sq",
+    },
+    "LAMB": {
+        "first_order_momentum_accum_type": "exp_avg",
+        "second_order_momentum_accum_type": "exp_avg_sq",
+    },
     "RMSprop": {"second_order_momentum_accum_type": "square_avg"},
     "SGD": {"velocity_accum_type": "momentum_buffer"},
 }
@@ -263,7 +310,11 @@ class Line(nn.Module):
 
 
 def after(
-    kind: str, dtype: torch.dtype = torch.float32, accumulation: int = 1, steps: int = 3, **types: Any
+    kind: str,
+    dtype: torch.dtype = torch.float32,
+    accumulation: int = 1,
+    steps: int = 3,
+    **types: Any,
 ) -> tuple[Any, ...]:
     """(optimiser, weight, executable) after some steps on numbers that float16 cannot hold."""
     model = Line(dtype)
@@ -286,14 +337,20 @@ def fits_half(values: torch.Tensor) -> bool:
 @pytest.mark.parametrize(
     ("kind", "argument", "state"), [(k, a, s) for k, t in HALF_STATES.items() for a, s in t.items()]
 )
-def test_states_are_rounded_to_float16_where_that_is_their_type(kind: str, argument: str, state: str) -> None:
+def test_states_are_rounded_to_float16_where_that_is_their_type(
+    kind: str, argument: str, state: str
+) -> None:
     single, weight, _ = after(kind)
     half, other, executable = after(kind, **{argument: torch.float16})
     assert not fits_half(single.state[weight][state])
     assert fits_half(half.state[other][state]) and half.state[other][state].dtype is torch.float32
     assert not torch.equal(weight, other)
     torch.testing.assert_close(weight, other, rtol=1e-2, atol=1e-4)
-    dtypes = {s.name.split("/")[1]: s.dtype for s in executable.graph.storages.values() if s.parameter >= 0}
+    dtypes = {
+        s.name.split("/")[1]: s.dtype
+        for s in executable.graph.storages.values()
+        if s.parameter >= 0
+    }
     assert dtypes[state] == "float16"
     assert all(dtype == "float32" for name, dtype in dtypes.items() if name not in (state, "step"))
     bytes_of = {v.name: v.bytes for v in executable.variables}
@@ -306,7 +363,11 @@ def test_velocities_are_kept_scaled_as_the_loss_is() -> None:
     gradient = torch.full((1, 4), 1e-9)
     for scaling, lost in ((1.0, True), (2.0**20, False)):
         optimizer = poptorch.optim.SGD(
-            model.parameters(), lr=1e-2, momentum=0.9, velocity_accum_type=torch.float16, loss_scaling=scaling
+            model.parameters(),
+            lr=1e-2,
+            momentum=0.9,
+            velocity_accum_type=torch.float16,
+            loss_scaling=scaling,
         )
         options = poptorch.Options().showCompilationProgressBar(False)
         poptorch.trainingModel(model, options, optimizer)(gradient)
@@ -316,14 +377,19 @@ def test_velocities_are_kept_scaled_as_the_loss_is() -> None:
 
 def test_a_combined_accumulator_is_one_tensor_and_numbers_are_the_same() -> None:
     _, weight, apart = after("SGD", accumulation=4, steps=2)
-    _, other, combined = after("SGD", accumulation=4, steps=2, use_combined_accum=True, accum_type=torch.float16)
+    _, other, combined = after(
+        "SGD", accumulation=4, steps=2, use_combined_accum=True, accum_type=torch.float16
+    )
     assert torch.equal(weight, other)
     roles = [
-        {s.name for s in executable.graph.storages.values() if s.parameter >= 0} for executable in (apart, combined)
+        {s.name for s in executable.graph.storages.values() if s.parameter >= 0}
+        for executable in (apart, combined)
     ]
     assert roles == [{"weight/accumulator", "weight/momentum_buffer"}, {"weight/accumulator"}]
     (accumulator,) = [v for v in combined.variables if v.name == "weight/accumulator"]
-    assert accumulator.bytes == 4 * 4, "of the weight's type: PopTorch's types are for separate tensors"
+    assert accumulator.bytes == 4 * 4, (
+        "of the weight's type: PopTorch's types are for separate tensors"
+    )
 
 
 def test_accumulators_are_rounded_to_float16_where_that_is_their_type() -> None:
@@ -343,10 +409,16 @@ def test_float16_weights_have_float32_states_with_poptorchs_optimisers() -> None
     optimizer, weight, executable = after("Adam", torch.float16)
     assert weight.dtype is torch.float16
     assert optimizer.state[weight]["exp_avg_sq"].dtype is torch.float32
-    found = {s.name: s.dtype for s in executable.graph.storages.values() if s.role == "optimiser state"}
+    found = {
+        s.name: s.dtype for s in executable.graph.storages.values() if s.role == "optimiser state"
+    }
     assert (found["weight/exp_avg"], found["weight/exp_avg_sq"]) == ("float32", "float32")
     model = Line(torch.float16)
     theirs = torch.optim.Adam(model.parameters())
-    wrapped = poptorch.trainingModel(model, poptorch.Options().showCompilationProgressBar(False), theirs)
+    wrapped = poptorch.trainingModel(
+        model, poptorch.Options().showCompilationProgressBar(False), theirs
+    )
     wrapped(torch.ones(1, 4).half())
-    assert theirs.state[model.weight]["exp_avg"].dtype is torch.float16, "PyTorch's own are left to PyTorch"
+    assert theirs.state[model.weight]["exp_avg"].dtype is torch.float16, (
+        "PyTorch's own are left to PyTorch"
+    )

@@ -1,4 +1,6 @@
-"""The executor beyond numbers: inputs that do not fit, anchored tensors, latencies, files and the cache."""
+"""The executor beyond numbers: inputs that do not fit, anchored tensors, latencies, files and the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Small(nn.Module):
         super().__init__()
         self.fc = nn.Linear(4, 3)
 
-    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None, scale: float = 1.0) -> Any:
+    def forward(
+        self, x: torch.Tensor, target: torch.Tensor | None = None, scale: float = 1.0
+    ) -> Any:
         out = self.fc(x) * scale
         return out if target is None else (out, nn.functional.mse_loss(out, target))
 
@@ -52,9 +56,18 @@ def small() -> Small:
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        ((torch.ones(3, 4),), "Shape mismatch for x: expected torch.Size([2, 4]) but got torch.Size([3, 4])"),
-        ((torch.ones(2, 4).double(),), "Data type mismatch for x: expected torch.float32 but got torch.float64"),
-        ((torch.ones(2, 4), torch.ones(2, 3)), "Type mismatch for target: expected NoneType but got Tensor"),
+        (
+            (torch.ones(3, 4),),
+            "Shape mismatch for x: expected torch.Size([2, 4]) but got torch.Size([3, 4])",
+        ),
+        (
+            (torch.ones(2, 4).double(),),
+            "Data type mismatch for x: expected torch.float32 but got torch.float64",
+        ),
+        (
+            (torch.ones(2, 4), torch.ones(2, 3)),
+            "Type mismatch for target: expected NoneType but got Tensor",
+        ),
         ((torch.ones(2, 4), None, 2.0), "Value mismatch for scale: expected 1.0 but got 2.0"),
         ((), "missing a required argument: 'x'"),
         ((1, 2, 3, 4), "too many positional arguments"),
@@ -107,8 +120,12 @@ class PairParser(poptorch.ICustomArgParser):
         yield struct.a
         yield struct.b
 
-    def reconstruct(self, original_structure: Pair, tensor_iterator: Iterator[torch.Tensor]) -> Pair:
-        return type(original_structure)(next(tensor_iterator), next(tensor_iterator), original_structure.name)
+    def reconstruct(
+        self, original_structure: Pair, tensor_iterator: Iterator[torch.Tensor]
+    ) -> Pair:
+        return type(original_structure)(
+            next(tensor_iterator), next(tensor_iterator), original_structure.name
+        )
 
 
 class Result(collections.OrderedDict[str, torch.Tensor]):
@@ -116,7 +133,9 @@ class Result(collections.OrderedDict[str, torch.Tensor]):
 
 
 def test_a_loss_is_found_in_a_class_made_from_dict() -> None:
-    """Hugging Face's models return such. A class of its own: nobody took one apart before the first training step."""
+    """Hugging Face's models return such. A class of its own: nobody took one apart before the first
+    training step.
+    """
 
     class Trained(collections.OrderedDict[str, torch.Tensor]):
         pass
@@ -156,7 +175,9 @@ def test_own_structures_are_cut_into_micro_batches_and_put_together() -> None:
 def test_backward_on_an_output_is_an_error_that_names_the_way() -> None:
     output, loss = poptorch.trainingModel(small(), quiet())(torch.ones(2, 4), torch.ones(2, 3))
     for tensor in (output, loss):
-        with pytest.raises(Error, match=r"backward\(\) cannot be called explicitly on outputs of a PopTorch model"):
+        with pytest.raises(
+            Error, match=r"backward\(\) cannot be called explicitly on outputs of a PopTorch model"
+        ):
             tensor.backward()
     assert torch.equal(copy.deepcopy(output), output)
     saved = io.BytesIO()
@@ -195,22 +216,32 @@ def test_a_constant_attribute_cannot_change_and_a_variable_one_can() -> None:
     wrapped = poptorch.trainingModel(model, quiet(), first)
     wrapped(torch.ones(2, 4), torch.ones(2, 3))
     wrapped.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.5, weight_decay=0.1))
-    with pytest.raises(Error, match=r"weight_decay was marked as constant.*expected \[0.1\] but got \[0.2\]"):
+    with pytest.raises(
+        Error, match=r"weight_decay was marked as constant.*expected \[0.1\] but got \[0.2\]"
+    ):
         wrapped.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.2))
     wrapped.destroy()
     wrapped.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.2))
 
 
 @pytest.mark.parametrize(("relaxed", "level"), [(False, logging.WARNING), (True, logging.DEBUG)])
-def test_unknown_attributes_are_said_once(relaxed: bool, level: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_attributes_are_said_once(
+    relaxed: bool, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped = poptorch.trainingModel(model, quiet().relaxOptimizerAttributesChecks(relaxed), optimizer)
+    wrapped = poptorch.trainingModel(
+        model, quiet().relaxOptimizerAttributesChecks(relaxed), optimizer
+    )
     optimizer.param_groups[0]["initial_lr"] = 0.1
     with caplog.at_level(logging.DEBUG, logger="ipu_exec"):
         wrapped.setOptimizer(optimizer)
         wrapped.setOptimizer(optimizer)
-    said = [record for record in caplog.records if "Ignoring unexpected group 0 attribute" in record.message]
+    said = [
+        record
+        for record in caplog.records
+        if "Ignoring unexpected group 0 attribute" in record.message
+    ]
     assert [record.levelno for record in said] == [level]
     assert "['initial_lr']" in said[0].message
 
@@ -230,7 +261,9 @@ def test_tensorflows_rmsprop_compiles_and_trains(momentum: float, centered: bool
     assert ("fc.weight/grad_avg" in states) == centered
 
 
-@pytest.mark.parametrize(("name", "why"), [("LBFGS", "fixed program"), ("SparseAdam", "no sparse tensors")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("LBFGS", "fixed program"), ("SparseAdam", "no sparse tensors")]
+)
 def test_optimisers_that_no_fixed_program_can_be_are_refused(name: str, why: str) -> None:
     model = torch.nn.Linear(3, 2)
     with pytest.raises(poptorch.Error, match=f"{name} .*{why}"):
@@ -240,7 +273,9 @@ def test_optimisers_that_no_fixed_program_can_be_are_refused(name: str, why: str
 def test_nesterov_is_refused_as_poptorch_does() -> None:
     model = small()
     with pytest.raises(ValueError, match="Nesterov momentum is currently not supported"):
-        poptorch.trainingModel(model, quiet(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True))
+        poptorch.trainingModel(
+            model, quiet(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        )
 
 
 # -- anchored tensors ------------------------------------------------------------------------------------------
@@ -262,7 +297,12 @@ def test_anchored_tensors_are_pytorchs(caplog: pytest.LogCaptureFixture) -> None
     wrapped = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     with caplog.at_level(logging.DEBUG, logger="ipu_exec"):
         wrapped(x, target)
-    for line in ("Gradient___model.fc.weight ALL/1", "fc.bias Sum/1", "addmm:0 EVERYN/3", "addmm:0 FINAL/1"):
+    for line in (
+        "Gradient___model.fc.weight ALL/1",
+        "fc.bias Sum/1",
+        "addmm:0 EVERYN/3",
+        "addmm:0 FINAL/1",
+    ):
         assert line in caplog.text
 
     gradients, biases = [], []
@@ -273,16 +313,27 @@ def test_anchored_tensors_are_pytorchs(caplog: pytest.LogCaptureFixture) -> None
         biases.append(plain.fc.bias.grad.clone())
     with pytest.raises(Error, match="'never'"):
         wrapped.getAnchoredTensor("never")  # of three micro-batches none is the fourth
-    got = {short: wrapped.getAnchoredTensor(short) for short in options.anchored_tensors if short != "never"}
+    got = {
+        short: wrapped.getAnchoredTensor(short)
+        for short in options.anchored_tensors
+        if short != "never"
+    }
     assert torch.equal(got["gradient"], torch.cat(gradients))
     assert torch.equal(got["sum"], biases[0] + biases[1] + biases[2])
     torch.testing.assert_close(got["updated"], plain.fc.weight.detach() - 0.1 * sum(gradients) / 3)
     assert torch.equal(got["hidden"], plain.fc(x[4:]))
     assert torch.equal(got["late"], got["hidden"])
     assert torch.equal(got["input"], x)
-    assert torch.equal(got["back"], torch.cat(gradients)), "addmm's weight gradient is the product of this name"
+    assert torch.equal(got["back"], torch.cat(gradients)), (
+        "addmm's weight gradient is the product of this name"
+    )
     # The outputs are the same as without anchors, and so is the training.
-    assert set(wrapped.getTensorNames()) >= {"fc.weight", "fc/addmm:0", "Gradient___fc.bias", "UpdatedVar___fc.bias"}
+    assert set(wrapped.getTensorNames()) >= {
+        "fc.weight",
+        "fc/addmm:0",
+        "Gradient___fc.bias",
+        "UpdatedVar___fc.bias",
+    }
 
 
 def test_every_name_that_is_listed_can_be_kept() -> None:
@@ -303,7 +354,9 @@ def test_every_name_that_is_listed_can_be_kept() -> None:
 def test_wrong_names_are_errors_with_the_nearest() -> None:
     options = quiet()
     options.anchorTensor("wrong", "Gradient___fc.weigth")
-    with pytest.raises(Error, match=r"no tensor 'Gradient___fc.weigth'; it has 'Gradient___fc.weight'"):
+    with pytest.raises(
+        Error, match=r"no tensor 'Gradient___fc.weigth'; it has 'Gradient___fc.weight'"
+    ):
         poptorch.trainingModel(small(), options)(torch.ones(2, 4), torch.ones(2, 3))
     wrapped = poptorch.inferenceModel(small(), quiet())
     for ask in (
@@ -326,16 +379,26 @@ def sizes(counters: dict[str, list[list[float]]]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
-    ("mode", "period", "outputs"), [(OutputMode.Final, 1, 1), (OutputMode.All, 1, 4), (OutputMode.EveryN, 2, 2)]
+    ("mode", "period", "outputs"),
+    [(OutputMode.Final, 1, 1), (OutputMode.All, 1, 4), (OutputMode.EveryN, 2, 2)],
 )
-def test_counters_have_an_entry_a_transfer(mode: OutputMode, period: int, outputs: int, replicas: int) -> None:
-    options = quiet(iterations=2, accumulation=2).outputMode(mode, period).replicationFactor(replicas)
+def test_counters_have_an_entry_a_transfer(
+    mode: OutputMode, period: int, outputs: int, replicas: int
+) -> None:
+    options = (
+        quiet(iterations=2, accumulation=2).outputMode(mode, period).replicationFactor(replicas)
+    )
     wrapped = poptorch.trainingModel(small(), options)
     assert sizes(wrapped.getPerfCounters()) == [(1, 0)] * 4
     assert wrapped.getLatency() == (0.0, 0.0, 0.0)
     wrapped(torch.ones(8 * replicas, 4), torch.ones(8 * replicas, 3))
     counters = wrapped.getPerfCounters()
-    assert sizes(counters) == [(2, 4 * replicas), (2, 4 * replicas), (2, outputs * replicas), (2, outputs * replicas)]
+    assert sizes(counters) == [
+        (2, 4 * replicas),
+        (2, 4 * replicas),
+        (2, outputs * replicas),
+        (2, outputs * replicas),
+    ]
     assert counters["input"][0] == sorted(counters["input"][0])
     assert min(counters["input"][0]) == 0.0
 
@@ -345,7 +408,9 @@ def test_synthetic_data_costs_no_transfer() -> None:
 
     def run(synthetic: bool) -> tuple[torch.Tensor, poptorch.PoplarExecutor]:
         torch.manual_seed(0)
-        wrapped = poptorch.inferenceModel(Mlp([64, 64, 64]), quiet(iterations=2).enableSyntheticData(synthetic))
+        wrapped = poptorch.inferenceModel(
+            Mlp([64, 64, 64]), quiet(iterations=2).enableSyntheticData(synthetic)
+        )
         return wrapped(x), wrapped
 
     made, plain = run(False)
@@ -374,7 +439,9 @@ def test_latencies_add_up_and_are_the_schedules() -> None:
 # -- files ------------------------------------------------------------------------------------------
 
 
-def compiled(path: Path, export_model: bool = True) -> tuple[poptorch.PoplarExecutor, tuple[torch.Tensor, ...]]:
+def compiled(
+    path: Path, export_model: bool = True
+) -> tuple[poptorch.PoplarExecutor, tuple[torch.Tensor, ...]]:
     model, batch = Mnist(), mnist_batch(8)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=2.0)
     wrapped = poptorch.trainingModel(model, quiet(accumulation=2).useOfflineIpuTarget(), optimizer)
@@ -390,7 +457,9 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipu_exec.compiler.passes._compile_graph", refuse)
 
 
-def test_a_file_with_its_model_runs_as_it_was_compiled(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_file_with_its_model_runs_as_it_was_compiled(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     original, batch = compiled(tmp_path / "deep" / "model.poptorch")
     request.getfixturevalue("no_compiling")
     changed = []
@@ -412,7 +481,9 @@ def test_an_executable_alone_goes_into_its_model_and_no_other(
     _, batch = compiled(path, export_model=False)
     request.getfixturevalue("no_compiling")
     model = Mnist()
-    wrapped = poptorch.trainingModel(model, quiet(accumulation=2), poptorch.optim.SGD(model.parameters(), lr=0.1))
+    wrapped = poptorch.trainingModel(
+        model, quiet(accumulation=2), poptorch.optim.SGD(model.parameters(), lr=0.1)
+    )
     wrapped.loadExecutable(str(path))
     wrapped(*batch)
     assert wrapped.options.connection_type is poptorch.ConnectionType.Always
@@ -468,7 +539,9 @@ def test_an_executable_that_would_run_code_is_not_read(
     assert not Path("touched").exists()
 
 
-@pytest.mark.parametrize(("content", "says"), [(b"text", "no compiled model"), (None, "No such file")])
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"text", "no compiled model"), (None, "No such file")]
+)
 def test_other_files_are_errors(content: bytes | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     if content is not None:
@@ -496,7 +569,9 @@ def test_the_cache_is_hit_by_the_same_model_and_missed_by_another(
 ) -> None:
     def cycles(model: nn.Module, accumulation: int = 2) -> tuple[int, bool]:
         caplog.clear()
-        wrapped = poptorch.trainingModel(model, quiet(accumulation=accumulation).enableExecutableCaching(str(tmp_path)))
+        wrapped = poptorch.trainingModel(
+            model, quiet(accumulation=accumulation).enableExecutableCaching(str(tmp_path))
+        )
         with caplog.at_level(logging.INFO, logger="ipu_exec"):
             wrapped(*mnist_batch(4 * accumulation))
         return wrapped.cycleCount(), "taken from the cache" in caplog.text
@@ -514,13 +589,17 @@ def test_the_cache_is_hit_by_the_same_model_and_missed_by_another(
     assert cycles(Mnist()) == (first, False)
 
 
-def test_the_cache_can_be_set_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_can_be_set_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POPTORCH_CACHE_DIR", str(tmp_path / "cache"))
     poptorch.inferenceModel(small(), quiet())(torch.ones(2, 4))
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_another_compilers_executables_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_compilers_executables_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled(tmp_path / "model.poptorch")
     monkeypatch.setattr(executables, "fingerprint", lambda: "other")
     with pytest.raises(Error, match="another version of IPUscope"):

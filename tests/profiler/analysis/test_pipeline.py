@@ -21,7 +21,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.mark.parametrize(("ipus", "micro_batches"), [(2, 3), (4, 10), (5, 9)])
 def test_the_slot_bubble_is_its_closed_form(tmp_path: Path, ipus: int, micro_batches: int) -> None:
-    made = open_report(synthetic_profile(tmp_path / "profile.pop", ipus=ipus, micro_batches=micro_batches))
+    made = open_report(
+        synthetic_profile(tmp_path / "profile.pop", ipus=ipus, micro_batches=micro_batches)
+    )
     found = pipeline.bubble(made)
     assert found.slot_measured == pytest.approx(schedules.slot_bubble(ipus, micro_batches))
     assert found.slot_closed_form == pytest.approx(found.slot_measured)
@@ -34,8 +36,11 @@ def test_the_time_bubble_is_what_stages_ramps_and_transfers_leave(report: Report
     cycles = cycles[cycles["phase"] != "update"]
     work = 10 * int((stages["forward_cycles"] + stages["backward_cycles"]).sum())
     assert found.time_measured == pytest.approx(1 - work / (4 * cycles["cycles"].sum()))
-    # Without transfers it would be the closed form's: the worked example's way, from the stages' own cycles.
-    exact = schedules.training_cycles(stages["forward_cycles"].tolist(), stages["backward_cycles"].tolist(), 10)
+    # Without transfers it would be the closed form's: the worked example's way, from the stages'
+    # own cycles.
+    exact = schedules.training_cycles(
+        stages["forward_cycles"].tolist(), stages["backward_cycles"].tolist(), 10
+    )
     assert found.time_of_stages == pytest.approx(1 - work / (4 * exact))
     assert found.time_balanced < found.time_of_stages < found.time_measured
     assert found.time_balanced == pytest.approx(3 / 13)
@@ -59,7 +64,9 @@ def test_the_slowest_stage_is_named_with_what_it_does(report: Report) -> None:
     assert steady["work_cycles"] == stage["forward_cycles"] + stage["backward_cycles"]
     direction = steady["work"].split(" of ")[0]
     steps = report.program_steps(2)
-    spent = steps[(steps["direction"] == direction) & (steps["op"] >= 0)].groupby("op")["cycles"].sum()
+    spent = (
+        steps[(steps["direction"] == direction) & (steps["op"] >= 0)].groupby("op")["cycles"].sum()
+    )
     assert steady["operator_cycles"] == spent.max()
     assert steady["operator"] == report.ops.at[spent.idxmax(), "name"]
 
@@ -88,7 +95,21 @@ def test_like_pipeline_cycles_are_one_row(report: Report) -> None:
 
 
 def test_the_sentence_is_of_the_pipeline_cycle_that_recurs_most() -> None:
-    costs = {"work_cycles": 60, "host_cycles": [70, 10, 10], "copy_cycles": 0, "sync_cycles": 0, "operator_cycles": 0}
-    table = pd.DataFrame({"phase": "steady", "cycles": [130, 70, 70], **costs, "slowest_ipu": 0, "work": "forward",
-                          "operator": ""})  # fmt: skip
+    costs = {
+        "work_cycles": 60,
+        "host_cycles": [70, 10, 10],
+        "copy_cycles": 0,
+        "sync_cycles": 0,
+        "operator_cycles": 0,
+    }
+    table = pd.DataFrame(
+        {
+            "phase": "steady",
+            "cycles": [130, 70, 70],
+            **costs,
+            "slowest_ipu": 0,
+            "work": "forward",
+            "operator": "",
+        }
+    )
     assert "Most of the 70 cycles are the work (86%)" in _why(table)

@@ -52,7 +52,10 @@ def test_fewer_ipus_than_the_fewest_do_not_fit() -> None:
         try:
             split = fewest_ipus(costs)
         except ValueError:
-            assert all(brute_force(costs, range(k), (Choice.profiled(costs),)) is None for k in range(1, len(costs)))
+            assert all(
+                brute_force(costs, range(k), (Choice.profiled(costs),)) is None
+                for k in range(1, len(costs))
+            )
             continue
         stages = len(split.prediction.assignment.starts)
         found.add(stages)
@@ -73,19 +76,28 @@ def test_the_front_is_brute_forces(choices: tuple[Choice, ...]) -> None:
         for spans in splits(len(costs), stages):
             ways = [[]]  # type: ignore[var-annotated]
             for k, (a, b) in enumerate(spans):
-                parts = [Part(a, b, depth_of(costs, stages, k), choice) for choice in choices
-                         or (Choice.profiled(costs),)]  # fmt: skip
+                parts = [
+                    Part(a, b, depth_of(costs, stages, k), choice)
+                    for choice in choices or (Choice.profiled(costs),)
+                ]
                 ways = [[*way, part] for way in ways for part in parts]
             for way in ways:
-                cycles = max(sum(stage_cycles(costs, part, k == stages - 1)) for k, part in enumerate(way))
+                cycles = max(
+                    sum(stage_cycles(costs, part, k == stages - 1)) for k, part in enumerate(way)
+                )
                 points.add((cycles, max(int(ipu_bytes(costs, [part]).max()) for part in way)))
-        wanted = sorted(p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points))
+        wanted = sorted(
+            p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)
+        )
         found = pareto(costs, stages, choices)
         assert [(point.bottleneck, point.fullest) for point in found] == wanted
         lengths.append(len(wanted))
         for point in found:
             prediction = what_if(costs, point.assignment)
-            assert (prediction.bottleneck, max(prediction.fullest)) == (point.bottleneck, point.fullest)
+            assert (prediction.bottleneck, max(prediction.fullest)) == (
+                point.bottleneck,
+                point.fullest,
+            )
     assert max(lengths) > 1
 
 
@@ -111,10 +123,20 @@ def test_accumulation_of_a_balanced_pipeline_is_the_closed_form() -> None:
     """facts/pipeline.md: a time bubble of 5 % at the most needs G >= 19 (K - 1)."""
     even = replace(
         random_costs(np.random.default_rng(3), 4, 4, recompute=False),
-        forward=np.full(4, 100), backward=np.full(4, 200), update=np.zeros(4, dtype=np.int64), sync=0, link_latency=0,
-        copy=np.zeros(4, dtype=np.int64), copy_back=np.zeros(4, dtype=np.int64), stash_base=0.0, stash_rate=0.0,
-        stream_in=np.zeros(4, dtype=np.int64), stream_out=np.zeros(4, dtype=np.int64), samples=8, micro_batches=15,
-    )  # fmt: skip
+        forward=np.full(4, 100),
+        backward=np.full(4, 200),
+        update=np.zeros(4, dtype=np.int64),
+        sync=0,
+        link_latency=0,
+        copy=np.zeros(4, dtype=np.int64),
+        copy_back=np.zeros(4, dtype=np.int64),
+        stash_base=0.0,
+        stash_rate=0.0,
+        stream_in=np.zeros(4, dtype=np.int64),
+        stream_out=np.zeros(4, dtype=np.int64),
+        samples=8,
+        micro_batches=15,
+    )
     found = least_accumulation(even, Assignment((0, 1, 2, 3), (0, 1, 2, 3)), 0.05)
     assert found.micro_batches == 19 * 3
     # Of 8 x 15 samples, 57 micro-batches or more: 2 samples each are 60.
@@ -127,13 +149,19 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
     """Six stages, two IPUs a board: by hand, and as the engine's own copies (ipu_exec.machine)."""
     costs = replace(
         random_costs(np.random.default_rng(4), 6, 4, stages=6),
-        copy=np.full(6, 4_100), copy_back=np.full(6, 8_200), link_latency=931, link_bytes_per_cycle=41.0,
-        board_link_bytes_per_cycle=20.5, ipus_per_board=2,
-    )  # fmt: skip
+        copy=np.full(6, 4_100),
+        copy_back=np.full(6, 8_200),
+        link_latency=931,
+        link_bytes_per_cycle=41.0,
+        board_link_bytes_per_cycle=20.5,
+        ipus_per_board=2,
+    )
     target = replace(
-        ipu_exec.machine.target("mk2"), ipus_per_board=2, link_bytes_per_second=41.0 * 1.33e9,
+        ipu_exec.machine.target("mk2"),
+        ipus_per_board=2,
+        link_bytes_per_second=41.0 * 1.33e9,
         board_link_bytes_per_second=20.5 * 1.33e9,
-    )  # fmt: skip
+    )
     for a, b in ((0, 1), (1, 2), (3, 9), (0, 15)):
         assert costs.link_rate(a, b) == pytest.approx(ipu_exec.machine.link_rate(target, a, b))
         hops = ipu_exec.machine.link_hops(a, b)
@@ -143,12 +171,15 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
     for ipu, kind, start, end in zip(made.ipu, made.kind, made.start, made.end, strict=True):
         if kind == schedules.COPY:
             copies[int(ipu)].add(int(end - start))
-    # At the ends 8,200 bytes come over a board's link; between, 400 cycles of a slow link and 100 of a fast one.
+    # At the ends 8,200 bytes come over a board's link; between, 400 cycles of a slow link and 100
+    # of a fast one.
     assert [copies[k] for k in range(6)] == [{1131}, {1431}, {1431}, {1431}, {1431}, {1131}]
 
 
 def test_the_least_regret_is_brute_forces() -> None:
-    """Over all corners of the box: every Block up or down. Without recomputation, where it is exact."""
+    """Over all corners of the box: every Block up or down. Without recomputation, where it is
+    exact.
+    """
     random = np.random.default_rng(4)
     better = 0
     for _ in range(12):
@@ -158,7 +189,9 @@ def test_the_least_regret_is_brute_forces() -> None:
         choices = (Choice.profiled(costs),)
         if brute_force(costs, range(stages), choices) is None:
             continue
-        corners = [scenario(costs, [b for b in range(5) if corner >> b & 1], 0.2) for corner in range(32)]
+        corners = [
+            scenario(costs, [b for b in range(5) if corner >> b & 1], 0.2) for corner in range(32)
+        ]
         optima = [least_bottleneck(case, stages, choices) for case in corners]
         regrets = {}
         for spans in splits(5, stages):
@@ -166,7 +199,8 @@ def test_the_least_regret_is_brute_forces() -> None:
             if max(what_if(costs, assignment).fullest) > costs.bytes_per_tile:
                 continue
             regrets[assignment.starts] = max(
-                what_if(case, assignment).bottleneck - best for case, best in zip(corners, optima, strict=True)
+                what_if(case, assignment).bottleneck - best
+                for case, best in zip(corners, optima, strict=True)
             )
         found = least_regret(costs, stages, 0.2)
         assert found.regret == min(regrets.values()) == regrets[found.assignment.starts]
@@ -189,16 +223,29 @@ def test_a_proof_names_a_block_that_overflows_with_a_cycle_less() -> None:
             continue
         least = split.least_bottleneck
         proof = prove(costs, stages, least, split.lower_bound, choices)
-        assert max(proof.largest_block, proof.even_share) <= proof.endless_memory <= proof.least == least
+        assert (
+            max(proof.largest_block, proof.even_share)
+            <= proof.endless_memory
+            <= proof.least
+            == least
+        )
         # Brute force: with a cycle less, stages 0 .. proof.stage end at `reached` at the furthest.
         furthest = -1
         for size in range(1, len(costs) + 1):
             if proof.stage + 1 > size:
                 continue
             for spans in splits(size, proof.stage + 1):
-                parts = [Part(a, b, depth_of(costs, stages, k), choices[0]) for k, (a, b) in enumerate(spans)]
-                short = all(sum(stage_cycles(costs, p, k == stages - 1)) < least for k, p in enumerate(parts))
-                if short and all(ipu_bytes(costs, [p]).max() <= costs.bytes_per_tile for p in parts):
+                parts = [
+                    Part(a, b, depth_of(costs, stages, k), choices[0])
+                    for k, (a, b) in enumerate(spans)
+                ]
+                short = all(
+                    sum(stage_cycles(costs, p, k == stages - 1)) < least
+                    for k, p in enumerate(parts)
+                )
+                if short and all(
+                    ipu_bytes(costs, [p]).max() <= costs.bytes_per_tile for p in parts
+                ):
                     furthest = max(furthest, size - 1)
         if furthest >= 0:
             assert furthest == proof.reached < len(costs) - 1
@@ -220,14 +267,24 @@ def test_prices_are_what_brute_force_gains() -> None:
         found = {price.what: price for price in prices(costs, stages, extra=2_048)}
         assert all(price.now == now for price in found.values())
         roomier = replace(costs, bytes_per_tile=costs.bytes_per_tile + 2_048)
-        assert found["2 KiB more a tile everywhere"].then == brute_force(roomier, range(stages), choices)
+        assert found["2 KiB more a tile everywhere"].then == brute_force(
+            roomier, range(stages), choices
+        )
         for k in range(stages):
             best = None
             for spans in splits(len(costs), stages):
-                parts = [Part(a, b, depth_of(costs, stages, j), choices[0]) for j, (a, b) in enumerate(spans)]
+                parts = [
+                    Part(a, b, depth_of(costs, stages, j), choices[0])
+                    for j, (a, b) in enumerate(spans)
+                ]
                 limits = [costs.bytes_per_tile + 2_048 * (j == k) for j in range(stages)]
-                if all(ipu_bytes(costs, [p]).max() <= limit for p, limit in zip(parts, limits, strict=True)):
-                    load = max(sum(stage_cycles(costs, p, j == stages - 1)) for j, p in enumerate(parts))
+                if all(
+                    ipu_bytes(costs, [p]).max() <= limit
+                    for p, limit in zip(parts, limits, strict=True)
+                ):
+                    load = max(
+                        sum(stage_cycles(costs, p, j == stages - 1)) for j, p in enumerate(parts)
+                    )
                     best = load if best is None else min(best, load)
             assert found[f"2 KiB more a tile on stage {k}"].then == best
             worth += best is not None and best < now
@@ -244,10 +301,16 @@ def test_blame_adds_up_to_all_waiting(tmp_path: Path, seed: int) -> None:
     report = open_report(synthetic_profile(tmp_path / "profile.pop", seed=seed))
     table = blame(report)
     tasks = report.tasks(0, iteration=0)
-    assert table["total"].sum() == pytest.approx(tasks.loc[tasks["kind"] == "idle", "cycles"].sum(), abs=40)
+    assert table["total"].sum() == pytest.approx(
+        tasks.loc[tasks["kind"] == "idle", "cycles"].sum(), abs=40
+    )
     assert table["total"].idxmax() == 2  # the synthetic profile's slow stage
     assert (table[list(CAUSES)].sum(axis=1) == table["total"]).all()
-    assert table.loc[2, "compute"] > 0 and table.loc[2, "exchange"] > 0 and table.loc[2, "tile imbalance"] > 0
+    assert (
+        table.loc[2, "compute"] > 0
+        and table.loc[2, "exchange"] > 0
+        and table.loc[2, "tile imbalance"] > 0
+    )
     assert table["host"].sum() > 0
 
 
@@ -258,7 +321,9 @@ def test_blame_of_a_worked_pipeline_is_by_hand(two: Report) -> None:
     assert table["total"].sum() == pytest.approx(waits["cycles"].sum(), abs=20)
     # Two IPUs: while one waits the other works, so that whom it waits for is no question.
     for stage in (0, 1):
-        assert table.loc[stage, "total"] == pytest.approx(waits.loc[waits["ipu"] == 1 - stage, "cycles"].sum(), abs=10)
+        assert table.loc[stage, "total"] == pytest.approx(
+            waits.loc[waits["ipu"] == 1 - stage, "cycles"].sum(), abs=10
+        )
     assert table.loc[0, "recompute"] > 0
     assert table.loc[1, "recompute"] == 0  # the last stage does not recompute
 
@@ -271,7 +336,9 @@ def test_a_cut_inside_a_block_is_what_blocks_of_their_own_give(tmp_path: Path, t
     for name in ("forward", "backward", "update"):
         assert getattr(halves, name).sum() == getattr(costs, name).sum()
     for name in ("always", "state", "saved"):
-        np.testing.assert_array_equal(getattr(halves, name).sum(axis=0), getattr(costs, name).sum(axis=0))
+        np.testing.assert_array_equal(
+            getattr(halves, name).sum(axis=0), getattr(costs, name).sum(axis=0)
+        )
     runs, ran = halves.code_users[:, 1] | halves.code_users[:, 2], costs.code_users[:, 1]
     np.testing.assert_array_equal(halves.code[runs].sum(axis=0), costs.code[ran].sum(axis=0))
     assert (halves.code_users[:, 1] & ~halves.code_users[:, 2]).any()
@@ -286,7 +353,9 @@ class Deep(torch.nn.Module):
     def __init__(self, sizes: dict[str, int]) -> None:
         super().__init__()
         self.sizes = sizes
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(sum(sizes.values())))
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(256, 256) for _ in range(sum(sizes.values()))
+        )
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         layers = iter(self.layers)
@@ -300,9 +369,13 @@ class Deep(torch.nn.Module):
 
 
 def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> Report:
-    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(
+        False
+    )
     options.Training.gradientAccumulation(16)
-    options.setExecutionStrategy(PipelinedExecution(*(Stage(*names).ipu(k) for k, names in enumerate(stages))))
+    options.setExecutionStrategy(
+        PipelinedExecution(*(Stage(*names).ipu(k) for k, names in enumerate(stages)))
+    )
     model = Deep(sizes)
     training = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     training(torch.randn(16 * 16, 256), torch.randint(256, (16 * 16,)))
@@ -346,15 +419,20 @@ def equal_layers(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
 
 
 @pytest.mark.parametrize("profiled", range(len(SPLITS)))
-def test_code_that_equal_blocks_share_is_counted_once_an_ipu(equal_layers: list[Report], profiled: int) -> None:
-    """From any split to any other, to more stages and to fewer: memory is what the other's own profile has. Without
-    gaps: in a model as small as this one they hide it."""
+def test_code_that_equal_blocks_share_is_counted_once_an_ipu(
+    equal_layers: list[Report], profiled: int
+) -> None:
+    """From any split to any other, to more stages and to fewer: memory is what the other's own
+    profile has. Without gaps: in a model as small as this one they hide it.
+    """
     costs = replace(Costs.from_report(equal_layers[profiled]), region0_bytes=0)
     assert (costs.code_users.sum(axis=1) >= 6).any()
     for starts, report in zip(SPLITS, equal_layers, strict=True):
         split = Assignment(starts, tuple(range(len(starts))))
         own = replace(Costs.from_report(report), region0_bytes=0)
-        assert what_if(costs, split).fullest == pytest.approx(what_if(own, split).fullest, rel=0.025)
+        assert what_if(costs, split).fullest == pytest.approx(
+            what_if(own, split).fullest, rel=0.025
+        )
 
 
 def test_what_a_stranger_says_of_code_is_checked(equal_layers: list[Report]) -> None:
@@ -363,9 +441,18 @@ def test_what_a_stranger_says_of_code_is_checked(equal_layers: list[Report]) -> 
     said = header["code"]
     assert len(said["calls"]) == 8 and said["shared"]
     first = said["shared"][0]
-    strange = ([], 7, {}, {**said, "calls": [1]}, {**said, "calls": [-1] * 8}, {**said, "calls": [1 << 40] * 8},
-               {**said, "shared": [[[99], *first[1:]]]}, {**said, "shared": [[first[0], [1 << 70], []]]},
-               {**said, "shared": [first, first]}, {**said, "shared": [[first[0], first[1]]]})  # fmt: skip
+    strange = (
+        [],
+        7,
+        {},
+        {**said, "calls": [1]},
+        {**said, "calls": [-1] * 8},
+        {**said, "calls": [1 << 40] * 8},
+        {**said, "shared": [[[99], *first[1:]]]},
+        {**said, "shared": [[first[0], [1 << 70], []]]},
+        {**said, "shared": [first, first]},
+        {**said, "shared": [[first[0], first[1]]]},
+    )
     for wrong in strange:
         report.__dict__["meta"] = {**header, "code": wrong}
         costs = Costs.from_report(report)
@@ -395,10 +482,14 @@ class Tied(torch.nn.Module):
 
 def tied(folder: Path, words: int = 64, head: int = 1) -> Report:
     model = Tied(words, head)
-    options = ipu_exec.Options(autoreport=True, autoreport_dir=str(folder)).showCompilationProgressBar(False)
+    options = ipu_exec.Options(
+        autoreport=True, autoreport_dir=str(folder)
+    ).showCompilationProgressBar(False)
     options.Training.gradientAccumulation(8)
     names = (
-        [("embedding",), ("layer0", "layer1", "head")] if head else [("embedding",), ("layer0", "layer1"), ("head",)]
+        [("embedding",), ("layer0", "layer1", "head")]
+        if head
+        else [("embedding",), ("layer0", "layer1"), ("head",)]
     )
     stages = [Stage(*mine).ipu(k % 2) for k, mine in enumerate(names)]
     options.setExecutionStrategy(PipelinedExecution(*stages))
@@ -414,9 +505,13 @@ def test_a_tied_weight_travels_only_to_another_ipu(tmp_path: Path) -> None:
         costs = Costs.from_report(profiled)
         assert costs.tied_bytes == (4096 * 32 * 4,)
         for split, obtained in zip(splits, (apart, home), strict=True):
-            assert what_if(costs, split).total == pytest.approx(int(obtained.runs["cycles"].iloc[0]), rel=0.01)
+            assert what_if(costs, split).total == pytest.approx(
+                int(obtained.runs["cycles"].iloc[0]), rel=0.01
+            )
         spared = costs.crossing((0, 1, 3), (0, 1, 0))
-        assert [int(way[1]) for way in spared] == [4 * 8 * 32 * 4] * 2  # the activation and its gradient
+        assert [int(way[1]) for way in spared] == [
+            4 * 8 * 32 * 4
+        ] * 2  # the activation and its gradient
 
 
 def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:
@@ -427,7 +522,12 @@ def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path
     assert ipu_report(["rebalance", "--stages", "2", str(tmp_path / "training")]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "word.weight is read by embedding, head, which would be on different IPUs" in words
-    assert ipu_report(["rebalance", "--ipus", "0,1,0", "--together", "tied", str(tmp_path / "training")]) == 0
+    assert (
+        ipu_report(
+            ["rebalance", "--ipus", "0,1,0", "--together", "tied", str(tmp_path / "training")]
+        )
+        == 0
+    )
     words = " ".join(capsys.readouterr().out.split())
     assert "different IPUs" not in words
     split = best_split(costs, ipus=(0, 1, 0), together=[[0, 3]])

@@ -1,4 +1,6 @@
-"""The rebalancer's optima against brute force on thousands of small models, and an integer programme on larger ones."""
+"""The rebalancer's optima against brute force on thousands of small models, and an integer
+programme on larger ones.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,21 @@ def brute_force(
     together: Sequence[Sequence[int]] = (),
     copies: bool = False,
 ) -> int | None:
-    """The least cycles a micro-batch of the busiest IPU (and the copies between them), over all splits that fit."""
+    """The least cycles a micro-batch of the busiest IPU (and the copies between them), over all
+    splits that fit.
+    """
     count, stages = len(costs), len(ipus)
     best = None
     for spans in splits(count, stages):
-        where = {block: ipu for (a, b), ipu in zip(spans, ipus, strict=True) for block in range(a, b + 1)}
+        where = {
+            block: ipu for (a, b), ipu in zip(spans, ipus, strict=True) for block in range(a, b + 1)
+        }
         if any(len({where[block] for block in group}) > 1 for group in together):
             continue
         for chosen in itertools.product(choices, repeat=stages):
-            parts = [Part(a, b, depth_of(costs, stages, k), chosen[k]) for k, (a, b) in enumerate(spans)]
+            parts = [
+                Part(a, b, depth_of(costs, stages, k), chosen[k]) for k, (a, b) in enumerate(spans)
+            ]
             load = dict.fromkeys(ipus, 0)
             for k, (part, ipu) in enumerate(zip(parts, ipus, strict=True)):
                 load[ipu] += sum(stage_cycles(costs, part, k == stages - 1))
@@ -80,7 +88,10 @@ def test_the_least_maximum_is_brute_forces() -> None:
         inside = np.arange(count)[:, None] + np.arange(width)[None, :] < count
         cost = np.where(inside, cost, INFINITE)
         values = [
-            max(int(cost[k, a, b - a]) if b - a < width else INFINITE for k, (a, b) in enumerate(spans))
+            max(
+                int(cost[k, a, b - a]) if b - a < width else INFINITE
+                for k, (a, b) in enumerate(spans)
+            )
             for spans in splits(count, stages)
         ]
         found = least_maximum(lambda k, cost=cost: cost[k], stages)  # type: ignore[misc]
@@ -91,7 +102,9 @@ def test_the_least_maximum_is_brute_forces() -> None:
         value, starts = found
         ends = [*(start - 1 for start in starts[1:]), count - 1]
         assert value == min(values)
-        assert value == max(int(cost[k, a, b - a]) for k, (a, b) in enumerate(zip(starts, ends, strict=True)))
+        assert value == max(
+            int(cost[k, a, b - a]) for k, (a, b) in enumerate(zip(starts, ends, strict=True))
+        )
 
 
 @pytest.mark.parametrize("choice", ALL_CHOICES)
@@ -115,8 +128,15 @@ def test_the_least_bottleneck_is_brute_forces() -> None:
     for case in range(1200):
         count = int(random.integers(2, 8))
         stages = int(random.integers(1, min(count, 4) + 1))
-        costs = random_costs(random, count, 4, stages=stages, full=float(random.uniform(0.7, 1.6)),
-                             most=int(random.choice([20, 30_000])), recompute=bool(case % 2))  # fmt: skip
+        costs = random_costs(
+            random,
+            count,
+            4,
+            stages=stages,
+            full=float(random.uniform(0.7, 1.6)),
+            most=int(random.choice([20, 30_000])),
+            recompute=bool(case % 2),
+        )
         choices = (Choice.profiled(costs),) if case % 3 else tuple(ALL_CHOICES[: 2 + case % 2 * 2])
         best = brute_force(costs, range(stages), choices)
         if best is None:
@@ -126,7 +146,9 @@ def test_the_least_bottleneck_is_brute_forces() -> None:
         fitted += 1
         split = best_split(costs, stages, choices=choices)
         assert split.least_bottleneck == best
-        assert split.lower_bound == brute_force(replace(costs, bytes_per_tile=1 << 40), range(stages), choices)
+        assert split.lower_bound == brute_force(
+            replace(costs, bytes_per_tile=1 << 40), range(stages), choices
+        )
         assert max(split.prediction.fullest) <= costs.bytes_per_tile
     assert 300 < fitted < 1150  # both kinds were tried
 
@@ -137,7 +159,9 @@ def test_bottleneck_and_copies_together_are_least() -> None:
     for _ in range(500):
         count = int(random.integers(2, 8))
         stages = int(random.integers(2, min(count, 4) + 1))
-        costs = random_costs(random, count, 4, stages=stages, full=1.5, most=int(random.choice([200, 3_000, 30_000])))
+        costs = random_costs(
+            random, count, 4, stages=stages, full=1.5, most=int(random.choice([200, 3_000, 30_000]))
+        )
         costs = replace(costs, link_bytes_per_cycle=0.3)
         choices = (Choice.profiled(costs),)
         best = brute_force(costs, range(stages), choices, copies=True)
@@ -157,8 +181,14 @@ def test_stages_that_come_back_to_an_ipu_are_brute_forces(ipus: tuple[int, ...])
     fitted = 0
     for case in range(60):
         count = int(random.integers(len(ipus), 9))
-        costs = random_costs(random, count, 4, stages=len(set(ipus)), full=float(random.uniform(0.9, 2.5)),
-                             most=int(random.choice([20, 30_000])))  # fmt: skip
+        costs = random_costs(
+            random,
+            count,
+            4,
+            stages=len(set(ipus)),
+            full=float(random.uniform(0.9, 2.5)),
+            most=int(random.choice([20, 30_000])),
+        )
         choices = ALL_CHOICES[2:] if case % 4 == 0 and count < 7 else (Choice.profiled(costs),)
         together = ((0, count - 1),) if case % 2 else ()
         best = brute_force(costs, ipus, choices, together)
@@ -217,16 +247,21 @@ def test_the_choices_reach_what_each_alone_cannot() -> None:
 
 
 def integer_programme(costs: Costs, stages: int) -> int | None:
-    """The least bottleneck by HiGHS, from another formulation: which Block is in which stage, one variable each.
+    """The least bottleneck by HiGHS, from another formulation: which Block is in which stage, one
+    variable each.
 
-    A stage's cycles are sums over its Blocks and of what its first one stashes. On each tile, and for each Block b,
-    what a stage holds always, the code that any of its Blocks runs, its stash, what its Blocks up to b save, and b's
-    own peak must fit.
+    A stage's cycles are sums over its Blocks and of what its first one stashes. On each tile, and
+    for each Block b, what a stage holds always, the code that any of its Blocks runs, its stash,
+    what its Blocks up to b save, and b's own peak must fit.
     """
     optimize = pytest.importorskip("scipy.optimize")
     sparse = pytest.importorskip("scipy.sparse")
     count, tiles = len(costs), costs.tiles
-    assert costs.recompute and (costs.again_end == costs.forward).all() and not costs.peak_interleaved.any()
+    assert (
+        costs.recompute
+        and (costs.again_end == costs.forward).all()
+        and not costs.peak_interleaved.any()
+    )
     inside = np.arange(count * stages).reshape(count, stages)
     begins = count * stages + inside
     pieces = len(costs.code)
@@ -246,7 +281,11 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
         constrain({int(inside[b, k]): 1 for k in range(stages)}, 1, 1)
         for k in range(stages):
             if b:
-                constrain({int(begins[b, k]): 1, int(inside[b, k]): -1, int(inside[b - 1, k]): 1}, 0, np.inf)
+                constrain(
+                    {int(begins[b, k]): 1, int(inside[b, k]): -1, int(inside[b - 1, k]): 1},
+                    0,
+                    np.inf,
+                )
                 # A Block's stage is its predecessor's or the next one.
                 before = {int(inside[b - 1, j]): 1.0 for j in (k - 1, k) if j >= 0}
                 constrain({int(inside[b, k]): -1.0, **before}, 0, np.inf)
@@ -257,16 +296,22 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
         final = k == stages - 1
         load: dict[int, float] = {bottleneck: -1.0}
         for b in range(count):
-            load[int(inside[b, k])] = float(costs.forward[b] * (1 if final else 2) + costs.backward[b])
+            load[int(inside[b, k])] = float(
+                costs.forward[b] * (1 if final else 2) + costs.backward[b]
+            )
             load[int(begins[b, k])] = 0.0 if final else 2.0 * float(costs.stash_cycles(b, b, True))
         constrain(load, -np.inf, 0)
         for piece, b in np.argwhere(costs.code_users).tolist():
             constrain({int(runs[piece, k]): 1, int(inside[b, k]): -1}, 0, np.inf)
         depth = depth_of(costs, stages, k)
         for t in range(tiles):
-            held = {int(inside[b, k]): float(costs.always[b, t] + costs.state[b, t]) for b in range(count)}
+            held = {
+                int(inside[b, k]): float(costs.always[b, t] + costs.state[b, t])
+                for b in range(count)
+            }
             held |= {
-                int(begins[b, k]): float(-(-depth * int(costs.stash_bytes(b, b, True)) // tiles)) for b in range(count)
+                int(begins[b, k]): float(-(-depth * int(costs.stash_bytes(b, b, True)) // tiles))
+                for b in range(count)
             }
             held |= {int(runs[piece, k]): float(costs.code[piece, t]) for piece in range(pieces)}
             for b in range(count):
@@ -282,9 +327,13 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
     cost[bottleneck] = 1
     integral = np.ones(size)
     integral[bottleneck] = 0
-    found = optimize.milp(cost, constraints=optimize.LinearConstraint(matrix, low, high), integrality=integral,
-                          bounds=optimize.Bounds(0, np.where(integral, 1, np.inf)),
-                          options={"mip_rel_gap": 0})  # fmt: skip
+    found = optimize.milp(
+        cost,
+        constraints=optimize.LinearConstraint(matrix, low, high),
+        integrality=integral,
+        bounds=optimize.Bounds(0, np.where(integral, 1, np.inf)),
+        options={"mip_rel_gap": 0},
+    )
     assert found.status in (0, 2), found.message  # solved, or infeasible
     return None if found.status == 2 else round(found.fun)
 
@@ -293,7 +342,9 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
 def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
     random = np.random.default_rng(seed)
     count, stages = int(random.integers(12, 19)), int(random.integers(2, 5))
-    costs = random_costs(random, count, 3, stages=stages, full=float(random.uniform(0.75, 1.2)), most=2_000)
+    costs = random_costs(
+        random, count, 3, stages=stages, full=float(random.uniform(0.75, 1.2)), most=2_000
+    )
     costs = replace(costs, again_end=costs.forward, peak_interleaved=np.zeros_like(costs.peak))
     wanted = integer_programme(costs, stages)
     if wanted is None:
@@ -304,8 +355,12 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
 
 
 def test_a_thousand_blocks_into_sixty_four_stages_take_no_time() -> None:
-    """Memory of 1,472 tiles included; benchmarks/rebalance has the time. Here a bound that a busy machine keeps."""
-    costs = random_costs(np.random.default_rng(0), 1000, 1472, stages=64, full=1.6, micro_batches=256)
+    """Memory of 1,472 tiles included; benchmarks/rebalance has the time. Here a bound that a busy
+    machine keeps.
+    """
+    costs = random_costs(
+        np.random.default_rng(0), 1000, 1472, stages=64, full=1.6, micro_batches=256
+    )
     start = time.process_time()
     split = best_split(costs, 64)
     assert time.process_time() - start < 4

@@ -34,7 +34,9 @@ def profiled(
         Stage(*names[a:b]).ipu(k)
         for k, (a, b) in zip(ipus or range(len(starts)), itertools.pairwise(bounds), strict=True)
     ]
-    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(False)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(
+        False
+    )
     options.deviceIterations(1).Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(strategy(*stages)).autoRoundNumIPUs(True)
     options._Popart.set("autoRecomputation", 3 if choice.recompute else 0)
@@ -68,7 +70,9 @@ def test_what_is_there_is_predicted_as_it_is(four: Report) -> None:
 
 
 @pytest.mark.parametrize("starts", [(0, 2), (0, 1, 3), (0, 1, 2), (0, 3)])
-def test_another_split_is_what_a_second_compile_gives(four: Report, tmp_path: Path, starts: tuple[int, ...]) -> None:
+def test_another_split_is_what_a_second_compile_gives(
+    four: Report, tmp_path: Path, starts: tuple[int, ...]
+) -> None:
     prediction = what_if(Costs.from_report(four), Assignment(starts, tuple(range(len(starts)))))
     obtained = profiled(tmp_path, starts)
     assert prediction.total == pytest.approx(cycles(obtained), rel=0.03)
@@ -91,7 +95,8 @@ def test_another_way_to_save_memory_is_what_a_second_compile_gives(
 
 
 @pytest.mark.parametrize(
-    ("starts", "ipus"), [((0, 1, 2, 3), (0, 1, 2, 0)), ((0, 1, 2, 3), (0, 1, 0, 1)), ((0, 1, 3), (0, 1, 0))]
+    ("starts", "ipus"),
+    [((0, 1, 2, 3), (0, 1, 2, 0)), ((0, 1, 2, 3), (0, 1, 0, 1)), ((0, 1, 3), (0, 1, 0))],
 )
 def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
     four: Report, tmp_path: Path, starts: tuple[int, ...], ipus: tuple[int, ...]
@@ -106,7 +111,9 @@ def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
 
 
 def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
-    """Where nothing is pipelined yet, a profile has no stash and no sync: those are the machine's constants."""
+    """Where nothing is pipelined yet, a profile has no stash and no sync: those are the machine's
+    constants.
+    """
     costs = Costs.from_report(profiled(tmp_path, (0,)))
     assert costs.pipelined and costs.recompute
     for starts in ((0, 2), (0, 1, 2, 3)):
@@ -119,7 +126,9 @@ def test_sharded_costs_are_predicted_too(tmp_path: Path) -> None:
     report = profiled(tmp_path / "a", (0, 1, 2, 3), 4, ShardedExecution)
     costs = Costs.from_report(report)
     assert not costs.pipelined
-    assert what_if(costs, Assignment.of(costs.stage.tolist())).total == pytest.approx(cycles(report), rel=0.03)
+    assert what_if(costs, Assignment.of(costs.stage.tolist())).total == pytest.approx(
+        cycles(report), rel=0.03
+    )
 
 
 def test_the_best_split_is_not_worse_than_any_other(four: Report) -> None:
@@ -138,11 +147,15 @@ def test_a_split_that_does_not_fit_is_not_proposed(four: Report) -> None:
     costs = replace(Costs.from_report(four), bytes_per_tile=1000)
     with pytest.raises(ValueError, match="Block B"):
         best_split(costs, 2)
-    assert any("more than it has" in words for words in what_if(costs, Assignment((0, 2), (0, 1))).problems)
+    assert any(
+        "more than it has" in words for words in what_if(costs, Assignment((0, 2), (0, 1))).problems
+    )
 
 
 def test_too_little_accumulation_is_said(tmp_path: Path) -> None:
-    costs = Costs.from_report(open_report(synthetic_profile(tmp_path / "profile.pop", micro_batches=7)))
+    costs = Costs.from_report(
+        open_report(synthetic_profile(tmp_path / "profile.pop", micro_batches=7))
+    )
     short = replace(costs, micro_batches=6)
     prediction = what_if(short, Assignment.of(costs.stage.tolist()))
     assert prediction.samples_per_second == 0
@@ -163,7 +176,9 @@ def test_stages_and_blocks_of_a_placement_are_the_assignments(four: Report) -> N
 
 
 def test_a_profile_without_blocks_says_so(tmp_path: Path) -> None:
-    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path).showCompilationProgressBar(False)
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=tmp_path).showCompilationProgressBar(
+        False
+    )
     model = torch.nn.Linear(8, 4)
     ipu_exec.inferenceModel(model, options)(torch.randn(2, 8))
     with pytest.raises(ValueError, match="no Blocks"):
