@@ -57,7 +57,7 @@ class Network(nn.Module):
             return x, functional.cross_entropy(x, labels)
 
 
-# -- data ------------------------------------------------------------------------------------------------------
+# -- data ---
 
 
 class ShiftedDigits(Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -211,7 +211,7 @@ class Rebatched:
             )
 
 
-# -- in the other process ------------------------------------------------------------------------------------------
+# -- in the other process ---
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def check_tensor(place: str, *values: Any) -> None:
             raise UsageError(f"{place} takes torch tensors; {type(value)} is not supported")
 
 
-# -- control flow ------------------------------------------------------------------------------------------------
+# -- control flow ---
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -190,7 +190,7 @@ def _results(returned: Any) -> list[torch.Tensor]:
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
-# -- slices whose place is data ------------------------------------------------------------------------------------
+# -- slices whose place is data ---
 
 
 def dynamic_slice(
@@ -245,7 +245,7 @@ def _check_numbers(place: str, **values: Any) -> None:
             raise UsageError(f"{place}: {name.capitalize()} must be an integer, not {value!r}")
 
 
-# -- matrix products and convolutions --------------------------------------------------------------------------------
+# -- matrix products and convolutions ---
 
 
 def serializedMatMul(
@@ -379,7 +379,7 @@ class MultiConv:
             open_multi_conv(None)
 
 
-# -- the host --------------------------------------------------------------------------------------------------------
+# -- the host ---
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:

@@ -560,7 +560,7 @@ class Options(_Group):
         if autoreport_dir is not None:
             self.autoreport_dir = autoreport_dir
 
-    # -- batches -----------------------------------------------------------------------------------------
+    # -- batches ---
 
     def deviceIterations(self, device_iterations: int) -> Self:
         """Weight updates (training) or micro-batches (inference) that one call runs without coming
@@ -626,7 +626,7 @@ class Options(_Group):
         """True where `outputMode` was not called: Final in training, All in inference."""
         return self.output_mode is OutputMode.Default
 
-    # -- placement and machine ---------------------------------------------------------------------------
+    # -- placement and machine ---
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
         """PipelinedExecution(...), ShardedExecution(...), SerialPhasedExecution(...),
@@ -716,7 +716,7 @@ class Options(_Group):
         """
         return self._enum("syncPattern", SyncPattern, sync_pattern=sync_pattern)
 
-    # -- running -----------------------------------------------------------------------------------------
+    # -- running ---
 
     def randomSeed(self, random_seed: int) -> Self:
         """Seed of PyTorch's generator, set when the model first runs."""
@@ -795,7 +795,7 @@ class Options(_Group):
         """Recorded."""
         return self._flag("relaxOptimizerAttributesChecks", relax_optimizer_checks=relax)
 
-    # -- reports and logs --------------------------------------------------------------------------------
+    # -- reports and logs ---
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
         """Write a profile into that directory (default: here), unless ``POPLAR_ENGINE_OPTIONS``
@@ -879,7 +879,7 @@ class Options(_Group):
         """Recorded."""
         return self._set(max_repeat_logs=max_lines)
 
-    # -- the whole ---------------------------------------------------------------------------------------
+    # -- the whole ---
 
     def loadFromFile(self, filepath: str | os.PathLike[str]) -> Self:
         """Set options from a file, a line each, as in a script but without ``options.``.

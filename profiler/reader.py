@@ -102,7 +102,7 @@ class Reader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- tables ------------------------------------------------------------------------------------------
+    # -- tables ---
 
     def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
         """A table by column, in order: int64, float64 or object (str); vectors as ids, -1 for NULL."""
@@ -153,7 +153,7 @@ class Reader:
             if found.get(column.name) != 0:
                 raise self.damaged(f"the column {record.table}.{column.name} is missing")
 
-    # -- vectors -----------------------------------------------------------------------------------------
+    # -- vectors ---
 
     def vector(self, id: int, length: int | None = None) -> np.ndarray:
         """The vector of that id, int64; ProfileError where it is not ``length`` long (None: any)."""
@@ -207,7 +207,7 @@ class Reader:
         self._vector_bytes += array.nbytes
         return array
 
-    # -- errors ------------------------------------------------------------------------------------------
+    # -- errors ---
 
     def damaged(self, problem: str) -> ProfileError:
         """The error for content that cannot be."""
@@ -220,7 +220,7 @@ class Reader:
         except (sqlite3.Error, sqlite3.Warning, OSError, UnicodeError, OverflowError) as error:
             raise self.damaged(f"the profile cannot be read ({error})") from error
 
-    # -- opening -----------------------------------------------------------------------------------------
+    # -- opening ---
 
     def _query(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         with self._lock, self._errors():

@@ -85,7 +85,7 @@ class Report:
     def __repr__(self) -> str:
         return f"Report({str(self.path)!r})"
 
-    # -- the run -----------------------------------------------------------------------------------------
+    # -- the run ---
 
     @cached_property
     def meta(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Report:
         except (ValueError, RecursionError) as error:
             raise self._reader.damaged(f"an option's value is no JSON ({error})") from error
 
-    # -- stages, blocks, operators -----------------------------------------------------------------------
+    # -- stages, blocks, operators ---
 
     @cached_property
     def stages(self) -> pd.DataFrame:
@@ -182,7 +182,7 @@ class Report:
         names = _lookup(columns["block"], block["id"], block["name"], "")
         return _frame({**_without(columns, "id"), "block_name": names}, index=columns["id"])
 
-    # -- the program -------------------------------------------------------------------------------------
+    # -- the program ---
 
     @cached_property
     def program(self) -> pd.DataFrame:
@@ -310,7 +310,7 @@ class Report:
         )
         return frame.sort_values("state_bytes", ascending=False, ignore_index=True)
 
-    # -- execution ---------------------------------------------------------------------------------------
+    # -- execution ---
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -458,7 +458,7 @@ class Report:
 
         return self._keep(("cycle_proportions", run), make)
 
-    # -- memory ------------------------------------------------------------------------------------------
+    # -- memory ---
 
     @cached_property
     def variables(self) -> pd.DataFrame:
@@ -580,7 +580,7 @@ class Report:
             }
         )
 
-    # -- columns behind the frames, for the rest of this package -----------------------------------------
+    # -- columns behind the frames, for the rest of this package ---
 
     @property
     def format(self) -> int:
@@ -662,7 +662,7 @@ class Report:
         total, largest, count = sums
         return total[where], largest[where], count[where]
 
-    # -- runs --------------------------------------------------------------------------------------------
+    # -- runs ---
 
     def _trace_of(self, run: int) -> int:
         """Row of the traces' table that a run executed."""
@@ -772,7 +772,7 @@ class Report:
             "micro_batch": tasks.micro_batch[at],
         }
 
-    # -- IPUs --------------------------------------------------------------------------------------------
+    # -- IPUs ---
 
     def _all_ipus(self, ipu: int | None) -> Iterable[int]:
         return range(self.target.num_ipus) if ipu is None else [ipu]
@@ -823,7 +823,7 @@ class Report:
         variables = self._ipu(ipu)
         return self._keep(("peaks", ipu), variables.peaks)
 
-    # -- what is kept ------------------------------------------------------------------------------------
+    # -- what is kept ---
 
     def _keep(self, key: Any, make: Callable[[], T]) -> T:
         with self._lock:
@@ -844,7 +844,7 @@ class Report:
             return found
 
 
-# -- small helpers ---------------------------------------------------------------------------------------
+# -- small helpers ---
 
 
 def _frame(

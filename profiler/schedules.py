@@ -122,7 +122,7 @@ class Schedule:
         return int(self.cycle_end[-1]) if len(self.cycle_end) else 0
 
 
-# -- closed forms ----------------------------------------------------------------------------------------
+# -- closed forms ---
 
 
 def pipeline_stages(stages: int, training: bool) -> int:
@@ -182,7 +182,7 @@ def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> 
     return load + max(work, load) + middle + max(work, unload) + unload
 
 
-# -- schedules -------------------------------------------------------------------------------------------
+# -- schedules ---
 
 
 def pipelined(costs: Costs, micro_batches: int) -> Schedule:

@@ -249,7 +249,7 @@ def statements() -> list[str]:
     ]
 
 
-# -- documentation ---------------------------------------------------------------------------------------
+# -- documentation ---
 
 _HEAD = f"""# The format of profile.pop
 

@@ -150,7 +150,7 @@ def print_pages(pages: Sequence[Page], form: str = "text") -> None:
     {"text": _print_text, "json": _print_json, "csv": _print_csv}[form](pages)
 
 
-# -- for people ------------------------------------------------------------------------------------------
+# -- for people ---
 
 
 def _print_text(pages: Sequence[Page]) -> None:
@@ -231,7 +231,7 @@ def _print_facts(console: Console, facts: Facts) -> None:
     console.print(grid)
 
 
-# -- for programs ----------------------------------------------------------------------------------------
+# -- for programs ---
 
 
 def _print_json(pages: Sequence[Page]) -> None:

@@ -257,7 +257,7 @@ def compiled(row: Row) -> Compiled:
     return build(row)
 
 
-# -- what is read off the compiled program ---------------------------------------------------------------------
+# -- what is read off the compiled program ---
 
 
 def predict(row: Row, case: Compiled) -> float:

@@ -292,7 +292,7 @@ class Recorder(TorchDispatchMode):
         self._module_stack = name_scopes()
         self._locations: dict[tuple[str, int], tuple[str, int]] = {}
 
-    # -- tensors -----------------------------------------------------------------------------------------
+    # -- tensors ---
 
     def know(
         self, tensor: torch.Tensor, role: str, name: str, parameter: torch.Tensor | None = None
@@ -432,7 +432,7 @@ class Recorder(TorchDispatchMode):
                     storage.role, storage.name = "gradient", f"{name}/gradient"
                     storage.parameter = self.graph.values[self.value(parameter)].storage
 
-    # -- calls -------------------------------------------------------------------------------------------
+    # -- calls ---
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -178,7 +178,7 @@ class _Builder:
             beside=frozenset(self.transfers.beside),
         )
 
-    # -- operators ---------------------------------------------------------------------------------------------
+    # -- operators ---
 
     def _turning(self) -> frozenset[int]:
         phases = self.placement.phases
@@ -451,7 +451,7 @@ class _Builder:
                 self.mapping.parts[storage, stage] = self.mapping.part(storage, stage)
             self.collectives.exchange("all-gather", {storage: stage}, body, f"{name}/")
 
-    # -- stash -------------------------------------------------------------------------------------------------
+    # -- stash ---
 
     def _kept_and_recomputed(
         self, ops: dict[tuple[str, int], list[OpNode]], stage: int
@@ -500,7 +500,7 @@ class _Builder:
         body.steps.append(slice_step(name, count, stored.dtype, maker, update=what == "stash"))
         body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
-    # -- weight update -----------------------------------------------------------------------------------------
+    # -- weight update ---
 
     def _update(self, ops: list[OpNode], stage: int, body: Body) -> None:
         """Optimiser ops of a stage, weight by weight; what is kept in streaming memory comes and

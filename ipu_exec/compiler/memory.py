@@ -281,7 +281,7 @@ class _Maker:
             )
         )
 
-    # -- tensors -------------------------------------------------------------------------------------------
+    # -- tensors ---
 
     def storages(self) -> None:
         for (storage_id, stage), layout in self.tree.layouts.items():
@@ -479,7 +479,7 @@ class _Maker:
             if self.placement.ipus[stage] == self.ipu:
                 self.add(use.name, "variable", use.role, use.tile_bytes, op=use.op, stage=stage)
 
-    # -- code ----------------------------------------------------------------------------------------------
+    # -- code ---
 
     def program(self, target: Target, code: Code) -> None:
         """Code, vertex state and stacks.

@@ -467,7 +467,7 @@ class Executable:
         )
         return by_block(self.graph, forward, backward, kind, self.tree.op_cycles)
 
-    # -- rows of the profile -------------------------------------------------------------------------------
+    # -- rows of the profile ---
 
     def rows(self) -> Iterator[list[Any]]:
         """The rows of the profile but for its runs, in a few batches to be written one after the

@@ -111,7 +111,7 @@ class TileMapping:
                 total = total + self.machine.whole(layout.bytes)
         return total
 
-    # -- tensors that are not whole on the chip ------------------------------------------------------------
+    # -- tensors that are not whole on the chip ---
 
     def shard(self, weight: int, stage: int) -> Shard:
         """How a weight is cut for replicas that keep, or update, a part of it each."""

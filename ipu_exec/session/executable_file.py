@@ -190,7 +190,7 @@ def _is_record(kind: type) -> bool:
     return dataclasses.is_dataclass(kind) or issubclass(kind, enum.Enum)
 
 
-# -- the cache -------------------------------------------------------------------------------------------------
+# -- the cache ---
 
 
 @lru_cache(maxsize=1)

@@ -161,7 +161,7 @@ class PoplarExecutor:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({module_repr(self._model)})"
 
-    # -- running -----------------------------------------------------------------------------------------
+    # -- running ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call's micro-batches; takes what the model takes, with all of them along
@@ -386,7 +386,7 @@ class PoplarExecutor:
             state["the optimiser"] = _structure(self._optimizer)
         return state
 
-    # -- files -------------------------------------------------------------------------------------------
+    # -- files ---
 
     def compileAndExport(
         self,
@@ -473,7 +473,7 @@ class PoplarExecutor:
         torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
         self._seeded = True  # randomSeed does not overwrite it at the first call
 
-    # -- tensors -----------------------------------------------------------------------------------------
+    # -- tensors ---
 
     def getTensorNames(self) -> list[str]:
         """Names of all tensors that `Options.anchorTensor` can keep. Error before compiling."""
@@ -496,7 +496,7 @@ class PoplarExecutor:
             raise UsageError(f"getAnchoredTensor: no tensor {short_name!r} was anchored: {when}")
         return self._anchored[short_name]
 
-    # -- times -------------------------------------------------------------------------------------------
+    # -- times ---
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
         """When inputs and outputs of the last call were asked for and complete: seconds since its
@@ -546,7 +546,7 @@ class PoplarExecutor:
         if self._executable is None:
             raise UsageError(f"{what} comes after compiling: call compile(...) or the model first")
 
-    # -- state -------------------------------------------------------------------------------------------
+    # -- state ---
 
     @property
     def model(self) -> torch.nn.Module:
@@ -666,7 +666,7 @@ class PoplarExecutor:
 
     copyNamedBuffersToDevice = copyWeightsToDevice
 
-    # -- device ------------------------------------------------------------------------------------------
+    # -- device ---
 
     def isCompiled(self) -> bool:
         """True once compiled and not destroyed."""

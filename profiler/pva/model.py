@@ -88,7 +88,7 @@ class Model:
             one[ipu] = values
         return np.tile(one.ravel(), self.target.num_ipus // self.ipus).tolist()
 
-    # -- program -------------------------------------------------------------------------------------------
+    # -- program ---
 
     @cached_property
     def tree(self) -> dict[str, np.ndarray]:
@@ -188,7 +188,7 @@ class Model:
                 balance[rows], active[rows] = of_all, of_working
         return {"first": first, "balance": balance, "active_balance": active}
 
-    # -- variables -----------------------------------------------------------------------------------------
+    # -- variables ---
 
     @cached_property
     def variables(self) -> dict[str, np.ndarray]:
@@ -292,7 +292,7 @@ class Model:
         kept = kept[np.argsort(-size[kept], kind="stable")]
         return rows[kept], size[kept]
 
-    # -- what operators use ----------------------------------------------------------------------------------
+    # -- what operators use ---
 
     @cached_property
     def variables_of_op(self) -> dict[int, list[int]]:
@@ -371,7 +371,7 @@ class Model:
                 found[ipu] += whole * (run[-1] + 1) // count - whole * run[0] // count
         return found
 
-    # -- compute sets --------------------------------------------------------------------------------------
+    # -- compute sets ---
 
     @cached_property
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
@@ -404,7 +404,7 @@ class Model:
         """Type of vertex -> bytes of state of an instance."""
         return {name: state for kinds in self.vertices.values() for name, state, _ in kinds}
 
-    # -- memory --------------------------------------------------------------------------------------------
+    # -- memory ---
 
     def totals(self, ipu: int) -> dict[str, np.ndarray]:
         """Columns of ``Report.tiles``."""

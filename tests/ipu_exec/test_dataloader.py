@@ -172,7 +172,7 @@ def test_options_in_use_are_frozen() -> None:
         made.deviceIterations(3)
 
 
-# -- batch samplers ----------------------------------------------------------------------------------------------
+# -- batch samplers ---
 
 
 def pad(items: list[torch.Tensor]) -> torch.Tensor:
@@ -191,7 +191,7 @@ def test_a_batch_sampler_gives_micro_batches_that_are_collated_each_and_joined()
     assert list(rest)[-1].tolist() == [9, -1, -1]
 
 
-# -- asynchronous loading ----------------------------------------------------------------------------------------
+# -- asynchronous loading ---
 
 
 class Labelled(Dataset[dict[str, torch.Tensor]]):

@@ -76,7 +76,7 @@ def gradients(
     return before - model.fc.weight.detach(), plain
 
 
-# -- control flow ------------------------------------------------------------------------------------------------
+# -- control flow ---
 
 
 def test_for_loop_goes_on_with_what_the_body_returned_and_leaves_its_inputs() -> None:
@@ -218,7 +218,7 @@ def test_distributions_check_their_arguments() -> None:
     assert infer(draw, torch.tensor([2.0, 3.0])).shape == (3, 2)
 
 
-# -- slices ----------------------------------------------------------------------------------------------------------
+# -- slices ---
 
 
 @pytest.mark.parametrize(("size", "step"), [(3, 1), (3, 2), (6, 4)])
@@ -248,7 +248,7 @@ def test_dynamic_update_puts_a_slice_into_a_copy() -> None:
     assert torch.equal(made, wanted)
 
 
-# -- products --------------------------------------------------------------------------------------------------------
+# -- products ---
 
 
 @pytest.mark.parametrize("mode", list(MatMulSerializationMode))
@@ -327,7 +327,7 @@ def nested(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-# -- names and the host ----------------------------------------------------------------------------------------------
+# -- names and the host ---
 
 
 def test_a_name_scope_is_in_the_names_of_its_operators() -> None:
@@ -402,7 +402,7 @@ def test_work_of_the_host_runs_amid_the_model_and_costs_its_way() -> None:
         poptorch.trainingModel(trained, options())(torch.ones(2, 2))
 
 
-# -- custom operators ------------------------------------------------------------------------------------------------
+# -- custom operators ---
 
 
 def cube(
@@ -514,7 +514,7 @@ def test_wrong_custom_operators_are_errors(arguments: dict[str, Any], says: str)
         poptorch.custom_op(**{**given, **arguments})
 
 
-# -- search ----------------------------------------------------------------------------------------------------------
+# -- search ---
 
 
 def test_nearest_points_are_the_nearest_of_their_sample() -> None:
@@ -584,7 +584,7 @@ def test_searching_costs_more_with_more_points() -> None:
     assert many.cycleCount() > few.cycleCount()
 
 
-# -- logs and hardware -------------------------------------------------------------------------------------------------
+# -- logs and hardware ---
 
 
 def test_log_levels_by_name_and_number() -> None:

@@ -115,7 +115,7 @@ def read_as_libpva(path: Path) -> None:
         _ = (operation.debugContext.json, operation.programs(), list(operation.vars[:3]))
 
 
-# -- round trip ------------------------------------------------------------------------------------------
+# -- round trip ---
 
 
 def row_strategy(record, length):
@@ -227,7 +227,7 @@ def test_the_documentation_of_the_format_is_up_to_date():
             assert f"| `{item.name}` |" in written
 
 
-# -- publishing ------------------------------------------------------------------------------------------
+# -- publishing ---
 
 
 def test_publishing_again_replaces_the_profile_and_closing_leaves_only_it(tmp_path):
@@ -357,7 +357,7 @@ def test_a_place_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["file", "profile.pop", "profile.pop.partial"]
 
 
-# -- finding ---------------------------------------------------------------------------------------------
+# -- finding ---
 
 
 def test_a_directory_stands_for_the_profile_in_it(profile, tmp_path):
@@ -383,7 +383,7 @@ def test_nothing_to_open_is_an_error_with_a_way_out(tmp_path):
         open_report(tmp_path / "training" / "profile.pop")
 
 
-# -- hostile files ---------------------------------------------------------------------------------------
+# -- hostile files ---
 
 
 def test_a_file_that_is_no_profile_is_named_as_such(tmp_path):

@@ -147,7 +147,7 @@ def test_runs_of_equal_bytes_by_hand():
     assert list(plain.tile_runs(3, np.zeros(0))) == []
 
 
-# -- the older format ------------------------------------------------------------------------------------
+# -- the older format ---
 
 
 @pytest.fixture

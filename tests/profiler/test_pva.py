@@ -77,7 +77,7 @@ def known_format(plain):
     return plain.meta["format"]
 
 
-# -- program -----------------------------------------------------------------------------------------------
+# -- program ---
 
 
 def test_programs_are_the_tree(report, plain):
@@ -180,7 +180,7 @@ def test_code_of_programs_adds_up_to_no_more_than_the_tiles_have(report):
     )
 
 
-# -- memory ------------------------------------------------------------------------------------------------
+# -- memory ---
 
 
 def test_tiles_hold_what_the_report_says(report, plain):
@@ -316,7 +316,7 @@ def lives(equivalence, step):
     return any(interval.start <= step < interval.end for interval in equivalence.steps)
 
 
-# -- execution ---------------------------------------------------------------------------------------------
+# -- execution ---
 
 
 def test_executed_steps_are_the_reports(report, plain):
@@ -420,7 +420,7 @@ def test_a_report_that_was_only_compiled_has_an_empty_execution(path, tmp_path):
     assert list(empty.compilation.loweredVariables.allBriefVars) == []
 
 
-# -- operations --------------------------------------------------------------------------------------------
+# -- operations ---
 
 
 def test_operations_say_where_they_come_from(report, plain):
@@ -486,7 +486,7 @@ def test_variables_of_programs_live_where_they_are_used(report):
     assert "conv2.weight" not in names
 
 
-# -- the rest ----------------------------------------------------------------------------------------------
+# -- the rest ---
 
 
 def test_objects_can_be_read_and_found_with_dir(report):

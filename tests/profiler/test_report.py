@@ -37,7 +37,7 @@ def report(path) -> Report:
     return open_report(path)
 
 
-# -- the contract ----------------------------------------------------------------------------------------
+# -- the contract ---
 
 COLUMNS = {
     "stages": (
@@ -182,7 +182,7 @@ def test_the_slowest_stage_has_share_1_and_stages_name_their_blocks(report):
     assert stages["stash_depth"].tolist() == [5, 3, 0]
 
 
-# -- the program -----------------------------------------------------------------------------------------
+# -- the program ---
 
 
 def test_the_program_lists_parents_before_children_and_siblings_in_order(report):
@@ -244,7 +244,7 @@ def test_vertices_of_a_step(report):
     assert len(report.vertices(0)) == 0, "a sync has none"
 
 
-# -- execution -------------------------------------------------------------------------------------------
+# -- execution ---
 
 
 def naive_steps(report: Report, path: Path, run: int) -> list[tuple]:
@@ -402,7 +402,7 @@ def test_what_is_not_there_is_an_index_error_that_says_what_is(report):
         report.liveness_map(0, what="all")
 
 
-# -- memory ----------------------------------------------------------------------------------------------
+# -- memory ---
 
 
 def naive_map(report: Report, ipu: int, what: str = "total") -> np.ndarray:
@@ -570,7 +570,7 @@ def test_a_tile_that_is_too_full_overflows(path, tmp_path):
     assert ((frame["overflow"] == 0) | (frame["free"] == 0)).all()
 
 
-# -- speed -----------------------------------------------------------------------------------------------
+# -- speed ---
 
 
 def test_a_long_run_is_unrolled_without_a_loop(tmp_path):

@@ -69,7 +69,7 @@ def complain(capsys: pytest.CaptureFixture[str], code: int, *argv: object) -> st
     return captured.err
 
 
-# -- for people ------------------------------------------------------------------------------------------
+# -- for people ---
 
 
 @pytest.mark.parametrize("name", PRINTING)
@@ -181,7 +181,7 @@ def test_what_a_terminal_would_obey_is_never_printed(
     assert "\x07" not in out
 
 
-# -- for programs ----------------------------------------------------------------------------------------
+# -- for programs ---
 
 
 @pytest.mark.parametrize("name", PRINTING)
@@ -451,7 +451,7 @@ def test_a_stage_list_may_come_back_to_an_ipu(
     )
 
 
-# -- tab completion --------------------------------------------------------------------------------------
+# -- tab completion ---
 
 
 def completed(script: str, *words: str) -> list[str]:
@@ -495,7 +495,7 @@ def test_every_option_of_every_subcommand_is_in_the_script(
         subprocess.run([program, "-n"], input=script, text=True, check=True)
 
 
-# -- how it ends -----------------------------------------------------------------------------------------
+# -- how it ends ---
 
 
 def test_a_missing_profile_is_one_line_and_three(

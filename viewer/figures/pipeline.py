@@ -264,7 +264,7 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
     return figure
 
 
-# -- the lanes' pieces ---------------------------------------------------------------------------------------
+# -- the lanes' pieces ---
 
 
 def _factorised(column: pd.Series) -> tuple[np.ndarray, list[str]]:

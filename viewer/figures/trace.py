@@ -286,7 +286,7 @@ def matches(rows: Trace, find: str) -> tuple[int, int]:
     return slices, cycles
 
 
-# -- pieces of the picture -----------------------------------------------------------------------------------
+# -- pieces of the picture ---
 
 
 def _row(

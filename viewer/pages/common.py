@@ -91,7 +91,7 @@ def parse(search: str | None) -> dict[str, str]:
     return {name: values[-1] for name, values in pairs.items()}
 
 
-# -- parameters --------------------------------------------------------------------------------------------
+# -- parameters ---
 
 
 def param_id(page: str, name: str) -> dict[str, str]:
@@ -250,7 +250,7 @@ def run_choices(view: View) -> list[Children]:
     ]
 
 
-# -- cards and figures -------------------------------------------------------------------------------------
+# -- cards and figures ---
 
 
 def card(title: str, *children: Children, note: str = "", tools: bool = False) -> Children:
@@ -337,7 +337,7 @@ def failure(error: BaseException) -> Children:
     return card("This cannot be shown", message(str(error), "error"))
 
 
-# -- tables ------------------------------------------------------------------------------------------------
+# -- tables ---
 
 
 @dataclass(frozen=True)
@@ -430,7 +430,7 @@ def theme_of(where: dict[str, Any] | None) -> Theme:
     return themes.theme((where or {}).get("theme"))
 
 
-# -- zooming -----------------------------------------------------------------------------------------------
+# -- zooming ---
 
 # Where a figure was zoomed or dragged to, in units of its axis divided by ``meta.scale``; "" for
 # all of it.

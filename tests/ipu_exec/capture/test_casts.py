@@ -98,7 +98,7 @@ class _Mean(nn.Module):
         return x.mean()
 
 
-# -- running statistics ----------------------------------------------------------------------------------------------
+# -- running statistics ---
 
 
 def statistics(always_float: bool | None, half: bool, replicas: int = 1) -> nn.BatchNorm1d:
@@ -173,7 +173,7 @@ def test_products_and_norms_of_half_and_float_are_made_in_float(function: Any) -
     assert torch.equal(loss.weight, 1 - plain.weight.grad)  # type: ignore[operator]
 
 
-# -- floating-point exceptions ---------------------------------------------------------------------------------------
+# -- floating-point exceptions ---
 
 ONE, INF, NAN = torch.ones(2, 4), torch.full((2, 4), torch.inf), torch.full((2, 4), torch.nan)
 

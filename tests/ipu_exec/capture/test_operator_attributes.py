@@ -149,7 +149,7 @@ def test_stable_norms_centre_before_they_square() -> None:
     assert stable.tree.op_cycles[other.id] > plain.tree.op_cycles[one.id]
 
 
-# -- multi-convolutions ----------------------------------------------------------------------------------------------
+# -- multi-convolutions ---
 
 
 class Branches(nn.Module):
@@ -311,7 +311,7 @@ def test_a_multi_conv_in_a_pipeline_is_recomputed_as_one() -> None:
     assert runs["stage 0 forward"] == runs["stage 0 recompute"] > 0
 
 
-# -- attributes ------------------------------------------------------------------------------------------------------
+# -- attributes ---
 
 
 class Layers(nn.Module):

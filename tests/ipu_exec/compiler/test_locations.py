@@ -108,7 +108,7 @@ def ring(rounds: int, replicas: int, nbytes: int) -> int:
     return ceil(rounds * (replicas - 1) * link_latency_cycles(MK2, link_hops(0, 1)) + moved / rate)
 
 
-# -- replicated tensor sharding of optimiser state ---------------------------------------------------------------
+# -- replicated tensor sharding of optimiser state ---
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 16])
@@ -258,7 +258,7 @@ def test_what_cannot_run_on_parts_says_so() -> None:
     assert [step.name for step in steps(made, schedules.REDUCE)] == ["AllReduce"]
 
 
-# -- weights and accumulators ------------------------------------------------------------------------------------
+# -- weights and accumulators ---
 
 
 def test_weights_in_parts_are_gathered_before_they_are_used() -> None:
@@ -407,7 +407,7 @@ def test_weights_that_stages_share_stay_and_it_says_so() -> None:
     assert any(v.name == "weight" and v.always_live for v in executor.executable.variables)
 
 
-# -- activations -------------------------------------------------------------------------------------------------
+# -- activations ---
 
 
 def test_off_chip_activations_wait_in_streaming_memory() -> None:
@@ -440,7 +440,7 @@ def test_a_pipeline_keeps_its_stash_and_says_so() -> None:
     assert any(v.role == "stash" and v.always_live for v in made.variables)
 
 
-# -- numbers and reports -----------------------------------------------------------------------------------------
+# -- numbers and reports ---
 
 
 def everything(options: ipu_exec.Options) -> None:

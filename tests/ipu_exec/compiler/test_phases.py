@@ -68,7 +68,7 @@ def moved(executable: Executable, body: str, what: str) -> int:
     return sum(int((s.bytes_in if what == "load" else s.bytes_out).sum()) for s in steps)  # type: ignore[union-attr]
 
 
-# -- strategies --------------------------------------------------------------------------------------------------
+# -- strategies ---
 
 
 def test_phases_are_given_in_several_ways() -> None:
@@ -118,7 +118,7 @@ def test_wrong_phases_are_errors(make: Callable[[], Any], says: str) -> None:
         make()
 
 
-# -- what moves --------------------------------------------------------------------------------------------------
+# -- what moves ---
 
 
 def test_a_phase_loads_its_weights_and_stores_its_gradients() -> None:
@@ -198,7 +198,7 @@ def test_phases_make_room_on_the_tiles() -> None:
     assert peak(away) <= peak(phases)
 
 
-# -- when --------------------------------------------------------------------------------------------------------
+# -- when ---
 
 
 def test_serial_phases_take_the_sum_of_loading_computing_and_storing() -> None:
@@ -266,7 +266,7 @@ def test_two_groups_are_faster_than_one_and_receive_from_each_other() -> None:
     assert [int(s.bytes_in.sum()) for s in forward] == [8 * 4 * 256] * 3  # type: ignore[union-attr]
 
 
-# -- whole -------------------------------------------------------------------------------------------------------
+# -- whole ---
 
 
 @pytest.mark.parametrize("kind", ["serial", "parallel"])

@@ -496,7 +496,7 @@ def test_a_model_without_a_usable_loss_is_an_error(returned: Any, says: str) -> 
         wrapped(torch.tensor([1.0, 2.0]))
 
 
-# -- the executor ------------------------------------------------------------------------------------------------
+# -- the executor ---
 
 
 def trainer(**counts: int) -> tuple[poptorch.PoplarExecutor, Network]:

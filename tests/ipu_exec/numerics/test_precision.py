@@ -170,7 +170,7 @@ def test_float32_models_are_trained_as_ever() -> None:
     assert torch.equal(run(False), run(True))
 
 
-# -- loss scaling ----------------------------------------------------------------------------------------------------
+# -- loss scaling ---
 
 
 def seen(scaler: LossScaler, *gradients: torch.Tensor) -> float:
@@ -282,7 +282,7 @@ def test_training_finds_a_scale_at_which_small_gradients_survive() -> None:
     assert now == pytest.approx(-1e-4 * 17, rel=0.1)
 
 
-# -- optimisers' states ------------------------------------------------------------------------------------------------
+# -- optimisers' states ---
 
 HALF_STATES = {
     "Adam": {

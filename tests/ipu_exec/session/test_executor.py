@@ -50,7 +50,7 @@ def small() -> Small:
     return Small()
 
 
-# -- inputs ------------------------------------------------------------------------------------------
+# -- inputs ---
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_is_running_on_ipu_in_the_model_only() -> None:
     assert not poptorch.isRunningOnIpu()
 
 
-# -- optimisers ------------------------------------------------------------------------------------------
+# -- optimisers ---
 
 
 def test_a_constant_attribute_cannot_change_and_a_variable_one_can() -> None:
@@ -278,7 +278,7 @@ def test_nesterov_is_refused_as_poptorch_does() -> None:
         )
 
 
-# -- anchored tensors ------------------------------------------------------------------------------------------
+# -- anchored tensors ---
 
 
 def test_anchored_tensors_are_pytorchs(caplog: pytest.LogCaptureFixture) -> None:
@@ -370,7 +370,7 @@ def test_wrong_names_are_errors_with_the_nearest() -> None:
             ask()
 
 
-# -- times ------------------------------------------------------------------------------------------
+# -- times ---
 
 
 def sizes(counters: dict[str, list[list[float]]]) -> list[tuple[int, int]]:
@@ -436,7 +436,7 @@ def test_latencies_add_up_and_are_the_schedules() -> None:
     assert last <= wrapped.cycleCount() / clock
 
 
-# -- files ------------------------------------------------------------------------------------------
+# -- files ---
 
 
 def compiled(
@@ -561,7 +561,7 @@ def test_a_model_that_cannot_be_pickled_says_so(tmp_path: Path) -> None:
     assert (tmp_path / "x").exists()
 
 
-# -- the cache ------------------------------------------------------------------------------------------
+# -- the cache ---
 
 
 def test_the_cache_is_hit_by_the_same_model_and_missed_by_another(

@@ -293,7 +293,7 @@ def test_prices_are_what_brute_force_gains() -> None:
     assert worth > 0
 
 
-# -- from profiles ---------------------------------------------------------------------------------------
+# -- from profiles ---
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -243,7 +243,7 @@ def test_the_choices_reach_what_each_alone_cannot() -> None:
     assert mixed > 0
 
 
-# -- an integer programme --------------------------------------------------------------------------------
+# -- an integer programme ---
 
 
 def integer_programme(costs: Costs, stages: int) -> int | None:
