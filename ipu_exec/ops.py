@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from ipu_exec.annotations import open_multi_conv
-from ipu_exec.capture.step import overlap
+from ipu_exec.capture import overlap
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from ipu_exec.errors import UsageError

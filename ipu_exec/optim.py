@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from ipu_exec.errors import UsageError as Error
-from ipu_exec.numerics.loop import optimiser_state
+from ipu_exec.numerics import optimiser_state
 
 logger = logging.getLogger("ipu_exec")
 

@@ -39,12 +39,12 @@ from ipu_exec.annotations import (
     name_scopes,
     reset_blocks,
 )
+from ipu_exec.capture import overlap
 from ipu_exec.capture.casts import Casting
 from ipu_exec.capture.control_flow import in_argument_check
 from ipu_exec.capture.decompositions import decomposition
 from ipu_exec.capture.multi_conv import Group, fuse, is_convolution
 from ipu_exec.capture.recurrent import whole_layers
-from ipu_exec.capture.step import overlap
 from ipu_exec.context import replaced
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, ValueRef

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from ipu_exec.annotations import PhasedExecution
+from ipu_exec.capture import overlap, patterns
 from ipu_exec.capture.casts import casting
-from ipu_exec.capture.step import capture, overlap, patterns
+from ipu_exec.capture.step import capture
 from ipu_exec.compiler import emit as program
 from ipu_exec.compiler import memory, placement, schedule
 from ipu_exec.compiler.bodies import ProgramOptions, ProgramTree
@@ -30,7 +31,7 @@ from ipu_exec.graph import Graph
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
-from ipu_exec.numerics.loop import loop as numerics
+from ipu_exec.numerics import loop as numerics
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
     Options,

@@ -26,7 +26,7 @@ from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.context import on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
-from ipu_exec.numerics.loop import loop as numerics
+from ipu_exec.numerics import loop as numerics
 from ipu_exec.numerics.precision import LossScaler, Precision
 from ipu_exec.optim import (
     SGD,

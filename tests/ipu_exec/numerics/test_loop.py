@@ -23,7 +23,7 @@ from torch.nn import functional
 import ipu_exec as poptorch
 from ipu_exec import Error, MeanReductionStrategy, Options, OutputMode, ReductionType
 from ipu_exec.graph import Graph
-from ipu_exec.numerics.loop import loop as numerics
+from ipu_exec.numerics import loop as numerics
 
 MICRO = 4
 
