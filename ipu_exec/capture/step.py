@@ -48,29 +48,13 @@ from ipu_exec.capture.recurrent import whole_layers
 from ipu_exec.context import replaced
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, ValueRef
+from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
-from ipu_exec.lowering.registry import is_view, packet, words
 from ipu_exec.numerics.loop import keeping_what_is_saved
 from ipu_exec.optim import combined, kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
-_SKIPPED = {
-    "aten.lift_fresh.default",
-    "aten._assert_async.msg",
-    "aten._local_scalar_dense.default",
-    "aten.promote_types.default",
-}
-# What set_available_memory is for, and what it is seen through.
-_PLANNED = {
-    f"aten.{name}"
-    for name in words(
-        """mm addmm bmm baddbmm mv addmv dot linear matmul convolution _convolution embedding embedding_bag index_select
-    gather index index_put scatter scatter_add scatter_reduce mkldnn_rnn_layer"""
-    )
-}
-_CASTS = {"aten._to_copy", "aten.clone"}
-_SUMS = {"aten.add", "aten.add_"}
 _NOTHING = Asked()
 _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -383,13 +367,12 @@ class Recorder(TorchDispatchMode):
         values, storages = self.graph.values, self.graph.storages
         while (producer := values[value].producer) >= 0:
             op = self.graph.ops[producer]
-            name = packet(op.aten)
+            operator = info(op.aten)
             bias = len(op.inputs) == 2 and storages[values[op.inputs[1]].storage].role == "weight"
-            if name in _PLANNED:
+            if operator.uses_memory_proportion:
                 return op
-            if not op.inputs or not (
-                is_view(op.aten) or name in _CASTS or (name in _SUMS and bias)
-            ):
+            seen_through = operator.view or operator.copy or (operator.addition and bias)
+            if not op.inputs or not seen_through:
                 return None
             value = op.inputs[0]
         return None
@@ -448,7 +431,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return parts(*args, **kwargs)
         out = self._call(func, args, kwargs)
-        if name not in _SKIPPED:
+        if not info(name).on_host:
             self._record(func, name, args, kwargs, out)
         return out
 

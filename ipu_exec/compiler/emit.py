@@ -34,7 +34,6 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import (
     Recomputation,
     after_last_checkpoint,
-    is_view,
     kept,
     last_touch,
     made_by,
@@ -45,7 +44,7 @@ from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.compiler.transfers import Transfers
 from ipu_exec.errors import LoweringError
 from ipu_exec.graph import Graph, OpNode, ValueRef
-from ipu_exec.lowering import generic, lower
+from ipu_exec.lowering import generic, info, lower
 from ipu_exec.lowering.plan import ITEM_BYTES, Operand, OpSpec, Plan
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from profiler import records, schedules
@@ -96,13 +95,15 @@ class _Builder:
     def build(self) -> ProgramTree:
         ops: dict[tuple[str, int], list[OpNode]] = {}
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
-            if not is_view(self.graph, op):
+            if not self.graph.only_aliases(op):
                 ops.setdefault((op.direction, stage), []).append(op)
         if self.placement.phases:
             found = moves(self.graph, self.placement, ops, self.options.phases)
             self.traffic, self.mapping.moving = found.traffic, found.moving
         forward = [
-            op for op in self.graph.ops if op.direction == "forward" and not is_view(self.graph, op)
+            op
+            for op in self.graph.ops
+            if op.direction == "forward" and not self.graph.only_aliases(op)
         ]
         self.kept = kept(self.graph, forward, self.options.recompute)
         self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
@@ -282,7 +283,7 @@ class _Builder:
             machine,
             proportion=asked.proportion or machine.proportion,
             partials=asked.partials or machine.partials,
-            dithering="conv" in op.aten
+            dithering=info(op.aten).convolution
             and (machine.dithering if asked.dithering is None else asked.dithering),
         )
 

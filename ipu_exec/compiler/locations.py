@@ -21,7 +21,7 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import made_by
 from ipu_exec.errors import warn_once
 from ipu_exec.graph import Graph, OpNode, Storage
-from ipu_exec.lowering.elementwise import BINARY, COPY, FILL, TERNARY, UNARY
+from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.replica_groups import Grouping, Groupings
 
@@ -31,8 +31,6 @@ _KINDS = {
     "accumulator": "accumulator",
     "activation": "activation",
 }
-_ELEMENTWISE = frozenset((*UNARY, *BINARY, *TERNARY, *FILL, *COPY))
-_NORMS = frozenset(("linalg_vector_norm", "norm", "sum", "mean"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +111,9 @@ def _runs_on_parts(op: OpNode) -> bool:
     """Whether an operator that reads tensors of one size can do so part by part: it is elementwise,
     or it makes one number of all elements, which replicas then reduce.
     """
-    name = op.aten.split(".")[1]
+    operator = info(op.aten)
     dimensions = any(isinstance(item, tuple) for item in (*op.args, *dict(op.kwargs).values()))
-    return (
-        name in _ELEMENTWISE
-        or name.removesuffix("_") in _ELEMENTWISE
-        or (name in _NORMS and not dimensions)
-    )
+    return operator.elementwise or (operator.reduces_parts and not dimensions)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from ipu_exec.compiler.bodies import Body, ProgramTree, StepDraft
 from ipu_exec.compiler.placement import Placement, Transfer
 from ipu_exec.graph import Graph, OpNode
-from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering import info, vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
@@ -39,67 +39,6 @@ _PART = {
     schedules.REDUCE: "update",
     schedules.UPDATE: "update",
 }
-
-# Operators with an in-place variant (popart/op/*.hpp), and those an optimiser's update is made of.
-_IN_PLACE = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "pow",
-        "relu",
-        "leaky_relu",
-        "exp",
-        "expm1",
-        "log1p",
-        "sigmoid",
-        "softmax",
-        "_softmax",
-    }
-    | {
-        "_log_softmax",
-        "ceil",
-        "floor",
-        "round",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "elu",
-        "selu",
-        "silu",
-        "sign",
-    }
-    | {
-        "softplus",
-        "hardsigmoid",
-        "hardshrink",
-        "softshrink",
-        "atan",
-        "asinh",
-        "sinh",
-        "gelu",
-        "threshold",
-        "hardtanh",
-    }
-)
-_FUSED = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "sqrt",
-        "pow",
-        "square",
-        "neg",
-        "reciprocal",
-        "rsqrt",
-        "lerp",
-        "addcdiv",
-        "addcmul",
-    }
-    | {"clamp", "clamp_min", "clamp_max", "sign", "exp", "maximum", "where"}
-)
 
 STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
 # Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its
@@ -308,12 +247,10 @@ class _Maker:
             }
             for op_id, end in ends.items():
                 op = self.graph.ops[op_id]
-                in_place = _IN_PLACE if op.direction != "update" else _FUSED
-                if (
-                    ".".join(op.aten.split(".")[1:2]) not in in_place
-                    or op.outputs[0] is None
-                    or end == at
-                ):
+                operator = info(op.aten)
+                updates = op.direction == "update"
+                in_place = operator.fused_in_update if updates else operator.in_place
+                if not in_place or op.outputs[0] is None or end == at:
                     continue
                 made = [self.found[v] for v in self.of_storage.get(storage[op.outputs[0]], ())]
                 output = next((v for v in made if v.start == end), None)

@@ -24,11 +24,11 @@ from ipu_exec.compiler.bodies import ProgramOptions, ProgramTree
 from ipu_exec.compiler.locations import Location, Locations
 from ipu_exec.compiler.phases import PhaseOptions
 from ipu_exec.compiler.placement import StagePlace
-from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block, is_view
+from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
-from ipu_exec.lowering import registry, vertex_info
+from ipu_exec.lowering import info, registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
 from ipu_exec.numerics import loop as numerics
@@ -58,13 +58,6 @@ _NOT_COMPILED = (
     "anchoredTensors",
     "randomSeed",
 )
-_POPART_NAMES = {
-    "mm": "MatMul",
-    "bmm": "MatMul",
-    "mv": "MatMul",
-    "matmul": "MatMul",
-    "addmm": "Gemm",
-}
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _DIRECTION = {
     schedules.FORWARD: "forward",
@@ -262,7 +255,7 @@ def _log_placement(graph: Graph, placed: placement.Placement) -> None:
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
         if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
             short = op.aten.split(".")[1].strip("_")
-            kind = _POPART_NAMES.get(short) or "".join(
+            kind = info(op.aten).popart_name or "".join(
                 part.capitalize() for part in short.split("_")
             )
             name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
@@ -462,7 +455,7 @@ class Executable:
         """
         setting = getattr(self.options._Popart, "autoRecomputation", None)
         kind = asked_for(setting, self.placement.pipelined) or Recomputation.PIPELINE
-        ops = [op for op in self.graph.ops if not is_view(self.graph, op)]
+        ops = [op for op in self.graph.ops if not self.graph.only_aliases(op)]
         forward, backward = (
             [op for op in ops if op.direction == way] for way in ("forward", "backward")
         )

@@ -12,8 +12,8 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import AutoStage
 from ipu_exec.errors import UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
+from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
-from ipu_exec.lowering.registry import is_view
 from profiler import schedules
 
 MAX_IPUS = 256  # of the largest system (facts/machine.md)

@@ -18,14 +18,7 @@ from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph, OpNode
-
-_NORMS = (
-    "aten.native_batch_norm",
-    "aten._native_batch_norm_legit",
-    "aten.native_layer_norm",
-    "aten.native_group_norm",
-    "aten._fused_rms_norm",
-)
+from ipu_exec.lowering import info
 
 
 class Recomputation(IntEnum):
@@ -58,16 +51,6 @@ def asked_for(setting: object, pipelined: bool) -> Recomputation:
     return Recomputation.RECOMPUTE_ALL if kind is Recomputation.PIPELINE and not pipelined else kind
 
 
-def is_view(graph: Graph, op: OpNode) -> bool:
-    """A view is free: every output lies in an input's storage and nothing is written."""
-    read = {graph.values[v].storage for v in op.inputs}
-    return (
-        not op.writes
-        and bool(read)
-        and all(v is None or graph.values[v].storage in read for v in op.outputs)
-    )
-
-
 def made_by(graph: Graph, op: OpNode) -> set[int]:
     """Storages that an operator makes or changes."""
     return {graph.values[v].storage for v in (*op.outputs, *op.writes) if v is not None}
@@ -86,9 +69,7 @@ def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[in
     """
     chosen = set(graph.checkpoints)
     if kind is Recomputation.NORM_ONLY:
-        chosen |= {
-            s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)
-        }
+        chosen |= {s for op in forward if not info(op.aten).norm for s in made_by(graph, op)}
     if kind is Recomputation.STANDARD:
         chosen |= _least_live(graph, forward)
     return chosen.union(*(made for op in forward if (made := made_by(graph, op)) & chosen))

@@ -20,7 +20,6 @@ from ipu_exec.compiler.bodies import (
     stream_steps,
 )
 from ipu_exec.compiler.placement import storage_bytes
-from ipu_exec.compiler.recompute import is_view
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.enums import OverlapMode
 from ipu_exec.lowering.build import messages
@@ -141,7 +140,7 @@ class Transfers:
                 op.id
                 for op in self.graph.ops
                 if {self.mapping.storage(v) for v in op.inputs} & set(storages)
-                and not is_view(self.graph, op)
+                and not self.graph.only_aliases(op)
             )
             op, first = min(readers, default=-1), 0
             body.begin_with(steps)

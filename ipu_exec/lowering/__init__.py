@@ -34,17 +34,22 @@ from ipu_exec.lowering import (  # noqa: F401  (importing them registers their o
     rnn,
     shape,
     softmax,
+    views,
 )
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import linear_layout
+from ipu_exec.lowering.operators import OperatorInfo, describe, info, is_view
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
-from ipu_exec.lowering.registry import find, is_view, lowering, registered
+from ipu_exec.lowering.registry import find, lowering, registered
 from ipu_exec.lowering.vertices import vertex_info
 from ipu_exec.machine import Machine
 
 __all__ = [
     "Builder",
+    "OperatorInfo",
+    "describe",
     "generic",
+    "info",
     "is_view",
     "linear_layout",
     "lower",

@@ -8,10 +8,11 @@ from ipu_exec.lowering.build import Builder, row_major
 from ipu_exec.lowering.elementwise import bring
 from ipu_exec.lowering.layouts import Spread
 from ipu_exec.lowering.matmul import multiply, sides_of
+from ipu_exec.lowering.operators import Promotion, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.product import Product
 from ipu_exec.lowering.reduce import broadcast_back, reduce_over
-from ipu_exec.lowering.registry import lowering, words
+from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
 _END = 1 << 30
@@ -147,3 +148,6 @@ def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
         for o in spec.outputs[3:]
     ]
     return build.plan(tuple(layouts), constants=done.worklists)
+
+
+describe("aten.scaled_dot_product_attention", promotion=Promotion.OPERANDS)

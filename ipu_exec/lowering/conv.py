@@ -14,6 +14,7 @@ from typing import Any
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, digest
+from ipu_exec.lowering.operators import Arguments, Promotion, aten, describe
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.product import (
     Problem,
@@ -299,7 +300,14 @@ def _builder(spec: OpSpec, machine: Machine) -> Builder:
     return Builder(spec, machine if machine.partials else replace(machine, partials="float32"))
 
 
-@lowering("aten.convolution", "aten._convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d")
+@lowering(
+    "aten.convolution",
+    "aten._convolution",
+    "aten.conv1d",
+    "aten.conv2d",
+    "aten.conv3d",
+    convolution=True,
+)
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
     """A convolution of any rank up to three, strided, dilated, grouped or transposed, with its
     bias.
@@ -330,7 +338,16 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
     )
 
 
-@lowering("aten.convolution_backward")
+def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
+    """Of (gradient, input, weight): the input serves the weight's gradient, and the weight the
+    input's.
+    """
+    input_wanted, weight_wanted, _ = arguments[-1]
+    unread = () if weight_wanted else (1,)
+    return unread if input_wanted else (*unread, 2)
+
+
+@lowering("aten.convolution_backward", convolution=True, unread=unread_by_gradients)
 def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Gradients of input, weight and bias, those that the output mask asks for."""
     build = _builder(spec, machine)
@@ -367,3 +384,10 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
         reduced = reduce_over(build, *build.lead(0), dims, "ADD", "grad bias")
         layouts[2] = reduced.spread.layout(spec.outputs[2].dtype)
     return build.plan(tuple(layouts), constants=constants, note="; ".join(notes))
+
+
+describe(*aten("convolution _convolution"), uses_memory_proportion=True)
+describe(
+    *aten("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    promotion=Promotion.OPERANDS,
+)

@@ -16,8 +16,9 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder, expanded, folded, messages, placed
 from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
+from ipu_exec.lowering.operators import Promotion, aten, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
-from ipu_exec.lowering.registry import lowering, words
+from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
 # operator (without a trailing underscore) -> the kinds of vertex it is, one compute set each
@@ -387,13 +388,13 @@ def _names(table: Any) -> list[str]:
     return [f"aten.{name}{tail}" for name in table for tail in ("", "_")]
 
 
-@lowering(*_names(UNARY), *_names(BINARY), *_names(TERNARY))
+@lowering(*_names(UNARY), *_names(BINARY), *_names(TERNARY), elementwise=True)
 def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
     """Unary, binary and ternary operators of the tables above, in place or not."""
     return elementwise(spec, machine, _kinds(spec))
 
 
-@lowering(*(f"aten.{name}" for name in FILL))
+@lowering(*(f"aten.{name}" for name in FILL), elementwise=True)
 def fill(spec: OpSpec, machine: Machine) -> Plan:
     """Constants: the result lies like the operand it was made like, linearly otherwise; ``empty``
     writes nothing.
@@ -420,7 +421,7 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering(*(f"aten.{name}" for name in COPY))
+@lowering(*(f"aten.{name}" for name in COPY), elementwise=True)
 def copy(spec: OpSpec, machine: Machine) -> Plan:
     """Copies and casts. The result keeps the source's tiles; a different order of dimensions is
     rearranged on tile.
@@ -455,3 +456,39 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(
         (Spread(key, lies.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1))
     )
+
+
+# PopART has a variant that writes over the operand (willow/include/popart/op/*.hpp).
+describe(
+    *aten(
+        """add sub mul pow relu leaky_relu exp expm1 log1p sigmoid ceil floor round clamp clamp_min
+        clamp_max elu selu silu sign softplus hardsigmoid hardshrink softshrink atan asinh sinh gelu
+        threshold hardtanh"""
+    ),
+    in_place=True,
+)
+# What the updates of optimisers are made of (popart's ``AdamUpdater`` and others).
+describe(
+    *aten(
+        """add sub mul div sqrt pow square neg reciprocal rsqrt lerp addcdiv addcmul clamp clamp_min
+        clamp_max sign exp maximum where"""
+    ),
+    fused_in_update=True,
+)
+describe(
+    *aten("div div_ reciprocal reciprocal_ rsqrt rsqrt_ log log2 log10 pow atanh"), divides=True
+)
+describe(*aten("lt le gt ge maximum minimum relu clamp"), compares=True)
+describe(*aten("add add_"), addition=True)
+describe("aten.prelu", promotion=Promotion.OPERANDS)
+# Of what a tensor is made like only the shape is read.
+describe(
+    *aten(
+        """ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty
+        new_empty_strided"""
+    ),
+    unread=(0,),
+)
+describe(*aten("empty empty_like empty_strided new_empty new_empty_strided"), leaves_unwritten=True)
+describe(*aten("_to_copy clone"), copy=True)
+describe(*aten("clone copy_ new_zeros"), moves=True)

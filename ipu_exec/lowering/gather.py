@@ -23,9 +23,10 @@ from ipu_exec.lowering.layouts import (
     split_evenly,
     spread_of,
 )
+from ipu_exec.lowering.operators import aten, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_cycles
-from ipu_exec.lowering.registry import lowering, words
+from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import EXCHANGE_BASE_LATENCY, SYNC_CYCLES, Machine
 
@@ -550,3 +551,13 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
         for o in spec.outputs[1:]
     ]
     return build.plan((lies.layout(out.dtype), *rest))
+
+
+describe(
+    *aten(
+        """embedding embedding_bag index_select gather index index_put scatter scatter_add
+        scatter_reduce"""
+    ),
+    uses_memory_proportion=True,
+)
+describe(*aten("index index_select gather embedding_dense_backward"), moves=True)

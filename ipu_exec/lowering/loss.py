@@ -93,7 +93,7 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+@lowering("aten.nll_loss_backward", "aten.nll_loss2d_backward", unread=(1,))
 def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Zeros where the scores lie, then minus the incoming gradient at each row's target."""
     build = Builder(spec, machine)

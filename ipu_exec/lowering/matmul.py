@@ -15,6 +15,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.operators import Promotion, aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import Problem, Product, add_bias, add_product
 from ipu_exec.lowering.registry import lowering
@@ -129,3 +130,16 @@ def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(
         (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
     )
+
+
+describe(*aten("mm addmm bmm baddbmm mv addmv dot linear matmul"), uses_memory_proportion=True)
+# Also those that PyTorch makes of these, as a model calls them.
+describe(
+    *aten(
+        """linear bilinear matmul rmatmul mm bmm mv dot addmm baddbmm addbmm addmv einsum
+        tensordot"""
+    ),
+    promotion=Promotion.OPERANDS,
+)
+describe(*aten("mm bmm mv matmul"), popart_name="MatMul")
+describe(*aten("addmm addmm_"), popart_name="Gemm")

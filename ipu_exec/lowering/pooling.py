@@ -295,6 +295,7 @@ def _lies(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
     "aten.adaptive_max_pool3d_backward",
     "aten.fractional_max_pool2d_backward",
     "aten.fractional_max_pool3d_backward",
+    unread=(1,),  # the input: a maximum is found again by its index
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Each element looks at the windows that hold it. The gradient of a maximum needs besides their

@@ -18,6 +18,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, split_evenly, touched
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
@@ -261,3 +262,7 @@ def variance(spec: OpSpec, machine: Machine) -> Plan:
             for o, r in zip(spec.outputs, both, strict=True)
         )
     )
+
+
+describe(*aten("linalg_vector_norm norm sum mean"), reduces_parts=True)
+describe(*aten("max min amax amin argmax"), compares=True)

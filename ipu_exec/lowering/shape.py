@@ -13,6 +13,7 @@ from ipu_exec.lowering.costs import copy_cycles
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, is_contiguous, spread_of
 from ipu_exec.lowering.matmul import Sides, multiply
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import PARTIAL_BYTES
 from ipu_exec.lowering.registry import lowering
@@ -85,7 +86,7 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((lies.layout(out.dtype),))
 
 
-@lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS))
+@lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS), unread=(1,))
 def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, input, padding): the inner part comes to a linear result, the border to what it
     mirrors and is added.
@@ -305,3 +306,7 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
         for o in spec.outputs
     )
     return build.plan(tuple(layouts), note=f"{len(bitonic_steps(extent, most))} steps")
+
+
+describe(*aten("cat stack slice_backward select_backward"), moves=True)
+describe("aten.topk", compares=True)

@@ -7,6 +7,7 @@ from typing import Any
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import bring
 from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.reduce import broadcast_back, dims_of, reduce_over
 from ipu_exec.lowering.registry import lowering
@@ -78,3 +79,7 @@ def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
         build.map("subtract", "sub_vector", lies.elements, out.dtype)
         build.map("multiply by output", "mul_", lies.elements, out.dtype)
     return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
+
+
+# PopART's variants that write over the operand (willow/include/popart/op/softmax.hpp).
+describe(*aten("softmax _softmax _log_softmax"), in_place=True)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ipu_exec.capture.casts import Casting
 from ipu_exec.errors import UsageError
-from ipu_exec.lowering.registry import is_view, packet, words
+from ipu_exec.lowering import info
 from ipu_exec.optim import is_poptorchs, kept_as, loss_scaling
 
 HALF_MAX = 65504.0
@@ -28,14 +28,6 @@ LARGE_SHARE = (
 )
 UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
-# What moves gradients and computes none.
-_UNCOUNTED = {
-    f"aten.{name}"
-    for name in words(
-        "cat stack clone copy_ index index_select gather slice_backward select_backward"
-        " embedding_dense_backward new_zeros"
-    )
-}
 _SETTINGS = {
     "binEdgeLocation": "edge",
     "thresholdUpperCountProportion": "share",
@@ -143,12 +135,9 @@ class _Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        name = str(func)
-        if (
-            torch._C._current_graph_task_id() >= 0
-            and not is_view(name)
-            and packet(name) not in _UNCOUNTED
-        ):
+        operator = info(str(func))
+        in_backward = torch._C._current_graph_task_id() >= 0
+        if in_backward and not operator.view and not operator.moves:
             node = torch._C._current_autograd_node()
             results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
             accumulates = node is not None and node.name() == "torch::autograd::AccumulateGrad"
