@@ -10,7 +10,7 @@ without such nothing here is active.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,9 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ipu_exec.enums import HalfFloatCastingBehavior
-
-if TYPE_CHECKING:
-    from ipu_exec.options import Options
 
 # Functions that take a second tensor for its dtype or shape, or that set one.
 _UNCAST = {
@@ -165,12 +162,14 @@ def _float(leaf: Any) -> Any:
     return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 else leaf
 
 
-def casting(options: Options, promotes: bool) -> contextlib.AbstractContextManager[Any]:
+def casting(
+    half_float: HalfFloatCastingBehavior, statistics: bool | None, promotes: bool
+) -> contextlib.AbstractContextManager[Any]:
     """The mode that the options ask for; one that does nothing where they ask for PyTorch's rules.
 
+    ``statistics``: whether running statistics are always float32; None: as the model has them.
     ``promotes``: the model has, or may have, products or norms of float16 and float32.
     """
-    downcast = options.Precision.half_float_casting is HalfFloatCastingBehavior.FloatDowncastToHalf
-    statistics = options.Precision.running_statistics_always_float
+    downcast = half_float is HalfFloatCastingBehavior.FloatDowncastToHalf
     asked = downcast or statistics is not None or promotes
     return Casting(downcast, statistics) if asked else contextlib.nullcontext()
