@@ -32,16 +32,16 @@ def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
     return view
 
 
-def find(
-    graph: Graph, tensors: Iterable[torch.Tensor], values: dict[int, int], model: torch.nn.Module
-) -> None:
+def find(graph: Graph, tensors: Iterable[tuple[torch.Tensor, int]], model: torch.nn.Module) -> None:
     """Note in ``graph`` which of its inputs and outputs are overlapped. ``tensors``: all that were
-    met; ``values``: of each, by its id. Error where what is marked is no input or output of the
+    met, each with its value. Error where what is marked is no input or output of the
     ``model``, or is more than that.
     """
+    met = list(tensors)
+    values = {id(tensor): value for tensor, value in met}
     marks = [
-        (place, mode, values[id(source)], values[id(tensor)])
-        for tensor in tensors
+        (place, mode, values[id(source)], view)
+        for tensor, view in met
         for place, mode, source in [getattr(tensor, _MARK, ("", "", None))]
         if place
     ]

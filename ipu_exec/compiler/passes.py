@@ -644,7 +644,9 @@ class Executable:
                 plan.flops if plan else 0,
                 self.tree.op_cycles.get(op.id, 0),
                 int(plan.estimated) if plan else 0,
-                "; ".join(words for words in (plan.note if plan else "", str(op.asked)) if words),
+                "; ".join(
+                    words for words in (plan.note if plan else "", str(op.attributes)) if words
+                ),
             )
 
     def _program_rows(self) -> list[Any]:
