@@ -45,9 +45,7 @@ BUFFERING_DEPTHS = (
     "defaultBufferingDepth",
     "defaultPrefetchBufferingDepth",
 )  # PopART's name, and the one before
-DEFAULT_RUN_COUNT = (
-    2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
-)
+DEFAULT_RUN_COUNT = 2  # runs kept in a profile (docs/libpva.md#engine-options)
 # Settings that change nothing here though they would on a machine: setting one warns, and says what
 # happens instead.
 _NOT_HONOURED = {
@@ -259,9 +257,9 @@ class PrecisionOptions(_Group):
         ``torch.half``.
 
         Of float16 operands float partials take half of the multiply-accumulate units of an MK2.
-        Where it is not set, convolutions keep float partials as the vendor's do (facts/cycles.md
-        12.6), but products half ones: that is what agrees with measurements (docs/fidelity.md). A
-        script for hardware had better set it.
+        Where it is not set, convolutions keep float partials as the vendor's do
+        (docs/cycles.md#planner), but products half ones: that is what agrees with measurements
+        (docs/fidelity.md). A script for hardware had better set it.
         """
         if dtype not in (torch.float32, torch.float16):
             raise UsageError(

@@ -26,8 +26,8 @@ from profiler import codec, schema
 from profiler.errors import ProfileError
 from profiler.writer import PARTIAL_SUFFIX
 
-# Where a run leaves its profile below a directory (facts/pva.md, 2.3), in the order that is looked
-# for.
+# Where a run leaves its profile below a directory, in the order in which they are tried
+# (docs/libpva.md#files-of-a-run).
 NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
 
 MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file

@@ -205,8 +205,8 @@ class Report:
 
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
         """Program steps by IPU and position. ``bytes_in``/``bytes_out`` are sums over tiles,
-        ``tile_balance`` the mean over the maximum of all tiles' cycles (facts/pva.md, 1.4), NaN
-        where no tile's cycles are known.
+        ``tile_balance`` the mean over the maximum of all tiles' cycles
+        (docs/libpva.md#execution), NaN where no tile's cycles are known.
         """
         return self._keep(("program_steps", ipu), lambda: self._of_ipu(self._program_steps, ipu))
 

@@ -93,7 +93,7 @@ def create_table(record: type[Any]) -> str:
 @dataclass(frozen=True, slots=True)
 class View:
     """A view with plain names over the tables. ``vendor``: named as in the vendor's files
-    (facts/pva.md, 2.1).
+    (docs/libpva.md#files-of-a-run).
     """
 
     name: str

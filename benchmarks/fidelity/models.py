@@ -189,7 +189,7 @@ def keep(layer: nn.Module, inputs: Any, output: Any) -> Any:
 
 
 # Residual blocks whose outputs Graphcore's public configuration keeps, and its other memory
-# settings for a single IPU (graphcore/examples applications/pytorch/cnns/train/configs.yml,
+# settings for a single IPU ([EX, applications/pytorch/cnns/train/configs.yml],
 # resnet50: recompute_mode manual).
 RESNET_KEEPS = (0, 1, 2, 3, 5, 6, 7, 9, 11, 12)
 RESNET_PROPORTION = 0.12
@@ -225,7 +225,7 @@ def resnet(row: Row) -> Compiled:
 
 class EightBit(nn.Module):
     """Images come from the host in eight bits and are normalised on the IPU, as in Graphcore's
-    public programs (graphcore/examples applications/tensorflow/cnns/training/configs.yml,
+    public programs ([EX, applications/tensorflow/cnns/training/configs.yml],
     mk2_resnet50_mlperf_pod16_lars: eight_bit_io, fused_preprocessing, and no tiles for I/O).
     """
 

@@ -17,7 +17,7 @@ from ipu_exec.graph import Asked, Graph, OpNode
 
 FORWARD, BACKWARD = "poplin.multi_conv", "poplin.multi_conv_backward"
 _CONVOLUTIONS = ("aten.convolution.", "aten._convolution.")
-# Poplin's defaults (graphcore/poplibs, include/poplin/MultiConvolution.hpp).
+# Poplin's defaults [PL, include/poplin/MultiConvolution.hpp].
 RESERVED_TILES = 50  # perConvReservedTiles
 CYCLE_BACK_OFF = 0.1
 

@@ -6,7 +6,8 @@ dtypes are true, no weight is copied and nothing is computed. A ``TorchDispatchM
 records each call.
 
 A forward op belongs to the Block open at that moment. A backward op is found by the autograd node
-that is running: its sequence number was taken when the forward op made it (design.md, decision 1).
+that is running: its sequence number was taken when the forward op made it
+(docs/decisions.md#capture-by-running).
 """
 
 from __future__ import annotations

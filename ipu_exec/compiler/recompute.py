@@ -1,9 +1,9 @@
 """Which activations wait for the backward, which forward operators run again before it, and when.
 
-PopART's rules (willow/src/recompute.cpp, transforms/pipeline.cpp): what is kept depends on the kind
-of recomputation; a segment that the loss reaches without passing a checkpoint is never run twice;
-everything else is run again as late as the backward allows, segment by segment, so that only one
-segment's activations are there at a time.
+PopART's rules ([POPART, willow/src/recompute.cpp], [POPART, willow/src/transforms/pipeline.cpp]):
+what is kept depends on the kind of recomputation; a segment that the loss reaches without passing a
+checkpoint is never run twice; everything else is run again as late as the backward allows, segment
+by segment, so that only one segment's activations are there at a time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values
-(facts/cycles.md 6).
+(docs/cycles.md#compound-operators).
 """
 
 from __future__ import annotations

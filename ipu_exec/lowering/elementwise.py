@@ -239,12 +239,13 @@ def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bo
     """Turn an operand round whose neighbours lie along another dimension, so that it can be sent in
     groups.
 
-    popops does so for operands of elementwise operators (poplibs, ElementWise.cpp,
-    ``TransposeInputs``; Rearrange.cpp, ``regroupIfBeneficial``): blocks of both dimensions are
-    exchanged among the tiles that hold the operand, and transposed there. False, and nothing done,
-    where a group would be less than a grain. It is the groups of where the operand goes that count:
-    its own may be odd (the gradient of a matrix for 30,522 tokens), but then poplin's plan had the
-    other dimension as its output channels, in groups: an estimate that errs to more cycles.
+    popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
+    ``TransposeInputs``; [PL, lib/popops/Rearrange.cpp], ``regroupIfBeneficial``): blocks of both
+    dimensions are exchanged among the tiles that hold the operand, and transposed there. False, and
+    nothing done, where a group would be less than a grain. It is the groups of where the operand
+    goes that count: its own may be odd (the gradient of a matrix for 30,522 tokens), but then
+    poplin's plan had the other dimension as its output channels, in groups: an estimate that errs
+    to more cycles.
     """
     inner = _innermost(lead)
     if inner < 0 or lead.shape[inner] % max(1, _REGROUP_BYTES // source.item_bytes):
@@ -326,7 +327,7 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
         chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))
         build.map(f"{base_name(spec)}/{chosen}", chosen, lies.elements, dtype)
     # what an optimiser does to its state and weights is one fused expression
-    # (popart/popx/op/accumulatex.cpp)
+    # [POPART, willow/src/popx/op/accumulatex.cpp]
     fused = is_in_place(spec) and spec.operands[0].role in ("optimiser state", "weight")
     if len(kinds) > 1 and not fused:
         build.hold(

@@ -2,8 +2,8 @@
 
 [G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights
 and its rows are the output channels, the right one's columns are the field, whichever is the
-parameter (poplibs lib/poplin/MatMul.cpp, getConvParams: "width = outputSize, output channels =
-batchSize"; TUT4: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped
+parameter ([PL, lib/poplin/MatMul.cpp], getConvParams: "width = outputSize, output channels =
+batchSize"; [TUT4]: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped
 for free.
 """
 

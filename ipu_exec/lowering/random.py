@@ -1,5 +1,5 @@
-"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector (facts/cycles.md
-5).
+"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector
+(docs/cycles.md#elementwise).
 """
 
 from __future__ import annotations

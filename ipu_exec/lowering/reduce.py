@@ -2,9 +2,9 @@
 is reduced there.
 
 Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that
-popops::reduce takes for regular regions (graphcore/poplibs,
-lib/popops/reduction/CycleEstimationFunctions.cpp): one worker cycle for 8 bytes of partials, and
-per output, or per 8 bytes of outputs that lie side by side, what a loop takes to begin and end.
+popops::reduce takes for regular regions [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]:
+one worker cycle for 8 bytes of partials, and per output, or per 8 bytes of outputs that lie side by
+side, what a loop takes to begin and end.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PARTIAL_BYTES = 4  # sums are kept in fp32
 TWO_STAGES = 32  # more partials an output than this are added in two stages
 
 
-# worker cycles an element: 24 and the operation, in C++ (poplibs,
-# reduction/CycleEstimationFunctions.cpp)
+# worker cycles an element: 24 and the operation, in C++
+# [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]
 LOGICAL = 25
 
 

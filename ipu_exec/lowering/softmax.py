@@ -1,4 +1,4 @@
-"""Softmax and log-softmax, forward and backward, as the compute sets of facts/cycles.md 6."""
+"""Softmax and log-softmax, forward and backward (docs/cycles.md#compound-operators)."""
 
 from __future__ import annotations
 

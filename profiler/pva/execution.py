@@ -1,4 +1,4 @@
-"""``report.execution`` (facts/pva.md, 1.4)."""
+"""``report.execution`` (docs/libpva.md#execution)."""
 
 from __future__ import annotations
 

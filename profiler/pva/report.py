@@ -1,4 +1,4 @@
-"""``openReport`` and the report it gives (facts/pva.md, 1.1 and 1.2)."""
+"""``openReport`` and the report it gives (docs/libpva.md#report)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``openTrace``: what happened on the host (facts/pva.md, 1.1). The vendor has a file of its own
-for it; here the calls of the model, with their host times, are in the profile.
+"""``openTrace``: what happened on the host (docs/libpva.md#module). The vendor has a file of its
+own for it; here the calls of the model, with their host times, are in the profile.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def _streams(
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
     """Cycles that each IPU's exchange with the others takes: the latency of the farthest, then the
-    busier way, each neighbour's bytes at the rate of the link to it (facts: JIA).
+    busier way, each neighbour's bytes at the rate of the link to it [JIA].
     """
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received
@@ -241,7 +241,7 @@ def _fullest(costs: Costs, parts: list[Part], ipus: tuple[int, ...]) -> tuple[in
 
 
 def _notes(costs: Costs, ipus: int) -> list[str]:
-    """IPUs are attached in powers of two (facts: poptorch.md, 'Placement')."""
+    """IPUs are attached in powers of two (docs/poptorch-semantics.md#placement)."""
     attached = 1 << (ipus - 1).bit_length()
     if attached == ipus:
         return []

@@ -323,7 +323,7 @@ def test_a_batch_sampler_that_is_its_own_iterator_is_gone_through_once() -> None
 
 
 def test_what_is_for_the_asynchronous_modes_is_left_aside_in_the_other() -> None:
-    """Applications hand it over in every mode (graphcore/examples, vision/cnns; Hugging Face's
+    """Applications hand it over in every mode ([EX, vision/cnns]; Hugging Face's
     IPUTrainer).
     """
     loader = DataLoader(

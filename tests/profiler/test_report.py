@@ -547,7 +547,7 @@ def test_tiles_with_and_without_gaps(report):
 
 
 def test_gaps_of_the_vendors_tutorial():
-    """facts/memory.md, TUT4: 1,400 of 1,472 tiles use region 1, 6,400 bytes each: 307,309,104 bytes
+    """[TUT4]: 1,400 of 1,472 tiles use region 1, 6,400 bytes each: 307,309,104 bytes
     with gaps.
     """
     used = np.arange(1_472) < 1_400

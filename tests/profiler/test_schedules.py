@@ -1,4 +1,4 @@
-"""The schedule against its closed forms and against brute force (facts/pipeline.md)."""
+"""The schedule against its closed forms and against brute force (docs/pipeline-schedules.md)."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_sharded_stages_whose_ipus_wait_alone_get_their_inputs_meanwhile():
     assert schedules.sharded(replace(some, host_sync=(0, 1)), 1).total == 5 + 10 + 1 + 2 + 30
 
 
-def test_worked_example_of_the_facts():
+def test_worked_example_of_the_page():
     schedule = schedules.pipelined(Costs((0, 1, 2, 3), (1,) * 4, (2,) * 4), 10)
     assert schedule.total == 39
     assert [schedule.phases.count(p) for p in ("ramp-up", "steady", "ramp-down")] == [6, 4, 6]

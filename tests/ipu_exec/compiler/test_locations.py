@@ -1,5 +1,5 @@
 """Where tensors lie: replicated tensor sharding and streaming memory, against closed forms
-(facts/pipeline.md).
+(docs/pipeline-schedules.md#sharded-state).
 """
 
 from __future__ import annotations
