@@ -218,7 +218,7 @@ class Optimizer:
             attach(cast(torch.optim.Optimizer, self), self._ipu_names)
 
     def has_state(self) -> bool:
-        """Whether there are states of the IPU's: from a model that was compiled with it, or loaded."""
+        """Whether there are IPU states: from a model compiled with this optimiser, or loaded."""
         return self._ipu_names is not None or self._ipu_loaded is not None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -620,7 +620,7 @@ def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> No
 
 
 def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
-    """True for those of this module: what they keep states in is theirs to say, not the weights'."""
+    """Whether it is of this module: such an optimiser chooses the dtype of its states itself."""
     return isinstance(optimizer, Optimizer)
 
 

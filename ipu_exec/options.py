@@ -70,7 +70,7 @@ class Profiling:
 
 
 class _Group:
-    """Named values with PopTorch's manners: set by methods, read as attributes, frozen once in use."""
+    """Named values as in PopTorch: set by methods, read as attributes, frozen once in use."""
 
     def __init__(self, **defaults: Any) -> None:
         self._values: dict[str, Any] = defaults
@@ -136,7 +136,8 @@ class _Group:
                 yield prefix + _camel(name), _json(value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__.strip('_')}({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
+        values = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
+        return f"{type(self).__name__.strip('_')}({values})"
 
 
 def _camel(name: str) -> str:
@@ -315,7 +316,7 @@ class TensorLocationSettings(_Group):
         )
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
-        """False: in streaming memory, loaded when needed. None: as the execution strategy has it."""
+        """False: in streaming memory, loaded when needed. None: the execution strategy decides."""
         if use is None:
             return self._set(on_chip_storage=None)
         return self._flag("useOnChipStorage", on_chip_storage=use)
@@ -355,7 +356,7 @@ class TensorLocationSettings(_Group):
 
 
 class TensorLocationOptions(_Group):
-    """``opts.TensorLocations``: where weights, optimiser states, accumulators and activations lie."""
+    """``opts.TensorLocations``: where weights, optimiser states and other tensors are stored."""
 
     def __init__(self) -> None:
         super().__init__(

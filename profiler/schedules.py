@@ -150,7 +150,7 @@ def slot_bubble(stages: int, micro_batches: int, training: bool = True) -> float
 
 
 def time_bubble(stages: int, micro_batches: int) -> float:
-    """Share of time that is empty in a balanced pipeline without overheads: (K - 1) / (G + K - 1)."""
+    """Time bubble of a balanced pipeline without overheads, (K - 1) / (G + K - 1)."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 

@@ -88,7 +88,7 @@ def compile_training(
 
 
 def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
-    """Room for ``factor`` micro-batches, never written: compiling looks at shapes and strides only."""
+    """Space for ``factor`` micro-batches, never written: compiling reads only shapes."""
     return micro.new_empty((micro.shape[0] * factor, *micro.shape[1:]))
 
 
@@ -138,7 +138,7 @@ def in_type(row: Row, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...
 
 
 def bert(row: Row) -> Compiled:
-    """Encoder layers a IPU as the row lists them; the embedding, and the head tied to it, on IPU 0."""
+    """Encoder layers per IPU as the row lists them, embedding and its tied head on IPU 0."""
     from examples.models import bert as source
 
     options, batch = configured(row)

@@ -66,8 +66,11 @@ _SKIPPED = {
 _PLANNED = {
     f"aten.{name}"
     for name in words(
-        """mm addmm bmm baddbmm mv addmv dot linear matmul convolution _convolution embedding embedding_bag index_select
-    gather index index_put scatter scatter_add scatter_reduce mkldnn_rnn_layer"""
+        """
+        mm addmm bmm baddbmm mv addmv dot linear matmul convolution _convolution embedding
+        embedding_bag index_select gather index index_put scatter scatter_add scatter_reduce
+        mkldnn_rnn_layer
+    """
     )
 }
 _CASTS = {"aten._to_copy", "aten.clone"}
@@ -365,7 +368,7 @@ class Recorder(TorchDispatchMode):
         overlap.find(self.graph, tensors, self._values, model)
 
     def mark_proportions(self) -> None:
-        """Note what ops.set_available_memory asked for, on the operator and those of its gradients."""
+        """Note what ops.set_available_memory asked for on an operator and on its gradients'."""
         asked: dict[int, float] = {}
         for tensor in self._alive:
             proportion = getattr(tensor, "_ipu_proportion", 0.0)

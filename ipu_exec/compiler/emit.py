@@ -545,7 +545,8 @@ class _Builder:
             if moved:
                 owner = self.graph.storages[moved[0]]
                 owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
-                name = f"{owner.name}/{'optimiser state' if set(moved) <= set(states.get(weight, [])) else 'state'}"
+                only_states = set(moved) <= set(states.get(weight, []))
+                name = f"{owner.name}/{'optimiser state' if only_states else 'state'}"
                 self.transfers.remote(moved, f"{name}/load", stage, body, to_host=False)
             for gradient in used:
                 if self.mapping.reduced_late(gradient):

@@ -104,9 +104,9 @@ _FUSED = frozenset(
 
 # Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
 STACK_BYTES = 6 * 0x200 + 0x80
-# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 a received
-# fragment (its sender, where it goes, how much) and 1-2 a send, here one that says where and one for
-# each 64 words.
+# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 a
+# received fragment (its sender, where it goes, how much) and 1-2 a send, here one that says where
+# and one for each 64 words.
 INSTRUCTION_BYTES = 4
 RECEIVE_INSTRUCTIONS = 3
 SEND_BYTES = 256

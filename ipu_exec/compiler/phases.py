@@ -56,7 +56,7 @@ def moves(
     ops: Mapping[tuple[str, int], list[OpNode]],
     options: PhaseOptions,
 ) -> Moves:
-    """What moves in one micro-batch, by the operators of each (direction, stage), views left out."""
+    """What moves in one micro-batch, by the operators of each (direction, stage) but views."""
     return _Finder(graph, placement, ops, options).find()
 
 

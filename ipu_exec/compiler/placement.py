@@ -345,7 +345,7 @@ def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[Stag
 
 
 def round_ipus(num_ipus: int, auto_round: bool) -> int:
-    """IPUs that have to be attached: a power of two. Error where they are not and rounding is off."""
+    """IPUs to attach: a power of two. Error where they are not one and rounding is off."""
     power = 1
     while power < num_ipus:
         power *= 2

@@ -59,6 +59,6 @@ def _unread(op: OpNode) -> tuple[int, ...]:
 
 
 def _unread_by_gradients(arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """Of (grad, input, weight): the input serves the weight's gradient and the weight the input's."""
+    """Of (grad, input, weight): the weight's gradient reads the input, the input's the weight."""
     input_wanted, weight_wanted, _ = arguments[-1]
     return (*(() if weight_wanted else (1,)), *(() if input_wanted else (2,)))

@@ -194,7 +194,7 @@ def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
 
 
 def intervals(count: int) -> list[tuple[int, int]]:
-    """0..count cut in about sqrt(2 count) intervals, each a little shorter than the one before it."""
+    """0..count cut into about sqrt(2 count) intervals, each a little shorter than the last."""
     pieces = max(1, ceil((sqrt(8 * count + 1) - 1) / 2))
     whole = pieces * (pieces + 1) // 2
     edges = [0]

@@ -96,14 +96,17 @@ UNARY: dict[str, tuple[str, ...]] = {
 }
 # what has no vertex in popops: a scalar function of about as many terms as `erfinv`
 SERIES = words(
-    """special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
-    special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
-    special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
-    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta special_chebyshev_polynomial_t
-    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
-    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac"""
+    """
+        special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
+        special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
+        special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta
+        special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+        special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
+        special_laguerre_polynomial_l special_legendre_polynomial_p
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac
+    """
 )
 BINARY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SERIES, ("series",)),
@@ -173,9 +176,11 @@ TERNARY: dict[str, tuple[str, ...]] = {
     "lerp": ("sub", "scaled_add"),
 }
 FILL = words(
-    """zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
-    new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange linspace eye tril_indices
-    triu_indices empty_permuted"""
+    """
+        zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full
+        new_empty new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange
+        linspace eye tril_indices triu_indices empty_permuted
+    """
 )
 COPY = words(
     "clone copy copy_ contiguous _to_copy to lift_fresh_copy alias_copy detach_copy view_copy"

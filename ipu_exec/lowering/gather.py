@@ -94,9 +94,9 @@ def _copies(
     memory has room for.
 
     popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
-    halves, 1 for as many rows as lookups and for large tables [PL,
-    tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor of 1.6 and
-    1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
+    halves, 1 for as many rows as lookups and for large tables
+    [PL, tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor
+    of 1.6 and 1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
     """
     idle = max(1, len(held) // max(1, int(np.count_nonzero(held))))
     room = machine.proportion * machine.target.bytes_per_tile
@@ -310,7 +310,8 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     mode = next((a for a in spec.args[4:5] if isinstance(a, int)), 0)
     if len(spec.operands) > 3:
         build.map("weigh", "mul", arriving, out.dtype)
-    kind = f"popops::Reduce<popops::Reduce{'Max' if mode == 2 else 'Add'},{poplar_type(table.dtype)},float>"
+    operation = "Max" if mode == 2 else "Add"
+    kind = f"popops::Reduce<popops::Reduce{operation},{poplar_type(table.dtype)},float>"
     build.compute(
         "reduce",
         kind,

@@ -36,7 +36,7 @@ class Sides:
 
 
 def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
-    """Append the product. An operand that is placed and not contiguous along K is transposed first."""
+    """Append the product. A placed operand that is not contiguous along K is transposed first."""
     turned = sides.k > 1 and sides.right_k_stride != 1, sides.k > 1 and sides.left_k_stride != 1
     problem = Problem(sides.groups, sides.n, 1, sides.k, sides.m)
     done = add_product(build, name, problem, ("1x1",), sides.right, sides.left, dtype, True, turned)

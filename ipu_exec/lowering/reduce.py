@@ -71,7 +71,7 @@ def _innermost(operand: Operand, dims: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Where a reduction's outputs lie, and how many of them each tile of the input contributed to."""
+    """Where a reduction's outputs lie, and to how many each tile of the input contributes."""
 
     spread: Spread
     contributed: np.ndarray
@@ -246,7 +246,7 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.var_mean", "aten.var", "aten.std", "aten.std_mean")
 def variance(spec: OpSpec, machine: Machine) -> Plan:
-    """Variance and mean: two reductions (sum, sum of squares) and a few operations on the outputs."""
+    """Variance and mean: two reductions (sum, sum of squares) and a few maps of the outputs."""
     build = Builder(spec, machine)
     (operand, lies), name = build.lead(0), base_name(spec)
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))

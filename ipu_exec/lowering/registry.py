@@ -21,11 +21,14 @@ def words(text: str) -> tuple[str, ...]:
 # Free on the IPU: a view is another way to index the same elements, and the compiler resolves it.
 _VIEWS = frozenset(
     words(
-        """view _unsafe_view _reshape_alias reshape t transpose swapaxes permute movedim expand expand_as view_as slice
-    select narrow split split_with_sizes chunk unsafe_split unsafe_chunk unsafe_split_with_sizes unbind squeeze
-    unsqueeze detach detach_ alias as_strided unfold flatten unflatten diagonal view_as_real view_as_complex lift_fresh
-    lift numpy_T mT resolve_conj resolve_neg real transpose_ squeeze_ unsqueeze_ t_ set_
-    _conj hsplit vsplit tensor_split"""
+        """
+        view _unsafe_view _reshape_alias reshape t transpose swapaxes permute movedim expand
+        expand_as view_as slice select narrow split split_with_sizes chunk unsafe_split unsafe_chunk
+        unsafe_split_with_sizes unbind squeeze unsqueeze detach detach_ alias as_strided unfold
+        flatten unflatten diagonal view_as_real view_as_complex lift_fresh lift numpy_T mT
+        resolve_conj resolve_neg real transpose_ squeeze_ unsqueeze_ t_ set_ _conj hsplit vsplit
+        tensor_split
+    """
     )
 )
 

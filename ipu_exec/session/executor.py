@@ -654,7 +654,7 @@ class PoplarExecutor:
         return self._user_model.load_state_dict(state_dict, strict)
 
     def copyWeightsToHost(self) -> None:
-        """Nothing to do: the wrapped model's weights are the ones trained. Error before compiling."""
+        """Nothing to do: the wrapped model's own weights are trained. Error before compiling."""
         self._need_executable("copyWeightsToHost")
 
     def copyWeightsToDevice(self) -> None:

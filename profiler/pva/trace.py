@@ -63,7 +63,7 @@ class Trace(Shown):
 
 
 def openTrace(path: str | os.PathLike[str]) -> Trace:
-    """The host's side of a profile: one process and thread, with a call of the model as an event."""
+    """The host's side of a profile: one process, one thread, and an event per call of the model."""
     with open_report(path) as report:
         rows = zip(
             *(report.runs[name].tolist() for name in ("name", "host_start_us", "host_end_us")),

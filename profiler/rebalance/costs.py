@@ -31,9 +31,8 @@ _WRITTEN = ("forward", "recompute")
 # 8 bytes (docs/cycles.md#gather).
 EXTERNAL_SYNC_CYCLES = 600
 STASH_CYCLES, STASH_BYTES_PER_CYCLE = 403.0, 4
-HOST_LATENCY_SECONDS = (
-    9e-6  # of a transfer from or to the host, whatever its size: 8.8 us to a tile, 9.9 to all [JIA]
-)
+# Of a transfer from or to the host, whatever its size: 8.8 us to a tile, 9.9 us to all [JIA].
+HOST_LATENCY_SECONDS = 9e-6
 LINK_HOP_SECONDS = 0.16e-6  # each further hop [JIA]
 _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
 STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy [TUT4]
@@ -622,7 +621,7 @@ class _Memory:
 
 
 def _memory(report: Report, stage: np.ndarray) -> _Memory:
-    """What each Block holds on each tile: always, while it runs, between its forward and backward."""
+    """Bytes of each Block by tile: always, while it runs, between forward and backward."""
     blocks, tiles = len(stage), report.target.tiles_per_ipu
     where = report.stages["ipu"].to_numpy()  # of each stage
     always, peak, interleaved, saved, state, once = np.zeros((6, blocks, tiles), dtype=np.int64)

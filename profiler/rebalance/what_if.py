@@ -176,7 +176,7 @@ def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
 
 
 def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
-    """What ``ipu-run --placement`` is to take: stages with their Blocks and IPUs, for `json.dump`."""
+    """The placement for ``ipu-run --placement``: stages with Blocks and IPUs, for `json.dump`."""
     stages = [
         {"ipu": ipu, "blocks": list(costs.names[first : last + 1])}
         for ipu, (first, last) in zip(assignment.ipus, assignment.spans(len(costs)), strict=True)

@@ -574,7 +574,7 @@ def test_a_tile_that_is_too_full_overflows(path, tmp_path):
 
 
 def test_a_long_run_is_unrolled_without_a_loop(tmp_path):
-    """A quarter of a million slices in well under a second; a Python loop over them takes several."""
+    """A quarter of a million slices in well under a second; a Python loop takes several."""
     long = synthetic_profile(
         tmp_path / "long.pop", tiles=8, micro_batches=500, iterations=5, runs=1
     )

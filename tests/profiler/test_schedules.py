@@ -153,7 +153,7 @@ def test_a_pipeline_hides_inputs_that_are_shorter_than_its_cycles(stages, load, 
         assert hidden.total == plain.total + load, "but the first, all are hidden"
 
 
-def test_across_device_iterations_the_first_input_comes_beside_the_last_micro_batch_and_the_weight_update():
+def test_the_next_iterations_first_input_overlaps_the_last_micro_batch_and_the_update():
     some = Costs((0,), (10,), (20,), update=(50,), load=((0, 7),), unload=((0, 3),), across=True)
     schedule = schedules.sharded(some, 4)
     assert (schedule.total, schedule.head, schedule.tail) == (4 * 30 + 50, 7, 3)

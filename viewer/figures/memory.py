@@ -351,7 +351,7 @@ def chip(
 
 
 def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
-    """What lies in each IPU at its fullest step, by what it is for. ``memory`` is `Report.memory`."""
+    """Bytes in each IPU at its fullest step, by purpose; ``memory`` is `Report.memory`."""
     ipus = sorted(set(memory["ipu"].tolist()))
     kind = [
         kind_of(category, role)
