@@ -63,7 +63,7 @@ def current_block() -> BlockState | None:
 
 
 def block_ended() -> bool:
-    """True after a ``with Block``, until the next Block begins: PopTorch takes no operator there."""
+    """True after a ``with Block`` until the next begins: PopTorch takes no operator there."""
     return _open.ended
 
 
@@ -530,7 +530,8 @@ class PhasedExecution(ExecutionStrategy):
 
     def __repr__(self) -> str:
         inside = [*map(repr, self.phases), f"Liveness.{self.liveness.name}"]
-        return f"{type(self).__name__}({', '.join([*inside, *['separate'] * self.separate_backward_phase])})"
+        inside += ["separate"] * self.separate_backward_phase
+        return f"{type(self).__name__}({', '.join(inside)})"
 
 
 class SerialPhasedExecution(PhasedExecution):

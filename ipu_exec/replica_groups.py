@@ -164,7 +164,7 @@ def one_replica(
 
 
 class GroupedParameter:
-    """A parameter as a wrapped model gives it: with `replicaGrouping`, and otherwise the parameter."""
+    """A parameter as a wrapped model returns it: the parameter itself, with `replicaGrouping`."""
 
     def __init__(self, executor: PoplarExecutor, name: str, parameter: torch.nn.Parameter) -> None:
         self._executor, self._name, self._parameter = executor, name, parameter

@@ -2,7 +2,7 @@
 ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
-statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
+statistics have the dtype that the model gives them [POPTORCH, python/options.py]. It
 promotes those of products and norms too, which PyTorch refuses (`Casting.promoted`); in a model
 without such nothing here is active.
 """

@@ -6,7 +6,8 @@ dtypes are true, no weight is copied and nothing is computed. A ``TorchDispatchM
 records each call.
 
 A forward op belongs to the Block open at that moment. A backward op is found by the autograd node
-that is running: its sequence number was taken when the forward op made it (design.md, decision 1).
+that is running: its sequence number was taken when the forward op made it
+(docs/decisions.md#capture-by-running).
 """
 
 from __future__ import annotations
@@ -348,7 +349,7 @@ class Recorder(TorchDispatchMode):
         overlap.find(self.graph, tensors, self._values, model)
 
     def mark_proportions(self) -> None:
-        """Note what ops.set_available_memory asked for, on the operator and those of its gradients."""
+        """Note what ops.set_available_memory asked for on an operator and on its gradients'."""
         asked: dict[int, float] = {}
         for tensor in self._alive:
             proportion = getattr(tensor, "_ipu_proportion", 0.0)

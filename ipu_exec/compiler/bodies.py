@@ -216,7 +216,7 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
 
 
 def stream_steps(name: str, cycles: int, nbytes: np.ndarray, to_host: bool) -> list[StepDraft]:
-    """Begin, mid and end of a stream copy (facts/cycles.md 10)."""
+    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies)."""
     none = np.zeros_like(nbytes)
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
     return [
@@ -246,7 +246,7 @@ def slice_step(
 
 def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
     """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v)
-    (PL, cycles.md 7).
+    (docs/cycles.md#gather).
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)

@@ -3,8 +3,8 @@ tiles.
 
 A body is what the schedule places in time: forward or backward of a stage, the weight update,
 streams from and to the host, copies between IPUs, a sync. Within an IPU the bodies have an order,
-and with it every step a *position*: liveness is a matter of positions (facts/pipeline.md, 'Memory
-of a stage').
+and with it every step a *position*: liveness is a matter of positions
+(docs/pipeline-schedules.md#memory-of-a-stage).
 """
 
 from __future__ import annotations
@@ -462,8 +462,8 @@ class _Builder:
 
         Without recomputation: whatever the backward reads of the forward. With it: what enters the
         stage and is kept, and the ops that make the rest from those. Where the backward follows at
-        once (the last stage, no pipeline) nothing is stashed (facts/pipeline.md, 'Memory of a
-        stage').
+        once (the last stage, no pipeline) nothing is stashed
+        (docs/pipeline-schedules.md#memory-of-a-stage).
         """
         if not self.graph.training or self.placement.phases:
             return [], []
@@ -546,7 +546,8 @@ class _Builder:
             if moved:
                 owner = self.graph.storages[moved[0]]
                 owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
-                name = f"{owner.name}/{'optimiser state' if set(moved) <= set(states.get(weight, [])) else 'state'}"
+                only_states = set(moved) <= set(states.get(weight, []))
+                name = f"{owner.name}/{'optimiser state' if only_states else 'state'}"
                 self.transfers.remote(moved, f"{name}/load", stage, body, to_host=False)
             for gradient in used:
                 if self.mapping.reduced_late(gradient):

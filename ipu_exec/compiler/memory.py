@@ -3,7 +3,7 @@ all.
 
 A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never
 stored, only summed (profiler.liveness). What is a guess in here is called an estimate; the sizes
-are from ``shared/facts/memory.md``.
+are from docs/memory-model.md.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ _PART = {
     schedules.UPDATE: "update",
 }
 
-STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
-# Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its
-# sender, where it goes, how much) and 1-2 a send, here one that says where and one for each 64
-# words.
+# Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
+STACK_BYTES = 6 * 0x200 + 0x80
+# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 a
+# received fragment (its sender, where it goes, how much) and 1-2 a send, here one that says where
+# and one for each 64 words.
 INSTRUCTION_BYTES = 4
 RECEIVE_INSTRUCTIONS = 3
 SEND_BYTES = 256
@@ -58,7 +59,7 @@ EXTERNAL_EXCHANGE_INSTRUCTIONS = (
     24  # estimate: packet set-up of one copy to or from another IPU or the host
 )
 PACKET_BYTES = 1024  # to the host, at most (estimate)
-HEADER_BYTES = 8  # of each: TUT4's 12.1 KiB are 8 bytes a tile that sends a part of its result
+HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +411,7 @@ class _Maker:
                 )
 
     def buffers(self) -> None:
-        """Of host streams: always live (facts/memory.md)."""
+        """Of host streams: always live (docs/memory-model.md#contents-of-a-tile)."""
         for use in self.tree.buffers:
             stage = use.first
             if self.placement.ipus[stage] == self.ipu:
@@ -643,9 +644,9 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
 def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> Overflow | None:
     """The worst tile over a limit, or None.
 
-    Two limits (facts/memory.md): the whole tile, gaps included as `profiler.memory.including_gaps`
-    counts them, so that it stops exactly where ``Report.tiles`` has an overflow; and region 0, the
-    only place for code.
+    Two limits (docs/memory-model.md#gaps): the whole tile, gaps included as
+    `profiler.memory.including_gaps` counts them, so that it stops exactly where ``Report.tiles``
+    has an overflow; and region 0, the only place for code.
     """
     worst: Overflow | None = None
     for one in tiles:

@@ -358,7 +358,7 @@ def _number_steps(tree: ProgramTree) -> list[list[int]]:
 
 @dataclass
 class Executable:
-    """A compiled model: where everything runs, what it costs, and the rows its profile is made of."""
+    """A compiled model: where everything runs, what it costs, and the rows of its profile."""
 
     graph: Graph
     placement: placement.Placement

@@ -96,7 +96,10 @@ class Transfers:
         return self.graph.ops[self.mapping.makers[storage]].direction == "forward"
 
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
-        """facts/machine.md: begin, mid and end; latency, then bytes at the host's rate (JIA, EX)."""
+        """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
+
+        docs/machine.md#host-and-streaming-memory.
+        """
         task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
         name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
         if beside:
@@ -219,8 +222,8 @@ class Transfers:
         return body
 
     def receive(self, storages: list[int], stage: int, body: Body) -> None:
-        """What other IPUs made for this phase comes over the links, after a sync with them (JIA, as
-        `copies`).
+        """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
+        as `copies`).
         """
         if not storages:
             return

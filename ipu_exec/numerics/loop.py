@@ -190,7 +190,7 @@ def _nothing() -> None:
 
 
 def frozen(model: torch.nn.Module) -> bool:
-    """Whether no weight requires grad: PopTorch takes such a training model, which then only runs."""
+    """Whether no weight requires grad: PopTorch accepts such a training model, and only runs it."""
     return not any(parameter.requires_grad for parameter in model.parameters())
 
 

@@ -28,18 +28,16 @@ _STATE_STEPS = (  # of those that move what an update changes, besides optimiser
 _WRITTEN = ("forward", "recompute")
 # Where a profile of one stage has neither: a sync between IPUs (the vendor's constant), and a
 # tensor's way into its stash, 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements on a tile, v to
-# 8 bytes (facts: cycles.md 7).
+# 8 bytes (docs/cycles.md#gather).
 EXTERNAL_SYNC_CYCLES = 600
 STASH_CYCLES, STASH_BYTES_PER_CYCLE = 403.0, 4
-HOST_LATENCY_SECONDS = (
-    9e-6  # of a transfer from or to the host, whatever its size (JIA: 8.8 us to a tile, 9.9 to all)
-)
-LINK_HOP_SECONDS = 0.16e-6  # each further hop (JIA)
+# Of a transfer from or to the host, whatever its size: 8.8 us to a tile, 9.9 us to all [JIA].
+HOST_LATENCY_SECONDS = 9e-6
+LINK_HOP_SECONDS = 0.16e-6  # each further hop [JIA]
 _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
-STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy (TUT4)
-STREAMING_BYTES_PER_SECOND = (
-    5e9  # an IPU's part of about 20 GB/s a machine (facts: pipeline.md, 'Phased')
-)
+STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy [TUT4]
+# An IPU's part of about 20 GB/s a machine (docs/machine.md#host-and-streaming-memory).
+STREAMING_BYTES_PER_SECOND = 5e9
 
 
 @dataclass(frozen=True)
@@ -327,7 +325,7 @@ class Costs:
 
     def hop_latency(self, a: int, b: int) -> int:
         """Cycles before the first byte arrives: a ladder with two IPUs to a rung, 0.16 us a rung
-        (facts: JIA).
+        [JIA].
         """
         rungs = max(1, abs(a // 2 - b // 2))
         return round(self.link_latency + (rungs - 1) * LINK_HOP_SECONDS * self.clock_hz)
@@ -623,7 +621,7 @@ class _Memory:
 
 
 def _memory(report: Report, stage: np.ndarray) -> _Memory:
-    """What each Block holds on each tile: always, while it runs, between its forward and backward."""
+    """Bytes of each Block by tile: always, while it runs, between forward and backward."""
     blocks, tiles = len(stage), report.target.tiles_per_ipu
     where = report.stages["ipu"].to_numpy()  # of each stage
     always, peak, interleaved, saved, state, once = np.zeros((6, blocks, tiles), dtype=np.int64)
