@@ -596,16 +596,6 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
             parameter.sub_(moved)
 
 
-STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
-    "accumulator": "accum_type",
-    "exp_avg": "first_order_momentum_accum_type",
-    "grad_avg": "first_order_momentum_accum_type",
-    "exp_avg_sq": "second_order_momentum_accum_type",
-    "square_avg": "second_order_momentum_accum_type",
-    "momentum_buffer": "velocity_accum_type",
-}
-
-
 def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> None:
     """Tell an optimiser of PopTorch's what its parameters are called in the model that was compiled
     with it.
@@ -617,37 +607,6 @@ def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> No
         if optimizer._ipu_loaded is not None:
             optimiser_state.load(optimizer, names, optimizer._ipu_loaded["ipu_state"])
             optimizer._ipu_loaded = None
-
-
-def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is of this module: such an optimiser chooses the dtype of its states itself."""
-    return isinstance(optimizer, Optimizer)
-
-
-def combined(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's
-    SGD1).
-    """
-    return bool(getattr(optimizer, "use_combined_accum", False))
-
-
-def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
-    """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
-
-    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None:
-    as the weight, for PyTorch's own optimisers, where one tensor holds gradients and velocities
-    (PopTorch gives PopART no type for it [POPTORCH, popart_compiler/source/CompilerImpl.cpp]), and
-    for what PopTorch has no argument for.
-    """
-    if not is_poptorchs(optimizer) or combined(optimizer):
-        return None
-    return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
-
-
-def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
-    """What the optimiser multiplies losses by; 1 for PyTorch's own, and where it is None."""
-    given = getattr(optimizer, "loss_scaling", None)
-    return 1.0 if given is None else float(given)
 
 
 class LARS(_OneByOne):

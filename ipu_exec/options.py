@@ -24,6 +24,7 @@ import torch
 
 from ipu_exec import enums, machine
 from ipu_exec.annotations import ExecutionStrategy, PipelinedExecution
+from ipu_exec.checks import check_proportion
 from ipu_exec.enums import (
     CommGroupType,
     ConnectionType,
@@ -34,7 +35,6 @@ from ipu_exec.enums import (
     SyncPattern,
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
-from ipu_exec.ops import check_proportion
 from ipu_exec.placement_file import load_stages
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"

@@ -10,7 +10,7 @@ without such nothing here is active.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,11 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ipu_exec.enums import HalfFloatCastingBehavior
 from ipu_exec.lowering.operators import Promotion, info
 
-if TYPE_CHECKING:
-    from ipu_exec.options import Options
-
-# Functions and methods of torch, not operators, that take a second tensor for its dtype or shape, or
-# that set one.
+# Functions that take a second tensor for its dtype or shape, or that set one.
 _UNCAST = {
     "to",
     "type_as",
@@ -150,12 +146,14 @@ def _float(leaf: Any) -> Any:
     return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 else leaf
 
 
-def casting(options: Options, promotes: bool) -> contextlib.AbstractContextManager[Any]:
+def casting(
+    half_float: HalfFloatCastingBehavior, statistics: bool | None, promotes: bool
+) -> contextlib.AbstractContextManager[Any]:
     """The mode that the options ask for; one that does nothing where they ask for PyTorch's rules.
 
+    ``statistics``: whether running statistics are always float32; None: as the model has them.
     ``promotes``: the model has, or may have, products or norms of float16 and float32.
     """
-    downcast = options.Precision.half_float_casting is HalfFloatCastingBehavior.FloatDowncastToHalf
-    statistics = options.Precision.running_statistics_always_float
+    downcast = half_float is HalfFloatCastingBehavior.FloatDowncastToHalf
     asked = downcast or statistics is not None or promotes
     return Casting(downcast, statistics) if asked else contextlib.nullcontext()

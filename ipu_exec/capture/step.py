@@ -32,7 +32,12 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.annotations import (
+from ipu_exec.capture import overlap
+from ipu_exec.capture.casts import Casting
+from ipu_exec.capture.control_flow import in_argument_check
+from ipu_exec.capture.decompositions import decomposition
+from ipu_exec.capture.multi_conv import Group, fuse, is_convolution
+from ipu_exec.capture.open_blocks import (
     attributes,
     block_ended,
     current_block,
@@ -40,19 +45,13 @@ from ipu_exec.annotations import (
     name_scopes,
     reset_blocks,
 )
-from ipu_exec.capture import overlap
-from ipu_exec.capture.casts import Casting
-from ipu_exec.capture.control_flow import in_argument_check
-from ipu_exec.capture.decompositions import decomposition
-from ipu_exec.capture.multi_conv import Group, fuse, is_convolution
 from ipu_exec.capture.recurrent import whole_layers
-from ipu_exec.context import replaced
+from ipu_exec.context import keeping_what_is_saved, replaced
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, ValueRef
 from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
-from ipu_exec.numerics.loop import keeping_what_is_saved
-from ipu_exec.optim import combined, kept_as
+from ipu_exec.optimiser_attributes import combined, kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")

@@ -17,6 +17,7 @@ import torch
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import overlap, patterns
 from ipu_exec.capture.casts import casting
+from ipu_exec.capture.loss import find_final_loss, frozen
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler import emit as program
 from ipu_exec.compiler import memory, placement, schedule
@@ -31,7 +32,6 @@ from ipu_exec.graph import Graph
 from ipu_exec.lowering import info, registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
-from ipu_exec.numerics import loop as numerics
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
     Options,
@@ -95,9 +95,13 @@ def compile_step(
         kwargs,
         optimizer=optimizer if training else None,
         accumulate=training and micro_batches > 1,
-        find_loss=partial(numerics.find_final_loss, frozen=numerics.frozen(model)),
+        find_loss=partial(find_final_loss, frozen=frozen(model)),
         contents=contents,
-        casting=casting(options, promotes=True),
+        casting=casting(
+            options.Precision.half_float_casting,
+            options.Precision.running_statistics_always_float,
+            promotes=True,
+        ),
     )
     patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})
     leaves = [
@@ -162,7 +166,13 @@ def _compile_graph(
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
 
-    overlap.check(graph, options, strategy, mode)
+    overlap.check(
+        graph,
+        pipelined=strategy.kind == "pipelined",
+        explicit_ir=bool(options._Popart.settings.get("enableExplicitIR")),
+        io_tiles=options.TensorLocations.num_io_tiles,
+        mode=mode,
+    )
     across = overlap.across(graph, iterations)
 
     progress(0.3, "placement")

@@ -22,8 +22,8 @@ from ipu_exec.capture.step import Recorder
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph
+from ipu_exec.numerics.call import CallPlan, Outputs
 from ipu_exec.numerics.floating_point import Operands, check, check_weights, look_at
-from ipu_exec.numerics.loop import CallPlan, Outputs
 
 GRADIENT, UPDATED = "Gradient___", "UpdatedVar___"
 

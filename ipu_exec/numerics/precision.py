@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from ipu_exec.capture.casts import Casting
 from ipu_exec.errors import UsageError
 from ipu_exec.lowering import info
-from ipu_exec.optim import is_poptorchs, kept_as, loss_scaling
+from ipu_exec.optimiser_attributes import is_poptorchs, kept_as, loss_scaling
 
 HALF_MAX = 65504.0
 # PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import ipu_exec
+from ipu_exec.capture.loss import find_final_loss, find_loss
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.reads import read_values
-from ipu_exec.numerics.loop import find_final_loss, find_loss
 from tests.models import Mnist, mnist_batch
 
 
