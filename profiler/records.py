@@ -163,9 +163,7 @@ class Op:
     flops: int
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
-    # how it was split over tiles, and what the model asked for, in words; "" where there was
-    # neither
-    plan: str
+    plan: str  # how it was split over tiles and what the model asked for, in words; "": neither
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ from ipu_exec.lowering import (  # noqa: F401  (importing them registers their o
     reduce,
     resample,
     rnn,
+    search,
     shape,
     softmax,
 )

@@ -275,7 +275,7 @@ def test_an_operator_without_lowering_is_named_with_its_line():
         def forward(self, x):
             return torch.linalg.eigvalsh(x)
 
-    with pytest.raises(ipu_exec.Error, match=r"(?s)linalg_eigh.*test_compile\.py:\d+"):
+    with pytest.raises(ipu_exec.Error, match=r"(?s)linalg_eigh.*test_passes\.py:\d+"):
         compile_step(Exotic(), (torch.eye(4),), {}, ipu_exec.Options(), None, False)
 
 

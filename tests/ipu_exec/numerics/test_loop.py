@@ -88,8 +88,8 @@ def compiled(
         return Executable(fits=options.model_name != "too large")
 
     for name, content in (
-        ("compile", {"compile_step": compile_step}),
-        ("autoreport", {"ProfileSession": Session}),
+        ("compiler.passes", {"compile_step": compile_step}),
+        ("session.autoreport", {"ProfileSession": Session}),
     ):
         module = types.ModuleType(f"ipu_exec.{name}")
         module.__dict__.update(content)
