@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from profiler import codec, schema
+from profiler import codec, older, records, schema
 from profiler.errors import ProfileError
 from profiler.writer import PARTIAL_SUFFIX
 
@@ -106,7 +106,14 @@ class Reader:
 
     def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
         """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1."""
-        known = schema.columns(record)
+        columns = self._stored(record)
+        if self.version < schema.VERSION and record in records.SINCE_3:
+            return older.completed(record, columns, self._stored)
+        return columns
+
+    def _stored(self, record: type[Any]) -> dict[str, np.ndarray]:
+        """As `columns`, but only those that the file's format has."""
+        known = self._known(record)
         self._check_columns(record)
         names = ", ".join(column.name for column in known)
         order = getattr(record, "key", "rowid")
@@ -116,6 +123,11 @@ class Reader:
             column.name: self._column(record, column, cells)
             for column, cells in zip(known, values, strict=True)
         }
+
+    def _known(self, record: type[Any]) -> tuple[schema.Column, ...]:
+        """Columns that the file's format has."""
+        later = records.SINCE_3.get(record, ()) if self.version < schema.VERSION else ()
+        return tuple(column for column in schema.columns(record) if column.name not in later)
 
     def count(self, record: type[Any]) -> int:
         """Rows of a table."""
@@ -149,7 +161,7 @@ class Reader:
         if record.table not in self._tables:
             raise self.damaged(f"the table {record.table} is missing")
         found = {row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")}
-        for column in schema.columns(record):
+        for column in self._known(record):
             if found.get(column.name) != 0:
                 raise self.damaged(f"the column {record.table}.{column.name} is missing")
 

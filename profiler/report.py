@@ -228,6 +228,8 @@ class Report:
             "name": step["name"],
             "type": step["type"],
             "kind": self._step_kinds,
+            "purpose": step["purpose"],
+            "tensor": step["tensor"],
             "direction": _lookup(step["body"], body["id"], body["direction"], ""),
             "stage": _lookup(step["body"], body["id"], body["stage"], -1),
             "block": _lookup(step["op"], op["id"], op["block"], -1),
@@ -371,6 +373,7 @@ class Report:
                     **_pick(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body"),
                     "name": _texts(body["name"], tasks.body),
                     "kind": _texts(body["kind"], tasks.body),
+                    "task": _texts(body["task"], tasks.body),
                     **_pick(columns, "direction", "stage", "micro_batch"),
                     "start": tasks.start,
                     "end": tasks.end,
@@ -630,8 +633,8 @@ class Report:
     @cached_property
     def _step_kinds(self) -> np.ndarray:
         kinds = [
-            trace.step_kind(type, name)
-            for type, name in zip(self._steps["type"], self._steps["name"], strict=True)
+            trace.step_kind(type, purpose)
+            for type, purpose in zip(self._steps["type"], self._steps["purpose"], strict=True)
         ]
         return np.array(kinds, dtype=object)
 

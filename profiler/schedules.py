@@ -14,23 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from profiler.enums import BodyTask
+
 # What a task is. FORWARD and BACKWARD have a stage and a micro-batch, the others may not.
 # What a backward runs again of the forward is part of it until the trace is laid out.
 # LOAD and UNLOAD are host transfers of I/O tiles, which run beside what the other tiles do.
-TASKS = (
-    "forward",
-    "backward",
-    "update",
-    "stream in",
-    "stream out",
-    "copy",
-    "reduce",
-    "sync",
-    "idle",
-    "recompute",
-    "load",
-    "unload",
-)
+TASKS = tuple(BodyTask)
 (
     FORWARD,
     BACKWARD,

@@ -18,7 +18,9 @@ from typing import Any
 from profiler import records
 
 APPLICATION_ID = 0x49505553  # "IPUS"
-VERSION = 2  # 2: the plain tables (`profiler.plain`) and the views on them
+# 2: the plain tables (`profiler.plain`) and the views on them; 3: what bodies, steps and variables
+# are for, as columns (`profiler.enums`)
+VERSION = 3
 
 META = """CREATE TABLE meta (
   key TEXT PRIMARY KEY,
@@ -262,8 +264,10 @@ cycles, bytes are bytes, times on the host are microseconds since the epoch. Ref
 tables are ids, -1 where there is none.
 
 Format 2 added the plain tables at the end, which hold again, as rows, what SQL cannot see in
-compressed vectors: the views need them, `profiler` does not. `ipu-report doctor --upgrade PROFILE`
-brings a profile of format 1 up to date.
+compressed vectors: the views need them, `profiler` does not. Format 3 added columns by which
+bodies, steps and variables are found: their task, their purpose, the tensor and the step that they
+belong to. Names are for display and may be anything. `ipu-report doctor --upgrade PROFILE` brings
+an older profile up to date.
 
 While a run lasts, rows go to `profile.pop.partial`; `publish()` renames a finished copy to
 `profile.pop`.

@@ -222,7 +222,7 @@ def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
-    return value
+    return str(value)  # an enum's word
 
 
 def _remove(path: Path) -> None:

@@ -699,6 +699,8 @@ class Executable:
                         step.tile_cycles,
                         step.bytes_in,
                         step.bytes_out,
+                        step.purpose,
+                        step.tensor,
                     )
                 )
                 position[body.ipu] += 1

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import records
+from profiler.enums import BodyTask, Purpose
 from profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Index = int | np.ndarray
-_STASH_STEPS = (  # names of the steps that move a tensor into its stash and back
-    r"/(?:stash|restore)$"
-)
-_STATE_STEPS = (  # of those that move what an update changes, besides optimiser state alone
-    r"/state/(?:load|store)/"
-)
+_STASHING = (Purpose.STASH, Purpose.RESTORE)
+_REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
 _WRITTEN = ("forward", "recompute")
 # Where a profile of one stage has neither: a sync between IPUs (the vendor's constant), and a
 # tensor's way into its stash, 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements on a tile, v to
@@ -166,7 +163,7 @@ class Costs:
         stage, stage_ipu = blocks["stage"].to_numpy(), tuple(report.stages["ipu"].tolist())
         steps = report.program_steps()
         own = stage[steps["block"].to_numpy().clip(0)]
-        moves = steps["name"].str.contains(_STASH_STEPS, regex=True)
+        moves = steps["purpose"].isin(_STASHING)
         mine = steps[(steps["block"] >= 0) & (steps["stage"].to_numpy() == own) & ~moves]
         # a weight from off the chip or the replicas comes once for recomputation and backward,
         # whichever begins (of a stage that would recompute no longer an estimate: biases then need
@@ -191,14 +188,12 @@ class Costs:
         into = np.concatenate([[blocks["input_bytes"].iloc[0]], copy[:-1]])
         base, rate = _stash_fit(report)
         bodies = report.bodies
-        beside = bodies["kind"] == records.BESIDE
 
-        def host(words: str, over_io_tiles: bool) -> pd.Series[int]:
-            mine = bodies["name"].str.contains(words, regex=False) & (beside == over_io_tiles)
-            return bodies[mine].groupby("stage")["cycles"].sum()
+        def host(task: BodyTask) -> pd.Series[int]:
+            return bodies[bodies["task"] == task].groupby("stage")["cycles"].sum()
 
-        inputs, outputs = host("inputs from host", False), host("outputs to host", False)
-        loads, unloads = host("inputs from host", True), host("outputs to host", True)
+        inputs, outputs = host(BodyTask.STREAM_IN), host(BodyTask.STREAM_OUT)
+        loads, unloads = host(BodyTask.LOAD), host(BodyTask.UNLOAD)
         shortest = min(
             [c for found in (inputs, outputs, loads, unloads) for c in found.tolist()], default=0
         )
@@ -207,16 +202,13 @@ class Costs:
         )
         latency = min(latency, max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
-        reduces = (
-            bodies[bodies["name"].str.contains("reduce", case=False, regex=False)]
-            .groupby("ipu")["cycles"]
-            .sum()
+        reduces = bodies[bodies["task"] == BodyTask.REDUCE].groupby("ipu")["cycles"].sum()
+        gathered = (
+            (steps["purpose"] == Purpose.ALL_GATHER)
+            & (steps["direction"] == "update")
+            & (steps["block"] < 0)
         )
-        gathers = (
-            steps[(steps["name"] == "AllGather") & (steps["block"] < 0)]
-            .groupby("ipu")["cycles"]
-            .sum()
-        )
+        gathers = steps[gathered].groupby("ipu")["cycles"].sum()
         reduces = reduces.add(gathers, fill_value=0)  # of weights, behind an update in parts
         memory, tied = _memory(report, stage), _tied(report)
         options = report.options
@@ -288,8 +280,8 @@ class Costs:
             return costs
         # state that moves together with its weight or accumulator is in the operators' cycles, and
         # in `moves` too
-        with_others = (steps["direction"] == "update") & steps["name"].str.contains(
-            _STATE_STEPS, regex=True
+        with_others = (
+            (steps["direction"] == "update") & steps["purpose"].isin(_REMOTE) & (steps["op"] >= 0)
         )
         by_block = (
             steps[with_others].groupby("block")["cycles"].sum().reindex(range(count), fill_value=0)
@@ -445,14 +437,16 @@ def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...], int], ...]:
     used, by = variables.loc[uses["variable"][known]], ops.loc[uses["op"][known]]
     here = (used["role"] == "weight").to_numpy() & (by["direction"] == "forward").to_numpy()
     here &= (by["block"] >= 0).to_numpy()
-    found: dict[str, set[int]] = {}
-    for name, block in zip(used["name"][here].tolist(), by["block"][here].tolist(), strict=True):
-        found.setdefault(name, set()).add(block)
-    size = used[here].groupby("name")["bytes"].max().to_dict()
+    found: dict[int, set[int]] = {}
+    tensors = used["tensor"][here].tolist()
+    for tensor, block in zip(tensors, by["block"][here].tolist(), strict=True):
+        found.setdefault(tensor, set()).add(block)
+    size = used[here].groupby("tensor")["bytes"].max().to_dict()
+    name = dict(zip(tensors, used["name"][here].tolist(), strict=True))
     return tuple(
-        (name, tuple(sorted(of)), int(size[name]))
-        for name, of in sorted(found.items())
-        if len(of) > 1
+        (name[tensor], tuple(sorted(blocks)), int(size[tensor]))
+        for tensor, blocks in sorted(found.items())
+        if len(blocks) > 1
     )
 
 
@@ -461,18 +455,17 @@ def _stash_fit(report: Report) -> tuple[float, float]:
     that have one.
     """
     steps = report.program_steps()
-    steps = steps[steps["name"].str.endswith("/stash")]
+    steps = steps[steps["purpose"] == Purpose.STASH]
     kept = report.variables
     kept = kept[kept["role"] == "stash"]
     depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
     size = {
-        (name, stage): total / max(1, depth.get(stage, 1))
-        for name, stage, total in zip(kept["name"], kept["stage"], kept["bytes"], strict=True)
+        (tensor, stage): total / max(1, depth.get(stage, 1))
+        for tensor, stage, total in zip(kept["tensor"], kept["stage"], kept["bytes"], strict=True)
     }
+    rows = zip(steps["tensor"], steps["stage"], steps["cycles"], strict=True)
     found = [
-        (size[name, stage], cycles)
-        for name, stage, cycles in zip(steps["name"], steps["stage"], steps["cycles"], strict=True)
-        if (name, stage) in size
+        (size[tensor, stage], cycles) for tensor, stage, cycles in rows if (tensor, stage) in size
     ]
     if not found:
         return STASH_CYCLES, 1 / (STASH_BYTES_PER_CYCLE * report.target.tiles_per_ipu)
@@ -597,7 +590,7 @@ def _outputs_once(report: Report) -> bool:
     """
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)
-        out = tasks[tasks["name"].str.contains("outputs to host", regex=False)]
+        out = tasks[tasks["task"].isin((BodyTask.STREAM_OUT, BodyTask.UNLOAD))]
         return out["stage"].nunique() == len(out)
     mode = report.options.get("outputMode", "Default")
     return mode in ("Final", "Sum") or (mode == "Default" and report.meta["kind"] == "training")
@@ -639,19 +632,19 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
     piece_of |= {id: -1 for _, _, again in pieces for id in again}
     of_weight: dict[tuple[int, int], np.ndarray] = {}
     weights = frame[frame["role"] == "weight"]
-    keys = zip(weights["ipu"].tolist(), weights["name"].tolist(), strict=True)
+    keys = zip(weights["ipu"].tolist(), weights["tensor"].tolist(), strict=True)
     owners = dict(
         zip(keys, zip(weights["block"].tolist(), weights["op"].tolist(), strict=True), strict=True)
     )
     for ipu in range(report.target.num_ipus):
         here = frame[frame["ipu"] == ipu]
         vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
-        states = here[here["role"] == "optimiser state"].drop_duplicates("name")
-        for id, name, block, op in zip(
-            states.index, states["name"], states["block"], states["op"], strict=True
+        states = here[here["role"] == "optimiser state"].drop_duplicates("tensor")
+        for id, weight, block, op in zip(
+            states.index, states["parameter"], states["block"], states["op"], strict=True
         ):
             block, op = owners.get(
-                (ipu, name.rpartition("/")[0]), (block, op)
+                (ipu, weight), (block, op)
             )  # the weight's: one off the chip has none
             if 0 <= block < blocks:
                 state[block] += vectors[int(id)]
@@ -772,15 +765,15 @@ def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[i
         of_step.get((ipu, stop - 1), "")
         for ipu, stop in zip(rows["ipu"], rows["stop"], strict=True)
     ]
-    names = set()
+    tensors = set()
     kept: dict[int, bool] = {}
-    keys = list(zip(rows["ipu"].tolist(), rows["name"].tolist(), strict=True))
+    keys = list(zip(rows["ipu"].tolist(), rows["tensor"].tolist(), strict=True))
     for id, key, words in zip(rows.index.tolist(), keys, last, strict=True):
         if words == "backward":
-            kept[id] = key not in names
-            names.add(key)
+            kept[id] = key not in tensors
+            tensors.add(key)
     for id, key, words in zip(rows.index.tolist(), keys, last, strict=True):
-        if key in names and words in _WRITTEN and id not in kept:
+        if key in tensors and words in _WRITTEN and id not in kept:
             kept[id] = False
     return kept
 
