@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ipu_exec.enums import HalfFloatCastingBehavior
 from ipu_exec.lowering.operators import Promotion, info
 
-# Functions and methods of torch, not operators, that take a second tensor for its dtype or shape, or
-# that set one.
+# Functions and methods of torch, not operators, that take a second tensor for its dtype or shape,
+# or that set one.
 _UNCAST = {
     "to",
     "type_as",

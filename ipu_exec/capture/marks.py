@@ -21,7 +21,7 @@ def note_checkpoints(graph: Graph, tensors: Tensors) -> None:
 
 
 def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
-    """Note what ops.set_available_memory asked for, on the operator and those of its gradients."""
+    """Note what ops.set_available_memory asked for on an operator and on its gradients'."""
     proportions: dict[int, float] = {}  # by forward op
     for tensor, value in tensors:
         proportion = getattr(tensor, "_ipu_proportion", 0.0)

@@ -18,7 +18,7 @@ from ipu_exec.lowering import info
 
 FORWARD, BACKWARD = "poplin.multi_conv", "poplin.multi_conv_backward"
 _GRADIENT = "aten.convolution_backward."  # what this pass makes one operator of, as it is called
-# Poplin's defaults (graphcore/poplibs, include/poplin/MultiConvolution.hpp).
+# Poplin's defaults [PL, include/poplin/MultiConvolution.hpp].
 RESERVED_TILES = 50  # perConvReservedTiles
 CYCLE_BACK_OFF = 0.1
 

@@ -1,7 +1,8 @@
 """The recorder: writes each ATen call that runs while it is entered into a `Graph`.
 
 A forward operator belongs to the Block open at that moment. A backward operator is found by the
-autograd node that is running: its sequence number was taken when the forward operator made it.
+autograd node that is running: its sequence number was taken when the forward operator made it
+(docs/decisions.md#capture-by-running).
 """
 
 from __future__ import annotations

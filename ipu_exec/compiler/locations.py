@@ -1,9 +1,9 @@
 """Where tensors lie: whole on the chip, in streaming memory, or a part of each on every replica.
 
-Of a tensor sharded over R replicas each keeps 1/R (facts/pipeline.md, 'Sharding state and
-tensors'). A weight whose value, state or accumulator is sharded is updated in parts: its gradient
-is scattered instead of all-reduced, each replica updates its part, and what is kept whole is
-gathered. What becomes of a tensor is read off PopART's ``streamingmemoryopinserter.cpp``: a
+Of a tensor sharded over R replicas each keeps 1/R (docs/pipeline-schedules.md#sharded-state). A
+weight whose value, state or accumulator is sharded is updated in parts: its gradient is scattered
+instead of all-reduced, each replica updates its part, and what is kept whole is gathered. What
+becomes of a tensor is read off [POPART, willow/src/transforms/streamingmemoryopinserter.cpp]: a
 location holds for a kind of tensor, tensors under a number of elements are left alone, activations
 are never sharded, and nothing is without replicas.
 """
@@ -35,7 +35,9 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of one kind of tensor. The least elements are PopART's defaults (``sessionoptions.hpp``)."""
+    """Of one kind of tensor. The least elements are PopART's defaults
+    [POPART, willow/include/popart/sessionoptions.hpp].
+    """
 
     off_chip: bool = False
     sharded: bool = False

@@ -368,7 +368,7 @@ def _number_steps(tree: ProgramTree) -> list[list[int]]:
 
 @dataclass
 class Executable:
-    """A compiled model: where everything runs, what it costs, and the rows its profile is made of."""
+    """A compiled model: where everything runs, what it costs, and the rows of its profile."""
 
     graph: Graph
     placement: placement.Placement
@@ -701,6 +701,8 @@ class Executable:
                         step.tile_cycles,
                         step.bytes_in,
                         step.bytes_out,
+                        step.purpose,
+                        step.tensor,
                     )
                 )
                 position[body.ipu] += 1

@@ -1,9 +1,9 @@
 """Which activations wait for the backward, which forward operators run again before it, and when.
 
-PopART's rules (willow/src/recompute.cpp, transforms/pipeline.cpp): what is kept depends on the kind
-of recomputation; a segment that the loss reaches without passing a checkpoint is never run twice;
-everything else is run again as late as the backward allows, segment by segment, so that only one
-segment's activations are there at a time.
+PopART's rules ([POPART, willow/src/recompute.cpp], [POPART, willow/src/transforms/pipeline.cpp]):
+what is kept depends on the kind of recomputation; a segment that the loss reaches without passing a
+checkpoint is never run twice; everything else is run again as late as the backward allows, segment
+by segment, so that only one segment's activations are there at a time.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
 
 
 def intervals(count: int) -> list[tuple[int, int]]:
-    """0..count cut in about sqrt(2 count) intervals, each a little shorter than the one before it."""
+    """0..count cut into about sqrt(2 count) intervals, each a little shorter than the last."""
     pieces = max(1, ceil((sqrt(8 * count + 1) - 1) / 2))
     whole = pieces * (pieces + 1) // 2
     edges = [0]

@@ -1,5 +1,5 @@
 """Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values
-(facts/cycles.md 6).
+(docs/cycles.md#compound-operators).
 """
 
 from __future__ import annotations
@@ -61,13 +61,18 @@ def _dropout(spec: OpSpec) -> float:
     )
 
 
-_FORWARD = words("""_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-    _scaled_dot_product_efficient_attention _scaled_dot_product_attention_math scaled_dot_product_attention
-    _scaled_dot_product_fused_attention_overrideable""")
+_FORWARD = words("""
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_attention_math
+        scaled_dot_product_attention _scaled_dot_product_fused_attention_overrideable
+    """)
 _BACKWARD = words(
-    """_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
-    _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_fused_attention_overrideable_backward"""
+    """
+        _scaled_dot_product_flash_attention_for_cpu_backward
+        _scaled_dot_product_flash_attention_backward
+        _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_fused_attention_overrideable_backward
+    """
 )
 
 

@@ -1,4 +1,4 @@
-"""Convolution and its gradients, by the planner in `product` (facts/cycles.md 2, 3, 12).
+"""Convolution and its gradients, by the planner in `product` (docs/cycles.md#planner).
 
 Each is planned in every way that applies (AMP 1 x 1, n x 1 and on inputs expanded to 1 x 1, SLIC,
 vector MAC, outer product) and the cheapest is taken. The gradient of the input is the convolution
@@ -105,7 +105,7 @@ def input_gradient_problem(g: Geometry) -> Problem:
     some outputs.
 
     Where a kernel covers the whole field, each element of the result meets one kernel element
-    alone: that dimension is further output channels (poplibs lib/poplin/ConvPlan.hpp,
+    alone: that dimension is further output channels ([PL, lib/poplin/ConvPlan.hpp],
     ConvTransform::outChanFlattenDims).
     """
     covered = [
@@ -190,7 +190,7 @@ def undilated(problem: Problem) -> Problem:
 
 def by_kernel_row(problem: Problem, inputs: int) -> Problem:
     """The same with kernel rows as further input channels, so that tiles share them: the vendor's
-    kernel split (poplibs lib/poplin/ConvPlan.hpp, Partition::kernelSplit). Rows that overlap arrive
+    kernel split ([PL, lib/poplin/ConvPlan.hpp], Partition::kernelSplit). Rows that overlap arrive
     once.
     """
     split = replace(
@@ -206,7 +206,7 @@ def by_kernel_row(problem: Problem, inputs: int) -> Problem:
 
 def combined(problem: Problem, dtype: str) -> list[Problem]:
     """The same with groups put together, as many as fill the AMP unit: the weights between them are
-    zeros (poplibs lib/poplin/ConvPlan.hpp, ConvTransform::combineConvGroupsFactor).
+    zeros ([PL, lib/poplin/ConvPlan.hpp], ConvTransform::combineConvGroupsFactor).
     """
     most = (16 if dtype in ("float16", "bfloat16") else 8) // max(problem.in_channels, 1)
     flat = problem.taps == 1 and problem.field_stride == (1, 1)
@@ -295,7 +295,7 @@ def _cheapest(
 
 def _builder(spec: OpSpec, machine: Machine) -> Builder:
     """A builder whose partials are fp32 unless set: the vendor's default for convolutions
-    (facts/cycles.md 12.6).
+    (docs/cycles.md#planner).
     """
     return Builder(spec, machine if machine.partials else replace(machine, partials="float32"))
 

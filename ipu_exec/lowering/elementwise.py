@@ -97,14 +97,17 @@ UNARY: dict[str, tuple[str, ...]] = {
 }
 # what has no vertex in popops: a scalar function of about as many terms as `erfinv`
 SERIES = words(
-    """special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
-    special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
-    special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
-    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta special_chebyshev_polynomial_t
-    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
-    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac"""
+    """
+        special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
+        special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
+        special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta
+        special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+        special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
+        special_laguerre_polynomial_l special_legendre_polynomial_p
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac
+    """
 )
 BINARY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SERIES, ("series",)),
@@ -174,9 +177,11 @@ TERNARY: dict[str, tuple[str, ...]] = {
     "lerp": ("sub", "scaled_add"),
 }
 FILL = words(
-    """zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
-    new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange linspace eye tril_indices
-    triu_indices empty_permuted"""
+    """
+        zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full
+        new_empty new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange
+        linspace eye tril_indices triu_indices empty_permuted
+    """
 )
 COPY = words(
     "clone copy copy_ contiguous _to_copy to lift_fresh_copy alias_copy detach_copy view_copy"
@@ -240,12 +245,13 @@ def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bo
     """Turn an operand round whose neighbours lie along another dimension, so that it can be sent in
     groups.
 
-    popops does so for operands of elementwise operators (poplibs, ElementWise.cpp,
-    ``TransposeInputs``; Rearrange.cpp, ``regroupIfBeneficial``): blocks of both dimensions are
-    exchanged among the tiles that hold the operand, and transposed there. False, and nothing done,
-    where a group would be less than a grain. It is the groups of where the operand goes that count:
-    its own may be odd (the gradient of a matrix for 30,522 tokens), but then poplin's plan had the
-    other dimension as its output channels, in groups: an estimate that errs to more cycles.
+    popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
+    ``TransposeInputs``; [PL, lib/popops/Rearrange.cpp], ``regroupIfBeneficial``): blocks of both
+    dimensions are exchanged among the tiles that hold the operand, and transposed there. False, and
+    nothing done, where a group would be less than a grain. It is the groups of where the operand
+    goes that count: its own may be odd (the gradient of a matrix for 30,522 tokens), but then
+    poplin's plan had the other dimension as its output channels, in groups: an estimate that errs
+    to more cycles.
     """
     inner = _innermost(lead)
     if inner < 0 or lead.shape[inner] % max(1, _REGROUP_BYTES // source.item_bytes):
@@ -327,7 +333,7 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
         chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))
         build.map(f"{base_name(spec)}/{chosen}", chosen, lies.elements, dtype)
     # what an optimiser does to its state and weights is one fused expression
-    # (popart/popx/op/accumulatex.cpp)
+    # [POPART, willow/src/popx/op/accumulatex.cpp]
     fused = is_in_place(spec) and spec.operands[0].role in ("optimiser state", "weight")
     if len(kinds) > 1 and not fused:
         build.hold(

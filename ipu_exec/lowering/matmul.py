@@ -2,8 +2,8 @@
 
 [G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights
 and its rows are the output channels, the right one's columns are the field, whichever is the
-parameter (poplibs lib/poplin/MatMul.cpp, getConvParams: "width = outputSize, output channels =
-batchSize"; TUT4: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped
+parameter ([PL, lib/poplin/MatMul.cpp], getConvParams: "width = outputSize, output channels =
+batchSize"; [TUT4]: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped
 for free.
 """
 
@@ -37,7 +37,7 @@ class Sides:
 
 
 def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
-    """Append the product. An operand that is placed and not contiguous along K is transposed first."""
+    """Append the product. A placed operand that is not contiguous along K is transposed first."""
     turned = sides.k > 1 and sides.right_k_stride != 1, sides.k > 1 and sides.left_k_stride != 1
     problem = Problem(sides.groups, sides.n, 1, sides.k, sides.m)
     done = add_product(build, name, problem, ("1x1",), sides.right, sides.left, dtype, True, turned)

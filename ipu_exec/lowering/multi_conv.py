@@ -1,7 +1,7 @@
 """Convolutions at the same time, each on tiles of its own (poplin's multi-convolution, ``planType``
 parallel).
 
-As poplin shares out the tiles (graphcore/poplibs, lib/poplin/ConvPlan.cpp, getParallelMultiPlan):
+As poplin shares out the tiles ([PL, lib/poplin/ConvPlan.cpp], getParallelMultiPlan):
 the largest convolution is planned first, on all tiles but those reserved for the others, and gets
 the fewest on which it takes no longer than that, but for ``cycleBackOff`` times the number of
 others; then from the smallest on each the fewest on which it takes no longer than the longest so

@@ -1,5 +1,5 @@
-"""Layer, group, batch and instance norm: the two reductions and the maps of facts/cycles.md 6,
-forward and backward.
+"""Layer, group, batch and instance norm: two reductions and maps, forward and backward
+(docs/cycles.md#compound-operators).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ..
     ``lead``.
 
     The stable way has the mean first and takes it off before it squares; the other one's variance
-    is the mean of squares less the squared mean (graphcore/popart, sessionoptions.hpp,
-    enableStableNorm).
+    is the mean of squares less the squared mean ([POPART,
+    willow/include/popart/sessionoptions.hpp], enableStableNorm).
     """
     mean = reduce_over(build, lead, lies, dims, "ADD", "mean")
     if build.machine.stable_norm:

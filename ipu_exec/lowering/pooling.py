@@ -2,8 +2,8 @@
 popnn plans them.
 
 What a tile's outputs need is brought to it, and every worker takes a stretch of field rows
-(graphcore/poplibs, popnn/PoolPlan.cpp: kernel never split; popnn/PerformanceEstimation.hpp,
-``getPoolingCycles``; facts/cycles.md 6).
+([PL, lib/popnn/PoolPlan.cpp]: the kernel is never split; [PL, lib/popnn/PerformanceEstimation.hpp],
+``getPoolingCycles``; docs/cycles.md#compound-operators).
 """
 
 from __future__ import annotations

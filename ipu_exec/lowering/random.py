@@ -1,5 +1,5 @@
-"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector (facts/cycles.md
-5).
+"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector
+(docs/cycles.md#elementwise).
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 _RANDOM = words(
-    """bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal
-    normal_ randperm random_ exponential_ log_normal_ geometric_ cauchy_
-    normal_functional"""
+    """
+        bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_
+        normal normal_ randperm random_ exponential_ log_normal_ geometric_ cauchy_
+        normal_functional
+    """
 )
 
 

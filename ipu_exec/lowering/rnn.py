@@ -39,8 +39,9 @@ def transpose_once(build: Builder, start: int, product: int) -> int:
     """Transpose the right operand of the product that begins at step ``product`` before the loop
     that begins at ``start``; returns where the loop then begins.
 
-    That operand is the weights: they are the same at all time steps (poplibs lib/popnn/Lstm.cpp,
-    Gru.cpp: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the loop).
+    That operand is the weights: they are the same at all time steps ([PL, lib/popnn/Lstm.cpp], [PL,
+    lib/popnn/Gru.cpp]: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the
+    loop).
     """
     if not build.steps[product].name.endswith("/transpose inputs"):
         return start

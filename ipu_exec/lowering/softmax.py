@@ -1,4 +1,4 @@
-"""Softmax and log-softmax, forward and backward, as the compute sets of facts/cycles.md 6."""
+"""Softmax and log-softmax, forward and backward (docs/cycles.md#compound-operators)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
 
 @lowering("aten._softmax_backward_data", "aten._log_softmax_backward_data")
 def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Softmax: multiply, reduce, subtract, multiply. Log-softmax: reduce, exp, multiply, subtract."""
+    """Softmax: multiply, reduce, subtract, multiply; its log: reduce, exp, multiply, subtract."""
     build = Builder(spec, machine)
     operand, lies = build.lead(1)
     out = spec.outputs[0]

@@ -3,7 +3,7 @@ none, or undefined.
 
 An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by zero,
 a root of a negative number, a comparison with NaN), at a division by zero, and at an overflow
-(graphcore/poptorch, user guide of enableFloatingPointExceptions). NaN and infinity that only pass
+([POPTORCH], its user guide on enableFloatingPointExceptions). NaN and infinity that only pass
 through are no exception.
 """
 

@@ -19,9 +19,10 @@ from ipu_exec.lowering import info
 from ipu_exec.optimiser_attributes import is_poptorchs, kept_as, loss_scaling
 
 HALF_MAX = 65504.0
-# PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings (graphcore/popart,
-# willow/include/popart/sessionoptions.hpp; binEdgeLocation was 0.0625 before its last release), and
-# the factors and the bound of LossScaleUpdateOpx (willow/src/popx/op/lossscaleupdatex.cpp).
+# PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings
+# [POPART, willow/include/popart/sessionoptions.hpp] (binEdgeLocation was 0.0625 before its last
+# release), and the factors and the bound of LossScaleUpdateOpx
+# [POPART, willow/src/popx/op/lossscaleupdatex.cpp].
 BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond it is large
 LARGE_SHARE = (
     1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
@@ -69,7 +70,7 @@ class LossScaler:
     times the largest float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over
     ``period`` weight updates. Counted is what a backward operator makes in float16, of activations
     and weights, but for views, copies and joints (PopART's AllNonViewChangingGradientTensors;
-    graphcore/popart, transforms/automaticlossscaling.cpp). Without any it stays.
+    [POPART, willow/src/transforms/automaticlossscaling.cpp]). Without any it stays.
     """
 
     scale: float
