@@ -24,7 +24,7 @@ CYCLE_BACK_OFF = 0.1
 
 
 @dataclass
-class Group:
+class MultiConvGroup:
     """A ``with MultiConv()`` as the model entered it: its settings, and the convolutions met
     inside.
     """
@@ -65,7 +65,7 @@ def is_convolution(aten: str) -> bool:
     return info(aten).convolution and not aten.startswith(_GRADIENT)
 
 
-def fuse(graph: Graph, groups: Sequence[Group]) -> None:
+def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
     """Make each group one operator forward and one backward; a serial one's convolutions stay,
     planned as asked.
 
@@ -95,7 +95,7 @@ def fuse(graph: Graph, groups: Sequence[Group]) -> None:
             _fuse(graph, convolutions, groups[k], direction)
 
 
-def _fuse(graph: Graph, convolutions: list[OpNode], group: Group, direction: str) -> None:
+def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direction: str) -> None:
     order = _together(graph, convolutions)
     if order is None:
         if direction == "backward":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ipu_exec.graph import Graph
-from ipu_exec.optimiser_attributes import combined, kept_as
+from ipu_exec.optimiser_attributes import accumulates_in_velocity, state_dtype
 
 
 def keep_as_optimizer_does(graph: Graph, optimizer: torch.optim.Optimizer) -> None:
@@ -13,13 +13,13 @@ def keep_as_optimizer_does(graph: Graph, optimizer: torch.optim.Optimizer) -> No
 
     Where one tensor holds accumulated gradients and velocities, the velocity is the accumulator.
     """
-    if combined(optimizer):
+    if accumulates_in_velocity(optimizer):
         _join_velocities_to_accumulators(graph)
     dtypes: dict[int, str] = {}  # by storage
     for storage in graph.storages.values():
         if storage.parameter < 0:
             continue
-        dtype = kept_as(optimizer, storage.name.rpartition("/")[2])
+        dtype = state_dtype(optimizer, storage.name.rpartition("/")[2])
         if dtype is not None:
             storage.dtype = dtypes[storage.id] = str(dtype).removeprefix("torch.")
     for value in graph.values.values():

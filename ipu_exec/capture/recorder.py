@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from ipu_exec.capture.control_flow import in_argument_check
 from ipu_exec.capture.decompositions import decomposition
-from ipu_exec.capture.multi_conv import Group, is_convolution
+from ipu_exec.capture.multi_conv import MultiConvGroup, is_convolution
 from ipu_exec.capture.open_blocks import (
     attributes,
     block_ended,
@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = Graph(training=training)
         self.direction = "forward"
-        self.multi_convs: dict[int, Group] = {}  # met in the forward, by identity
+        self.multi_convs: dict[int, MultiConvGroup] = {}  # met in the forward, by identity
         self._contents = iter(contents)
         self._alive: list[Any] = []  # keeps ids of tensors and storages unique
         self._values: dict[int, int] = {}  # by id of the tensor

@@ -206,7 +206,7 @@ class _Run:
         graph.mutates = self.mutates
         casting = self.step.casting
         graph.promotes = isinstance(casting, Casting) and casting.promoted
-        overlap.find(graph, recorder.tensors(), self.step.model)
+        overlap.note_overlaps(graph, recorder.tensors(), self.step.model)
         self._name_gradients()
         if self.step.optimizer is not None:
             keep_as_optimizer_does(graph, self.step.optimizer)
