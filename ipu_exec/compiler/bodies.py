@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from ipu_exec.compiler.locations import Locations
-from ipu_exec.compiler.phases import PhaseOptions
-from ipu_exec.compiler.recompute import Recomputation
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Plan, Vertices
 from ipu_exec.machine import (
-    HOST_LATENCY_SECONDS,
     STREAM_STEP_CYCLES,
     SYNC_CYCLES,
     TARGETS,
     Machine,
     exchange_tile_cycles,
 )
-from ipu_exec.replica_groups import Groupings
 from profiler import records
 
 
@@ -125,6 +121,13 @@ class ProgramTree:
         default_factory=list
     )  # of streams, always there; ``first`` is the stage
     beside: frozenset[int] = frozenset()  # storages that come or leave over I/O tiles
+    across: bool = False  # what is overlapped is so from one device iteration into the next
+
+    @property
+    def step_ids(self) -> list[range]:
+        """Ids of the steps body by body, counted over the whole program."""
+        ends = [0, *accumulate(len(body.steps) for body in self.bodies)]
+        return [range(first, end) for first, end in pairwise(ends)]
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """Bodies of these tasks of a stage, in the order in which they run."""
@@ -136,26 +139,6 @@ class ProgramTree:
 
     def cycles(self, task: int, stage: int) -> int:
         return sum(body.cycles for body in self.all_of(stage, task))
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramOptions:
-    """What of the options changes the program."""
-
-    replicas: int = 1
-    stream_out_once: bool = True
-    locations: Locations = field(default_factory=Locations)
-    recompute: Recomputation = Recomputation.NONE
-    estimate: bool = False  # guess an operator that nobody lowered
-    phases: PhaseOptions = field(default_factory=PhaseOptions)
-    groupings: Groupings = field(
-        default_factory=dict
-    )  # weights that differ between replicas, by name
-    host_io: bool = True  # inputs come from the host and outputs go there
-    host_latency: float = (
-        HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
-    )
-    across: bool = False  # what is overlapped is so from one device iteration into the next
 
 
 def one_step(name: str, ipu: int, task: int, kind: str, step: str, cycles: int) -> Body:

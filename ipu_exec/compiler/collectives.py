@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, ProgramOptions, StepDraft
+from ipu_exec.compiler.bodies import Body, StepDraft
 from ipu_exec.compiler.locations import grouping_of
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
@@ -19,7 +20,7 @@ class Collectives:
     Replicas lie one after the other, each on a power of two of IPUs.
     """
 
-    def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
+    def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
         self.mapping, self.options = mapping, options
         self.graph, self.placement, self.machines = (
             mapping.graph,
@@ -36,7 +37,7 @@ class Collectives:
         body = Body("", ipu, -1, schedules.REDUCE)
         by_kind: dict[tuple[str, int], list[int]] = {}
         for storage in self._gradients():
-            stage = self.placement.home.get(storage, 0)
+            stage = self._home(storage)
             late = storage in self.mapping.places.split or self.mapping.reduced_late(storage)
             if self.placement.ipus[stage] == ipu and not late:
                 parts = (
@@ -124,9 +125,12 @@ class Collectives:
             if op.direction == "update"
             for v in op.inputs
         }
-        found = [s.id for s in storages if s.role == "gradient" and s.id in read]
-        for storage in found:
-            self.placement.home.setdefault(
-                storage, self.placement.op_stage[self.mapping.makers[storage]]
-            )
-        return found
+        return [s.id for s in storages if s.role == "gradient" and s.id in read]
+
+    def _home(self, gradient: int) -> int:
+        """The stage of its weight, or of what makes it."""
+        home = self.placement.home.get(gradient)
+        maker = self.mapping.makers.get(gradient)
+        return (
+            home if home is not None else self.placement.op_stage[maker] if maker is not None else 0
+        )

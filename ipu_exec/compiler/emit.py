@@ -14,9 +14,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from ipu_exec.capture import overlap
 from ipu_exec.compiler.bodies import (
     Body,
-    ProgramOptions,
     ProgramTree,
     StepDraft,
     Use,
@@ -28,12 +28,14 @@ from ipu_exec.compiler.bodies import (
 )
 from ipu_exec.compiler.collectives import Collectives
 from ipu_exec.compiler.locations import Shard, by_weight, locate
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.phases import Traffic, moves
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import (
     Recomputation,
     after_last_checkpoint,
+    asked_for,
     is_view,
     kept,
     last_touch,
@@ -56,7 +58,7 @@ _KEPT = ("weight", "optimiser state")  # what a weight update changes
 
 
 def build(
-    graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions
+    graph: Graph, placement: Placement, machines: list[Machine], options: CompileOptions
 ) -> ProgramTree:
     """Lower every op where it was placed and gather the bodies. ``machines`` has one per IPU.
 
@@ -67,7 +69,7 @@ def build(
 
 class _Builder:
     def __init__(
-        self, graph: Graph, placement: Placement, machines: list[Machine], options: ProgramOptions
+        self, graph: Graph, placement: Placement, machines: list[Machine], options: CompileOptions
     ) -> None:
         self.graph, self.placement, self.machines, self.options = (
             graph,
@@ -76,8 +78,10 @@ class _Builder:
             options,
         )
         self.mapping = TileMapping(graph, placement, machines, options.replicas)
-        self.transfers = Transfers(self.mapping, options)
+        self.across = overlap.across(graph, options.iterations)
+        self.transfers = Transfers(self.mapping, options, self.across)
         self.collectives = Collectives(self.mapping, options)
+        self.recomputation = asked_for(options.recomputation, placement.pipelined)
         self.op_plans: dict[int, Plan] = {}
         self.op_cycles: dict[int, int] = {}
         self.stages = range(len(placement.stages))
@@ -99,12 +103,12 @@ class _Builder:
             if not is_view(self.graph, op):
                 ops.setdefault((op.direction, stage), []).append(op)
         if self.placement.phases:
-            found = moves(self.graph, self.placement, ops, self.options.phases)
+            found = moves(self.graph, self.placement, ops, self.options)
             self.traffic, self.mapping.moving = found.traffic, found.moving
         forward = [
             op for op in self.graph.ops if op.direction == "forward" and not is_view(self.graph, op)
         ]
-        self.kept = kept(self.graph, forward, self.options.recompute)
+        self.kept = kept(self.graph, forward, self.recomputation)
         self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
         stashed: dict[int, list[int]] = {}
         again: dict[int, list[OpNode]] = {}
@@ -176,6 +180,7 @@ class _Builder:
             stores=self.stores,
             buffers=self.transfers.buffers,
             beside=frozenset(self.transfers.beside),
+            across=self.across,
         )
 
     # -- operators ---
@@ -185,7 +190,9 @@ class _Builder:
         return frozenset(
             k
             for k in self.stages
-            if phases and phases[k] == phases[-1] and not self.options.phases.separate
+            if phases
+            and phases[k] == phases[-1]
+            and not self.options.strategy.separate_backward_phase
         )
 
     def _compute(
@@ -296,7 +303,7 @@ class _Builder:
             plan = lower(spec, machine)
         except LoweringError as error:
             where = f"{op.file}:{op.line}" if op.file else ""
-            if self.options.estimate:
+            if self.options.estimate_unknown:
                 plan = generic(spec, machine)  # the profile marks its steps as estimated
             else:
                 raise LoweringError(
@@ -468,7 +475,7 @@ class _Builder:
             return [], []
         forward, backward = ops.get(("forward", stage), []), ops.get(("backward", stage), [])
         made_here = {s for op in forward for s in made_by(self.graph, op)}
-        stays = made_here if self.options.recompute is Recomputation.NONE else self._stays(stage)
+        stays = made_here if self.recomputation is Recomputation.NONE else self._stays(stage)
         again, needed = run_again(self.graph, forward, backward, stays)
         if not self._waits(stage):
             return [], again

@@ -16,6 +16,7 @@ from math import prod
 
 import numpy as np
 
+from ipu_exec.compiler.options import Locations
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import made_by
@@ -25,60 +26,8 @@ from ipu_exec.lowering.elementwise import BINARY, COPY, FILL, TERNARY, UNARY
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.replica_groups import Grouping, Groupings
 
-_KINDS = {
-    "weight": "weight",
-    "optimiser state": "state",
-    "accumulator": "accumulator",
-    "activation": "activation",
-}
 _ELEMENTWISE = frozenset((*UNARY, *BINARY, *TERNARY, *FILL, *COPY))
 _NORMS = frozenset(("linalg_vector_norm", "norm", "sum", "mean"))
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Of one kind of tensor. The least elements are PopART's defaults (``sessionoptions.hpp``)."""
-
-    off_chip: bool = False
-    sharded: bool = False
-    least_off_chip: int = 2
-    least_sharded: int = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Locations:
-    """Of all kinds. ``replicas``: how many share a tensor that is sharded."""
-
-    weight: Location = field(default_factory=Location)
-    state: Location = field(default_factory=Location)
-    accumulator: Location = field(default_factory=Location)
-    activation: Location = field(default_factory=Location)
-    replicas: int = 1
-
-    def _of(self, storage: Storage) -> Location | None:
-        kind = _KINDS.get(storage.role)
-        found: Location | None = getattr(self, kind) if kind else None
-        return found
-
-    def off_chip(self, storage: Storage) -> bool:
-        """Whether it waits in streaming memory while nothing uses it."""
-        location = self._of(storage)
-        return (
-            location is not None
-            and location.off_chip
-            and storage.elements >= location.least_off_chip
-        )
-
-    def sharded(self, storage: Storage) -> bool:
-        """Whether each replica keeps its part of it only."""
-        location = self._of(storage)
-        if location is None or storage.role == "activation" or self.replicas == 1:
-            return False
-        return location.sharded and storage.elements >= location.least_sharded
-
-    def moves(self, storage: Storage) -> bool:
-        """Whether it is not whole on the chip all the time."""
-        return self.off_chip(storage) or self.sharded(storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +103,12 @@ def locate(
     In phased execution phases move weights, accumulators and activations. What stages share stays
     whole on the chip, and in a pipeline so do activations: their stash.
     """
+    if placement.pipelined and graph.training and locations.activation.off_chip:
+        warn_once(
+            "TensorLocations.setActivationLocation: useOnChipStorage(False) is not honoured in a"
+            " pipeline: its stash stays on the chip. ShardedExecution and phased execution"
+            " honour it"
+        )
     shared = {transfer.storage for transfer in placement.transfers}
     phases = bool(placement.phases)
     places = Places()

@@ -13,20 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ipu_exec.compiler.locations import Locations
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import Liveness
 from ipu_exec.graph import Graph, OpNode
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseOptions:
-    """What of the options changes phased execution."""
-
-    liveness: Liveness = Liveness.AlwaysLive
-    separate: bool = False  # the backward of the last phase is a phase of its own
-    locations: Locations = field(default_factory=Locations)
 
 
 @dataclass(slots=True)
@@ -54,7 +45,7 @@ def moves(
     graph: Graph,
     placement: Placement,
     ops: Mapping[tuple[str, int], list[OpNode]],
-    options: PhaseOptions,
+    options: CompileOptions,
 ) -> Moves:
     """What moves in one micro-batch, by the operators of each (direction, stage), views left out."""
     return _Finder(graph, placement, ops, options).find()
@@ -66,7 +57,7 @@ class _Finder:
         graph: Graph,
         placement: Placement,
         ops: Mapping[tuple[str, int], list[OpNode]],
-        options: PhaseOptions,
+        options: CompileOptions,
     ) -> None:
         self.graph, self.placement, self.ops, self.options = graph, placement, ops, options
         self.made: dict[
@@ -143,7 +134,7 @@ class _Finder:
 
     @property
     def _each_phase(self) -> bool:
-        return self.options.liveness is Liveness.OffChipAfterEachPhase
+        return self.options.strategy.liveness is Liveness.OffChipAfterEachPhase
 
     def _leaves(self, storage: int) -> bool:
         """Whether something leaves the chip after each phase. Where activations lie says nothing of
@@ -159,11 +150,17 @@ class _Finder:
     def _turns(self, direction: str, stage: int) -> bool:
         """Whether it is the backward that follows its own forward at once."""
         last = self.placement.phases[stage] == self.placement.phases[-1]
-        return direction == "backward" and last and not self.options.separate
+        return (
+            direction == "backward" and last and not self.options.strategy.separate_backward_phase
+        )
 
     def _wait_for_backward(self, traffic: Traffic, storage: int, stage: int) -> None:
         stays = self.graph.storages[storage].role == "activation" and not self._off_chip(storage)
-        if self.options.liveness is Liveness.AlwaysLive or self._turns("backward", stage) or stays:
+        if (
+            self.options.strategy.liveness is Liveness.AlwaysLive
+            or self._turns("backward", stage)
+            or stays
+        ):
             return
         self._keep(self.result.traffic["forward", stage], storage)
         self._load(traffic, storage, self._each_phase)

@@ -12,13 +12,13 @@ import numpy as np
 
 from ipu_exec.compiler.bodies import (
     Body,
-    ProgramOptions,
     StepDraft,
     Use,
     drafts,
     one_step,
     stream_steps,
 )
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.recompute import is_view
 from ipu_exec.compiler.tile_mapping import TileMapping
@@ -43,8 +43,8 @@ BUFFERS_ACROSS = (
 class Transfers:
     """Makes bodies and steps of them."""
 
-    def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
-        self.mapping, self.options = mapping, options
+    def __init__(self, mapping: TileMapping, options: CompileOptions, across: bool) -> None:
+        self.mapping, self.options, self.across = mapping, options, across
         self.graph, self.placement, self.machines = (
             mapping.graph,
             mapping.placement,
@@ -75,7 +75,7 @@ class Transfers:
                 stage = self.placement.op_stage[maker]
                 beside = self.graph.overlapped_outputs.get(storage, no_overlap) != no_overlap
                 # what leaves once is not overlapped, nor what the backward makes
-                beside = beside and not self.options.stream_out_once and self._made_forward(storage)
+                beside = beside and not self.options.outputs_once and self._made_forward(storage)
             outputs.setdefault((stage, beside), []).append(storage)
         for found, to_host in ((inputs, False), (outputs, True)):
             for (stage, beside), storages in found.items():
@@ -147,7 +147,7 @@ class Transfers:
             body.begin_with(steps)
         for step in steps:
             step.op = op
-        copies = BUFFERS_ACROSS if self.options.across else BUFFERS
+        copies = BUFFERS_ACROSS if self.across else BUFFERS
         self.buffers.append(
             Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
         )

@@ -110,7 +110,7 @@ def test_accumulation_is_the_least_with_so_small_ramps(share: float) -> None:
         assignment = best_split(costs, stages).prediction.assignment
         found = least_accumulation(costs, assignment, share)
 
-        def lost(batches: int, costs: Costs = costs, assignment: Assignment = assignment, cycle: int = found.cycle) -> float:  # fmt: skip  # noqa: E501
+        def lost(batches: int, costs: Costs = costs, assignment: Assignment = assignment, cycle: int = found.cycle) -> float:  # fmt: skip
             total = what_if(replace(costs, micro_batches=batches), assignment).total
             return 1 - batches * cycle / total
 
