@@ -449,7 +449,8 @@ class PhasedExecution(ExecutionStrategy):
 
     def __repr__(self) -> str:
         inside = [*map(repr, self.phases), f"Liveness.{self.liveness.name}"]
-        return f"{type(self).__name__}({', '.join([*inside, *['separate'] * self.separate_backward_phase])})"
+        inside += ["separate"] * self.separate_backward_phase
+        return f"{type(self).__name__}({', '.join(inside)})"
 
 
 class SerialPhasedExecution(PhasedExecution):

@@ -177,7 +177,7 @@ class Optimizer:
     """PopTorch's arguments of an optimiser, kept apart from torch's: what its optimisers have in
     common.
 
-    Its name and methods are those of graphcore/poptorch, python/optim.py; applications ask
+    Its name and methods are those of [POPTORCH, python/optim.py]; applications ask
     ``isinstance`` of it.
     """
 
@@ -218,7 +218,7 @@ class Optimizer:
             attach(cast(torch.optim.Optimizer, self), self._ipu_names)
 
     def has_state(self) -> bool:
-        """Whether there are states of the IPU's: from a model that was compiled with it, or loaded."""
+        """Whether there are IPU states: from a model compiled with this optimiser, or loaded."""
         return self._ipu_names is not None or self._ipu_loaded is not None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -464,8 +464,8 @@ class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where
-    ``max_weight_norm`` bounds ||w||; the ratio is 1 where a norm or the bound is 0
-    (graphcore/popart, adamvarupdatex.cpp). A group of parameters may have a bound of its own:
+    ``max_weight_norm`` bounds ||w||; the ratio is 1 where a norm or the bound is 0 [POPART,
+    willow/src/popx/op/adamvarupdatex.cpp]. A group of parameters may have a bound of its own:
     Graphcore's BERT gives its biases 0, which is Adam for them. ``bias_correction`` as in Adam.
     """
 
@@ -614,8 +614,8 @@ class LARS(_OneByOne):
 
     A parameter of two dimensions or more moves at ``lr`` times its own rate, ``trust_coefficient``
     ||w|| / (||g|| + ``weight_decay`` ||w|| + ``eps``), which is 1 where either norm is 0. Vectors
-    (biases, scales of norms) take plain steps without decay, as in MLPerf's ResNet-50. Error where
-    an argument is out of range.
+    (biases, scales of norms) take plain steps without decay, as in MLPerf's ResNet-50 [MLP]. Error
+    where an argument is out of range.
     """
 
     def __init__(

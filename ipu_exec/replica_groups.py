@@ -161,7 +161,7 @@ def one_replica(
 
 
 class GroupedParameter:
-    """A parameter as a wrapped model gives it: with `replicaGrouping`, and otherwise the parameter."""
+    """A parameter as a wrapped model returns it: the parameter itself, with `replicaGrouping`."""
 
     def __init__(
         self, asked: dict[str, tuple[Any, Any, Any]], name: str, parameter: torch.nn.Parameter

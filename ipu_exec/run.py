@@ -36,8 +36,8 @@ _EXAMPLES = """examples:
   ipu-run --autoreport out train.py --epochs 3   and write out/training/profile.pop
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
   ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
-  ipu-run --placement placement.json train.py           with the stages that ipu-report rebalance proposed
-  ipu-run --ipus 4 train.py                             with its Blocks on 4 IPUs, split as is quickest
+  ipu-run --placement placement.json train.py           with the stages that rebalance proposed
+  ipu-run --ipus 4 train.py                             with the quickest split of its Blocks
 then: ipu-report summary out/training"""
 
 

@@ -2,7 +2,7 @@
 ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
-statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
+statistics have the dtype that the model gives them [POPTORCH, python/options.py]. It
 promotes those of products and norms too, which PyTorch refuses (`Casting.promoted`); in a model
 without such nothing here is active.
 """
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ipu_exec.enums import HalfFloatCastingBehavior
+from ipu_exec.lowering.operators import Promotion, info
 
 # Functions that take a second tensor for its dtype or shape, or that set one.
 _UNCAST = {
@@ -31,40 +32,15 @@ _UNCAST = {
     "register_hook",
     "backward",
 }
-# What PyTorch computes only where all operands have one dtype; a norm of float16 may have
-# parameters in float32.
-_ALIKE = {
-    "linear",
-    "bilinear",
-    "matmul",
-    "__matmul__",
-    "__rmatmul__",
-    "mm",
-    "bmm",
-    "mv",
-    "dot",
-    "addmm",
-    "baddbmm",
-    "addbmm",
-    "addmv",
-    "einsum",
-    "tensordot",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "scaled_dot_product_attention",
-    "prelu",
-}
-_NORMS = {"layer_norm", "group_norm"}
+# A product by its operator, ``a @ b``.
+_OPERATOR_METHODS = {"__matmul__": "matmul", "__rmatmul__": "rmatmul"}
 
 
 class Casting(TorchFunctionMode):
     """While entered, a model computes with the dtypes that the options ask for.
 
-    ``promoted``: whether one of `_ALIKE` had float16 beside float32 and was computed in float32.
+    ``promoted``: whether an operator that `Promotion` is for had float16 beside float32 and was
+    computed in float32.
     """
 
     def __init__(self, downcast: bool, float_statistics: bool | None) -> None:
@@ -88,7 +64,7 @@ class Casting(TorchFunctionMode):
             }
             if {torch.float16, torch.float32} <= dtypes:
                 args, kwargs = tree_map(_half, (args, kwargs))
-        elif name in _ALIKE or (name in _NORMS and args[0].dtype is torch.float32):
+        elif _promotes(name, args):
             dtypes = {
                 leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
             }
@@ -152,6 +128,14 @@ class Casting(TorchFunctionMode):
             exact,
         )  # both are kept: an id is good as long as its tensor
         return exact
+
+
+def _promotes(function: str, args: tuple[Any, ...]) -> bool:
+    """Whether PopTorch computes a function of torch in float32 where an operand is."""
+    promotion = info(f"aten.{_OPERATOR_METHODS.get(function, function)}").promotion
+    if promotion is Promotion.PARAMETERS:
+        return bool(args[0].dtype is torch.float32)
+    return promotion is Promotion.OPERANDS
 
 
 def _half(leaf: Any) -> Any:

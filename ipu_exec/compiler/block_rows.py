@@ -79,7 +79,7 @@ def _input_bytes(graph: Graph) -> Counter[int]:
 
 
 def update_blocks(graph: Graph) -> dict[int, int]:
-    """Operator of the weight update -> Block of the weight it belongs to; -1 where there is none."""
+    """Operator of the weight update -> Block of its weight; -1 where there is none."""
     weight_blocks = _weight_blocks(graph)
     blocks: dict[int, int] = {}
     makers: dict[int, int] = {}  # storage -> Block of the update that makes it

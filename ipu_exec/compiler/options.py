@@ -65,7 +65,9 @@ class StrategyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of one kind of tensor. The least elements are PopART's defaults (``sessionoptions.hpp``)."""
+    """Of one kind of tensor. The least elements are PopART's defaults
+    [POPART, willow/include/popart/sessionoptions.hpp].
+    """
 
     off_chip: bool = False
     sharded: bool = False

@@ -7,15 +7,9 @@ from collections import Counter
 
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.graph import Graph
+from ipu_exec.lowering import info
 
 logger = logging.getLogger("ipu_exec")
-_POPART_NAMES = {
-    "mm": "MatMul",
-    "bmm": "MatMul",
-    "mv": "MatMul",
-    "matmul": "MatMul",
-    "addmm": "Gemm",
-}
 
 
 def log_placement(graph: Graph, placed: Placement) -> None:
@@ -29,7 +23,7 @@ def log_placement(graph: Graph, placed: Placement) -> None:
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
         if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
             short = op.aten.split(".")[1].strip("_")
-            kind = _POPART_NAMES.get(short) or "".join(
+            kind = info(op.aten).popart_name or "".join(
                 part.capitalize() for part in short.split("_")
             )
             name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"

@@ -6,7 +6,7 @@ from typing import Any
 
 from ipu_exec.compiler.block_rows import update_blocks
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block, is_view
+from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
 from ipu_exec.machine import LINK_LATENCY_SECONDS
 
 
@@ -44,7 +44,7 @@ def _recomputation(executable: Executable) -> dict[str, list[Any]]:
     graph = executable.graph
     setting = executable.options.recomputation
     kind = asked_for(setting, executable.placement.pipelined) or Recomputation.PIPELINE
-    ops = [op for op in graph.ops if not is_view(graph, op)]
+    ops = [op for op in graph.ops if not graph.only_aliases(op)]
     forward = [op for op in ops if op.direction == "forward"]
     backward = [op for op in ops if op.direction == "backward"]
     return by_block(graph, forward, backward, kind, executable.tree.op_cycles)

@@ -1,8 +1,8 @@
 """The rows of an executable's profile: target, options, stages, operators, and all others in the
 order in which they are written.
 
-Blocks are in `ipu_exec.compiler.block_rows`, the program's tree in `ipu_exec.compiler.program_rows`,
-the header in `ipu_exec.compiler.profile_header`; variables and the trace are rows already.
+`ipu_exec.compiler.block_rows` has the Blocks, `ipu_exec.compiler.program_rows` the program's tree,
+`ipu_exec.compiler.profile_header` the header; variables and the trace are rows already.
 """
 
 from __future__ import annotations

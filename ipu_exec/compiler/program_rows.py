@@ -1,4 +1,4 @@
-"""The profile's rows of the program: its tree, the steps at the leaves, compute sets and vertices."""
+"""The profile's rows of the program: its tree, the steps at the leaves, compute sets, vertices."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ class _Rows:
                     step.tile_cycles,
                     step.bytes_in,
                     step.bytes_out,
+                    step.purpose,
+                    step.tensor,
                 )
             )
             self.positions[body.ipu] += 1

@@ -119,7 +119,7 @@ class Watch:
 
     @contextlib.contextmanager
     def micro_batch(self, inputs: Any, iteration: int, step: int, replica: int) -> Iterator[None]:
-        """Everything that is run inside belongs to that micro-batch; says "backward" by `backward`."""
+        """What runs inside belongs to that micro-batch; `backward` marks its backward."""
         self._found = {f"input.{i}": leaf for i, leaf in enumerate(_tensors(inputs))}
         self._found |= {
             name: tensor.detach().clone() for name, tensor in self._wanted_state().items()

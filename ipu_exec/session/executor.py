@@ -629,7 +629,7 @@ class PoplarExecutor:
 
     def _keep_running_means(self) -> None:
         """float16 accumulators hold running means, so that they do not overflow
-        (facts/poptorch.md).
+        (docs/poptorch-semantics.md#gradients).
 
         Error once compiled with another strategy.
         """
@@ -658,7 +658,7 @@ class PoplarExecutor:
         return self._user_model.load_state_dict(state_dict, strict)
 
     def copyWeightsToHost(self) -> None:
-        """Nothing to do: the wrapped model's weights are the ones trained. Error before compiling."""
+        """Nothing to do: the wrapped model's own weights are trained. Error before compiling."""
         self._need_executable("copyWeightsToHost")
 
     def copyWeightsToDevice(self) -> None:
@@ -720,7 +720,7 @@ class PoplarExecutor:
 
 
 def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """PopTorch's, where none is given (facts/poptorch.md)."""
+    """PopTorch's, where none is given (docs/poptorch-semantics.md#optimisers)."""
     try:
         return SGD(model.parameters(), lr=0.01)
     except ValueError as error:

@@ -306,7 +306,7 @@ def test_several_losses_that_are_not_marked_as_one_are_said(caplog: pytest.LogCa
 
 
 class Masked(nn.Module):
-    """Changes a softmax that its backward needs, in place or not (as Wav2Vec2's pretraining does)."""
+    """Changes a softmax that its backward needs, in place or not (as in Wav2Vec2's pretraining)."""
 
     def __init__(self, in_place: bool) -> None:
         super().__init__()
