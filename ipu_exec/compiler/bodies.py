@@ -7,7 +7,7 @@ stream copy has a beginning and an end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -59,10 +59,7 @@ class Use:
     first: int
     last: int
     op: int = -1
-    dtype: str = ""
-    shape: tuple[int, ...] | None = None
     interleaved: bool = False
-    storage: int = -1
 
 
 @dataclass(slots=True)
@@ -99,34 +96,26 @@ class Body:
         self.touched[storage] = (min(old[0], first), max(old[1], last))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ProgramTree:
-    """All bodies, in program order on each IPU, and where every storage lies on each stage."""
+    """All bodies, in program order on each IPU, and what of lowering and residency later passes
+    read beside them.
+    """
 
-    bodies: list[Body]
-    layouts: dict[tuple[int, int], Layout]  # (storage, stage)
-    stashed: dict[int, list[int]]  # stage -> storages
-    recomputed: dict[int, set[int]]  # stage -> storages made again before its backward
-    op_plans: dict[int, Plan]
-    op_cycles: dict[int, int]
-    moving: dict[int, bool] = field(
-        default_factory=dict
-    )  # what leaves the chip, and if after every phase
-    parts: dict[tuple[int, int], Layout] = field(
-        default_factory=dict
-    )  # (weight, stage): a replica's, always there
-    turning: frozenset[int] = (
-        frozenset()
-    )  # phased: stages whose backward follows their forward at once
-    loads: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (task, stage) -> cycles at its body's beginning
-    stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
-    buffers: list[Use] = field(
-        default_factory=list
-    )  # of streams, always there; ``first`` is the stage
-    beside: frozenset[int] = frozenset()  # storages that come or leave over I/O tiles
-    across: bool = False  # what is overlapped is so from one device iteration into the next
+    bodies: tuple[Body, ...]
+    layouts: Mapping[tuple[int, int], Layout]  # (storage, stage)
+    stashed: Mapping[int, Sequence[int]]  # stage -> storages
+    recomputed: Mapping[int, set[int]]  # stage -> storages made again before its backward
+    op_plans: Mapping[int, Plan]
+    op_cycles: Mapping[int, int]
+    moving: Mapping[int, bool]  # what leaves the chip, and if after every phase
+    parts: Mapping[tuple[int, int], Layout]  # (weight, stage): a replica's, always there
+    turning: frozenset[int]  # phased: stages whose backward follows their forward at once
+    loads: Mapping[tuple[int, int], int]  # (task, stage) -> cycles at its body's beginning
+    stores: Mapping[tuple[int, int], int]  # ... and at its end
+    buffers: tuple[Use, ...]  # of streams, always there; ``first`` is the stage
+    beside: frozenset[int]  # storages that come or leave over I/O tiles
+    across: bool  # what is overlapped is so from one device iteration into the next
 
     @property
     def step_ids(self) -> list[range]:

@@ -36,31 +36,33 @@ class Collectives:
         if self.options.replicas == 1 or not self.graph.training:
             return None
         body = Body("", ipu, -1, schedules.REDUCE)
-        by_kind: dict[tuple[Purpose, int], list[int]] = {}
+        summed, scattered = self._reduced_together(ipu)
+        self.exchange(Purpose.ALL_REDUCE, summed, body)
+        self.exchange(Purpose.REDUCE_SCATTER, scattered, body)
+        last = len(body.steps) - 1
+        for storage, stage in scattered.items():  # parts that wait for the update
+            shard = self.mapping.shard(self.graph.storages[storage].parameter, stage)
+            body.temporaries.append(self.mapping.use_of_part(shard, storage, last, last))
+        kinds = [Purpose.ALL_REDUCE] * bool(summed) + [Purpose.REDUCE_SCATTER] * bool(scattered)
+        body.name = f"IPU {ipu} {' and '.join(kinds)} of gradients"
+        return body
+
+    def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Gradients of an IPU that are all-reduced, and those that are scattered, each with its
+        stage.
+        """
+        places = self.mapping.residency.places
+        summed: dict[int, dict[int, int]] = {}
+        scattered: dict[int, dict[int, int]] = {}
         for storage in self._gradients():
             stage = self._home(storage)
-            late = storage in self.mapping.places.split or self.mapping.reduced_late(storage)
-            if self.placement.ipus[stage] == ipu and not late:
-                parts = (
-                    self.graph.storages[storage].parameter in self.mapping.places.updated_in_parts
-                )
-                kind = Purpose.REDUCE_SCATTER if parts else Purpose.ALL_REDUCE
-                by_kind.setdefault((kind, stage), []).append(storage)
-        for purpose in (Purpose.ALL_REDUCE, Purpose.REDUCE_SCATTER):
-            where = {
-                s: stage for (kind, stage), mine in by_kind.items() if kind is purpose for s in mine
-            }
-            self.exchange(purpose, where, body)
-        for (
-            storage,
-            stage,
-        ) in where.items():  # of the scatter, which comes last: parts that wait for the update
-            part = self.mapping.shard(self.graph.storages[storage].parameter, stage)
-            body.temporaries.append(
-                self.mapping.use_of_part(part, storage, len(body.steps) - 1, len(body.steps) - 1)
-            )
-        body.name = f"IPU {ipu} {' and '.join(sorted({kind for kind, _ in by_kind}))} of gradients"
-        return body
+            late = storage in places.split or self.mapping.reduced_late(storage)
+            if self.placement.ipus[stage] != ipu or late:
+                continue
+            parts = self.graph.storages[storage].parameter in places.updated_in_parts
+            by_stage = scattered if parts else summed
+            by_stage.setdefault(stage, {})[storage] = stage
+        return _joined(summed), _joined(scattered)
 
     def exchange(
         self, purpose: Purpose, where: Mapping[int, int], body: Body, name: str = ""
@@ -138,3 +140,8 @@ class Collectives:
         return (
             home if home is not None else self.placement.op_stage[maker] if maker is not None else 0
         )
+
+
+def _joined(by_stage: Mapping[int, Mapping[int, int]]) -> dict[int, int]:
+    """Stage by stage, in the order in which they were met."""
+    return {storage: stage for mine in by_stage.values() for storage, stage in mine.items()}

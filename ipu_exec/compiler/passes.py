@@ -15,13 +15,15 @@ from ipu_exec.capture import overlap, patterns
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.loss import find_final_loss, frozen
 from ipu_exec.capture.step import capture
-from ipu_exec.compiler import emit as program
 from ipu_exec.compiler import memory, schedule
+from ipu_exec.compiler.emit import emit
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.lower import lower_graph
 from ipu_exec.compiler.machines import machines_of
 from ipu_exec.compiler.options import CompileOptions, Execution
 from ipu_exec.compiler.placement import place_model
 from ipu_exec.compiler.placement_log import log_placement
+from ipu_exec.compiler.residency import decide
 from ipu_exec.graph import Graph
 from ipu_exec.machine import target
 
@@ -71,8 +73,10 @@ def compile_graph(
     log_placement(graph, placement)
 
     progress(0.4, "lowering")
+    residency = decide(graph, placement, options)
     machines = machines_of(options, placement.num_ipus)
-    tree = program.build(graph, placement, machines, options)
+    mapping = lower_graph(graph, placement, residency, machines, options)
+    tree = emit(mapping, options)
 
     progress(0.8, "memory")
     variables, uses, code = memory.variables(graph, placement, tree, machines)

@@ -20,25 +20,34 @@ from ipu_exec.enums import Liveness
 from ipu_exec.graph import Graph, OpNode
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Storages that one body of phased execution loads before it computes, receives, and stores
     behind it.
     """
 
-    load: list[int] = field(default_factory=list)
-    receive: list[int] = field(default_factory=list)
-    store: list[int] = field(default_factory=list)
+    load: tuple[int, ...] = ()
+    receive: tuple[int, ...] = ()
+    store: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Moves:
     """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether
     after every phase.
     """
 
-    traffic: dict[tuple[str, int], Traffic] = field(default_factory=dict)
-    moving: dict[int, bool] = field(default_factory=dict)
+    traffic: Mapping[tuple[str, int], Traffic]
+    moving: Mapping[int, bool]
+
+
+@dataclass(slots=True)
+class _Lists:
+    """A `Traffic` in the making."""
+
+    load: list[int] = field(default_factory=list)
+    receive: list[int] = field(default_factory=list)
+    store: list[int] = field(default_factory=list)
 
 
 def moves(
@@ -75,7 +84,8 @@ class _Finder:
             for op in mine
             for v in op.inputs
         }
-        self.result = Moves()
+        self.traffic: dict[tuple[str, int], _Lists] = {}
+        self.moving: dict[int, bool] = {}
         self.there: dict[int, set[int]] = {}  # IPU -> storages that came to it and stay
         self.stored: set[int] = set()
 
@@ -85,10 +95,14 @@ class _Finder:
         if self.graph.training:
             order += [("backward", stage) for stage in reversed(stages)]
         for key in order:
-            self.result.traffic[key] = Traffic()
+            self.traffic[key] = _Lists()
         for direction, stage in order:
             self._body(direction, stage)
-        return self.result
+        traffic = {
+            key: Traffic(tuple(lists.load), tuple(lists.receive), tuple(lists.store))
+            for key, lists in self.traffic.items()
+        }
+        return Moves(traffic, self.moving)
 
     def _storage(self, value: int) -> int:
         return self.graph.values[value].storage
@@ -99,7 +113,7 @@ class _Finder:
         )
 
     def _body(self, direction: str, stage: int) -> None:
-        ipu, traffic = self.placement.ipus[stage], self.result.traffic[direction, stage]
+        ipu, traffic = self.placement.ipus[stage], self.traffic[direction, stage]
         there = self.there.setdefault(ipu, set())
         for storage in self._reads(direction, stage):
             role = self.graph.storages[storage].role
@@ -124,7 +138,7 @@ class _Finder:
                 elif direction == "backward" and maker == "forward":
                     self._wait_for_backward(traffic, storage, stage)
                 elif source != stage and self._apart(source, stage) and self._leaves(storage):
-                    self._keep(self.result.traffic[maker, source], storage)
+                    self._keep(self.traffic[maker, source], storage)
                     self._load(traffic, storage, True)
         if direction == "backward":
             self._keep_gradients(traffic, stage)
@@ -154,7 +168,7 @@ class _Finder:
             direction == "backward" and last and not self.options.strategy.separate_backward_phase
         )
 
-    def _wait_for_backward(self, traffic: Traffic, storage: int, stage: int) -> None:
+    def _wait_for_backward(self, traffic: _Lists, storage: int, stage: int) -> None:
         stays = self.graph.storages[storage].role == "activation" and not self._off_chip(storage)
         if (
             self.options.strategy.liveness is Liveness.AlwaysLive
@@ -162,10 +176,10 @@ class _Finder:
             or stays
         ):
             return
-        self._keep(self.result.traffic["forward", stage], storage)
+        self._keep(self.traffic["forward", stage], storage)
         self._load(traffic, storage, self._each_phase)
 
-    def _keep_gradients(self, traffic: Traffic, stage: int) -> None:
+    def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
         """Accumulators that were added to, and gradients that the update reads, wait in streaming
         memory.
         """
@@ -178,14 +192,14 @@ class _Finder:
                 kept = role == "accumulator" and self._off_chip(storage)
                 if kept or (role == "gradient" and storage in self.updated):
                     self._keep(traffic, storage)
-                    self.result.moving.setdefault(storage, True)
+                    self.moving.setdefault(storage, True)
 
-    def _load(self, traffic: Traffic, storage: int, after_every_phase: bool) -> None:
+    def _load(self, traffic: _Lists, storage: int, after_every_phase: bool) -> None:
         if storage not in traffic.load:
             traffic.load.append(storage)
-        self.result.moving[storage] = self.result.moving.get(storage, False) or after_every_phase
+        self.moving[storage] = self.moving.get(storage, False) or after_every_phase
 
-    def _keep(self, traffic: Traffic, storage: int) -> None:
+    def _keep(self, traffic: _Lists, storage: int) -> None:
         if storage not in self.stored or self.graph.storages[storage].role == "accumulator":
             if storage not in traffic.store:
                 traffic.store.append(storage)

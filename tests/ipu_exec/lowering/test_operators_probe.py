@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import ipu_exec
-from ipu_exec.compiler import emit as program
+from ipu_exec.compiler import lower as program
 from ipu_exec.compiler.profile_rows import op_rows
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import words
