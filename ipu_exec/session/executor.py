@@ -294,7 +294,7 @@ class PoplarExecutor:
         """``contents``: what the forward reads off tensors; found by running it, where it does read
         some.
         """
-        from ipu_exec.compiler.passes import compile_step
+        from ipu_exec.session.compilation import compile_step
 
         start = time.perf_counter()
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
@@ -457,7 +457,7 @@ class PoplarExecutor:
             )
         self._release()
         self._inputs, self._state = stored.inputs, stored.state
-        self._take(replace(stored.executable, options=self._options))
+        self._take(replace(stored.executable, settings=self._options.flat()))
         if stored.rng_state is not None:
             self.rng_state = stored.rng_state
             self._seeded = True

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-from ipu_exec.compiler.passes import Executable
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.profile_rows import op_rows
 from ipu_exec.graph import OperatorAttributes, OpNode
 from ipu_exec.lowering.plan import Compute
 
@@ -356,7 +357,7 @@ def test_attributes_stay_with_their_operators_and_gradients_and_outlines_keep_co
 def test_the_profile_says_what_was_asked_for() -> None:
     made = compiled(Tuned(0.25), torch.randn(64, 1024))
     first = next(op.id for op in operators(made, "mm") if op.direction == "forward")
-    said = {row.id: row.plan for row in made._op_rows()}
+    said = {row.id: row.plan for row in op_rows(made)}
     assert said[first] == f"{made.tree.op_plans[first].note}; asked for available memory 0.25"
     assert sum("asked for" in words for words in said.values()) == 2, "it and its gradient"
     everything = OperatorAttributes(0.1, "float16", False, (("__outline", "layer", "a"),))
