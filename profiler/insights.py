@@ -16,7 +16,7 @@ import numpy as np
 
 from profiler import analysis
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
-from profiler.rebalance.costs import offload_cycles, streaming_bytes_per_cycle
+from profiler.rebalance.machine_costs import MachineCosts
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -155,12 +155,9 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
 
 def _even(costs: Costs) -> Costs:
     """The same work, as much of it in every stage."""
-    of_stage = np.bincount(costs.stage, costs.forward + costs.backward)
+    of_stage = np.bincount(costs.stage, costs.cycles.work)
     scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
-    cycles = ("forward", "backward", "again", "again_end", "again_final")
-    return replace(
-        costs, **{name: (getattr(costs, name) * scale).astype(np.int64) for name in cycles}
-    )
+    return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
 
 
 def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
@@ -194,12 +191,15 @@ def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
 
 def _host(costs: Costs, present: Prediction) -> list[Insight]:
     none, now = np.zeros(len(costs), dtype=np.int64), present.total
-    without = replace(costs, stream_in=none, stream_out=none, load=none, unload=none)
+    silent = replace(costs.streams, stream_in=none, stream_out=none, load=none, unload=none)
+    without = replace(costs, streams=silent)
     gain = now - what_if(without, present.assignment).total
     less = (
         "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device"
     )
-    overlapped = bool(len(costs.load) and (costs.load.any() or costs.unload.any()))
+    overlapped = bool(
+        len(costs.streams.load) and (costs.streams.load.any() or costs.streams.unload.any())
+    )
     if overlapped:
         detail = (
             "What I/O tiles move takes longer than the work beside it, or comes before the first"
@@ -212,10 +212,10 @@ def _host(costs: Costs, present: Prediction) -> list[Insight]:
         )
     alone = len(costs.ipus) == 1 or not costs.pipelined  # PopTorch refuses it in a pipeline
     if alone and not overlapped and costs.micro_batches > 1:
-        unload = none if costs.stream_out_once else costs.stream_out
-        moved = replace(costs, stream_in=none, load=costs.stream_in, unload=unload)
-        kept = moved if costs.stream_out_once else replace(moved, stream_out=none)
-        saved = now - what_if(kept, present.assignment).total
+        beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
+        if not costs.streams.out_once:
+            beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
+        saved = now - what_if(replace(costs, streams=beside), present.assignment).total
         less = (
             f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
             " ShardedExecution, TensorLocations.numIOTiles(32), set_overlap_for_input and"
@@ -301,8 +301,8 @@ def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
     states = _states(report)
     weights = states["parameter"].groupby(states["ipu"]).nunique()
     total = states.groupby("ipu")["bytes"].sum()
-    rate = streaming_bytes_per_cycle(report)
-    cost = max(offload_cycles(int(total[i]), int(weights[i]), rate) for i in total.index)
+    machine = MachineCosts.from_report(report)
+    cost = max(machine.offload_cycles(int(total[i]), int(weights[i])) for i in total.index)
     share = f", about {cost / pace.cycles:.1%} of one" if pace.cycles else ""
     return [
         Insight(

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from profiler import plain, records, schema
+from profiler import older, plain, records, schema
 from profiler.errors import ProfileError
 from profiler.reader import Reader
 from profiler.report import Report
@@ -55,7 +55,7 @@ def upgrade(path: str | os.PathLike[str]) -> Path:
                     for key, value in reader.meta.items()
                     if key not in ("format", "complete")
                 }
-                writer.meta(**kept)
+                writer.meta(**{**older.machine(report.target.clock_hz), **kept})
                 return writer.publish()
 
 

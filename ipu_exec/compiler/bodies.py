@@ -20,6 +20,7 @@ from ipu_exec.compiler.recompute import Recomputation
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Plan, Vertices
 from ipu_exec.machine import (
     HOST_LATENCY_SECONDS,
+    SLICE_CYCLES,
     STREAM_STEP_CYCLES,
     SYNC_CYCLES,
     TARGETS,
@@ -281,7 +282,7 @@ def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)
-    cycles = 25 + 6 * (39 + 24 + -(-2 * per_worker // lanes))
+    cycles = SLICE_CYCLES + 6 * -(-2 * per_worker // lanes)
     return np.where(elements > 0, cycles, 0).astype(np.int64)
 
 

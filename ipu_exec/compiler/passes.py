@@ -30,7 +30,18 @@ from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
-from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
+from ipu_exec.machine import (
+    EXTERNAL_SYNC_CYCLES,
+    HOST_LATENCY_SECONDS,
+    LINK_HOP_SECONDS,
+    LINK_LATENCY_SECONDS,
+    SLICE_BYTES_PER_CYCLE,
+    SLICE_CYCLES,
+    STREAM_STEP_CYCLES,
+    Machine,
+    Target,
+    target,
+)
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
@@ -432,6 +443,11 @@ class Executable:
             "micro_batch": self.micro_batch,
             "strategy": phased or ("pipelined" if self.placement.pipelined else "sharded"),
             "link_latency": round(LINK_LATENCY_SECONDS * self.target.clock_hz),  # cycles
+            "link_hop_latency": LINK_HOP_SECONDS * self.target.clock_hz,
+            "external_sync": EXTERNAL_SYNC_CYCLES,
+            "stream_step": STREAM_STEP_CYCLES,
+            "slice_cycles": SLICE_CYCLES,
+            "slice_bytes_per_cycle": SLICE_BYTES_PER_CYCLE,
             "link_bytes_per_cycle": self.target.link_bytes_per_cycle,
             "link_bytes_per_cycle_between_boards": self.target.board_link_bytes_per_cycle,
             "ipus_per_board": self.target.ipus_per_board,

@@ -95,7 +95,7 @@ class Bands:
             return [self.final < INFINITE] * len(self.choices)
         depth = depth_of(self.costs, self.stages, k)
         return [
-            (one.fullest(depth) <= self.costs.bytes_per_tile) & (self.final < INFINITE)
+            (one.fullest(depth) <= self.costs.machine.bytes_per_tile) & (self.final < INFINITE)
             for one in self.rooms
         ]
 
@@ -119,7 +119,7 @@ def bands(
     ``spare``: bytes beyond the tile up to which rooms must be exact.
     """
     count = len(costs)
-    total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
+    total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
     reach = np.searchsorted(total, total[:-1] + most, side="right") - 1 - np.arange(count)
     width = max(1, min(count, int(reach.max())))
     first = np.arange(count)[:, None]
@@ -133,15 +133,15 @@ def bands(
         stash = max(
             int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices
         )
-        enough = -(-deepest * stash // costs.tiles)
-        roomy = replace(costs, bytes_per_tile=costs.bytes_per_tile + spare) if spare else costs
+        enough = -(-deepest * stash // costs.machine.tiles)
+        roomy = costs.with_tile_bytes(costs.machine.bytes_per_tile + spare)
         rooms = tuple(room(roomy, width, choice, None if spare else enough) for choice in choices)
     allowed = np.ones_like(inside)
     for group in together:
         member = np.concatenate([[0], np.cumsum(np.isin(np.arange(count), group))])
         here = member[last + 1] - member[first]
         allowed &= (here == 0) | (here == len(set(group)))
-    ahead, back = costs.copy.copy(), costs.copy_back.copy()
+    ahead, back = costs.cuts.ahead.copy(), costs.cuts.back.copy()
     ahead[-1] = back[-1] = 0
     into = np.concatenate([[0], ahead[:-1]])[first]
     out_back = np.concatenate([[0], back[:-1]])[first]
@@ -160,7 +160,7 @@ def _cycles(
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Cycles of all stages that others follow, one band a choice, and of all that are the last."""
     count = len(costs)
-    total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
+    total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
     first = np.arange(count)[:, None]
     last = first + np.arange(width)[None, :]
     inside = last < count
@@ -196,4 +196,8 @@ def depth_of(costs: Costs, stages: int, k: int) -> int:
 
 def copy_cycles(costs: Costs, link: int) -> int:
     """Cycles of the exchange between IPUs, of which the busiest moves so many bytes one way."""
-    return int(np.ceil(costs.link_latency + link / costs.link_bytes_per_cycle)) if link else 0
+    return (
+        int(np.ceil(costs.machine.link_latency + link / costs.machine.link_bytes_per_cycle))
+        if link
+        else 0
+    )

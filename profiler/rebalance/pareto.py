@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def pareto(
     that.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
-    endless = replace(costs, bytes_per_tile=INFINITE // 2)
+    endless = costs.with_tile_bytes(INFINITE // 2)
     table = bands(endless, stages, allowed, longest(costs), spare=1)
     found: list[Point] = []
     below = INFINITE

@@ -71,7 +71,7 @@ def _with(
     table = bands(costs, stages, choices, now, spare=max(more.values()))
 
     def load(k: int) -> np.ndarray:
-        depth, limit = depth_of(costs, stages, k), costs.bytes_per_tile + more.get(k, 0)
+        depth, limit = depth_of(costs, stages, k), costs.machine.bytes_per_tile + more.get(k, 0)
         early = [table.final] * len(choices) if k == stages - 1 else table.early
         ways = [
             np.where(one.fullest(depth) <= limit, cycles, INFINITE)

@@ -65,7 +65,7 @@ def prove(
     stage = next((k for k in range(stages) if not reach[k].any()), stages - 1)
     before = reach[stage] if reach[stage].any() or not stage else reach[stage - 1]
     reached = int(np.flatnonzero(before).max(initial=-1))
-    work = costs.forward + costs.backward
+    work = costs.cycles.work
     share = -(-int(work.sum()) // stages)
     return Proof(
         least, int(work.max()), share, endless_memory, stage, reached, min(reached + 1, count - 1)
@@ -101,7 +101,7 @@ def does_not_fit(
     A single Block that overflows wherever it is; else how far each stage gets at the most from the
     one before, until Blocks are left over; else that Blocks which must be together are not.
     """
-    count, limit = len(costs), costs.bytes_per_tile
+    count, limit = len(costs), costs.machine.bytes_per_tile
     lead = f"no split of {count} Blocks into {stages} stages fits: "
 
     def over(first: int, last: int, depth: int) -> int:

@@ -58,7 +58,7 @@ def least_bottleneck_returning(
         if not memory:
             return True
         if parts not in fits:
-            fits[parts] = int(ipu_bytes(costs, parts).max()) <= costs.bytes_per_tile
+            fits[parts] = int(ipu_bytes(costs, parts).max()) <= costs.machine.bytes_per_tile
         return fits[parts]
 
     def whole(parts: tuple[Part, ...]) -> bool:

@@ -94,7 +94,4 @@ def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:
     """The costs with some Blocks' cycles up by ``off`` and the others' down by it."""
     factor = np.full(len(costs), 1 - off)
     factor[list(longer)] = 1 + off
-    parts = ("forward", "backward", "again", "again_end", "again_final")
-    return replace(
-        costs, **{name: np.rint(getattr(costs, name) * factor).astype(np.int64) for name in parts}
-    )
+    return replace(costs, cycles=costs.cycles.scaled(factor))

@@ -120,7 +120,7 @@ def table_of_least(
         found = least_maximum(tables[0].load, stages)
         return found[0] if found is not None else None
 
-    work = costs.forward + costs.backward
+    work = costs.cycles.work
     found = widened(
         max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most
     )
@@ -150,7 +150,7 @@ def longest(costs: Costs) -> int:
     stash = max(
         int(costs.stash_cycles(every, count - 1, recompute).max()) for recompute in (True, False)
     )
-    return 2 * int((costs.forward + costs.backward).sum()) + 4 * stash
+    return 2 * int((costs.cycles.work).sum()) + 4 * stash
 
 
 def _returning(
@@ -167,7 +167,7 @@ def _returning(
         found[:] = [best] if best is not None else []
         return best[0] if best is not None else None
 
-    work = costs.forward + costs.backward
+    work = costs.cycles.work
     start = max(int(work.max()), -(-int(work.sum()) // len(set(ipus))))
     end = len(ipus) * longest(costs)
     free = widened(start, end, lambda most: try_most(most, False))
@@ -270,10 +270,10 @@ class _Totals:
             if part not in self.seen:
                 self.seen[part] = stage_cycles(self.costs, part, k == len(parts) - 1)
         forward, backward = zip(*(self.seen[part] for part in parts), strict=True)
-        ahead, back = self.costs.crossing(assignment.starts, assignment.ipus)
+        ahead, back = self.costs.cuts.crossing(assignment.starts, assignment.ipus)
         cuts = [part.last for part in parts[:-1]]
         link = max((max(int(ahead[cut]), int(back[cut])) for cut in cuts), default=0)
-        overhead = self.costs.sync + copy_cycles(self.costs, link)
+        overhead = self.costs.machine.sync + copy_cycles(self.costs, link)
         return schedules.training_cycles(forward, backward, self.costs.micro_batches, overhead)
 
 
@@ -287,15 +287,15 @@ def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
     parts = assignment.parts(costs)
     for ipu in {assignment.ipus[k] for k in stages}:
         mine = [part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu]
-        if int(ipu_bytes(costs, mine).max()) > costs.bytes_per_tile:
+        if int(ipu_bytes(costs, mine).max()) > costs.machine.bytes_per_tile:
             return False
     return True
 
 
 def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
     reached = prediction.bottleneck
-    largest = int((costs.forward + costs.backward).argmax())
-    alone = int((costs.forward + costs.backward)[largest])
+    largest = int((costs.cycles.work).argmax())
+    alone = int((costs.cycles.work)[largest])
     who = (
         "IPU" if len(set(prediction.assignment.ipus)) < len(prediction.assignment.ipus) else "stage"
     )

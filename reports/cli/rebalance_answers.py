@@ -115,7 +115,7 @@ def _pareto(
             _sizes(costs, point.assignment.starts),
             point.bottleneck,
             point.fullest,
-            "yes" if point.fullest <= costs.bytes_per_tile else "no",
+            "yes" if point.fullest <= costs.machine.bytes_per_tile else "no",
             saves(costs, point.assignment.choices),
         )
         for point in pareto(costs, _stages(split), choices)
@@ -168,7 +168,7 @@ def _inside(
 
     _one_an_ipu(split)
     found = best_cut_inside(report, costs, _stages(split))
-    block = costs.names[int((costs.forward + costs.backward).argmax())]
+    block = costs.names[int((costs.cycles.work).argmax())]
     if found is None:
         words = (
             f"No cut inside Block {block}, the longest, makes it quicker on {_stages(split)} IPUs."

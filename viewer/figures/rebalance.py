@@ -45,7 +45,7 @@ def stages(
     spans = prediction.assignment.spans(len(costs))
     labels = [f"stage {k} · IPU {ipu}" for k, ipu in enumerate(prediction.assignment.ipus)]
     figure = go.Figure()
-    own = costs.forward + costs.backward
+    own = costs.cycles.work
     for k, (first, last) in enumerate(spans):
         done = 0
         for block in range(first, last + 1):
@@ -65,8 +65,8 @@ def stages(
                 textangle=0,
                 textfont={"color": "#ffffff" if theme.name == "light" else "#10151c", "size": 12},
                 hovertemplate=(
-                    f"<b>{plain(costs.names[block])}</b><br>forward {costs.forward[block]:,},"
-                    f" backward {costs.backward[block]:,} cycles<extra></extra>"
+                    f"<b>{plain(costs.names[block])}</b><br>forward {costs.cycles.forward[block]:,},"
+                    f" backward {costs.cycles.backward[block]:,} cycles<extra></extra>"
                 ),
                 showlegend=False,
             )

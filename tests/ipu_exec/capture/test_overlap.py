@@ -312,7 +312,8 @@ def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_p
     assert spent["loops"] < spent["now"] < spent["plain"]
     for name in ("now", "loops"):
         costs = Costs.from_report(found[name])
-        assert costs.load.any() and costs.unload.any() and not costs.stream_in.any()
+        streams = costs.streams
+        assert streams.load.any() and streams.unload.any() and not streams.stream_in.any()
         assert what_if(costs, Assignment.of([0, 0, 1], (0, 1))).total == spent[name]
         predicted = what_if(costs, Assignment.of([0, 1, 1], (0, 1))).total
         assert predicted == pytest.approx(
