@@ -319,7 +319,7 @@ def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
 
 
 def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
-    """What replicated tensor sharding would free: all but 1/R of the states that are large enough."""
+    """What replicated tensor sharding would free: all but 1/R of each large enough state."""
     replicas = report.target.num_replicas
     if (
         replicas == 1

@@ -26,8 +26,8 @@ from profiler import codec, older, records, schema
 from profiler.errors import ProfileError
 from profiler.writer import PARTIAL_SUFFIX
 
-# Where a run leaves its profile below a directory (facts/pva.md, 2.3), in the order that is looked
-# for.
+# Where a run leaves its profile below a directory, in the order in which they are tried
+# (docs/libpva.md#files-of-a-run).
 NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
 
 MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
@@ -50,7 +50,7 @@ _TYPES: dict[str, tuple[set[type], type]] = {
 
 
 def find_profile(path: str | os.PathLike[str]) -> Path:
-    """The profile at ``path``, or in it where it is a directory. ProfileError where there is none."""
+    """The profile at ``path``, a file or a directory. ProfileError where there is none."""
     given = Path(path)
     if given.is_dir():
         for name in NAMES:
@@ -105,7 +105,7 @@ class Reader:
     # -- tables ---
 
     def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
-        """A table by column, in order: int64, float64 or object (str); vectors as ids, -1 for NULL."""
+        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1."""
         columns = self._stored(record)
         if self.version < schema.VERSION and record in records.SINCE_3:
             return older.completed(record, columns, self._stored)
@@ -168,7 +168,7 @@ class Reader:
     # -- vectors ---
 
     def vector(self, id: int, length: int | None = None) -> np.ndarray:
-        """The vector of that id, int64; ProfileError where it is not ``length`` long (None: any)."""
+        """The vector with that id, int64; ProfileError unless it has ``length`` entries."""
         return self.vectors([id], length)[id]
 
     def vectors(self, ids: Iterable[int], length: int | None = None) -> dict[int, np.ndarray]:

@@ -21,7 +21,7 @@ from profiler.enums import Direction, Purpose, Role
 
 Vector = np.ndarray
 
-# Program types, spelled as libpva spells them (facts/pva.md, 1.3).
+# Program types, spelled as libpva spells them (docs/libpva.md#programs).
 ON_TILE_EXECUTE = "OnTileExecute"
 DO_EXCHANGE = "DoExchange"
 GLOBAL_EXCHANGE = "GlobalExchange"
@@ -54,7 +54,7 @@ DIRECTIONS = tuple(direction.value for direction in Direction)
 # Where a pipeline cycle lies in the schedule.
 PHASES = ("ramp-up", "steady", "ramp-down", "update")
 
-# Storage categories, spelled as libpva spells them (facts/pva.md, 1.3).
+# Storage categories, spelled as libpva spells them (docs/libpva.md#tiles).
 CATEGORIES = (
     "variable",
     "constant",
@@ -357,7 +357,7 @@ class Run:
     host_end_us: int
 
 
-# -- the same again for plain SQL: what vectors hold, as rows (`profiler.plain` derives them from the rows above) --
+# -- the same again for plain SQL: what vectors hold, as rows (see `profiler.plain`) --
 
 
 @dataclass(slots=True)

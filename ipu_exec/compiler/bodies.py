@@ -226,8 +226,9 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
 def stream_steps(
     name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, tensors: Sequence[int]
 ) -> list[StepDraft]:
-    """Begin, mid and end of a stream copy (facts/cycles.md 10) of storages ``tensors``, ``nbytes``
-    on each tile. Its ``purpose`` says which way it goes.
+    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
+
+    It moves the storages ``tensors``, ``nbytes`` on each tile; ``purpose`` says which way.
     """
     none = np.zeros_like(nbytes)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
@@ -278,7 +279,7 @@ def slice_step(
 
 def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
     """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v)
-    (PL, cycles.md 7).
+    (docs/cycles.md#gather).
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)

@@ -3,8 +3,8 @@ tiles.
 
 A body is what the schedule places in time: forward or backward of a stage, the weight update,
 streams from and to the host, copies between IPUs, a sync. Within an IPU the bodies have an order,
-and with it every step a *position*: liveness is a matter of positions (facts/pipeline.md, 'Memory
-of a stage').
+and with it every step a *position*: liveness is a matter of positions
+(docs/pipeline-schedules.md#memory-of-a-stage).
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import (
     Recomputation,
     after_last_checkpoint,
-    is_view,
     kept,
     last_touch,
     made_by,
@@ -45,7 +44,7 @@ from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.compiler.transfers import Transfers
 from ipu_exec.errors import LoweringError
 from ipu_exec.graph import Graph, OpNode, ValueRef
-from ipu_exec.lowering import generic, lower
+from ipu_exec.lowering import generic, info, lower
 from ipu_exec.lowering.plan import ITEM_BYTES, Operand, OpSpec, Plan
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from profiler import records, schedules
@@ -97,13 +96,15 @@ class _Builder:
     def build(self) -> ProgramTree:
         ops: dict[tuple[str, int], list[OpNode]] = {}
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
-            if not is_view(self.graph, op):
+            if not self.graph.only_aliases(op):
                 ops.setdefault((op.direction, stage), []).append(op)
         if self.placement.phases:
             found = moves(self.graph, self.placement, ops, self.options.phases)
             self.traffic, self.mapping.moving = found.traffic, found.moving
         forward = [
-            op for op in self.graph.ops if op.direction == "forward" and not is_view(self.graph, op)
+            op
+            for op in self.graph.ops
+            if op.direction == "forward" and not self.graph.only_aliases(op)
         ]
         self.kept = kept(self.graph, forward, self.options.recompute)
         self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
@@ -284,7 +285,7 @@ class _Builder:
             machine,
             proportion=asked.proportion or machine.proportion,
             partials=asked.partials or machine.partials,
-            dithering="conv" in op.aten
+            dithering=info(op.aten).convolution
             and (machine.dithering if asked.dithering is None else asked.dithering),
         )
 
@@ -466,8 +467,8 @@ class _Builder:
 
         Without recomputation: whatever the backward reads of the forward. With it: what enters the
         stage and is kept, and the ops that make the rest from those. Where the backward follows at
-        once (the last stage, no pipeline) nothing is stashed (facts/pipeline.md, 'Memory of a
-        stage').
+        once (the last stage, no pipeline) nothing is stashed
+        (docs/pipeline-schedules.md#memory-of-a-stage).
         """
         if not self.graph.training or self.placement.phases:
             return [], []
@@ -550,7 +551,8 @@ class _Builder:
             if moved:
                 owner = self.graph.storages[moved[0]]
                 owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
-                name = f"{owner.name}/{'optimiser state' if set(moved) <= set(states.get(weight, [])) else 'state'}"
+                only_states = set(moved) <= set(states.get(weight, []))
+                name = f"{owner.name}/{'optimiser state' if only_states else 'state'}"
                 self.transfers.remote(moved, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
             for gradient in used:
                 if self.mapping.reduced_late(gradient):

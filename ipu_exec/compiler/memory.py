@@ -3,7 +3,7 @@ all.
 
 A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never
 stored, only summed (profiler.liveness). What is a guess in here is called an estimate; the sizes
-are from ``shared/facts/memory.md``.
+are from docs/memory-model.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from ipu_exec.compiler.bodies import Body, ProgramTree, StepDraft
 from ipu_exec.compiler.placement import Placement, Transfer
 from ipu_exec.graph import Graph, OpNode
-from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering import info, vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
@@ -41,71 +41,11 @@ _PART = {
     schedules.UPDATE: "update",
 }
 
-# Operators with an in-place variant (popart/op/*.hpp), and those an optimiser's update is made of.
-_IN_PLACE = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "pow",
-        "relu",
-        "leaky_relu",
-        "exp",
-        "expm1",
-        "log1p",
-        "sigmoid",
-        "softmax",
-        "_softmax",
-    }
-    | {
-        "_log_softmax",
-        "ceil",
-        "floor",
-        "round",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "elu",
-        "selu",
-        "silu",
-        "sign",
-    }
-    | {
-        "softplus",
-        "hardsigmoid",
-        "hardshrink",
-        "softshrink",
-        "atan",
-        "asinh",
-        "sinh",
-        "gelu",
-        "threshold",
-        "hardtanh",
-    }
-)
-_FUSED = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "sqrt",
-        "pow",
-        "square",
-        "neg",
-        "reciprocal",
-        "rsqrt",
-        "lerp",
-        "addcdiv",
-        "addcmul",
-    }
-    | {"clamp", "clamp_min", "clamp_max", "sign", "exp", "maximum", "where"}
-)
-
-STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
-# Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its
-# sender, where it goes, how much) and 1-2 a send, here one that says where and one for each 64
-# words.
+# Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
+STACK_BYTES = 6 * 0x200 + 0x80
+# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 a
+# received fragment (its sender, where it goes, how much) and 1-2 a send, here one that says where
+# and one for each 64 words.
 INSTRUCTION_BYTES = 4
 RECEIVE_INSTRUCTIONS = 3
 SEND_BYTES = 256
@@ -120,7 +60,7 @@ EXTERNAL_EXCHANGE_INSTRUCTIONS = (
     24  # estimate: packet set-up of one copy to or from another IPU or the host
 )
 PACKET_BYTES = 1024  # to the host, at most (estimate)
-HEADER_BYTES = 8  # of each: TUT4's 12.1 KiB are 8 bytes a tile that sends a part of its result
+HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,12 +261,10 @@ class _Maker:
             }
             for op_id, end in ends.items():
                 op = self.graph.ops[op_id]
-                in_place = _IN_PLACE if op.direction != "update" else _FUSED
-                if (
-                    ".".join(op.aten.split(".")[1:2]) not in in_place
-                    or op.outputs[0] is None
-                    or end == at
-                ):
+                operator = info(op.aten)
+                updates = op.direction == "update"
+                in_place = operator.fused_in_update if updates else operator.in_place
+                if not in_place or op.outputs[0] is None or end == at:
                     continue
                 made = [self.found[v] for v in self.of_storage.get(storage[op.outputs[0]], ())]
                 output = next((v for v in made if v.start == end), None)
@@ -487,7 +425,7 @@ class _Maker:
                 )
 
     def buffers(self) -> None:
-        """Of host streams: always live (facts/memory.md)."""
+        """Of host streams: always live (docs/memory-model.md#contents-of-a-tile)."""
         for use in self.tree.buffers:
             stage = use.first
             if self.placement.ipus[stage] == self.ipu:
@@ -720,9 +658,9 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
 def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> Overflow | None:
     """The worst tile over a limit, or None.
 
-    Two limits (facts/memory.md): the whole tile, gaps included as `profiler.memory.including_gaps`
-    counts them, so that it stops exactly where ``Report.tiles`` has an overflow; and region 0, the
-    only place for code.
+    Two limits (docs/memory-model.md#gaps): the whole tile, gaps included as
+    `profiler.memory.including_gaps` counts them, so that it stops exactly where ``Report.tiles``
+    has an overflow; and region 0, the only place for code.
     """
     worst: Overflow | None = None
     for one in tiles:

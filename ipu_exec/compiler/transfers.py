@@ -21,7 +21,6 @@ from ipu_exec.compiler.bodies import (
     the_one,
 )
 from ipu_exec.compiler.placement import storage_bytes
-from ipu_exec.compiler.recompute import is_view
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.enums import OverlapMode
 from ipu_exec.lowering.build import messages
@@ -99,7 +98,10 @@ class Transfers:
         return self.graph.ops[self.mapping.makers[storage]].direction == "forward"
 
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
-        """facts/machine.md: begin, mid and end; latency, then bytes at the host's rate (JIA, EX)."""
+        """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
+
+        docs/machine.md#host-and-streaming-memory.
+        """
         task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
         purpose = Purpose.STREAM_OUT if to_host else Purpose.STREAM_IN
         name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
@@ -145,7 +147,7 @@ class Transfers:
                 op.id
                 for op in self.graph.ops
                 if {self.mapping.storage(v) for v in op.inputs} & set(storages)
-                and not is_view(self.graph, op)
+                and not self.graph.only_aliases(op)
             )
             op, first = min(readers, default=-1), 0
             body.begin_with(steps)
@@ -227,8 +229,8 @@ class Transfers:
         return body
 
     def receive(self, storages: list[int], stage: int, body: Body) -> None:
-        """What other IPUs made for this phase comes over the links, after a sync with them (JIA, as
-        `copies`).
+        """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
+        as `copies`).
         """
         if not storages:
             return

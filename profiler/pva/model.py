@@ -41,7 +41,7 @@ _KEPT = 64  # tiles whose bytes over all steps are remembered
 
 
 class Model:
-    """Columns of one report. Steps are counted in the program's order, over all IPUs of a replica."""
+    """Columns of one report; steps are numbered in program order, over all IPUs of a replica."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -408,7 +408,7 @@ class Model:
         return self._remember(("totals", ipu), make)
 
     def category(self, ipu: int, category: str, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(always-live bytes, packed bytes of the others) of a category in one region, over tiles."""
+        """(always-live bytes, packed bytes of the others) of a category and region, by tile."""
 
         def make() -> tuple[np.ndarray, np.ndarray]:
             variables, _ = self.of_ipu[ipu]

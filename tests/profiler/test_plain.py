@@ -87,7 +87,7 @@ def test_variables_on_tiles_are_the_reports(path, report):
 
 
 def test_sql_written_for_the_vendors_file_runs(path, report):
-    """The columns that facts/pva.md (2.1) lists; step ids go through all runs."""
+    """The columns that docs/libpva.md#files-of-a-run lists; step ids go through all runs."""
     of_type = ask(
         path,
         "SELECT type, sum(cycles) AS cycles FROM steps JOIN steps_by_ipu ON step_id = id GROUP BY"

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import ipu_exec
+from ipu_exec.capture.loss import find_final_loss, find_loss
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.reads import read_values
-from ipu_exec.numerics.loop import find_final_loss, find_loss
 from tests.models import Mnist, mnist_batch
 
 
@@ -306,7 +306,7 @@ def test_several_losses_that_are_not_marked_as_one_are_said(caplog: pytest.LogCa
 
 
 class Masked(nn.Module):
-    """Changes a softmax that its backward needs, in place or not (as Wav2Vec2's pretraining does)."""
+    """Changes a softmax that its backward needs, in place or not (as in Wav2Vec2's pretraining)."""
 
     def __init__(self, in_place: bool) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def test_a_step_lasts_as_long_as_its_slowest_tile(mnist):
 
 
 def test_a_call_takes_what_the_closed_form_says(mnist):
-    """Pipeline cycles by facts/pipeline.md, streams and update added where they belong."""
+    """The pipeline cycles of docs/pipeline-schedules.md#training, with streams and update added."""
     costs = mnist.timeline.costs
     pipeline = schedules.training_cycles(
         costs.forward, costs.backward, 10, costs.sync + max(costs.copies)

@@ -24,6 +24,7 @@ import ipu_exec as poptorch
 from ipu_exec import Error, MeanReductionStrategy, Options, OutputMode, ReductionType
 from ipu_exec.graph import Graph
 from ipu_exec.numerics import loop as numerics
+from ipu_exec.session.call_plan import plan_call
 
 MICRO = 4
 
@@ -700,7 +701,7 @@ def test_the_progress_bar_is_shown_on_stderr_unless_switched_off(
 
 
 def test_a_batch_is_ordered_iteration_then_accumulation_then_replica() -> None:
-    plan = numerics.plan_call(options(2, 3, 2), training=True)
+    plan = plan_call(options(2, 3, 2), training=True)
     order = [
         int(numerics.micro_batch(torch.arange(12), plan, iteration, step, replica))
         for iteration in range(2)
