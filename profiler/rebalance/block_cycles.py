@@ -1,4 +1,4 @@
-"""Cycles of each Block's forward, backward and weight update, and of what recomputation runs again."""
+"""Cycles of each Block's forward, backward, weight update, and of what recomputation runs again."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class BlockCycles:
 
 
 def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward of each Block, int64[Block], by the steps on its own ``stage``; the stash
-    is priced by itself.
+    """Forward and backward of each Block, int64[Block], by the steps on its own ``stage``. The
+    stash is priced by itself.
 
     A weight from off the chip or the replicas comes once for recomputation and backward, whichever
     begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then

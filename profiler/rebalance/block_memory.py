@@ -1,4 +1,4 @@
-"""What each Block holds on each tile: always, while it runs, between its forward and its backward."""
+"""Bytes of each Block by tile: always, while it runs, between its forward and its backward."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Cutting inside a Block: where one Block is the longest stage, the operator behind which it should
-become two.
-"""
+"""Splitting a Block that is the longest stage: the operator behind which it should become two."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Inside:
+class BlockCut:
     """``block`` cut behind the forward operator ``after`` (by id, ``name``), before ``before``."""
 
     block: int
@@ -35,9 +33,9 @@ class Inside:
     split: Split
 
 
-def best_cut_inside(
+def best_block_cut(
     report: Report, costs: Costs, stages: int, block: int | None = None
-) -> Inside | None:
+) -> BlockCut | None:
     """The cut inside a Block (default: the longest) that makes the best split shortest; None where
     none does so.
 
@@ -53,7 +51,7 @@ def best_cut_inside(
         limit: int | None = best_split(costs, stages).prediction.total
     except ValueError:
         limit = None  # nothing fits: any cut that does is better
-    best: Inside | None = None
+    best: BlockCut | None = None
     for number in range(1, len(forward_ops)):
         halves = split_block(report, costs, block, number)
         if not halves.cycles.forward[block] or not halves.cycles.forward[block + 1]:
@@ -67,7 +65,7 @@ def best_cut_inside(
         limit = found.prediction.total
         names = report.ops["name"]
         after, before = forward_ops[number - 1], forward_ops[number]
-        best = Inside(
+        best = BlockCut(
             block,
             after,
             str(names.at[after]),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, Bands, bands, depth_of
-from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes, room
+from profiler.rebalance.interval_costs import INFINITE, IntervalCosts, depth_of, interval_costs
+from profiler.rebalance.tile_memory import Choice, Part, interval_memory, ipu_bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def prove(
 ) -> Proof:
     """That ``least`` is the least bottleneck: ValueError where a split with less fits after all."""
     count = len(costs)
-    table = bands(costs, stages, choices, max(1, least - 1))
+    table = interval_costs(costs, stages, choices, max(1, least - 1))
     reach = furthest(table, least - 1)
     if reach[-1][count - 1]:
         raise ValueError(f"a split with less than {least:,} cycles a micro-batch fits")
@@ -72,7 +72,7 @@ def prove(
     )
 
 
-def furthest(table: Bands, most: int) -> list[np.ndarray]:
+def furthest(table: IntervalCosts, most: int) -> list[np.ndarray]:
     """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it:
     bool[Block].
     """
@@ -124,11 +124,11 @@ def does_not_fit(
     # Blocks at which the stages so far may end, each stage as full as it may be.
     ends = np.zeros(count, dtype=bool)
     came = -1
-    rooms = [room(costs, count, choice) for choice in choices]
+    memories = [interval_memory(costs, count, choice) for choice in choices]
     first, width = np.nonzero(np.arange(count)[:, None] + np.arange(count)[None, :] < count)
     for k in range(stages):
         depth = depth_of(costs, stages, k)
-        fits = np.logical_or.reduce([one.fullest(depth) <= limit for one in rooms])[first, width]
+        fits = np.logical_or.reduce([one.fullest(depth) <= limit for one in memories])[first, width]
         begins = first == 0 if k == 0 else ends[first - 1] & (first > 0)
         after = np.zeros(count, dtype=bool)
         after[(first + width)[fits & begins]] = True

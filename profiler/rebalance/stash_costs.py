@@ -1,4 +1,4 @@
-"""What stages keep of each micro-batch between its forward and its backward, and what that takes."""
+"""What stages keep of a micro-batch between its forward and its backward, and what that takes."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _held(costs: Costs, part: Part) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Room:
+class IntervalMemory:
     """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
 
     It holds max(``plain`` + its part of the stash, ``gapped``): bytes on a tile, and what one takes
@@ -120,7 +120,9 @@ class Room:
         return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
 
 
-def room(costs: Costs, width: int, choice: Choice, enough: int | None = None) -> Room:
+def interval_memory(
+    costs: Costs, width: int, choice: Choice, enough: int | None = None
+) -> IntervalMemory:
     """Of all stages of at most ``width`` Blocks; those that reach over the end are full.
 
     ``enough``: bytes that every depth of stash adds to a tile at most. Where all stages then fit
@@ -146,7 +148,7 @@ def room(costs: Costs, width: int, choice: Choice, enough: int | None = None) ->
         plain = bound
     else:
         plain = _exactly(costs, always, own, width, choice.recompute)
-    return Room(
+    return IntervalMemory(
         np.where(inside, plain, _FULL),
         np.where(inside, gapped, _FULL),
         stash,

@@ -163,11 +163,11 @@ def saves(costs: Costs, choices: Sequence[Choice]) -> str:
 def _inside(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler.rebalance.block_splitting import best_cut_inside
+    from profiler.rebalance.block_splitting import best_block_cut
     from reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
-    found = best_cut_inside(report, costs, _stages(split))
+    found = best_block_cut(report, costs, _stages(split))
     block = costs.names[int((costs.cycles.work).argmax())]
     if found is None:
         words = (
@@ -290,11 +290,11 @@ def _prices(
 def _blame(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler.rebalance.blame import CAUSES, blame
+    from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
     from reports.tables import Column, Table, identity, percent
 
     common.check_run(report, 0)
-    frame = blame(report)
+    frame = waiting_causes(report)
     titles = {
         "tile imbalance": "uneven\ntiles",
         "exchange": "ex-\nchange",

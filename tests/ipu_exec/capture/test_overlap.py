@@ -17,7 +17,7 @@ from ipu_exec.machine import HOST_LATENCY_SECONDS, STREAM_STEP_CYCLES, TARGETS
 from profiler import analysis, open_report, pva, records, schedules
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, what_if
-from profiler.rebalance.blame import blame
+from profiler.rebalance.waiting_causes import waiting_causes
 from profiler.report import Report
 from reports.cli import doctor
 from reports.timeline import timeline
@@ -391,7 +391,7 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     ]
     threads = [e for e in events(report, 0, None, True) if e.get("tid") == 3 and e["ph"] == "X"]
     assert len(threads) == 6
-    frame = blame(report)
+    frame = waiting_causes(report)
     assert frame["host"].sum() == rest.loc[rest["kind"] == "idle", "cycles"].sum()
 
 

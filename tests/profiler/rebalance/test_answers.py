@@ -15,8 +15,7 @@ from ipu_exec import PipelinedExecution, Stage
 from profiler import Report, open_report, schedules
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.accumulation import least_accumulation
-from profiler.rebalance.blame import CAUSES, blame
-from profiler.rebalance.block_splitting import best_cut_inside, split_block
+from profiler.rebalance.block_splitting import best_block_cut, split_block
 from profiler.rebalance.cuts import Cuts
 from profiler.rebalance.fewest import fewest_ipus
 from profiler.rebalance.interval_costs import depth_of
@@ -26,6 +25,7 @@ from profiler.rebalance.proof import prove
 from profiler.rebalance.robust import least_regret, scenario
 from profiler.rebalance.split import ALL_CHOICES, least_bottleneck
 from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
+from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
 from profiler.rebalance.what_if import stage_cycles
 from reports.cli import main as ipu_report
 from tests.profiler.rebalance.test_split import brute_force, splits
@@ -305,7 +305,7 @@ def test_prices_are_what_brute_force_gains() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_blame_adds_up_to_all_waiting(tmp_path: Path, seed: int) -> None:
     report = open_report(synthetic_profile(tmp_path / "profile.pop", seed=seed))
-    table = blame(report)
+    table = waiting_causes(report)
     tasks = report.tasks(0, iteration=0)
     assert table["total"].sum() == pytest.approx(
         tasks.loc[tasks["kind"] == "idle", "cycles"].sum(), abs=40
@@ -321,7 +321,7 @@ def test_blame_adds_up_to_all_waiting(tmp_path: Path, seed: int) -> None:
 
 
 def test_blame_of_a_worked_pipeline_is_by_hand(two: Report) -> None:
-    table = blame(two)
+    table = waiting_causes(two)
     tasks = two.tasks(0, iteration=0)
     waits = tasks[tasks["kind"] == "idle"]
     assert table["total"].sum() == pytest.approx(waits["cycles"].sum(), abs=20)
@@ -396,7 +396,7 @@ def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> 
 def test_the_longest_block_is_cut_where_a_second_compile_gains(tmp_path: Path) -> None:
     before = deep(tmp_path / "before", {"big": 6, "small": 1}, [("big",), ("small",)])
     costs = Costs.from_report(before)
-    found = best_cut_inside(before, costs, 2)
+    found = best_block_cut(before, costs, 2)
     assert found is not None
     assert costs.names[found.block] == "big"
     assert found.split.prediction.total < best_split(costs, 2).prediction.total

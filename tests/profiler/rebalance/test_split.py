@@ -16,7 +16,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Costs, best_split, what_if
 from profiler.rebalance.interval_costs import INFINITE, copy_cycles, depth_of, least_maximum
 from profiler.rebalance.split import ALL_CHOICES, _shortest_cycle, table_of_least
-from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes, room
+from profiler.rebalance.tile_memory import Choice, Part, interval_memory, ipu_bytes
 from profiler.rebalance.what_if import stage_cycles
 
 
@@ -112,8 +112,8 @@ def test_the_room_of_all_intervals_is_that_of_each(choice: Choice) -> None:
     random = np.random.default_rng(1)
     for _ in range(20):
         costs = random_costs(random, int(random.integers(1, 12)), tiles=8)
-        found = room(costs, len(costs), choice)
-        bound = room(costs, len(costs), choice, enough=0)
+        found = interval_memory(costs, len(costs), choice)
+        bound = interval_memory(costs, len(costs), choice, enough=0)
         for first in range(len(costs)):
             for last in range(first, len(costs)):
                 for depth in (0, 1, 5):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CAUSES = ("compute", "tile imbalance", "exchange", "recompute", "copies", "host", "update")
 
 
-def blame(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
+def waiting_causes(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
     """A row a stage: ``stage, ipu, blocks``, cycles that all IPUs together wait for it by `CAUSES`,
     ``total``.
 
