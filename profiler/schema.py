@@ -22,6 +22,8 @@ APPLICATION_ID = 0x49505553  # "IPUS"
 # are for, as columns (`profiler.enums`)
 VERSION = 3
 
+PARTIAL_SUFFIX = ".partial"  # of a file that is being written
+
 META = """CREATE TABLE meta (
   key TEXT PRIMARY KEY,
   value TEXT NOT NULL
