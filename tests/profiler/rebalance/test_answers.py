@@ -340,10 +340,10 @@ def test_a_cut_inside_a_block_is_what_blocks_of_their_own_give(tmp_path: Path, t
     halves = split_block(two, costs, 1, 1)
     assert halves.names == ("B1", "B2.1", "B2.2", "B3", "B4")
     for name in ("forward", "backward", "update"):
-        assert getattr(halves, name).sum() == getattr(costs, name).sum()
+        assert getattr(halves.cycles, name).sum() == getattr(costs.cycles, name).sum()
     for name in ("always", "state", "saved"):
         np.testing.assert_array_equal(
-            getattr(halves, name).sum(axis=0), getattr(costs, name).sum(axis=0)
+            getattr(halves.memory, name).sum(axis=0), getattr(costs.memory, name).sum(axis=0)
         )
     runs, ran = (
         halves.memory.code_users[:, 1] | halves.memory.code_users[:, 2],
