@@ -65,7 +65,8 @@ def stages(
                 textangle=0,
                 textfont={"color": "#ffffff" if theme.name == "light" else "#10151c", "size": 12},
                 hovertemplate=(
-                    f"<b>{plain(costs.names[block])}</b><br>forward {costs.cycles.forward[block]:,},"
+                    f"<b>{plain(costs.names[block])}</b><br>"
+                    f"forward {costs.cycles.forward[block]:,},"
                     f" backward {costs.cycles.backward[block]:,} cycles<extra></extra>"
                 ),
                 showlegend=False,

@@ -376,7 +376,7 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     assert pipeline.shares(lanes)[0, host] == 0 and pipeline.shares(lanes).sum() == lanes.end
     flat = trace.flat(steps, 1)
     assert flat.names == ("IPU 0", "I/O 0") and len(flat.rows.start) == len(steps)
-    assert trace.flame(steps, tasks).names[-1] == "I/O"
+    assert trace.flame(steps, tasks, report.ops["name"]).names[-1] == "I/O"
     text = ["".join(words for words, _ in line) for line in timeline(tasks, cycles, 90)]
     assert next(line for line in text if line.startswith("  I/O")).count("h") > 5
     assert doctor._time(report) == ""
