@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import analysis
+from profiler.enums import Direction, Role
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.report import Report
@@ -109,7 +110,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     mean = float(stages["cycles"].mean())
     ops = report.ops[
-        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")
+        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != Direction.UPDATE)
     ]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
@@ -244,7 +245,9 @@ def _balance(report: Report, pace: analysis.Pace) -> list[Insight]:
         if len(report.stages)
         else -1
     )
-    ops = ops[(ops["stage"] == slow) & (ops["direction"].isin(["forward", "backward"]))]
+    ops = ops[
+        (ops["stage"] == slow) & (ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD]))
+    ]
     found = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:
@@ -284,7 +287,7 @@ def _memory(report: Report) -> list[Insight]:
         )
     ]
     memory = report.memory(ipu)
-    state = memory[(memory["role"] == "optimiser state")]
+    state = memory[(memory["role"] == Role.OPTIMISER_STATE)]
     size = int(state["max_tile_bytes"].sum())
     if size > 0.05 * limit:
         found += [*_off_chip(report, ipu, size), *_in_parts(report, ipu, size)]
@@ -350,4 +353,4 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
 
 def _states(report: Report) -> pd.DataFrame:
     variables = report.variables
-    return variables[variables["role"] == "optimiser state"]
+    return variables[variables["role"] == Role.OPTIMISER_STATE]

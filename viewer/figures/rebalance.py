@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records, schedules
+from profiler.enums import Direction
 from profiler.rebalance import Costs, Prediction
 from viewer.figures.pipeline import Lanes, lanes
 from viewer.figures.theme import Theme
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 _SHADES = {"light": ("#0072b2", "#5aa9d6"), "dark": ("#3d9be0", "#2a6a99")}  # neighbours apart
 _DIRECTION = {
-    schedules.FORWARD: "forward",
-    schedules.BACKWARD: "backward",
-    schedules.UPDATE: "update",
-    schedules.RECOMPUTE: "recompute",
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.BACKWARD: Direction.BACKWARD,
+    schedules.UPDATE: Direction.UPDATE,
+    schedules.RECOMPUTE: Direction.RECOMPUTE,
 }
 _KIND = {
     schedules.COPY: "global exchange",
