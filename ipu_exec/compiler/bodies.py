@@ -17,6 +17,7 @@ import numpy as np
 
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Plan, Vertices
 from ipu_exec.machine import (
+    SLICE_CYCLES,
     STREAM_STEP_CYCLES,
     SYNC_CYCLES,
     TARGETS,
@@ -254,7 +255,7 @@ def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)
-    cycles = 25 + 6 * (39 + 24 + -(-2 * per_worker // lanes))
+    cycles = SLICE_CYCLES + 6 * -(-2 * per_worker // lanes)
     return np.where(elements > 0, cycles, 0).astype(np.int64)
 
 
