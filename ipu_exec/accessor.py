@@ -177,8 +177,9 @@ def _end(worker: Any, items: Any) -> None:
 
 
 class Rebatched:
-    """The items of ``dataset`` joined and cut along dimension 0 to ``size`` samples each; nested
-    items stay nested.
+    """The items of ``dataset`` joined and cut along dimension 0 to ``size`` samples each.
+
+    Nested items stay nested.
     """
 
     def __init__(self, dataset: Iterable[Any], size: int, drop_last: bool) -> None:

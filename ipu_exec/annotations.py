@@ -1,5 +1,6 @@
-"""Blocks say which part of a model an operator belongs to; strategies say how Blocks become stages
-on IPUs.
+"""Blocks say which part of a model an operator belongs to.
+
+Strategies say how Blocks become stages on IPUs.
 
 What is open is kept in `ipu_exec.capture.open_blocks`.
 """
@@ -131,16 +132,18 @@ class Block:
 
     @staticmethod
     def useAutoId() -> None:
-        """Number Blocks without a ``user_id`` from "0" again; `reset_blocks` does the same at every
-        capture.
+        """Number Blocks without a ``user_id`` from "0" again.
+
+        `reset_blocks` does the same at every capture.
         """
         OPEN.next_id = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """The hook that `BeginBlock` puts on a layer. A class, so that modules can be copied and
-    pickled.
+    """The hook that `BeginBlock` puts on a layer.
+
+    A class, so that modules can be copied and pickled.
     """
 
     user_id: str | None
@@ -348,8 +351,9 @@ class ShardedExecution(ExecutionStrategy):
 
 
 class Phase:
-    """Stages that work at the same time, one an IPU. ``Phase("A", "B")`` is one stage of two
-    Blocks.
+    """Stages that work at the same time, one an IPU.
+
+    ``Phase("A", "B")`` is one stage of two Blocks.
     """
 
     def __init__(self, *arg: Stage | str) -> None:
@@ -454,8 +458,9 @@ class PhasedExecution(ExecutionStrategy):
 
 
 class SerialPhasedExecution(PhasedExecution):
-    """All phases on one group of IPUs (0, 1, 2 ...): loading, computing and storing follow each
-    other.
+    """All phases on one group of IPUs (0, 1, 2 ...).
+
+    Loading, computing and storing follow each other.
     """
 
     parallel = False

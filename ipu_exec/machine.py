@@ -1,5 +1,6 @@
-"""The modelled machine: constants of each IPU generation and the costs that do not depend on an
-operator.
+"""The modelled machine.
+
+Constants of each IPU generation and the costs that do not depend on an operator.
 
 Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
 bytes.
@@ -75,9 +76,10 @@ EXCHANGE_FRAGMENT_CYCLES = 3  # [IS]: control instructions a received fragment
 
 
 def link_hops(a: int, b: int) -> int:
-    """Links between two IPUs of a pod, 1 at least. IPU-Links are a ladder with two IPUs to a rung,
-    so that IPUs of a board are neighbours and 16 IPUs lie 7 apart at the most (1.76 us there
-    [JIA]).
+    """Links between two IPUs of a pod, 1 at least.
+
+    IPU-Links are a ladder with two IPUs to a rung, so that IPUs of a board are neighbours and 16
+    IPUs lie 7 apart at the most (1.76 us there [JIA]).
     """
     return max(1, abs(a // 2 - b // 2))
 
@@ -88,8 +90,9 @@ def link_latency_cycles(target: Target, hops: int) -> float:
 
 
 def link_rate(target: Target, a: int, b: int) -> float:
-    """Bytes a cycle in one direction between two IPUs of a pod: 55 GB/s on a board, 27.7 GB/s
-    between boards [JIA].
+    """Bytes a cycle in one direction between two IPUs of a pod.
+
+    55 GB/s on a board, 27.7 GB/s between boards [JIA].
     """
     same = a // target.ipus_per_board == b // target.ipus_per_board
     return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
@@ -140,22 +143,26 @@ class Machine:
 
     @property
     def io_tiles(self) -> int:
-        """Tiles set aside for I/O. They are the IPU's last: which ones GCL takes is not public, and
-        what an exchange costs hardly depends on it (`exchange_latency` is a mean over rows).
+        """Tiles set aside for I/O.
+
+        They are the IPU's last: which ones GCL takes is not public, and what an exchange costs
+        hardly depends on it (`exchange_latency` is a mean over rows).
         """
         return self.target.tiles - self.tiles
 
     def whole(self, compute: np.ndarray) -> np.ndarray:
-        """A vector over the tiles that compute as one over all tiles of the IPU; I/O tiles have
-        none of it.
+        """A vector over the tiles that compute as one over all tiles of the IPU.
+
+        I/O tiles have none of it.
         """
         return (
             np.append(compute, np.zeros(self.io_tiles, compute.dtype)) if self.io_tiles else compute
         )
 
     def on_io_tiles(self, total: int, grain: int = 4) -> np.ndarray:
-        """``total`` bytes over the I/O tiles, as evenly as whole words go: a vector over all tiles
-        of the IPU.
+        """``total`` bytes over the I/O tiles, as evenly as whole words go.
+
+        A vector over all tiles of the IPU.
         """
         share = np.zeros(self.target.tiles, np.int64)
         words = -(-total // grain)
@@ -182,8 +189,9 @@ def exchange_tile_cycles(
     fragments: np.ndarray,
     shared_bus: bool = False,
 ) -> np.ndarray:
-    """Cycles each tile spends in one exchange, latency included; 0 on tiles that neither send nor
-    receive.
+    """Cycles each tile spends in one exchange, latency included.
+
+    0 on tiles that neither send nor receive.
 
     docs/cycles.md#exchange: the larger of words in (two tiles of a pair that take the same data
     share a bus: 8 bytes a cycle), words out, and three control instructions a received fragment.

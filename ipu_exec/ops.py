@@ -50,8 +50,9 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep ``tensors`` for the backward pass where a stage recomputes its activations. Numbers do
-    not depend on it.
+    """Keep ``tensors`` for the backward pass where a stage recomputes its activations.
+
+    Numbers do not depend on it.
 
     Gives what it is given: a tensor, a tuple of several, or the list or tuple that is its only
     argument.
@@ -84,8 +85,9 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run ``body`` ``count`` times, each time on what it returned before; ``inputs`` are not
-    changed by it.
+    """Run ``body`` ``count`` times, each time on what it returned before.
+
+    ``inputs`` are not changed by it.
 
     Error in a training model: PopART differentiates no loop. The profile has the body's operators
     once for each time; their code is there once.
@@ -112,8 +114,9 @@ def cond(
     else_body: Body,
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not; each gets copies
-    of its inputs.
+    """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not.
+
+    Each gets copies of its inputs.
 
     One is run. The profile, made before the condition is known, has both: its cycles are an upper
     bound. Error where they return tensors of different number, shape or dtype, and in a training
@@ -274,8 +277,9 @@ def serializedMatMul(
 
 
 class MultiConv:
-    """``with MultiConv(): ...``: the convolutions inside run at the same time, each on a part of
-    the tiles.
+    """``with MultiConv(): ...``.
+
+    The convolutions inside run at the same time, each on a part of the tiles.
 
     None may need another's result. Their gradients run together too. Poplin gives the largest most
     of the tiles, so that convolutions of one size run one on many and the rest on few, unless
@@ -291,8 +295,9 @@ class MultiConv:
         return self._per_convolution("availableMemoryProportions", value, float)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
-        """Data type of the partial sums of all convolutions or of each: ``torch.float`` or
-        ``torch.half``.
+        """Data type of the partial sums of all convolutions or of each.
+
+        ``torch.float`` or ``torch.half``.
         """
         types = value if isinstance(value, (list, tuple)) else (value,)
         if not types or any(kind not in (torch.float32, torch.float16) for kind in types):
@@ -357,8 +362,9 @@ class MultiConv:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`). Use
-    what it returns, and the inputs for nothing else. Numbers do not depend on it;
+    """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`).
+
+    Use what it returns, and the inputs for nothing else. Numbers do not depend on it;
     `ipu_exec.capture.overlap` has the rules.
     """
     return _overlap(overlap.INPUT, input_tensors, mode)

@@ -83,8 +83,9 @@ class VariableAttributes:
 
 
 class AttributeTracker:
-    """Says once what is new on an optimiser since the first one: PopTorch ignores attributes that
-    it does not know.
+    """Says once what is new on an optimiser since the first one.
+
+    PopTorch ignores attributes that it does not know.
 
     ``relaxed`` (``Options.relaxOptimizerAttributesChecks``): in the debug log rather than as a
     warning.
@@ -141,8 +142,9 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
 
 
 def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The values, by name, that the optimiser's ``variable_attrs`` declare constant; a list has one
-    a group.
+    """The values, by name, that the optimiser's ``variable_attrs`` declare constant.
+
+    A list has one a group.
     """
     attributes = getattr(optimizer, "variable_attrs", None)
     names = attributes.constant if isinstance(attributes, VariableAttributes) else ()
@@ -174,8 +176,9 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 
 
 class Optimizer:
-    """PopTorch's arguments of an optimiser, kept apart from torch's: what its optimisers have in
-    common.
+    """PopTorch's arguments of an optimiser, kept apart from torch's.
+
+    What its optimisers have in common.
 
     Its name and methods are those of [POPTORCH, python/optim.py]; applications ask
     ``isinstance`` of it.
@@ -200,8 +203,9 @@ class Optimizer:
         return {**ipu, **super().state_dict()}  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave. Error for the state of an optimiser of PyTorch's, as in
-        PopTorch.
+        """Take what `state_dict` gave.
+
+        Error for the state of an optimiser of PyTorch's, as in PopTorch.
         """
         if not {"ipu_state", "ipu_param"} <= set(state_dict):
             raise Error(
@@ -264,8 +268,9 @@ class Optimizer:
         self.variable_attrs = VariableAttributes(variable, allowed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Torch's state and PopTorch's arguments: torch drops attributes that it does not know from
-        a copy.
+        """Torch's state and PopTorch's arguments.
+
+        Torch drops attributes that it does not know from a copy.
         """
         kept = {
             name: getattr(self, name)

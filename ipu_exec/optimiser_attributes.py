@@ -1,5 +1,6 @@
-"""What PopTorch's optimisers say beside torch's: the types of their states, combined accumulators,
-loss scaling.
+"""What PopTorch's optimisers say beside torch's.
+
+The types of their states, combined accumulators, loss scaling.
 
 Read off an optimiser's attributes, so that no pass needs the classes of `ipu_exec.optim`.
 """
@@ -21,8 +22,9 @@ STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
 
 
 def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
-    """True for those of `ipu_exec.optim`: what they keep states in is theirs to say, not the
-    weights'.
+    """True for those of `ipu_exec.optim`.
+
+    What they keep states in is theirs to say, not the weights'.
     """
     return hasattr(optimizer, "_ipu_names")
 

@@ -254,8 +254,9 @@ class PrecisionOptions(_Group):
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Data type of partial sums of matrix products and convolutions: ``torch.float`` or
-        ``torch.half``.
+        """Data type of partial sums of matrix products and convolutions.
+
+        ``torch.float`` or ``torch.half``.
 
         Of float16 operands float partials take half of the multiply-accumulate units of an MK2.
         Where it is not set, convolutions keep float partials as the vendor's do
@@ -269,8 +270,9 @@ class PrecisionOptions(_Group):
         return self._set(partials_type=str(dtype).removeprefix("torch."))
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN; it
-        names the operator.
+        """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN.
+
+        It names the operator.
 
         See `ipu_exec.numerics.floating_point`. Every result is looked at, which takes time.
         """
@@ -289,8 +291,9 @@ class PrecisionOptions(_Group):
         )
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """What becomes of operands of float16 and float32: all are cast to float16, or promoted as
-        PyTorch does.
+        """What becomes of operands of float16 and float32.
+
+        All are cast to float16, or promoted as PyTorch does.
 
         In place it is the dtype of what is written. The default is PyTorch's rule, as in PopTorch
         since 3.0.
@@ -322,8 +325,9 @@ class TensorLocationSettings(_Group):
         return self._flag("useOnChipStorage", on_chip_storage=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica keeps its part only: of weights, optimiser states and accumulators, never of
-        activations.
+        """Each replica keeps its part only.
+
+        Of weights, optimiser states and accumulators, never of activations.
         """
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 
@@ -332,8 +336,9 @@ class TensorLocationSettings(_Group):
         return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Smaller tensors are not sharded: by default those of fewer than 8,192 elements, as in
-        PopART.
+        """Smaller tensors are not sharded.
+
+        By default those of fewer than 8,192 elements, as in PopART.
         """
         return self._count(
             "minElementsForReplicatedTensorSharding",
@@ -376,8 +381,9 @@ class TensorLocationOptions(_Group):
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Where activations wait for the backward pass. A pipeline keeps its stash on the chip:
-        compiling it warns.
+        """Where activations wait for the backward pass.
+
+        A pipeline keeps its stash on the chip: compiling it warns.
         """
         return self._location("setActivationLocation", location_activation=location)
 
@@ -396,8 +402,10 @@ class TensorLocationOptions(_Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles of each IPU set aside for I/O: even, 32 to 192. The others compute; what
-        `set_overlap_for_input` and `set_overlap_for_output` name moves beside that.
+        """Tiles of each IPU set aside for I/O: even, 32 to 192.
+
+        The others compute; what `set_overlap_for_input` and `set_overlap_for_output` name moves
+        beside that.
         """
         if (
             isinstance(num_tiles, bool)
@@ -463,8 +471,9 @@ class JitOptions(_Group):
 
 
 class PopartOptions(_Group):
-    """``opts._Popart``: free-form settings of PopTorch's backend: docs/compatibility.md says which
-    are obeyed.
+    """``opts._Popart``: free-form settings of PopTorch's backend.
+
+    docs/compatibility.md says which are obeyed.
     """
 
     def __init__(self) -> None:
@@ -490,8 +499,11 @@ class PopartOptions(_Group):
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
-        """PopART's rewritings by name. ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed
-        (`ipu_exec.capture.patterns`), the others recorded."""
+        """PopART's rewritings by name.
+
+        ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed (`ipu_exec.capture.patterns`),
+        the others recorded.
+        """
         if not isinstance(patterns, Mapping):
             raise UsageError(
                 "_Popart.setPatterns takes a dict of names and whether they are on, not"
@@ -501,8 +513,9 @@ class PopartOptions(_Group):
 
 
 class Options(_Group):
-    """How a model is compiled and run. ``Options(autoreport=True, autoreport_dir="demo")`` asks for
-    a profile.
+    """How a model is compiled and run.
+
+    ``Options(autoreport=True, autoreport_dir="demo")`` asks for a profile.
     """
 
     def __init__(
@@ -572,8 +585,9 @@ class Options(_Group):
         return self._count("replicationFactor", replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Replicas of a group of that size take the same input. Error for ``CommGroupType.All``, as
-        in PopTorch.
+        """Replicas of a group of that size take the same input.
+
+        Error for ``CommGroupType.All``, as in PopTorch.
         """
         if input_group_type is CommGroupType.All:
             raise UsageError(
@@ -599,8 +613,9 @@ class Options(_Group):
 
     @property
     def batch_factor(self) -> int:
-        """Micro-batches of one call: deviceIterations x gradientAccumulation x replicas that take
-        different input.
+        """Micro-batches of one call.
+
+        That is deviceIterations x gradientAccumulation x replicas that take different input.
         """
         return (
             int(self.device_iterations)
@@ -653,8 +668,9 @@ class Options(_Group):
         )
 
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:
-        """Guess what an operator costs that nobody lowered, rather than stop; the profile marks it
-        as estimated.
+        """Guess what an operator costs that nobody lowered, rather than stop.
+
+        The profile marks it as estimated.
         """
         return self._flag("estimateUnknownOperators", estimate_unknown_operators=enabled)
 
@@ -710,8 +726,9 @@ class Options(_Group):
         return self._enum("connectionType", ConnectionType, connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Which IPUs wait for the host together: all (Full), each alone (SinglePipeline), or every
-        other one.
+        """Which IPUs wait for the host together.
+
+        All (Full), each alone (SinglePipeline), or every other one.
         """
         return self._enum("syncPattern", SyncPattern, sync_pattern=sync_pattern)
 
@@ -722,8 +739,9 @@ class Options(_Group):
         return self._count("randomSeed", 0, random_seed=random_seed)
 
     def enableSyntheticData(self, enabled: bool | int) -> Self:
-        """Model no transfer of inputs and outputs: what the machine could do if the host cost
-        nothing.
+        """Model no transfer of inputs and outputs.
+
+        What the machine could do if the host cost nothing.
 
         The numbers are still those of the data that is given. A number is one of PopART's
         SyntheticDataMode (0: off).
@@ -743,14 +761,17 @@ class Options(_Group):
         return self._set(executable_cache=os.fspath(path or ""))
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Model norms that take the mean off before they square, which takes longer. Numbers are
-        PyTorch's, which are stable either way.
+        """Model norms that take the mean off before they square, which takes longer.
+
+        Numbers are PyTorch's, which are stable either way.
         """
         return self._flag("enableStableNorm", stable_norm=enabled)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Whether buffers are the same in every replica. A model that writes one needs False: as in
-        PopTorch, to keep them equal is not supported and an Error.
+        """Whether buffers are the same in every replica.
+
+        A model that writes one needs False: as in PopTorch, to keep them equal is not supported and
+        an Error.
 
         Where they differ (running statistics always do), replica 0's are the model's.
         """
@@ -767,8 +788,9 @@ class Options(_Group):
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
     ) -> Self:
-        """Keep the tensor ``long_name`` of the model in each call: the executor's
-        ``getAnchoredTensor(short_name)``.
+        """Keep the tensor ``long_name`` of the model in each call.
+
+        The executor's ``getAnchoredTensor(short_name)``.
 
         ``long_name`` is one of the executor's ``getTensorNames()``; see
         `ipu_exec.numerics.anchors`. Without a mode it is kept for the micro-batches whose outputs
@@ -804,8 +826,9 @@ class Options(_Group):
 
     @property
     def autoreport(self) -> bool:
-        """Whether these options ask for a profile. ``profiling()`` says what the environment made
-        of it.
+        """Whether these options ask for a profile.
+
+        ``profiling()`` says what the environment made of it.
         """
         return bool(self.profiling_enabled)
 
@@ -947,8 +970,9 @@ def _engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _call(options: Options, line: str, place: str) -> None:
-    """Run ``Group.method(arguments)`` on ``options``; arguments are literals and members of our
-    enums.
+    """Run ``Group.method(arguments)`` on ``options``.
+
+    Arguments are literals and members of our enums.
     """
     try:
         call = ast.parse(line, mode="eval").body

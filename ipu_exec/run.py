@@ -165,8 +165,9 @@ def _with_autoreport(directory: str) -> str:
 
 
 def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
-    """Run the source as ``python script arguments`` would. Gives 1 where it raised, and prints the
-    traceback.
+    """Run the source as ``python script arguments`` would.
+
+    Gives 1 where it raised, and prints the traceback.
     """
     module = ModuleType("__main__")
     module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)

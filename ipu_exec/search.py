@@ -1,5 +1,6 @@
-"""PopTorch's operators that look for something: farthest and nearest points, and the likeliest
-labels (CTC).
+"""PopTorch's operators that look for something.
+
+Farthest and nearest points, and the likeliest labels (CTC).
 """
 
 from __future__ import annotations
@@ -165,8 +166,9 @@ def _(
 
 
 def _beams(rows: list[list[float]], blank: int, width: int) -> list[tuple[tuple[int, ...], float]]:
-    """Paths with their log probability, likeliest first. A beam has two: ending in a blank, and in
-    its last label.
+    """Paths with their log probability, likeliest first.
+
+    A beam has two: ending in a blank, and in its last label.
     """
     none = -math.inf
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, none)}

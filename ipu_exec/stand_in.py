@@ -1,5 +1,6 @@
-"""The vendor's module names answered by ours: ``poptorch`` is `ipu_exec`, ``popart`` the values of
-its options, ``pva`` `profiler.pva`.
+"""The vendor's module names answered by ours.
+
+``poptorch`` is `ipu_exec`, ``popart`` the values of its options, ``pva`` `profiler.pva`.
 
 ``ipu-run`` asks for it in a script's process, and the environment in those that load its data.
 """

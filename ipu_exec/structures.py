@@ -17,8 +17,9 @@ from ipu_exec.errors import UsageError
 
 
 class ICustomArgParser(ABC):
-    """Takes a user's structure apart into tensors and puts it together again; see
-    `registerCustomArgParser`.
+    """Takes a user's structure apart into tensors and puts it together again.
+
+    See `registerCustomArgParser`.
     """
 
     @abstractmethod
@@ -51,8 +52,9 @@ def parser_of(value: object) -> ICustomArgParser | None:
 
 
 class _Like:
-    """What is rebuilt from: equal for structures of one class, so that trees of different tensors
-    compare equal.
+    """What a structure is rebuilt from.
+
+    Equal for structures of one class, so that trees of different tensors compare equal.
     """
 
     def __init__(self, structure: Any) -> None:

@@ -19,8 +19,9 @@ BLOCK_CELLS = 1 << 17  # steps x tiles held at a time: what stays in a core's ca
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Variables' lifetimes: ``vector[i]`` is the row of ``vectors`` [vector, tile] that variable i
-    takes.
+    """Variables' lifetimes.
+
+    ``vector[i]`` is the row of ``vectors`` [vector, tile] that variable i takes.
     """
 
     start: np.ndarray
@@ -33,8 +34,9 @@ class Intervals:
         return int(self.vectors.shape[1])
 
     def dtype(self, base: np.ndarray) -> type[np.signedinteger[Any]]:
-        """The integers that hold what could live at once on a tile, with ``base``: half as wide is
-        twice as quick.
+        """The integers that hold what could live at once on a tile, with ``base``.
+
+        Half as wide is twice as quick.
         """
         widest = self.vectors.max(axis=1, initial=0)[self.vector].sum(dtype=np.float64) + base.max(
             initial=0
@@ -145,9 +147,10 @@ def resampled(
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the whole map comes down to. Over steps: ``step_total``, ``max_tile``,
-    ``max_tile_bytes``; over tiles: ``tile_peak`` and the first step at which it is reached,
-    ``tile_peak_step``.
+    """What the whole map comes down to.
+
+    Over steps: ``step_total``, ``max_tile``, ``max_tile_bytes``; over tiles: ``tile_peak`` and the
+    first step at which it is reached, ``tile_peak_step``.
     """
 
     step_total: np.ndarray

@@ -17,8 +17,9 @@ from profiler.liveness import Intervals
 
 @dataclass(frozen=True, slots=True)
 class IpuVariables:
-    """The variables of one IPU as columns, an entry per variable; ``vector`` is a row of
-    ``vectors`` [vector, tile].
+    """The variables of one IPU as columns, an entry per variable.
+
+    ``vector`` is a row of ``vectors`` [vector, tile].
     """
 
     ipu: int

@@ -1,5 +1,6 @@
-"""What vectors hold, as rows: so that plain SQL, and SQL written for the vendor's files, can be
-asked of a profile.
+"""What vectors hold, as rows.
+
+So that plain SQL, and SQL written for the vendor's files, can be asked of a profile.
 
 Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on
 tiles, the steps of bodies, the tasks of traces) are therefore also kept as rows, each in its most
@@ -35,8 +36,9 @@ def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
 
 
 def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivity]:
-    """Of each step, from its vectors over tiles; an exchange's tiles are those that receive or
-    send.
+    """Of each step, from its vectors over tiles.
+
+    An exchange's tiles are those that receive or send.
     """
     known: dict[int, tuple[int, int, int, float, float]] = {}
     for step in steps:
@@ -61,8 +63,10 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
 
 
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
-    """Of cycles over tiles: how many tiles work, cycles until the first and the last of them has
-    finished, and mean over most work, of all tiles and of those.
+    """Of cycles over tiles.
+
+    How many tiles work, cycles until the first and the last of them has finished, and mean over
+    most work, of all tiles and of those.
     """
     busy = cycles[cycles > 0]
     most = int(cycles.max(initial=0))

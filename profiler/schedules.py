@@ -77,8 +77,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One device iteration: tasks (arrays of equal length, sorted by IPU and start) and its
-    pipeline cycles.
+    """One device iteration.
+
+    Tasks (arrays of equal length, sorted by IPU and start) and its pipeline cycles.
 
     Tasks tile each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of kind
     IDLE. Those of kinds `BESIDE` come on top of that, one after the other.
@@ -125,8 +126,9 @@ def pipeline_cycles(stages: int, micro_batches: int, training: bool) -> int:
 
 
 def stash_depth(stages: int, stage: int) -> int:
-    """Micro-batches kept between forward and backward of a stage: 2(K - 1 - k) + 1; none for the
-    last.
+    """Micro-batches kept between forward and backward of a stage.
+
+    2(K - 1 - k) + 1; none for the last.
     """
     return 0 if stage == stages - 1 else 2 * (stages - 1 - stage) + 1
 
@@ -175,8 +177,9 @@ def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> 
 
 
 def pipelined(costs: Costs, micro_batches: int) -> Schedule:
-    """The pipelined order: every pipeline cycle, each active stage on its IPU, then copies to the
-    next.
+    """The pipelined order.
+
+    Every pipeline cycle, each active stage on its IPU, then copies to the next.
 
     Pipeline stage s works on micro-batch c - s in pipeline cycle c, if 0 <= c - s < G. A cycle is:
     streams in, all active stages in parallel (an IPU with several runs them one after the other),
@@ -352,9 +355,11 @@ def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class _Host:
-    """Host transfers of a schedule. Cycles on each IPU, [pipeline cycle, IPU]: ``first`` before
-    anything else, over I/O tiles; ``before`` the work; ``beside`` it, over I/O tiles; ``after`` it;
-    ``last`` of all, over I/O tiles.
+    """Host transfers of a schedule.
+
+    Cycles on each IPU, [pipeline cycle, IPU]: ``first`` before anything else, over I/O tiles;
+    ``before`` the work; ``beside`` it, over I/O tiles; ``after`` it; ``last`` of all, over I/O
+    tiles.
     """
 
     first: np.ndarray
@@ -375,8 +380,9 @@ class _Host:
         return int(self.before[0].max())
 
     def place(self, tasks: _Tasks, at: dict[str, np.ndarray]) -> None:
-        """Add the transfers; ``at``: when each of the five begins in each pipeline cycle (or there
-        on each IPU).
+        """Add the transfers; ``at``.
+
+        When each of the five begins in each pipeline cycle (or there on each IPU).
         """
         for where, kind, ipu, cycle, offset, length, stage, micro in self.moves:
             begin = at[where] if at[where].ndim == 1 else at[where][:, ipu]
@@ -385,8 +391,10 @@ class _Host:
     def one_after_another(
         self, tasks: _Tasks, done: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of micro-batches, each with its transfers, which are added: its start, where its inputs
-        over all tiles begin to come (what it does counts from there, until ``done``), and its end.
+        """Of micro-batches, each with its transfers, which are added.
+
+        Its start, where its inputs over all tiles begin to come (what it does counts from there,
+        until ``done``), and its end.
         """
         done_at = np.maximum(max(done, self.begin), self.begin + self.beside.max(axis=1))
         first, last = self.first.max(axis=1), self.last.max(axis=1)
@@ -410,8 +418,9 @@ def _host_of_each(costs: Costs, micro_batches: int) -> _Host:
 
 
 def _host(costs: Costs, runs: np.ndarray, micro: np.ndarray, micro_batches: int) -> _Host:
-    """``runs``, ``micro`` [pipeline cycle, stage]: where a stage runs a micro-batch forward, and
-    which. Transfers of one IPU take turns.
+    """``runs``, ``micro`` [pipeline cycle, stage].
+
+    Where a stage runs a micro-batch forward, and which. Transfers of one IPU take turns.
     """
     cycles, none = np.arange(len(runs)), np.zeros_like(runs[:1])
     earliest = runs & (cycles == 0)[:, None]

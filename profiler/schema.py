@@ -74,8 +74,9 @@ def columns(record: type[Any]) -> tuple[Column, ...]:
 
 
 def create_table(record: type[Any]) -> str:
-    """The DDL of a record's table. A first column ``id``, an option's name, or what ``key`` says is
-    its key.
+    """The DDL of a record's table.
+
+    A first column ``id``, an option's name, or what ``key`` says is its key.
     """
     lines = [column.sql for column in columns(record)]
     if lines[0].startswith("id ") or record is records.Option:
@@ -94,8 +95,9 @@ def create_table(record: type[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view with plain names over the tables. ``vendor``: named as in the vendor's files
-    (docs/libpva.md#files-of-a-run).
+    """A view with plain names over the tables.
+
+    ``vendor``: named as in the vendor's files (docs/libpva.md#files-of-a-run).
     """
 
     name: str

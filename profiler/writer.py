@@ -75,8 +75,9 @@ class ProfileWriter:
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Store records of any kinds, any number, as one transaction: all of them or, after an
-        error, none.
+        """Store records of any kinds, any number, as one transaction.
+
+        All of them or, after an error, none.
         """
         given, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
@@ -103,8 +104,9 @@ class ProfileWriter:
         self._known = known
 
     def publish(self) -> Path:
-        """Put what was added so far at ``path``, complete, in one rename; may be called again after
-        more rows.
+        """Put what was added so far at ``path``, complete, in one rename.
+
+        May be called again after more rows.
 
         The copy is on the disk before it takes the place of the old profile, so that even a power
         cut leaves one of the two.
@@ -130,8 +132,9 @@ class ProfileWriter:
         return self.path
 
     def close(self) -> None:
-        """End writing. The partial file goes if everything in it was published, and stays
-        otherwise.
+        """End writing.
+
+        The partial file goes if everything in it was published, and stays otherwise.
         """
         self._connection.close()
         if self._published:

@@ -61,8 +61,9 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table: which of the frame's, under what title (of one or two lines),
-    written how.
+    """A column of a terminal table.
+
+    Which of the frame's, under what title (of one or two lines), written how.
     """
 
     key: str
@@ -76,8 +77,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame by name. JSON and CSV have all of it, the terminal only ``columns`` (none: not at
-    all), and of rows the first ``most``.
+    """A frame by name.
+
+    JSON and CSV have all of it, the terminal only ``columns`` (none: not at all), and of rows the
+    first ``most``.
     """
 
     name: str
@@ -105,8 +108,9 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Styled text, for people only: sentences, which wrap between words, or a drawing, which never
-    does.
+    """Styled text, for people only.
+
+    Sentences, which wrap between words, or a drawing, which never does.
     """
 
     lines: tuple[Line, ...]

@@ -37,8 +37,9 @@ _COLOURS = {  # names of Catapult's palette, which both viewers know
 def write_trace(
     report: Report, path: Path, run: int = 0, iteration: int | None = None, steps: bool = True
 ) -> int:
-    """Write a run (or one of its device iterations) and give the number of events. OSError where it
-    cannot be.
+    """Write a run (or one of its device iterations) and give the number of events.
+
+    OSError where it cannot be.
 
     ``steps``: with program steps, besides tasks. A path ending in .gz is compressed, which viewers
     read too.

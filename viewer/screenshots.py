@@ -54,8 +54,9 @@ def serving(app: Any) -> Iterator[str]:
 
 
 def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
-    """Wait until the page has been drawn: content is there, no callback runs, figures have their
-    axes.
+    """Wait until the page has been drawn.
+
+    Content is there, no callback runs, figures have their axes.
     """
     page.wait_for_function(
         """() => {

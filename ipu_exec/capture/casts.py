@@ -1,5 +1,6 @@
-"""float16 next to float32 in a model's forward: what ``halfFloatCasting`` and
-``runningStatisticsAlwaysFloat`` change.
+"""float16 next to float32 in a model's forward.
+
+What ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
 statistics have the dtype that the model gives them [POPTORCH, python/options.py]. It

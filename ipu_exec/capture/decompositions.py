@@ -1,5 +1,6 @@
-"""Operators that capture takes apart: nobody lowered them whole, and they are others that somebody
-did.
+"""Operators that capture takes apart.
+
+Nobody lowered them whole, and they are others that somebody did.
 
 Ours come first, then PyTorch's own decompositions to its core operators. A lowering of the whole
 operator, a user's too, comes before both.
@@ -21,8 +22,9 @@ Decomposition = Callable[..., Any]
 
 
 def decomposition(func: Any) -> Decomposition | None:
-    """What to call instead of the operator ``func`` (an ``OpOverload``); None where it is recorded
-    as it is.
+    """What to call instead of the operator ``func`` (an ``OpOverload``).
+
+    None where it is recorded as it is.
     """
     name = str(func)
     if name.startswith("torch_nn.") and not has_lowering(name):
@@ -95,8 +97,9 @@ def all_true(values: torch.Tensor) -> torch.Tensor:
 def multinomial(
     weights: torch.Tensor, samples: int, replacement: bool = False, *, generator: Any = None
 ) -> torch.Tensor:
-    """The largest of weight over an exponential variate, as PyTorch draws; with replacement, a
-    search in the sums.
+    """The largest of weight over an exponential variate, as PyTorch draws.
+
+    With replacement, a search in the sums.
     """
     if replacement:
         total = weights.cumsum(-1)
@@ -133,8 +136,9 @@ def multi_margin_gradient(
     weight: torch.Tensor | None = None,
     reduction: int = 1,
 ) -> torch.Tensor:
-    """Of sum_i max(0, margin - x[y] + x[i])^p / classes: its sign pattern, less the sum of it at
-    the target.
+    """Of sum_i max(0, margin - x[y] + x[i])^p / classes.
+
+    Its sign pattern, less the sum of it at the target.
     """
     rows, row = _rows(scores), target.reshape(-1, 1)
     violation = (margin - rows.gather(-1, row) + rows).clamp_min(0)
@@ -192,8 +196,9 @@ def embedding_bag_gradient(
     weights: torch.Tensor | None = None,
     padding: int = -1,
 ) -> torch.Tensor:
-    """The dense one: an IPU has no sparse tensors. ``bags`` (of each index its bag) is empty after
-    an eager sum.
+    """The dense one: an IPU has no sparse tensors.
+
+    ``bags`` (of each index its bag) is empty after an eager sum.
     """
     if bags.numel() == 0:
         starts = indices.new_zeros(indices.shape[0] + 1).index_add(
@@ -234,8 +239,9 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
 def renormalised(
     weight: torch.Tensor, indices: torch.Tensor, most: float, p: float
 ) -> torch.Tensor:
-    """nn.Embedding's max_norm: the rows looked up, scaled to a norm of ``most`` at the most, in
-    their place.
+    """nn.Embedding's max_norm.
+
+    The rows looked up, scaled to a norm of ``most`` at the most, in their place.
     """
     indices = indices.reshape(-1)
     rows = weight.index_select(0, indices)

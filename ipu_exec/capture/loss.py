@@ -1,5 +1,6 @@
-"""Which of a model's outputs is the loss: what `ipu_exec.identity_loss` marked, or the last
-scalar.
+"""Which of a model's outputs is the loss.
+
+What `ipu_exec.identity_loss` marked, or the last scalar.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def frozen(model: torch.nn.Module) -> bool:
 
 
 def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """The loss among what a model returned: what `identity_loss` marked (the last such), else the
-    last scalar.
+    """The loss among what a model returned.
+
+    What `identity_loss` marked (the last such), else the last scalar.
 
     Error where there is none that can be differentiated; of a ``frozen`` model it need not be.
     """

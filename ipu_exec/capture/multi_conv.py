@@ -25,8 +25,9 @@ CYCLE_BACK_OFF = 0.1
 
 @dataclass
 class Group:
-    """A ``with MultiConv()`` as the model entered it: its settings, and the convolutions met
-    inside.
+    """A ``with MultiConv()`` as the model entered it.
+
+    Its settings, and the convolutions met inside.
     """
 
     settings: dict[str, Any]
@@ -66,8 +67,9 @@ def is_convolution(aten: str) -> bool:
 
 
 def fuse(graph: Graph, groups: Sequence[Group]) -> None:
-    """Make each group one operator forward and one backward; a serial one's convolutions stay,
-    planned as asked.
+    """Make each group one operator forward and one backward.
+
+    A serial one's convolutions stay, planned as asked.
 
     Error where a group has no convolution, or one that needs another's result.
     """

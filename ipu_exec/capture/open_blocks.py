@@ -75,6 +75,7 @@ def open_multi_conv(settings: dict[str, Any] | None) -> None:
 
 def name_scopes() -> list[str]:
     """Where the model is now, outermost first: modules (pushed by the capture) and `NameScope`s.
+
     Shared, not a copy.
     """
     return OPEN.scopes

@@ -1,5 +1,6 @@
-"""Host I/O beside computing: what `set_overlap_for_input` and `set_overlap_for_output` named, and
-what that asks for.
+"""Host I/O beside computing.
+
+What `set_overlap_for_input` and `set_overlap_for_output` named, and what that asks for.
 
 PopTorch's rules (user guide, 'Overlapping compute and I/O'; its tests): an input is named before
 anything reads it, an output as it is returned; tiles are set aside for I/O; every output leaves
@@ -35,9 +36,10 @@ def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
 def find(
     graph: Graph, tensors: Iterable[torch.Tensor], values: dict[int, int], model: torch.nn.Module
 ) -> None:
-    """Note in ``graph`` which of its inputs and outputs are overlapped. ``tensors``: all that were
-    met; ``values``: of each, by its id. Error where what is marked is no input or output of the
-    ``model``, or is more than that.
+    """Note in ``graph`` which of its inputs and outputs are overlapped.
+
+    ``tensors``: all that were met; ``values``: of each, by its id. Error where what is marked is no
+    input or output of the ``model``, or is more than that.
     """
     marks = [
         (place, mode, values[id(source)], values[id(tensor)])
@@ -91,8 +93,9 @@ def modes(graph: Graph) -> set[str]:
 
 
 def across(graph: Graph, iterations: int) -> bool:
-    """Whether transfers overlap from one device iteration into the next: all that are overlapped
-    have to.
+    """Whether transfers overlap from one device iteration into the next.
+
+    All that are overlapped have to.
     """
     return iterations > 1 and modes(graph) == {OverlapMode.OverlapDeviceIterationLoop.value}
 

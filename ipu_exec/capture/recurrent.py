@@ -1,5 +1,6 @@
-"""Recurrent layers while a model is captured: one operator for each layer and direction, as popnn
-has them.
+"""Recurrent layers while a model is captured.
+
+One operator for each layer and direction, as popnn has them.
 
 PyTorch on a CPU takes a GRU, a plain RNN and an LSTM of float16 apart into some twenty operators a
 time step. The numbers are PyTorch's all the same: what is here runs on fake tensors only.
@@ -139,8 +140,9 @@ def _run(
 
 
 def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for torch's function. Packed sequences, projections and batches of none are left
-    to that one.
+    """What stands for torch's function.
+
+    Packed sequences, projections and batches of none are left to that one.
     """
 
     def function(*args: Any) -> Any:

@@ -72,8 +72,9 @@ def capture(
     contents: Sequence[bool | int | float] = (),
     casting: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Graph:
-    """Record what one micro-batch computes; with an optimiser, its backward and the weight update
-    too.
+    """Record what one micro-batch computes.
+
+    With an optimiser, its backward and the weight update too.
 
     ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are
     added to accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss
@@ -226,8 +227,9 @@ def _capture(
 
 
 def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> None:
-    """Error where the forward took away a buffer or put another tensor in its place: the device
-    holds the first.
+    """Error where the forward took away a buffer or put another tensor in its place.
+
+    The device holds the first.
     """
     after = dict(model.named_buffers(remove_duplicate=False))
     for name, buffer in before.items():
@@ -561,8 +563,9 @@ class Recorder(TorchDispatchMode):
         return Asked(attributes=found) if found else _NOTHING
 
     def _op_name(self, op: OpNode) -> str:
-        """Module path and what is done there; the second of a name is ``name_1``, so that names can
-        be matched.
+        """Module path and what is done there.
+
+        The second of a name is ``name_1``, so that names can be matched.
         """
         short = op.aten.split(".")[1].strip("_")
         if op.direction == "update":
@@ -577,8 +580,9 @@ class Recorder(TorchDispatchMode):
         return f"{name}_{count}" if count else name
 
     def _updated_weight(self, op: OpNode) -> str:
-        """Path of the weight that an op of the optimiser works for; "" where it works for none in
-        particular.
+        """Path of the weight that an op of the optimiser works for.
+
+        "" where it works for none in particular.
         """
         for value in op.inputs:
             storage = self.graph.storages[self.graph.values[value].storage]
@@ -702,8 +706,9 @@ class Recorder(TorchDispatchMode):
 def _ctc_loss_of_most(
     scores: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """aten._ctc_loss on nothing: its table has room for the longest target there can be, as a fixed
-    program must.
+    """aten._ctc_loss on nothing.
+
+    Its table has room for the longest target there can be, as a fixed program must.
 
     ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2 longest
     + 1]. ``lengths`` of targets are numbers, or a tensor that nobody may read here.
@@ -721,8 +726,9 @@ def _is_mask(indices: Sequence[torch.Tensor | None]) -> bool:
 
 
 def _under_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """``values[mask]`` where autograd goes on to sum it up: what is not under the mask is there
-    too, as zeros.
+    """``values[mask]`` where autograd goes on to sum it up.
+
+    What is not under the mask is there too, as zeros.
 
     The gradient of ``v`` in ``x[mask] = v``. How many elements are under a mask no compiled program
     knows.
@@ -736,8 +742,9 @@ def _under_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) ->
 
 
 def _dense_embedding() -> contextlib.AbstractContextManager[None]:
-    """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags: an IPU has no sparse
-    tensors.
+    """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags.
+
+    An IPU has no sparse tensors.
     """
     apart = torch.embedding
 
@@ -754,8 +761,9 @@ def _dense_embedding() -> contextlib.AbstractContextManager[None]:
 
 
 def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
-    """The mean of a CTC loss whose lengths are numbers: PyTorch makes a tensor of them where no
-    mode can see it.
+    """The mean of a CTC loss whose lengths are numbers.
+
+    PyTorch makes a tensor of them where no mode can see it.
     """
     apart = torch.ctc_loss
 
@@ -777,8 +785,9 @@ def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
 
 
 def _fused_dropout() -> contextlib.AbstractContextManager[None]:
-    """Dropout as one operator, as poprand has it; on a CPU PyTorch makes a mask of the input's type
-    and multiplies.
+    """Dropout as one operator, as poprand has it.
+
+    On a CPU PyTorch makes a mask of the input's type and multiplies.
     """
     apart = torch.dropout
 

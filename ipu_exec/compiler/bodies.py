@@ -1,5 +1,6 @@
-"""What a program is made of: bodies of bulk-synchronous steps over tiles, and the tree that holds
-them all.
+"""What a program is made of.
+
+Bodies of bulk-synchronous steps over tiles, and the tree that holds them all.
 
 Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a
 stream copy has a beginning and an end.
@@ -53,8 +54,9 @@ class StepDraft:
 
 @dataclass(slots=True)
 class Use:
-    """Something in tile memory while a body runs: from step ``first`` to step ``last`` of it,
-    inclusive.
+    """Something in tile memory while a body runs.
+
+    From step ``first`` to step ``last`` of it, inclusive.
     """
 
     name: str
@@ -71,8 +73,9 @@ class Use:
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that one IPU runs as a whole. ``task`` is one of
-    `profiler.schedules.TASKS`.
+    """A piece of program that one IPU runs as a whole.
+
+    ``task`` is one of `profiler.schedules.TASKS`.
     """
 
     name: str
@@ -277,8 +280,9 @@ def slice_step(
 
 
 def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
-    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v)
-    (docs/cycles.md#gather).
+    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v).
+
+    See docs/cycles.md#gather.
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)

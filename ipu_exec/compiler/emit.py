@@ -194,8 +194,9 @@ class _Builder:
     def _compute(
         self, ops: list[OpNode], direction: str, stage: int, body: Body, stashed: Sequence[int] = ()
     ) -> None:
-        """The operators of a stage; in phased execution between what it loads and receives, and
-        what it stores.
+        """The operators of a stage.
+
+        In phased execution between what it loads and receives, and what it stores.
 
         A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
         longer than it must.
@@ -229,8 +230,9 @@ class _Builder:
         self.stores[body.task, stage] = body.cycles - before
 
     def _gathered(self, ops: list[OpNode], direction: str, stage: int) -> list[int]:
-        """Weights that a phase reads and of which replicas keep parts; where the backward turns
-        they are there.
+        """Weights that a phase reads and of which replicas keep parts.
+
+        Where the backward turns they are there.
         """
         if direction == "backward" and stage in self._turning():
             return []
@@ -290,8 +292,9 @@ class _Builder:
         )
 
     def _plan(self, op: OpNode, stage: int, body: Body, shard: Shard | None = None) -> Plan:
-        """Lower an operator, and say where its operands lie. ``shard``: on a replica's part of the
-        weight.
+        """Lower an operator, and say where its operands lie.
+
+        ``shard``: on a replica's part of the weight.
         """
         machine = self._machine(op, body.ipu)
         spec = self._spec(op, stage, shard)
@@ -497,8 +500,9 @@ class _Builder:
         return self.kept if self._waits(stage) else self.kept | self.near_loss
 
     def _stash(self, storage: int, stage: int, body: Body, purpose: Purpose) -> None:
-        """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on
-        every tile.
+        """Copy a tensor into its slot of the stash, or back out of it.
+
+        A dynamic update or slice on every tile.
         """
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]
@@ -509,8 +513,9 @@ class _Builder:
     # -- weight update ---
 
     def _update(self, ops: list[OpNode], stage: int, body: Body) -> None:
-        """Optimiser ops of a stage, weight by weight; what is kept in streaming memory comes and
-        goes around them.
+        """Optimiser ops of a stage, weight by weight.
+
+        What is kept in streaming memory comes and goes around them.
 
         A weight that is updated in parts (replicated tensor sharding): the gradient was scattered
         over the replicas, each updates its part, and tensors that it keeps whole are gathered from
@@ -590,8 +595,9 @@ class _Builder:
                 self.mapping.layout(state, stage)
 
     def _in_parts(self, shard: Shard, ops: list[OpNode], stage: int, body: Body) -> dict[int, Use]:
-        """Run a weight's ops on this replica's part. Gives its parts of what is kept whole and
-        changed, to be gathered.
+        """Run a weight's ops on this replica's part.
+
+        Gives its parts of what is kept whole and changed, to be gathered.
 
         Of what it keeps whole it takes its part first: a dynamic slice on every tile, whose slot is
         the replica's number. A number made of all elements (a norm of LAMB) is all-reduced.
@@ -645,8 +651,9 @@ class _Builder:
         return gather
 
     def _clears(self, op: OpNode) -> bool:
-        """Whether an op empties an accumulator that a replica keeps whole: that is no part of the
-        update.
+        """Whether an op empties an accumulator that a replica keeps whole.
+
+        That is no part of the update.
         """
         written = {self.mapping.storage(v) for v in op.writes}
         return op.aten.startswith("aten.zero_") and not written & self.mapping.places.split

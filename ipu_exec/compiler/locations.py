@@ -35,8 +35,9 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of one kind of tensor. The least elements are PopART's defaults
-    [POPART, willow/include/popart/sessionoptions.hpp].
+    """Where tensors of one kind lie.
+
+    The least elements are PopART's defaults [POPART, willow/include/popart/sessionoptions.hpp].
     """
 
     off_chip: bool = False
@@ -83,8 +84,9 @@ class Locations:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A replica's part of a weight, and of what has its size: 1/R of the elements of every tile,
-    rounded up.
+    """A replica's part of a weight, and of what has its size.
+
+    1/R of the elements of every tile, rounded up.
 
     So lies what GCL's CollectiveBalancedReorder gives each replica: every tile keeps work, no
     element leaves its tile.
@@ -110,8 +112,9 @@ class Shard:
 
 
 def _runs_on_parts(op: OpNode) -> bool:
-    """Whether an operator that reads tensors of one size can do so part by part: it is elementwise,
-    or it makes one number of all elements, which replicas then reduce.
+    """Whether an operator that reads tensors of one size can do so part by part.
+
+    It is elementwise, or it makes one number of all elements, which replicas then reduce.
     """
     operator = info(op.aten)
     dimensions = any(isinstance(item, tuple) for item in (*op.args, *dict(op.kwargs).values()))
@@ -144,8 +147,9 @@ def locate(
     locations: Locations,
     groupings: Groupings,
 ) -> Places:
-    """Find them, and warn of what cannot be as asked. ``again``: what a stage runs again before its
-    backward.
+    """Find them, and warn of what cannot be as asked.
+
+    ``again``: what a stage runs again before its backward.
 
     In phased execution phases move weights, accumulators and activations. What stages share stays
     whole on the chip, and in a pipeline so do activations: their stash.
@@ -224,8 +228,9 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
 
 
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
-    """How replicas are grouped for a weight, or for the weight of a gradient or state; None: they
-    are all alike.
+    """How replicas are grouped for a weight, or for the weight of a gradient or state.
+
+    None: they are all alike.
     """
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage

@@ -77,9 +77,10 @@ def compile_step(
     contents: Sequence[bool | int | float] = (),
     groupings: Groupings = MappingProxyType({}),
 ) -> Executable:
-    """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's,
-    ``contents`` what its forward reads off tensors (`ipu_exec.capture.control_flow`).
-    ``groupings``: weights that differ between replicas.
+    """Compile one micro-batch of ``model``.
+
+    ``args`` and ``kwargs`` are a micro-batch's, ``contents`` what its forward reads off tensors
+    (`ipu_exec.capture.control_flow`). ``groupings``: weights that differ between replicas.
 
     Raises Error for a placement that cannot be, LoweringError for an operator without lowering.
     Running out of memory is not raised here: `Executable.check_memory` does, once the profile was
@@ -123,8 +124,9 @@ def _cached(
     groupings: Groupings,
     progress: Progress,
 ) -> Executable:
-    """The executable from the cache, or compiled and put there. A cache that does not work costs a
-    warning.
+    """The executable from the cache, or compiled and put there.
+
+    A cache that does not work costs a warning.
     """
     settings = {name: value for name, value in options.flat().items() if name not in _NOT_COMPILED}
     settings["groupings"] = repr(sorted(groupings.items()))
@@ -255,8 +257,9 @@ def _compile_graph(
 
 
 def _log_placement(graph: Graph, placed: placement.Placement) -> None:
-    """Say in the debug log where each operator runs, as PopTorch does: PopART's names, a number
-    after the first.
+    """Say in the debug log where each operator runs, as PopTorch does.
+
+    PopART's names, a number after the first.
     """
     if not logger.isEnabledFor(logging.DEBUG):
         return
@@ -346,10 +349,11 @@ def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> L
 
 
 def _buffering(options: Options) -> int:
-    """How many micro-batches the host has ready for a stream, or room for: from two on nobody waits
-    for the host to turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering':
-    begin and end of a copy vanish there; that this is all of the latency is an estimate). The
-    buffers are the host's.
+    """How many micro-batches the host has ready for a stream, or room for.
+
+    From two on nobody waits for the host to turn up, only for the bytes (PopTorch's guide,
+    'Prefetch and multibuffering': begin and end of a copy vanish there; that this is all of the
+    latency is an estimate). The buffers are the host's.
     """
     settings = options._Popart.settings
     if not settings.get("enablePrefetchDatastreams", True):
@@ -389,8 +393,9 @@ class Executable:
 
     @property
     def cycles_per_call(self) -> int:
-        """Cycles of one call of the executor: all its device iterations, and what is waited for
-        around them.
+        """Cycles of one call of the executor.
+
+        All its device iterations, and what is waited for around them.
         """
         schedule, trace = self.timeline.schedule, self.timeline.trace
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
@@ -405,8 +410,9 @@ class Executable:
         return memory.find_overflow(self._tile_bytes, self.tree, self.target)
 
     def check_memory(self, profile_path: str = "") -> None:
-        """Raise OutOfMemoryError where a tile holds more than it has. ``profile_path``: where the
-        profile lies.
+        """Raise OutOfMemoryError where a tile holds more than it has.
+
+        ``profile_path``: where the profile lies.
         """
         over = self.overflow
         if over is None:
@@ -460,8 +466,9 @@ class Executable:
         }
 
     def _recomputation(self) -> dict[str, list[Any]]:
-        """What recomputation costs each Block: as it was compiled, or else as a pipeline of them
-        would have it.
+        """What recomputation costs each Block.
+
+        As it was compiled, or else as a pipeline of them would have it.
         """
         setting = getattr(self.options._Popart, "autoRecomputation", None)
         kind = asked_for(setting, self.placement.pipelined) or Recomputation.PIPELINE

@@ -42,8 +42,9 @@ class Traffic:
 
 @dataclass(slots=True)
 class Moves:
-    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether
-    after every phase.
+    """``traffic`` by (direction, stage).
+
+    ``moving``: storages that leave the chip, and whether after every phase.
     """
 
     traffic: dict[tuple[str, int], Traffic] = field(default_factory=dict)
@@ -146,8 +147,9 @@ class _Finder:
         return self.options.liveness is Liveness.OffChipAfterEachPhase
 
     def _leaves(self, storage: int) -> bool:
-        """Whether something leaves the chip after each phase. Where activations lie says nothing of
-        other tensors.
+        """Whether something leaves the chip after each phase.
+
+        Where activations lie says nothing of other tensors.
         """
         return self._each_phase and (
             self.graph.storages[storage].role != "activation" or self._off_chip(storage)

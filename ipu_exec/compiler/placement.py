@@ -1,5 +1,6 @@
-"""Placement: ops to stages, stages to IPUs, and the copies between them
-(docs/poptorch-semantics.md#placement).
+"""Placement: ops to stages, stages to IPUs, and the copies between them.
+
+See docs/poptorch-semantics.md#placement.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class Transfer:
 
 @dataclass(slots=True)
 class Placement:
-    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage
-    and input.
+    """Where everything runs.
+
+    ``op_stage`` has a stage per op; ``home`` one per persistent storage and input.
     """
 
     pipelined: bool
@@ -194,8 +196,9 @@ def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> No
 
 
 def _find_transfers(graph: Graph, placement: Placement) -> None:
-    """What a stage needs and another makes. A backward op that reads what the forward made needs it
-    forward.
+    """What a stage needs and another makes.
+
+    A backward op that reads what the forward made needs it forward.
     """
     made: dict[int, tuple[int, str]] = {}
     wanted: dict[tuple[int, str, int, bool], int] = {}
@@ -275,8 +278,9 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
 def resolve_stages(
     strategy: ExecutionStrategy, blocks: Sequence[BlockInfo], begins_outside: bool = False
 ) -> list[StagePlace]:
-    """The forward stages of a strategy for the Blocks a model opened
-    (docs/poptorch-semantics.md#placement).
+    """The forward stages of a strategy for the Blocks a model opened.
+
+    See docs/poptorch-semantics.md#placement.
 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's
     stage is its ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU
@@ -321,8 +325,9 @@ def _named_stage(index: int, stage: Stage, blocks: Sequence[BlockInfo]) -> Stage
 def _phased_stage(
     strategy: PhasedExecution, index: int, place: StagePlace, blocks: Sequence[BlockInfo]
 ) -> StagePlace:
-    """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group
-    is.
+    """Phases keep their stages apart.
+
+    A stage that nobody put anywhere is where its phase's group is.
     """
     asked = [
         block.ipu_id for block in blocks if block.name in place.blocks and block.ipu_id is not None

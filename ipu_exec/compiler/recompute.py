@@ -34,8 +34,9 @@ class Recomputation(IntEnum):
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """What ``autoRecomputation`` says; PopTorch's default where it is None: only pipelines
-    recompute.
+    """What ``autoRecomputation`` says.
+
+    PopTorch's default where it is None: only pipelines recompute.
 
     Raises Error for what is no kind of recomputation.
     """
@@ -76,8 +77,9 @@ def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[in
 
 
 def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
-    """Storages made by what the loss reaches without passing one that is kept: run again it would
-    gain nothing.
+    """Storages made by what the loss reaches without passing one that is kept.
+
+    Run again it would gain nothing.
     """
     if graph.loss < 0:
         return set()
@@ -109,8 +111,9 @@ def run_again(
 def sequence(
     graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> Iterator[tuple[OpNode, bool]]:
-    """The backward of a stage, each operator with whether it is one that runs again: right before
-    its first use.
+    """The backward of a stage, each operator with whether it is one that runs again.
+
+    Right before its first use.
     """
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
@@ -141,8 +144,10 @@ def sequence(
 
 
 def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
-    """Of each storage the index of the operator behind which it can be copied away: its last
-    writer, or, where nobody writes it, the first that is given it (which says how it lies).
+    """Of each storage the index of the operator behind which it can be copied away.
+
+    Its last writer, or, where nobody writes it, the first that is given it (which says how it
+    lies).
     """
     found: dict[int, int] = {}
     wanted = set(storages)
@@ -192,8 +197,9 @@ def by_block(
     kind: Recomputation,
     cycles: Mapping[int, int],
 ) -> dict[str, list[Any]]:
-    """What recomputation would cost stages of any Blocks: for the profile, which predicts other
-    splits from it.
+    """What recomputation would cost stages of any Blocks.
+
+    For the profile, which predicts other splits from it.
 
     Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage
     goes on behind it; ``again_end``, where it ends there; ``again_final``, where it is in the last

@@ -151,8 +151,9 @@ class TileMapping:
         return {**self.moving, **dict.fromkeys(self.places.remote | parted, True)}
 
     def reduced_late(self, gradient: int) -> bool:
-        """Whether it is reduced weight by weight in the update: an accumulator that only then is on
-        the chip.
+        """Whether it is reduced weight by weight in the update.
+
+        An accumulator that only then is on the chip.
         """
         waits = gradient in self.places.remote and not self.placement.phases
         return (

@@ -55,8 +55,10 @@ class Transfers:
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
     def streams(self, forwards: list[Body]) -> tuple[list[Body], list[Body]]:
-        """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or
-        to where an exchange brings it in the forward of its stage.
+        """Transfers from and to the host.
+
+        What is overlapped goes over the I/O tiles, from where or to where an exchange brings it in
+        the forward of its stage.
         """
         if not self.options.host_io:
             return [], []
@@ -128,8 +130,9 @@ class Transfers:
         return body
 
     def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
-        """The exchange between I/O tiles and those that compute, and the buffers on the former. It
-        belongs to the operator that first reads what it brings, or that last makes what it takes
+        """The exchange between I/O tiles and those that compute, and the buffers on the former.
+
+        It belongs to the operator that first reads what it brings, or that last makes what it takes
         away, and goes where that goes.
         """
         machine, stage = self.machines[body.ipu], body.stage
@@ -266,8 +269,9 @@ class Transfers:
     def remote(
         self, storages: list[int], name: str, stage: int, body: Body, purpose: Purpose
     ) -> None:
-        """Move storages between tiles and streaming memory, in one stream copy: a remote load or
-        store.
+        """Move storages between tiles and streaming memory, in one stream copy.
+
+        A remote load or store.
         """
         if not storages:
             return

@@ -76,8 +76,9 @@ def _rows_fp16_narrow(rows: np.ndarray, zeroing: bool) -> np.ndarray:
 
 
 def _rows_fp32(rows: np.ndarray, zeroing: bool) -> np.ndarray:
-    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1
-    (docs/cycles.md#amp-nx1).
+    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1.
+
+    See docs/cycles.md#amp-nx1.
     """
     cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 34, 45], 46 + 8 * (rows - 3))
     return cycles + np.where(rows > 0, (2 + 8 * rows) * int(zeroing), 0)
@@ -109,8 +110,9 @@ def conv_1x1_cycles(
 
 
 def _segment(length: np.ndarray, half: bool) -> np.ndarray:
-    """Worker cycles for a row segment of an n x 1 vertex without its 3 of overhead
-    (docs/cycles.md#amp-nx1).
+    """Worker cycles for a row segment of an n x 1 vertex without its 3 of overhead.
+
+    See docs/cycles.md#amp-nx1.
     """
     one, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
     return np.select([length <= 0, length == 1, length == 2], [17, one, two], more)
@@ -195,8 +197,9 @@ def slic_cycles(
 
 
 def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle
-    (docs/cycles.md#other-products).
+    """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle.
+
+    See docs/cycles.md#other-products.
 
     ``taps`` kernel elements times input channels of a group, ``vectors`` groups of v channels. A
     row segment costs the worker 17 cycles of set-up for each tap, as in the n x 1 vertex.
@@ -212,8 +215,9 @@ def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.n
 def vmac_cycles(
     unit: Unit, outputs: Ints, kernel_rows: Ints, kernel_cols: Ints, ins: Ints, vectors: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups; it is for fp16
-    only.
+    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups.
+
+    It is for fp16 only.
 
     Workers share the ``outputs`` times kernel columns of each kernel row; a piece of a row costs 13
     cycles and 2 for each of its elements (11 and 2 with fp16 partials). Each has partials of its
@@ -236,8 +240,9 @@ def vmac_cycles(
 
 
 def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) -> np.ndarray:
-    """Cycles of ``poplin::OuterProduct`` for one worker's share, times the six workers
-    (docs/cycles.md#other-products).
+    """Cycles of ``poplin::OuterProduct`` for one worker's share, times the six workers.
+
+    See docs/cycles.md#other-products.
     """
     groups, width, channels = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (groups, width, channels))
@@ -248,8 +253,9 @@ def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) 
 
 
 def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np.ndarray:
-    """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials
-    (docs/cycles.md#reduction-of-partials).
+    """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials.
+
+    See docs/cycles.md#reduction-of-partials.
 
     256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 where there is nothing to add.
     """
@@ -261,8 +267,9 @@ def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np
 
 
 def reduction_stages(depth: int) -> tuple[int, ...]:
-    """How ``depth`` partials are added: the radix of each stage (one to 15, two to 124, three
-    above).
+    """How ``depth`` partials are added.
+
+    The radix of each stage (one to 15, two to 124, three above).
     """
     stages = 0 if depth < 2 else 1 if depth < 16 else 2 if depth < 125 else 3
     radices: list[int] = []

@@ -1,5 +1,6 @@
-"""Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values
-(docs/cycles.md#compound-operators).
+"""Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values.
+
+See docs/cycles.md#compound-operators.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ _BACKWARD = words(
 
 
 def _mask(spec: OpSpec, first: int, scores: tuple[int, ...]) -> int | None:
-    """Operand index of the attention mask: one after ``first`` that broadcasts to the scores and is
-    no vector.
+    """Operand index of the attention mask.
+
+    One after ``first`` that broadcasts to the scores and is no vector.
     """
     for index, operand in enumerate(spec.operands[first:], first):
         if operand.shape[-2:] == scores[-2:] and operand.layout is not None:

@@ -56,8 +56,9 @@ def messages(
 
 @dataclass
 class Builder:
-    """Steps and temporaries of one operator. ``spec`` is the operator; vectors are
-    int64[machine.tiles].
+    """Steps and temporaries of one operator.
+
+    ``spec`` is the operator; vectors are int64[machine.tiles].
     """
 
     spec: OpSpec
@@ -101,8 +102,9 @@ class Builder:
         fragments: np.ndarray | None = None,
         shared_bus: bool = False,
     ) -> int:
-        """Append an exchange, unless nothing moves. Returns the index of the step (or of the next
-        one).
+        """Append an exchange, unless nothing moves.
+
+        Returns the index of the step (or of the next one).
 
         What nobody receives is not sent: ``bytes_out`` is scaled down to sum to ``bytes_in`` at
         most. ``fragments`` are `messages` of a line unless given.
@@ -141,8 +143,9 @@ class Builder:
         )
 
     def place(self, index: int, like: Spread | None = None) -> Operand:
-        """Operand ``index`` on tiles: if nobody placed it, wish for ``like`` (linear by default)
-        and take that.
+        """Operand ``index`` on tiles.
+
+        If nobody placed it, wish for ``like`` (linear by default) and take that.
         """
         operand = self.spec.operands[index]
         if operand.layout is not None:
@@ -192,8 +195,9 @@ class Builder:
         broadcast: bool = False,
         scattered: bool = False,
     ) -> int:
-        """Exchange ``need[tile]`` elements of ``source`` to the tiles. Returns the step that brings
-        them.
+        """Exchange ``need[tile]`` elements of ``source`` to the tiles.
+
+        Returns the step that brings them.
 
         ``scattered``: no two elements that a tile needs lie together, so that each is a fragment of
         its own. Of an expanded tensor only the elements that are there are sent, each of them to
@@ -226,8 +230,9 @@ class Builder:
         constants: np.ndarray | None = None,
         note: str = "",
     ) -> Plan:
-        """The finished plan. An output that shares an input's storage keeps that storage's layout:
-        None here.
+        """The finished plan.
+
+        An output that shares an input's storage keeps that storage's layout: None here.
         """
         layouts = tuple(
             None if out is None or out.layout is not None else layout

@@ -25,8 +25,9 @@ _END = 1 << 30
 
 
 def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) -> np.ndarray:
-    """Cycles for ``pairs`` of rows of ``width`` elements on each tile: 20 + 6 (17 + pairs (10 + c
-    ceil(width / v))).
+    """Cycles for ``pairs`` of rows of ``width`` elements on each tile.
+
+    20 + 6 (17 + pairs (10 + c ceil(width / v))).
     """
     lanes = max(1, 8 // item_bytes)
     cheap = power in (0.0, 1.0, 2.0, float("inf"))
@@ -84,8 +85,9 @@ def distances(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._cdist_backward", "aten._pdist_backward")
 def distances_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, a[..., P, M], b[..., R, M], p, distances) -> the gradient of ``a``; for pdist
-    without ``b``.
+    """(gradient, a[..., P, M], b[..., R, M], p, distances) -> the gradient of ``a``.
+
+    For pdist without ``b``.
 
     Each row of the result looks at all rows of ``b``, and at the gradients and distances of its
     pairs, once.

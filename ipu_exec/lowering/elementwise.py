@@ -1,5 +1,6 @@
-"""Elementwise operators: unary, binary with broadcasting and scalars, ternary, casts, fills,
-optimiser updates.
+"""Elementwise operators.
+
+Unary, binary with broadcasting and scalars, ternary, casts, fills, optimiser updates.
 
 The leading operand stays where it lies; the others come to it: nothing moves if they lie with it,
 the whole tensor is exchanged if they lie otherwise, and a broadcast operand is sent to every tile
@@ -211,8 +212,9 @@ def is_in_place(spec: OpSpec) -> bool:
 
 
 def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
-    """Index of the operand that stays where it is: of the result's shape, placed, on most tiles; -1
-    if none is.
+    """Index of the operand that stays where it is.
+
+    Of the result's shape, placed, on most tiles; -1 if none is.
 
     One that only repeats elements (the gradient of a mean) does not say where the result lies: it
     may be on one tile. In place it is always the operand written.
@@ -346,8 +348,9 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
 
 
 def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
-    """The vertex for the operands at hand: broadcast by scalar, along the last dimension, in place,
-    or general.
+    """The vertex for the operands at hand.
+
+    Broadcast by scalar, along the last dimension, in place, or general.
     """
     if "same" not in forms:
         if "vector" in forms and kind in _VECTOR_FORMS:
@@ -402,8 +405,9 @@ def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in FILL), elementwise=True)
 def fill(spec: OpSpec, machine: Machine) -> Plan:
-    """Constants: the result lies like the operand it was made like, linearly otherwise; ``empty``
-    writes nothing.
+    """Constants: the result lies like the operand it was made like, linearly otherwise.
+
+    ``empty`` writes nothing.
     """
     build = Builder(spec, machine)
     layouts: list[Layout | None] = []
@@ -429,8 +433,9 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in COPY), elementwise=True)
 def copy(spec: OpSpec, machine: Machine) -> Plan:
-    """Copies and casts. The result keeps the source's tiles; a different order of dimensions is
-    rearranged on tile.
+    """Copies and casts.
+
+    The result keeps the source's tiles; a different order of dimensions is rearranged on tile.
 
     ``copy_`` writes where its first operand lies and so exchanges a source that lies elsewhere.
     """

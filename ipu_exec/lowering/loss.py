@@ -42,8 +42,9 @@ def _rows(target: Operand, scores: Operand, lies: Spread) -> np.ndarray:
 
 
 def _gather_cycles(rows: np.ndarray) -> np.ndarray:
-    """``popops::SelectFromRowsInColumns``: a scalar load, compare and store a row, about 20 worker
-    cycles.
+    """``popops::SelectFromRowsInColumns``.
+
+    A scalar load, compare and store a row, about 20 worker cycles.
     """
     return np.where(rows > 0, WORKERS * (26 + 20 * ceil_div(rows, WORKERS)), 0)
 
@@ -155,8 +156,9 @@ _BACKWARD: dict[str, tuple[str, ...]] = {
 
 
 def _reduction(spec: OpSpec) -> Any:
-    """The reduction argument: the first plain integer after the tensors, torch's default (mean)
-    without one.
+    """The reduction argument.
+
+    The first plain integer after the tensors, torch's default (mean) without one.
     """
     named = dict(spec.kwargs)
     if "reduction" in named:
@@ -207,8 +209,9 @@ LOG_ADD = 23  # worker cycles of one in fp32 (docs/cycles.md#compound-operators)
 
 
 def ctc_cycles(samples: np.ndarray, steps: int, states: int, terms: int) -> np.ndarray:
-    """Cycles to fill ``samples`` tables of ``steps`` x ``states`` on a tile: the six workers share
-    a step's states.
+    """Cycles to fill ``samples`` tables of ``steps`` x ``states`` on a tile.
+
+    The six workers share a step's states.
 
     Each state is ``terms`` log-additions of its neighbours a step before, and an addition.
     """

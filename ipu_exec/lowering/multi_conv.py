@@ -78,8 +78,9 @@ def share_tiles(
         return _cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k])
 
     def fewest(k: int, most: int, limit: float) -> int:
-        """The least number of tiles on which it takes no longer; all where it takes longer on
-        those.
+        """The least number of tiles on which it takes no longer.
+
+        All where it takes longer on those.
         """
         if taken(k, most) > limit:
             return most

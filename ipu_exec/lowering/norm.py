@@ -1,5 +1,6 @@
-"""Layer, group, batch and instance norm: two reductions and maps, forward and backward
-(docs/cycles.md#compound-operators).
+"""Layer, group, batch and instance norm: two reductions and maps, forward and backward.
+
+See docs/cycles.md#compound-operators.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ def _forward(
     lead: Operand | None = None,
     training: bool = True,
 ) -> Plan:
-    """A norm over ``dims`` with scale and shift along ``axes``; ``lead`` is the input regrouped, if
-    it is.
+    """A norm over ``dims`` with scale and shift along ``axes``.
+
+    ``lead`` is the input regrouped, if it is.
     """
     build = Builder(spec, machine)
     operand, lies = build.lead(0)

@@ -31,8 +31,9 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one storage lies on the tiles. Two storages with the same key lie element by element
-    together.
+    """How one storage lies on the tiles.
+
+    Two storages with the same key lie element by element together.
     """
 
     key: Hashable
@@ -137,8 +138,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Temporary:
-    """Memory an operator needs while it runs: live from step ``first`` to step ``last`` of the
-    plan, inclusive.
+    """Memory an operator needs while it runs.
+
+    Live from step ``first`` to step ``last`` of the plan, inclusive.
     """
 
     name: str
@@ -150,8 +152,9 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one operator runs: its steps in order, what it needs meanwhile, and where its results
-    lie.
+    """How one operator runs.
+
+    Its steps in order, what it needs meanwhile, and where its results lie.
     """
 
     steps: tuple[Compute | Exchange, ...]

@@ -1,5 +1,6 @@
-"""Pooling and its gradients: the splits of batch, channels and field that take the least cycles, as
-popnn plans them.
+"""Pooling and its gradients.
+
+The splits of batch, channels and field that take the least cycles, as popnn plans them.
 
 What a tile's outputs need is brought to it, and every worker takes a stretch of field rows
 ([PL, lib/popnn/PoolPlan.cpp]: the kernel is never split; [PL, lib/popnn/PerformanceEstimation.hpp],
@@ -31,8 +32,10 @@ _END = 1 << 30
 
 @dataclass(frozen=True)
 class Pooling:
-    """Sizes of one pass. ``field`` is what it makes, ``other`` what it reads windows of; a gradient
-    makes the input's field. ``lanes``: channels of a vector.
+    """Sizes of one pass.
+
+    ``field`` is what it makes, ``other`` what it reads windows of; a gradient makes the input's
+    field. ``lanes``: channels of a vector.
     """
 
     batch: int
@@ -191,8 +194,9 @@ def _run(pooling: Pooling, split: Split) -> int:
 def _spatial(
     spec: OpSpec, position: int, read: Operand, made: Operand
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Kernel and stride, from arguments at ``position`` and the next; what adaptive pooling makes
-    of its extents.
+    """Kernel and stride, from arguments at ``position`` and the next.
+
+    What adaptive pooling makes of its extents.
     """
     rank = (
         int(spec.name.split("d.")[0].split("d_")[0][-1])
@@ -255,8 +259,9 @@ def _pooling(
     "aten.fractional_max_pool3d",
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
-    """Windows are brought to where the plan has their outputs. Nobody computes the indices of a
-    maximum: its gradient compares (popnn::MaxPoolingGrad).
+    """Windows are brought to where the plan has their outputs.
+
+    Nobody computes the indices of a maximum: its gradient compares (popnn::MaxPoolingGrad).
     """
     build = Builder(spec, machine)
     data, out = build.place(0), spec.outputs[0]
@@ -298,9 +303,10 @@ def _lies(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
     unread=(1,),  # the input: a maximum is found again by its index
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Each element looks at the windows that hold it. The gradient of a maximum needs besides their
-    gradients the input and the pooled output; torch keeps indices in the latter's place, which are
-    brought instead.
+    """Each element looks at the windows that hold it.
+
+    The gradient of a maximum needs besides their gradients the input and the pooled output; torch
+    keeps indices in the latter's place, which are brought instead.
     """
     build = Builder(spec, machine)
     grad, data, out = build.place(0), build.place(1), spec.outputs[0]

@@ -1,5 +1,6 @@
-"""Reductions over any dimensions: each tile reduces what it holds, partials are exchanged, the rest
-is reduced there.
+"""Reductions over any dimensions.
+
+Each tile reduces what it holds, partials are exchanged, the rest is reduced there.
 
 Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that
 popops::reduce takes for regular regions [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]:
@@ -106,8 +107,9 @@ def reduce_over(
     op: str = "ADD",
     name: str = "reduce",
 ) -> Reduced:
-    """Append the steps that reduce ``operand`` over ``dims``; ``op`` names the operation in the
-    vertex type.
+    """Append the steps that reduce ``operand`` over ``dims``.
+
+    ``op`` names the operation in the vertex type.
     """
     kept = tuple(d not in dims for d in range(len(operand.shape)))
     outputs = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
@@ -172,8 +174,9 @@ def _stage(
 def broadcast_back(
     build: Builder, reduced: Reduced, name: str, item_bytes: int = PARTIAL_BYTES
 ) -> None:
-    """Append the exchange that brings each tile the outputs it contributed to; nothing if they are
-    there.
+    """Append the exchange that brings each tile the outputs it contributed to.
+
+    Nothing if they are there.
     """
     if reduced.local:
         return

@@ -53,8 +53,9 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("ipu_exec.fps")
 def fps(spec: OpSpec, machine: Machine) -> Plan:
-    """Points spread over the tiles; for each sample distances to the newest, the farthest on a
-    tile, and of all tiles.
+    """Points spread over the tiles.
+
+    For each sample distances to the newest, the farthest on a tile, and of all tiles.
 
     The samples follow each other, so one compute set lasts as long as all of them, with their
     exchanges' latency.

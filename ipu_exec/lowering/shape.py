@@ -44,8 +44,9 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
 
 @lowering("aten.cat", "aten.stack", "aten.concat", "aten.hstack", "aten.vstack", "aten.concatenate")
 def concatenate(spec: OpSpec, machine: Machine) -> Plan:
-    """Joining tensors moves nothing: each part stays on its tiles, and the result is where its
-    parts are.
+    """Joining tensors moves nothing.
+
+    Each part stays on its tiles, and the result is where its parts are.
 
     The vendor's graph does the same (concat is a view of variables); ours makes one storage: an
     on-tile copy.
@@ -88,8 +89,9 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS), unread=(1,))
 def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, input, padding): the inner part comes to a linear result, the border to what it
-    mirrors and is added.
+    """(gradient, input, padding).
+
+    The inner part comes to a linear result, the border to what it mirrors and is added.
 
     What a tile receives of the border goes by its share of the result.
     """
@@ -140,8 +142,9 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     "aten.constant_pad_nd_backward",
 )
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
-    """The result lies linearly; elements come to it and are put in order on the tile; what nobody
-    wrote is zero.
+    """The result lies linearly.
+
+    Elements come to it and are put in order on the tile; what nobody wrote is zero.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -267,8 +270,9 @@ def _sorted(spec: OpSpec) -> tuple[int, int]:
     "aten.mode",
 )
 def sort(spec: OpSpec, machine: Machine) -> Plan:
-    """Steps of compare-and-swap, an exchange before each: the pairs of a step are spread over all
-    tiles.
+    """Steps of compare-and-swap, an exchange before each.
+
+    The pairs of a step are spread over all tiles.
 
     Keys are sorted in fp32, their positions travel with them. Pairs that lie on one tile already
     are copied there.

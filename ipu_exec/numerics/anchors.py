@@ -107,8 +107,9 @@ class Watch:
         self._recorder: _Finder | None = None
 
     def _plan_of(self, anchor: Anchor) -> CallPlan:
-        """The output mode of one anchor; a weight is updated once a device iteration, and alike in
-        all replicas.
+        """The output mode of one anchor.
+
+        A weight is updated once a device iteration, and alike in all replicas.
         """
         plan = self._plan
         if anchor.mode is not None and anchor.mode is not OutputMode.Default:
@@ -171,8 +172,9 @@ class Watch:
                 self._kept[short].add(weight.detach().clone(), iteration, 0, 0)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """By short name, put together as the output mode says; not those whose mode kept nothing in
-        this call.
+        """By short name, put together as the output mode says.
+
+        Not those whose mode kept nothing in this call.
         """
         return {short: kept.result() for short, kept in self._kept.items() if kept.any}
 

@@ -1,5 +1,6 @@
-"""What an IPU does about float16 besides computing in it: stochastic rounding, and automatic loss
-scaling.
+"""What an IPU does about float16 besides computing in it.
+
+Stochastic rounding, and automatic loss scaling.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _SETTINGS = {
 
 
 def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """float32 ``values`` as float16: up or down with probabilities that make the expected result
-    the value itself.
+    """float32 ``values`` as float16.
+
+    Up or down with probabilities that make the expected result the value itself.
 
     Values beyond the largest float16 become that; NaN stays. Subnormal results have their own, even
     spacing.
@@ -177,8 +179,9 @@ class Precision:
 
     @contextlib.contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, float16 weights and gradients are float32 ones of the same values; after it
-        weights are rounded.
+        """Inside, float16 weights and gradients are float32 ones of the same values.
+
+        After it weights are rounded.
 
         An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into
         float16. PopTorch's optimisers then round the states that they keep in float16; PyTorch's

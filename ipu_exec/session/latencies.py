@@ -38,8 +38,9 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     across = executable.timeline.costs.across
 
     def times(kind: int, stage: int | None, micro_batch: int) -> tuple[int, int]:
-        """Start and end of a transfer; without a stage, the start of the first task of the
-        micro-batch, twice.
+        """Start and end of a transfer.
+
+        Without a stage, the start of the first task of the micro-batch, twice.
         """
         mine = schedule.micro_batch == micro_batch
         if stage is not None:

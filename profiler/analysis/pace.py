@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """A device iteration: its cycles, its micro-batches, and samples a second over all replicas
-    (predicted).
+    """The pace of a device iteration.
+
+    Its cycles, its micro-batches, and samples a second over all replicas (predicted).
     """
 
     cycles: int

@@ -23,8 +23,9 @@ _WORK = ("forward", "backward", "recompute")
 
 @dataclass(frozen=True)
 class Bubble:
-    """Shares 0..1 of a device iteration without its weight update. ``measured`` ones are read off
-    the trace.
+    """Shares 0..1 of a device iteration without its weight update.
+
+    ``measured`` ones are read off the trace.
 
     ``time_balanced``: (K-1)/(G+K-1), were all stages equally long and nothing else done.
     ``time_of_stages``: the exact closed form for the stages' own cycles, nothing else done: ramps
@@ -147,8 +148,9 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
 
 
 def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.ndarray:
-    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most: IPUs wait for each
-    other there.
+    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most.
+
+    IPUs wait for each other there.
     """
     spent = tasks[tasks["kind"] == kind].groupby(["pipeline_cycle", "ipu"])["cycles"].sum()
     return spent.groupby(level=0).max().reindex(positions, fill_value=0).to_numpy()

@@ -18,9 +18,10 @@ _STREAMS = ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd")
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The executed steps of a device iteration, in order of time: step s has the parts ``first[s] :
-    first[s + 1]``, one for each IPU that takes part: ``ipu``, ``step`` (in ``Model.steps``),
-    ``start`` and ``end`` (cycles).
+    """The executed steps of a device iteration, in order of time.
+
+    Step s has the parts ``first[s] : first[s + 1]``, one for each IPU that takes part: ``ipu``,
+    ``step`` (in ``Model.steps``), ``start`` and ``end`` (cycles).
     """
 
     first: np.ndarray
@@ -51,8 +52,9 @@ def iteration_of(model: Model, run: int) -> Iteration:
 
 
 class Cycles(Shown):
-    """When the first and the last tile did something: a time on the clock that all IPUs and runs
-    share.
+    """When the first and the last tile did something.
+
+    A time on the clock that all IPUs and runs share.
     """
 
     __slots__ = ("max", "min")
@@ -75,8 +77,9 @@ class CycleRange(Shown):
 
 
 class StepOnIpu(Shown):
-    """A step's part on one IPU. An IPU that takes no part has 0 cycles, from and to the step's
-    start.
+    """A step's part on one IPU.
+
+    An IPU that takes no part has 0 cycles, from and to the step's start.
     """
 
     __slots__ = ("_end", "_model", "_start", "_step")
@@ -239,8 +242,10 @@ class Run(Shown):
 
     @property
     def microseconds(self) -> Microseconds:
-        """When it ran on the modelled device, never less than one long: from its cycles and the
-        clock, for what the host took to compute the numbers says nothing about an IPU.
+        """When it ran on the modelled device, never less than one long.
+
+        From its cycles and the clock, for what the host took to compute the numbers says nothing
+        about an IPU.
         """
         clock = self._model.target.clock_hz
         start, end = (round(self._of(name) / clock * 1e6) for name in ("start", "end"))

@@ -155,9 +155,10 @@ class Model:
         return None if id < 0 else self.report.vector(id)
 
     def cycles_by_tile(self, step: int, cycles: int | None = None) -> np.ndarray:
-        """Cycles of a step over the tiles of its IPU: of compute as it is stored, of an exchange on
-        the tiles that take part, of anything else (a sync, a stream) on all of them. ``cycles``: as
-        executed; None: as planned.
+        """Cycles of a step over the tiles of its IPU.
+
+        Of compute as it is stored, of an exchange on the tiles that take part, of anything else (a
+        sync, a stream) on all of them. ``cycles``: as executed; None: as planned.
         """
         taken = int(self.steps["cycles"][step]) if cycles is None else cycles
         found = self.tile_vector(step, "tile_cycles")
@@ -192,8 +193,9 @@ class Model:
 
     @cached_property
     def variables(self) -> dict[str, np.ndarray]:
-        """Variables in the order of the file; ``first`` and ``last`` (exclusive) are where they
-        live in `steps`.
+        """Variables in the order of the file.
+
+        ``first`` and ``last`` (exclusive) are where they live in `steps`.
         """
         columns = self.report.columns_of(records.Variable)
         first = np.zeros(len(columns["id"]), dtype=np.int64)
@@ -238,8 +240,9 @@ class Model:
         return self.report.vector(int(self.variables["tile_bytes"][row]))
 
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
-        """Not-always-live bytes at every step: of all IPUs of a replica, of one, or of one tile of
-        it.
+        """Not-always-live bytes at every step.
+
+        Of all IPUs of a replica, of one, or of one tile of it.
         """
         return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
 
@@ -296,8 +299,9 @@ class Model:
 
     @cached_property
     def variables_of_op(self) -> dict[int, list[int]]:
-        """Operator -> rows of the variables it reads or writes; a profile of format 1 knows only
-        what it makes.
+        """Operator -> rows of the variables it reads or writes.
+
+        A profile of format 1 knows only what it makes.
         """
         row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
         found: dict[int, list[int]] = {}
@@ -326,8 +330,9 @@ class Model:
 
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:
-        """Step -> row of the variable that is its code. What equal exchanges share is the first
-        one's.
+        """Step -> row of the variable that is its code.
+
+        What equal exchanges share is the first one's.
         """
         is_code = self.variables["category"] == "internalExchangeCode"
         rows = np.flatnonzero(is_code & (self.variables["step"] >= 0)).tolist()

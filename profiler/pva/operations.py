@@ -42,8 +42,9 @@ class Location(Shown):
 
 
 class DebugContext(Shown):
-    """What a layer of software knew of an operation: ``json`` is all of it, ``layer`` only which
-    layer it was.
+    """What a layer of software knew of an operation.
+
+    ``json`` is all of it, ``layer`` only which layer it was.
     """
 
     __slots__ = ("_fields", "id", "location", "name", "parents")

@@ -86,8 +86,9 @@ class ComputeSet(Shown):
 
 
 class Program(Shown):
-    """A node of the program tree; a sync is a plain one. Programs are equal where they are the same
-    node.
+    """A node of the program tree; a sync is a plain one.
+
+    Programs are equal where they are the same node.
     """
 
     Type: ClassVar[type[ProgramType]] = ProgramType
@@ -107,8 +108,9 @@ class Program(Shown):
 
     @property
     def name(self) -> str:
-        """Module path and what it does; of a sync "Internal" (of one chip's tiles) or "External"
-        (with others).
+        """Module path and what it does.
+
+        Of a sync "Internal" (of one chip's tiles) or "External" (with others).
         """
         step = self._step
         if step is not None and self._model.steps["type"][step] == records.SYNC:
@@ -197,8 +199,9 @@ class DoExchangeProgram(_StepProgram):
 
     @property
     def codeBytesByTile(self) -> list[int]:
-        """Bytes of its code on each tile of the device; what equal exchanges share is the first
-        one's.
+        """Bytes of its code on each tile of the device.
+
+        What equal exchanges share is the first one's.
         """
         model, step = self._model, self._own_step
         ipu = int(model.steps["ipu"][step])
@@ -255,8 +258,9 @@ _CLASSES: dict[str, type[Program]] = {
 
 
 def make_program(model: Model, at: int) -> Program:
-    """The program at a place of ``model.tree``; a node of a step's type that no step stands for is
-    a plain one.
+    """The program at a place of ``model.tree``.
+
+    A node of a step's type that no step stands for is a plain one.
     """
     kind = _CLASSES.get(str(model.tree["type"][at]), Program)
     return (
@@ -276,8 +280,9 @@ def _ignore(program: Program) -> None:
 
 
 class ProgramVisitor:
-    """Base class of visitors: override the methods for the programs of interest, and give it to
-    `Program.accept`.
+    """Base class of visitors.
+
+    Override the methods for the programs of interest, and give it to `Program.accept`.
     """
 
     def visitOnTileExecute(self, onTileExecute: Any) -> None: ...

@@ -95,9 +95,10 @@ class Report(Shown):
 
 
 def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | None = None) -> Report:
-    """Open a ``profile.pop``. ``debug`` may name a ``debug.cbor`` and is not read: a profile has
-    its own debug information. `profiler.ProfileError` where there is no profile that this version
-    reads.
+    """Open a ``profile.pop``.
+
+    ``debug`` may name a ``debug.cbor`` and is not read: a profile has its own debug information.
+    `profiler.ProfileError` where there is no profile that this version reads.
     """
     return Report(Model(open_report(path)))
 

@@ -27,8 +27,10 @@ class Gaps(Shown):
 
 
 class RegionBytes(Shown):
-    """Bytes of a category in a region: what always lives (``nonOverlapped``), what shares its place
-    with other things (``overlapped``, at its worst step), and their sum.
+    """Bytes of a category in a region.
+
+    What always lives (``nonOverlapped``), what shares its place with other things (``overlapped``,
+    at its worst step), and their sum.
     """
 
     __slots__ = ("nonOverlapped", "overlapped")

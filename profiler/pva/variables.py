@@ -35,8 +35,9 @@ class VariableSize(Shown):
 def sizes(
     model: Model, rows: np.ndarray, size: np.ndarray, categories: bool = False
 ) -> list[VariableSize]:
-    """Of variables by row and bytes. ``categories``: those that have their own entry even where
-    nothing is in them.
+    """Of variables by row and bytes.
+
+    ``categories``: those that have their own entry even where nothing is in them.
     """
     grouped: dict[str, int] = dict.fromkeys(CATEGORIES, 0) if categories else {}
     for name in OWN_NAME:
@@ -96,8 +97,9 @@ class EquivalenceClass(Shown):
 
 
 class LoweredVariable(Shown):
-    """What one tile holds of a variable. Ids are counted over all of the profile; tiles over the
-    device.
+    """What one tile holds of a variable.
+
+    Ids are counted over all of the profile; tiles over the device.
     """
 
     __slots__ = ("_model", "_row", "bytes", "id", "tileId")

@@ -1,5 +1,6 @@
-"""Cutting inside a Block: where one Block is the longest stage, the operator behind which it should
-become two.
+"""Cutting inside a Block.
+
+Where one Block is the longest stage, the operator behind which it should become two.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Inside:
 def best_cut_inside(
     report: Report, costs: Costs, stages: int, block: int | None = None
 ) -> Inside | None:
-    """The cut inside a Block (default: the longest) that makes the best split shortest; None where
-    none does so.
+    """The cut inside a Block (default: the longest) that makes the best split shortest.
+
+    None where none does so.
 
     A cut is between two forward operators of the Block; the backward of each goes with it. Cycles,
     weights and what is saved are those of the operators themselves; both halves are taken to peak
@@ -194,8 +196,10 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
 
 
 def _renumbered(stashes: np.ndarray, block: int, over: int) -> np.ndarray:
-    """What stages stash, with a Block cut in two: what enters it does so before its first half,
-    what it keeps is made in the second, and ``over`` bytes enter a stage that begins between them.
+    """What stages stash, with a Block cut in two.
+
+    What enters it does so before its first half, what it keeps is made in the second, and ``over``
+    bytes enter a stage that begins between them.
     """
     begin, end, least, nbytes = stashes.T
     enters = (end == block) & (least == block)

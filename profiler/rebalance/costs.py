@@ -1,5 +1,6 @@
-"""What each Block costs, read off one profile: cycles, bytes over a cut behind it, bytes on each
-tile.
+"""What each Block costs, read off one profile.
+
+Cycles, bytes over a cut behind it, bytes on each tile.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ STREAMING_BYTES_PER_SECOND = 5e9
 
 @dataclass(frozen=True)
 class Costs:
-    """Blocks in the order of the model; arrays have an entry a Block, or [Block, tile]. Cycles are
-    a micro-batch's, but ``update``'s. Units: cycles, bytes.
+    """Blocks in the order of the model; arrays have an entry a Block, or [Block, tile].
+
+    Cycles are a micro-batch's, but ``update``'s. Units: cycles, bytes.
 
     A stage that recomputes runs ``again`` of each of its Blocks but the last, of which it runs
     ``again_end``: what only the next stage needs is left out. The last stage runs ``again_final``
@@ -144,8 +146,9 @@ class Costs:
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """ValueError where the profile has no Blocks, or was of phased execution: there is nothing
-        to move.
+        """ValueError where the profile has no Blocks, or was of phased execution.
+
+        There is nothing to move.
         """
         blocks = report.blocks.sort_values("block")
         if not len(blocks):
@@ -309,15 +312,17 @@ class Costs:
         return ahead, back
 
     def link_rate(self, a: int, b: int) -> float:
-        """Bytes a cycle, one way, between two IPUs of a replica: less where they are on different
-        boards.
+        """Bytes a cycle, one way, between two IPUs of a replica.
+
+        Less where they are on different boards.
         """
         same = a // self.ipus_per_board == b // self.ipus_per_board
         return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
 
     def hop_latency(self, a: int, b: int) -> int:
-        """Cycles before the first byte arrives: a ladder with two IPUs to a rung, 0.16 us a rung
-        [JIA].
+        """Cycles before the first byte arrives.
+
+        A ladder with two IPUs to a rung, 0.16 us a rung [JIA].
         """
         rungs = max(1, abs(a // 2 - b // 2))
         return round(self.link_latency + (rungs - 1) * LINK_HOP_SECONDS * self.clock_hz)
@@ -344,8 +349,9 @@ class Costs:
         return found
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
-        """The same of stages whose backward follows their forward at once: the last one's, and all
-        in no pipeline.
+        """The same of stages whose backward follows their forward at once.
+
+        The last one's, and all in no pipeline.
 
         One stage of all Blocks is none: by default only pipelines recompute.
         """
@@ -376,8 +382,9 @@ class Costs:
 
     @cached_property
     def _stash_tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Bytes and tensors that stages [first, last] stash: with recomputation, and without what
-        Blocks save.
+        """Bytes and tensors that stages [first, last] stash.
+
+        With recomputation, and without what Blocks save.
         """
 
         def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -410,8 +417,9 @@ class Costs:
 
 
 def streaming_bytes_per_cycle(report: Report) -> float:
-    """What an IPU moves to or from streaming memory, its part of its machine's. Older profiles do
-    not say it.
+    """What an IPU moves to or from streaming memory, its part of its machine's.
+
+    Older profiles do not say it.
     """
     said = number(report.meta, "streaming_bytes_per_cycle", 0)
     return said or STREAMING_BYTES_PER_SECOND / report.target.clock_hz
@@ -427,8 +435,9 @@ def offload_cycles(
 
 
 def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...], int], ...]:
-    """Weights that forward operators of more than one Block read, and their bytes. Profiles of
-    format 1 do not know.
+    """Weights that forward operators of more than one Block read, and their bytes.
+
+    Profiles of format 1 do not know.
     """
     if report.format < 2:
         return ()
@@ -509,8 +518,9 @@ def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndar
 
 
 def _recomputes(report: Report, pipelined_training: bool) -> bool:
-    """Whether stages run their forward again: as profiled, or where there is one stage, as the
-    options say of more.
+    """Whether stages run their forward again.
+
+    As profiled, or where there is one stage, as the options say of more.
     """
     if len(report.stages) == 1:
         return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
@@ -520,8 +530,9 @@ def _recomputes(report: Report, pipelined_training: bool) -> bool:
 def _recomputation(
     report: Report, forward: np.ndarray, entering: Callable[[], np.ndarray]
 ) -> dict[str, Any]:
-    """What the compiler wrote of it (`ipu_exec.compiler.recompute.by_block`); of profiles without
-    that, estimates.
+    """What the compiler wrote of it (`ipu_exec.compiler.recompute.by_block`).
+
+    Of profiles without that, estimates.
 
     Those are: no checkpoints, one tensor that enters a stage, and a mean over the profiled stages
     of what a stage does not run again at its end.
@@ -585,8 +596,9 @@ def _streams(measured: object, stage: np.ndarray, weight: np.ndarray, latency: i
 
 
 def _outputs_once(report: Report) -> bool:
-    """Whether outputs leave once, at the end, rather than in every pipeline cycle: as it ran, or as
-    the mode says.
+    """Whether outputs leave once, at the end, rather than in every pipeline cycle.
+
+    As it ran, or as the mode says.
     """
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)
@@ -701,9 +713,10 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
 def code_of_blocks(
     report: Report, blocks: int
 ) -> tuple[np.ndarray, list[tuple[list[int], list[int], list[int]]]]:
-    """What the compiler wrote of it (`ipu_exec.compiler.memory.Code`): bytes of calls on each tile,
-    int64[Block]; and code that Blocks have in common: which Blocks, the ids of its variables, of
-    those with the same on further IPUs.
+    """What the compiler wrote of it (`ipu_exec.compiler.memory.Code`).
+
+    Bytes of calls on each tile, int64[Block]; and code that Blocks have in common: which Blocks,
+    the ids of its variables, of those with the same on further IPUs.
 
     An older profile has neither, nor has a stranger's that makes no sense: code then is the Block's
     that ran it first.
@@ -733,9 +746,10 @@ def code_of_blocks(
 
 
 def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """For each step of an IPU the Block of it (of those ``here``) that it belongs to: its own,
-    else, for copies, the stash and the weight update, the one that ran last (at the begin: that
-    runs first). -1 where there is none.
+    """For each step of an IPU the Block of it (of those ``here``) that it belongs to.
+
+    Its own, else, for copies, the stash and the weight update, the one that ran last (at the begin:
+    that runs first). -1 where there is none.
     """
     own = np.isin(block, here)
     if not own.any():

@@ -113,8 +113,9 @@ def bands(
     memory: bool = True,
     spare: int = 0,
 ) -> Bands:
-    """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in
-    one stage.
+    """All stages that take ``most`` cycles at most.
+
+    ``together``: groups of Blocks that must be in one stage.
 
     ``spare``: bytes beyond the tile up to which rooms must be exact.
     """

@@ -16,8 +16,9 @@ from profiler.rebalance.what_if import Assignment
 
 @dataclass(frozen=True)
 class Point:
-    """A split that is on the front: cycles a micro-batch of its slowest stage, bytes of its fullest
-    tile.
+    """A split that is on the front.
+
+    Cycles a micro-batch of its slowest stage, bytes of its fullest tile.
     """
 
     bottleneck: int
@@ -28,8 +29,9 @@ class Point:
 def pareto(
     costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int = 100
 ) -> list[Point]:
-    """The front of splits into so many stages, one an IPU, the shortest bottleneck first; at most
-    ``most`` of it.
+    """The front of splits into so many stages, one an IPU, the shortest bottleneck first.
+
+    At most ``most`` of it.
 
     A tile's limit plays no role: points beyond it say what a larger tile would give. Exact: each
     step down in memory finds the least bottleneck there is under it, then the least memory under

@@ -1,5 +1,6 @@
-"""The split that is least wrong where the costs are: cycles of every Block may be off by so much,
-each its own way.
+"""The split that is least wrong where the costs are.
+
+Cycles of every Block may be off by so much, each its own way.
 """
 
 from __future__ import annotations

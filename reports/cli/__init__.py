@@ -1,5 +1,6 @@
-"""`ipu-report`: ask profiles from the shell. A file a subcommand, each with its arguments and what
-it does.
+"""`ipu-report`: ask profiles from the shell.
+
+A file a subcommand, each with its arguments and what it does.
 
 Exit codes, for scripts: 0 all is well; 1 the thing asked about is not so, or not there, or a check
 failed; 2 the command was used wrongly; 3 a profile cannot be read. Errors are one line on standard

@@ -187,8 +187,9 @@ def open_one(args: argparse.Namespace) -> Report:
 
 
 def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> int:
-    """Print a page for each profile. One that cannot be read costs a line and exit code 3, not the
-    others.
+    """Print a page for each profile.
+
+    One that cannot be read costs a line and exit code 3, not the others.
     """
     from profiler import ProfileError, open_report
     from reports.tables import print_pages

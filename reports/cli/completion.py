@@ -1,5 +1,6 @@
-"""A script that makes the shell complete ipu-report: subcommands, options and their choices, and
-profiles.
+"""A script that makes the shell complete ipu-report.
+
+Subcommands, options and their choices, and profiles.
 
 It is made from the subcommands themselves, needs nothing else installed, and starts no Python when
 you press Tab.

@@ -1,5 +1,6 @@
-"""A profile for other tools: a trace that Perfetto and chrome://tracing open, or a frame as CSV or
-Parquet.
+"""A profile for other tools.
+
+A trace that Perfetto and chrome://tracing open, or a frame as CSV or Parquet.
 
 The trace has a process for each IPU with a thread for its tasks and one for their program steps,
 and a process for the pipeline cycles; times are microseconds at the machine's clock, cycles are in

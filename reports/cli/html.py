@@ -1,5 +1,6 @@
-"""The profile as one self-contained HTML file: the main figures, interactive, without a server or a
-network.
+"""The profile as one self-contained HTML file.
+
+The main figures, interactive, without a server or a network.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Live bytes over the program steps of an IPU: the fullest steps, or (--json, --csv, --top 0) all
-of them in order.
+"""Live bytes over the program steps of an IPU.
+
+The fullest steps, or (--json, --csv, --top 0) all of them in order.
 """
 
 from __future__ import annotations

@@ -110,8 +110,10 @@ def best(
     choices: Sequence[Choice] = (),
     together: Sequence[Sequence[int]] = (),
 ) -> Split:
-    """The best split into so many stages; or the quickest onto as many IPUs as were profiled, or
-    fewer: one stage each, or the profiled list of stages where that comes back to one.
+    """The best split into so many stages.
+
+    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or the profiled
+    list of stages where that comes back to one.
     """
     from profiler.rebalance import best_split
 

@@ -73,8 +73,9 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 def lanes(
     tasks: pd.DataFrame, steps: pd.DataFrame, cycles: pd.DataFrame, stages: pd.DataFrame
 ) -> Lanes:
-    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`. ``steps`` may be empty: no
-    strip then.
+    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`.
+
+    ``steps`` may be empty: no strip then.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code, of_steps = codes(tasks, by_direction=True), codes(steps, by_direction=False)
@@ -109,8 +110,9 @@ def pipeline(
     pixels: int = PIXELS,
     follow: int | None = None,
 ) -> go.Figure:
-    """The lanes between two cycles (default: all). ``follow``: a micro-batch to trace through the
-    IPUs.
+    """The lanes between two cycles (default: all).
+
+    ``follow``: a micro-batch to trace through the IPUs.
     """
     low, high = window or (0.0, float(max(1, lanes.end)))
     low, high = low + lanes.origin, high + lanes.origin
@@ -514,8 +516,9 @@ def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) ->
 
 
 def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go.Scatter]:
-    """A micro-batch on its way: an arrow from the end of each of its tasks to the start of the
-    next.
+    """A micro-batch on its way.
+
+    An arrow from the end of each of its tasks to the start of the next.
     """
     code = codes(lanes.tasks, by_direction=True)
     mine = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]

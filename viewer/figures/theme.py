@@ -1,5 +1,6 @@
-"""Colours and type, for light and dark pages: the one place that has them (assets/style.css takes
-them from here).
+"""Colours and type, for light and dark pages.
+
+The one place that has them (assets/style.css takes them from here).
 
 What an IPU does is told apart by the Okabe-Ito hues, which colour-blind people can tell apart;
 recomputing a forward pass is forward's hue, paler and hatched. Bytes are drawn in viridis, which

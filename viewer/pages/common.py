@@ -1,5 +1,6 @@
-"""What the pages are built of: parameters that the address keeps, cards, figures with their tools,
-tables.
+"""What the pages are built of.
+
+Parameters that the address keeps, cards, figures with their tools, tables.
 
 A control that belongs to a page's state has the id ``{"page": ..., "param": ...}`` and its state in
 ``value``: one browser-side callback writes them all into the address, so that the address restores
@@ -342,8 +343,9 @@ def failure(error: BaseException) -> Children:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its name in the frame, its heading, and how d3 formats its numbers (""
-    for text).
+    """A column of a table.
+
+    Its name in the frame, its heading, and how d3 formats its numbers ("" for text).
     """
 
     name: str
@@ -363,9 +365,10 @@ def table(
     row_id: str = "",
     sortable: bool = True,
 ) -> Children:
-    """A table to sort and filter. Numbers are divided by their column's ``scale`` for display;
-    ``row_id`` names the column that tells rows apart, where clicks matter; not ``sortable`` are
-    rows whose order means something.
+    """A table to sort and filter.
+
+    Numbers are divided by their column's ``scale`` for display; ``row_id`` names the column that
+    tells rows apart, where clicks matter; not ``sortable`` are rows whose order means something.
     """
     definitions = []
     for column in columns:
@@ -461,8 +464,9 @@ function(relayout) {
 
 
 def zoomable(figure: go.Figure, page: str, scale: float = 1.0, y: bool = False) -> go.Figure:
-    """Tell the browser how to ask for another part of a figure: whose parameters, and the unit of
-    its x-axis.
+    """Tell the browser how to ask for another part of a figure.
+
+    Whose parameters, and the unit of its x-axis.
     """
     meta: dict[str, Any] = {"page": page, "scale": scale, "x": ["from", "to"]}
     if y:

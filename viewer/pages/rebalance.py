@@ -1,5 +1,6 @@
-"""Rebalance: move Blocks between stages and see at once what that would give; the best split, and
-its placement.
+"""Rebalance: move Blocks between stages and see at once what that would give.
+
+The best split, and its placement.
 """
 
 from __future__ import annotations

@@ -247,8 +247,9 @@ def test_the_choices_reach_what_each_alone_cannot() -> None:
 
 
 def integer_programme(costs: Costs, stages: int) -> int | None:
-    """The least bottleneck by HiGHS, from another formulation: which Block is in which stage, one
-    variable each.
+    """The least bottleneck by HiGHS, from another formulation.
+
+    Which Block is in which stage, one variable each.
 
     A stage's cycles are sums over its Blocks and of what its first one stashes. On each tile, and
     for each Block b, what a stage holds always, the code that any of its Blocks runs, its stash,
@@ -355,8 +356,9 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
 
 
 def test_a_thousand_blocks_into_sixty_four_stages_take_no_time() -> None:
-    """Memory of 1,472 tiles included; benchmarks/rebalance has the time. Here a bound that a busy
-    machine keeps.
+    """Memory of 1,472 tiles included; benchmarks/rebalance has the time.
+
+    Here a bound that a busy machine keeps.
     """
     costs = random_costs(
         np.random.default_rng(0), 1000, 1472, stages=64, full=1.6, micro_batches=256
