@@ -36,8 +36,9 @@ _POLL_SECONDS = 0.5  # how soon a side notices that the other is gone
 
 
 class AsynchronousDataAccessor:
-    """Iterates over ``dataset`` (a data loader, a dataset, any iterable) in another process,
-    ``buffer_size`` ahead.
+    """Iterates over ``dataset`` in another process, ``buffer_size`` items ahead.
+
+    The dataset is a data loader, a dataset or any other iterable.
 
     The process starts at once and its first item is awaited: an Error says where the dataset cannot
     be iterated. The others are made when the first iteration begins, or at once with

@@ -24,8 +24,9 @@ Callee = TypeVar("Callee", bound=Callable[..., Any])
 
 
 class NameScope:
-    """``with NameScope("Attention"): ...`` puts the name before those of the operators inside, in
-    the profile.
+    """Puts a name before those of the operators inside, in the profile.
+
+    ``with NameScope("Attention"): ...``
     """
 
     def __init__(self, name: str) -> None:
@@ -47,8 +48,9 @@ class NameScope:
 
 
 class Attribute:
-    """``with Attribute(__outline={"layer": "embedding"}): ...`` gives the operators inside
-    attributes of PopART.
+    """Gives the operators inside attributes of PopART.
+
+    ``with Attribute(__outline={"layer": "embedding"}): ...``
 
     They are kept with the operators. Of their effects one is modelled: operators, and their
     gradients, that differ in ``__outline`` do not share their code.
@@ -203,8 +205,9 @@ class _BeginsBlock:
 
 
 def module_repr(module: torch.nn.Module) -> str:
-    """What PyTorch prints of a module, with ``BeginBlock(user_id=..., ipu_id=...)`` where a layer
-    begins a Block.
+    """What PyTorch prints for a module, with the Blocks that its layers begin.
+
+    A layer that begins a Block is followed by ``BeginBlock(user_id=..., ipu_id=...)``.
     """
     begun = next(
         (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _Begin)), None
@@ -433,8 +436,9 @@ class PhasedExecution(ExecutionStrategy):
         return self.phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> PhasedExecution:
-        """Whether the backward of the last phase is a phase of its own rather than the end of it
-        (2P - 1 phases).
+        """Whether the backward of the last phase is a phase of its own.
+
+        Otherwise it is the end of that phase, and there are 2P - 1 phases.
         """
         if not isinstance(use, bool):
             raise UsageError(f"useSeparateBackwardPhase takes True or False, not {use!r}")
@@ -474,8 +478,9 @@ class SerialPhasedExecution(PhasedExecution):
 
 
 class ParallelPhasedExecution(PhasedExecution):
-    """Phases on two groups in turn, IPUs 0, 2, ... and 1, 3, ...: one loads and stores while the
-    other computes.
+    """Phases on two groups of IPUs in turn, the even and the odd ones.
+
+    One group loads and stores while the other computes.
     """
 
     parallel = True

@@ -19,8 +19,9 @@ from ipu_exec.structures import learn
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """Batches of ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x
-    replicas samples.
+    """Batches of all the samples that one call of the model takes.
+
+    That is ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x replicas.
 
     All keyword arguments of `torch.utils.data.DataLoader` are taken; a ``batch_sampler`` gives
     micro-batches, and as many as a call has are collated each for itself and joined. ``drop_last``

@@ -89,8 +89,9 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def hasMLIRSupportOnPlatform() -> bool:
-    """True: models are captured by running them, as PopTorch's dispatcher does, and not traced by
-    TorchScript.
+    """True: models are captured by running them, as PopTorch's dispatcher does.
+
+    TorchScript's tracer is not used.
     """
     return True
 

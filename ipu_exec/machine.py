@@ -101,9 +101,10 @@ def link_rate(target: Target, a: int, b: int) -> float:
 def ring_cycles(
     target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int
 ) -> int:
-    """Cycles for a ring of ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the
-    one before, to exchange tensors of ``nbytes`` bytes: a scatter or a gather is one round, an
-    all-reduce is both.
+    """Cycles in which a ring of IPUs exchanges tensors of ``nbytes`` bytes.
+
+    It has ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before. A
+    scatter or a gather is one round, an all-reduce is both.
 
     A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link
     sets the pace: one between boards is enough. From three members on half of the data goes round

@@ -67,8 +67,9 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Plan the operator that made ``tensor``, and its gradients, within this share of a tile's
-    memory (above 0, to 1).
+    """Plan the operator that made ``tensor`` within this share of a tile's memory.
+
+    The share is above 0 and at most 1; it holds for the gradients too.
 
     For matrix products and convolutions, also through views, casts and the addition of a bias.
     Gathers and scatters take it and cost what they did; for what any other operator made it does
@@ -232,8 +233,9 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``lhs @ rhs`` in ``factor`` parts one after the other, so that fewer temporaries live at a
-    time.
+    """``lhs @ rhs`` in ``factor`` parts, one after the other.
+
+    Fewer temporaries are live at a time.
 
     Of an (m x n) by (n x p) product, InputChannels cuts m, ReducingDim n (and adds the parts, in
     float32 where ``keep_precision``), OutputChannels p. Error where ``factor`` does not divide what
@@ -324,8 +326,9 @@ class MultiConv:
         return self._keep("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """By what part the largest convolution may take longer, to leave tiles to others (0.1
-        unless set).
+        """The fraction by which the largest convolution may take longer (default 0.1).
+
+        It leaves tiles to the others.
         """
         if not isinstance(value, float):
             raise UsageError(f"MultiConv.cycleBackOff takes a float, not {value!r}")
@@ -401,8 +404,9 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """The tensor, which is printed to stderr whenever it is computed, and so is its gradient
-    (``title_gradient``).
+    """Return the tensor, and print it to stderr whenever it is computed.
+
+    Its gradient is printed too, under ``title_gradient``.
 
     0 as ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing
     in the profile.

@@ -226,8 +226,9 @@ class Optimizer:
         return self._ipu_names is not None or self._ipu_loaded is not None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One weight update, the gradients scaled down first where their norm is above
-        ``max_grad_norm``.
+        """One weight update.
+
+        The gradients are scaled down first where their norm exceeds ``max_grad_norm``.
         """
         optimizer = cast(torch.optim.Optimizer, self)
         if self.max_grad_norm is not None and math.isfinite(self.max_grad_norm):
@@ -546,9 +547,7 @@ def _check_without_correction(optimizer: torch.optim.Optimizer, bias_correction:
 
 @torch.no_grad()
 def _update_without_correction(optimizer: torch.optim.Optimizer, decoupled: bool) -> None:
-    """Adam's update (AdamW's where ``decoupled``) with the moments as they are, not corrected for
-    their start at 0.
-    """
+    """Adam's update without bias correction; AdamW's where ``decoupled``."""
     for group in optimizer.param_groups:
         beta1, beta2 = group["betas"]
         for parameter in group["params"]:
@@ -602,8 +601,9 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
 
 
 def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> None:
-    """Tell an optimiser of PopTorch's what its parameters are called in the model that was compiled
-    with it.
+    """Tell one of PopTorch's optimisers the names of its parameters.
+
+    They are those in the model that was compiled with it.
 
     The states that were loaded before go to them.
     """

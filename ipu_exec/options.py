@@ -200,16 +200,18 @@ class TrainingOptions(_Group):
         )
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Change the loss scale by what float16 gradients look like, from the optimiser's
-        ``loss_scaling`` on.
+        """Adapt the loss scale to the float16 gradients.
+
+        It starts from the optimiser's ``loss_scaling``.
 
         See `ipu_exec.numerics.precision.LossScaler`. The counting is not in the profile.
         """
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Let different convolutions begin at different tiles, so that small ones do not all lie on
-        the first.
+        """Let different convolutions begin at different tiles.
+
+        Small ones then do not all lie on the first tiles.
         """
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
 
@@ -281,8 +283,7 @@ class PrecisionOptions(_Group):
         )
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Whether batch norms of float16 inputs keep running statistics in float32 (True) or in
-        float16 (False).
+        """Whether batch norms of float16 inputs keep running statistics in float32.
 
         In float32 also where the model's buffers are float16: those are then what it rounds to.
         """
@@ -388,8 +389,10 @@ class TensorLocationOptions(_Group):
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights lie: those not on the chip come before they are used, in forward, backward
-        and update. In phased execution they come and go with their phase by default.
+        """Where weights are stored.
+
+        Those off the chip are loaded before they are used, in forward, backward and update. In
+        phased execution they come and go with their phase by default.
         """
         return self._location("setWeightLocation", location_weight=location)
 
@@ -575,9 +578,7 @@ class Options(_Group):
     # -- batches ---
 
     def deviceIterations(self, device_iterations: int) -> Self:
-        """Weight updates (training) or micro-batches (inference) that one call runs without coming
-        back.
-        """
+        """Iterations per call: weight updates in training, micro-batches in inference."""
         return self._count("deviceIterations", device_iterations=device_iterations)
 
     def replicationFactor(self, replication_factor: int) -> Self:
@@ -643,8 +644,10 @@ class Options(_Group):
     # -- placement and machine ---
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
-        """PipelinedExecution(...), ShardedExecution(...), SerialPhasedExecution(...),
-        ParallelPhasedExecution(...).
+        """Pipelined, sharded or phased execution, as an instance of its class.
+
+        These are PipelinedExecution, ShardedExecution, SerialPhasedExecution and
+        ParallelPhasedExecution.
         """
         if not isinstance(strategy, ExecutionStrategy):
             raise UsageError(
@@ -656,8 +659,9 @@ class Options(_Group):
         return self._set(execution_strategy=strategy)
 
     def loadPlacement(self, path: str | os.PathLike[str]) -> Self:
-        """Take the stages of a file that ``ipu-report rebalance`` wrote, whatever the script says
-        of its stages.
+        """Take the stages of a file that ``ipu-report rebalance`` wrote.
+
+        They replace whatever stages the script sets.
 
         A number of IPUs that is no power of two is rounded up. Error where the file is no
         placement; that it has each Block of the model once is checked by the compile.
@@ -681,8 +685,7 @@ class Options(_Group):
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]
     ) -> Self:
-        """Share of tile memory that a matrix product or convolution may use while it runs:
-        ``{"IPU0": 0.2}``.
+        """Share of tile memory that a product or convolution may use: ``{"IPU0": 0.2}``.
 
         Kept as a dict of IPU number to proportion.
         """
@@ -819,8 +822,9 @@ class Options(_Group):
     # -- reports and logs ---
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Write a profile into that directory (default: here), unless ``POPLAR_ENGINE_OPTIONS``
-        says otherwise.
+        """Write a profile into that directory (by default the working directory).
+
+        ``POPLAR_ENGINE_OPTIONS`` takes precedence.
         """
         return self._set(profiling_enabled=True, profiling_directory=os.fspath(profile_dir or "."))
 
@@ -846,8 +850,9 @@ class Options(_Group):
         self._set(profiling_directory=os.fspath(directory))
 
     def profiling(self, environment: Mapping[str, str] | None = None) -> Profiling:
-        """What to write: these options, then ``_Popart``'s engine options, then
-        ``POPLAR_ENGINE_OPTIONS``.
+        """What to write into a profile.
+
+        These options come first, then ``_Popart``'s engine options, then ``POPLAR_ENGINE_OPTIONS``.
 
         Later ones win. Error where the variable is no JSON object or a value makes no sense.
         """
@@ -921,8 +926,9 @@ class Options(_Group):
         return made
 
     def flat(self) -> dict[str, Any]:
-        """Every option by dotted name ("Training.gradientAccumulation"), with a value that JSON can
-        hold.
+        """Every option by dotted name ("Training.gradientAccumulation").
+
+        Values can be written as JSON.
         """
         made = dict(self._flat())
         for name in _GROUPS:
@@ -930,8 +936,9 @@ class Options(_Group):
         return made
 
     def toDict(self) -> dict[str, Any]:
-        """`flat`, and what the options and those for training have under PopTorch's names
-        ("replication_factor"), an enumeration as its number: Lightning's IPUStrategy reads these.
+        """`flat`, with the options also under PopTorch's names ("replication_factor").
+
+        Enumerations are given as numbers. Lightning's IPUStrategy reads these.
         """
         named = {**self._values, **self.Training._values}
         numbers = {

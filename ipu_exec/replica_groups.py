@@ -136,8 +136,9 @@ def spread(model: torch.nn.Module, groupings: Groupings) -> None:
 def one_replica(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, groupings: Groupings
 ) -> Iterator[None]:
-    """Give model and optimiser parameters of the size that a replica has, while the model is
-    compiled.
+    """Shrink grouped parameters to one replica's while the model is compiled.
+
+    It changes the parameters of model and optimiser.
     """
     parameters = dict(model.named_parameters())
     small = {

@@ -115,8 +115,9 @@ def ctc_beam_search_decoder(
     beam_width: int = 100,
     top_paths: int = 1,
 ) -> list[torch.Tensor]:
-    """The likeliest label sequences (prefix beam search, Graves and Jaitly 2014; repeats and blanks
-    merged).
+    """The likeliest label sequences, by prefix beam search.
+
+    After Graves and Jaitly, 2014; repeats and blanks are merged.
 
     ``probs``: log probabilities [time, batch, classes]; ``lengths``: time steps of each entry
     [batch]. Gives the paths' log probabilities [batch, paths], their lengths [batch, paths] and

@@ -24,8 +24,9 @@ _STANDS_FOR = {
 
 
 def stand_in() -> None:
-    """Make our packages answer to the vendor's names, each module under both, so that its classes
-    exist once.
+    """Make our packages answer to the vendor's names.
+
+    Each module is registered under both, so that its classes exist once.
 
     Processes that load data are told by the environment to do so too.
     """

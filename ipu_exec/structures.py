@@ -28,8 +28,9 @@ class ICustomArgParser(ABC):
 
     @abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """A structure like ``original_structure`` with the iterator's tensors, in the order of
-        `yieldTensors`.
+        """A structure like ``original_structure`` with the iterator's tensors.
+
+        They come in the order of `yieldTensors`.
         """
 
 
@@ -71,8 +72,9 @@ class _Like:
 
 
 def learn(tree: Any) -> None:
-    """Make pytree know every container in ``tree`` that it takes for a leaf and that can be taken
-    apart.
+    """Register the containers in ``tree`` that pytree takes for leaves.
+
+    Only those that can be taken apart.
     """
     while unknown := next((leaf for leaf in tree_leaves(tree) if _can_be_taken_apart(leaf)), None):
         _register(type(unknown))

@@ -65,8 +65,9 @@ def total(vectors: np.ndarray, vector: np.ndarray) -> np.ndarray:
 def blocks(
     intervals: Intervals, first: int, last: int, base: np.ndarray, rows: int = 0
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``, ``base``
-    (over tiles) included.
+    """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``.
+
+    ``base`` (int64[tiles]) is included.
 
     Pieces, of the integers that are wide enough, have ``rows`` steps (0: as many as `BLOCK_CELLS`
     allows), the last one what is left. A piece is the caller's only until the next one.
@@ -93,8 +94,9 @@ def blocks(
 def _changes(
     intervals: Intervals, first: int, last: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step, row of vectors, how many more of it) for ``first < step < last``, sorted, equal ones
-    merged.
+    """Changes of what is live: (step, row of vectors, difference), sorted and merged.
+
+    Only steps ``first < step < last``.
     """
     step = np.concatenate([intervals.start, intervals.stop])
     row = np.concatenate([intervals.vector, intervals.vector])
@@ -123,8 +125,9 @@ def resampled(
     shape: tuple[int, int],
     always: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`byte_map` in fewer cells, each the maximum of the cells it stands for, so that no peak is
-    lost.
+    """`byte_map` in fewer cells, each the maximum of those it replaces.
+
+    No peak is lost.
 
     ``shape`` (steps, tiles) is cut to what there is: nothing is ever stretched.
     """

@@ -46,8 +46,10 @@ _CODE = "/exchange code"
 def completed(
     record: type[Any], columns: Columns, stored: Callable[[type[Any]], Columns]
 ) -> Columns:
-    """The columns of an older file's table with those that its format did not have, in the order of
-    the record's fields. ``stored`` gives what the file has of other tables.
+    """The columns of an older file's table with those its format did not have.
+
+    They come in the order of the record's fields. ``stored`` gives what the file has of other
+    tables.
     """
     if record is records.Body:
         return {**columns, "task": body_tasks(columns)}

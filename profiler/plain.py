@@ -126,8 +126,9 @@ class Known:
 
 
 def derived(rows: Iterable[Any], known: Known) -> list[Any]:
-    """The rows to keep beside ``rows``, but for variables, whose vectors the writer knows the ids
-    of.
+    """The plain rows to keep beside ``rows``, except those of variables.
+
+    The ids of their vectors are known to the writer only.
 
     ``known`` gains what is among them.
     """

@@ -145,8 +145,9 @@ class Report:
 
     @cached_property
     def stages(self) -> pd.DataFrame:
-        """Stages: IPU, Blocks, cycles a micro-batch and their ``share`` of the slowest stage's,
-        memory.
+        """Stages: IPU, Blocks, cycles a micro-batch, memory.
+
+        ``share`` is of the slowest stage's cycles.
         """
         stage, block = self._table(records.Stage), self._table(records.Block)
         cycles = stage["forward_cycles"] + stage["backward_cycles"]
@@ -714,8 +715,9 @@ class Report:
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
     def _one_iteration(self, run: int) -> Tasks:
-        """A run's device iteration from 0 on, sorted by IPU and start, bodies as rows of their
-        table.
+        """A run's device iteration from 0 on, sorted by IPU and start.
+
+        Bodies are rows of their table.
         """
         stored, at = self._table(records.Trace), self._trace_of(run)
         names = ("pipeline_cycle", "ipu", "body", "micro_batch", "start", "end")

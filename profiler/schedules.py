@@ -148,8 +148,9 @@ def time_bubble(stages: int, micro_batches: int) -> float:
 def training_cycles(
     forward: Sequence[int], backward: Sequence[int], micro_batches: int, overhead: int = 0
 ) -> int:
-    """Exact cycles a weight update, one stage per IPU, G >= 2K - 1, a constant overhead per
-    pipeline cycle.
+    """Exact cycles of a weight update with one stage per IPU and G >= 2K - 1.
+
+    Every pipeline cycle has the same overhead.
     """
     stages = len(forward)
     f, b = np.asarray(forward), np.asarray(backward)
@@ -163,9 +164,10 @@ def training_cycles(
 
 
 def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> int:
-    """Exact cycles of ``micro_batches`` one after another, ``work`` each, whose inputs and outputs
-    an IPU's I/O tiles move beside that: the first load and the last unload are waited for, and what
-    takes longer than the work beside it.
+    """Exact cycles of ``micro_batches`` whose I/O overlaps with ``work`` cycles each.
+
+    The first load and the last unload are waited for, and what takes longer than the work beside
+    it.
     """
     if micro_batches == 1:
         return load + work + unload
@@ -483,8 +485,9 @@ def _finish(
     slowest: np.ndarray,
     host: _Host,
 ) -> Schedule:
-    """Append the weight update, with the next device iteration's first inputs beside it, fill the
-    waits and sort.
+    """Append the weight update, fill the waits and sort.
+
+    The next device iteration's first inputs may arrive beside the update.
     """
     once = costs.stream_out if costs.stream_out_once else ()
     if any(costs.update) or once or host.ahead:
@@ -581,8 +584,9 @@ class _Tasks:
         )
 
     def free_beside(self, cycle: int, ipus: int) -> dict[int, int]:
-        """When the I/O tiles of each IPU have nothing to do any more, from the begin of a pipeline
-        cycle's work on.
+        """When the I/O tiles of each IPU are idle again.
+
+        Counted from the beginning of a pipeline cycle's work.
         """
         kind, ipu, _, _, of, start, end = self.columns()
         begin = start[(of == cycle) & np.isin(kind, (FORWARD, BACKWARD))].min(

@@ -52,8 +52,9 @@ class Tasks:
         return Tasks(*(getattr(self, name)[mask] for name in self.__slots__))
 
     def repeated(self, iterations: np.ndarray, iteration_cycles: int, cycle_start: int) -> Tasks:
-        """These tasks of one device iteration in each of ``iterations``, on the clock shared by all
-        runs.
+        """These tasks of one device iteration in each of ``iterations``.
+
+        Times are on the clock shared by all runs.
         """
         count, times = len(self), len(iterations)
         offset = np.repeat(cycle_start + iterations * iteration_cycles, count)

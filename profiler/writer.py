@@ -1,5 +1,4 @@
-"""Writing a profile: rows stream into ``path + ".partial"``, a finished copy is renamed to
-``path``.
+"""Writing a profile: rows go to ``path + ".partial"``, then one rename to ``path``.
 
 The run is worth more than its profile: whatever goes wrong with the file (a full disk, an
 unwritable directory) is a `ProfileError` that names the path, and nothing else. The engine catches

@@ -131,9 +131,7 @@ def say(words: str, style: str = "") -> Lines:
 
 
 def clean(words: str) -> str:
-    """Without what a terminal would obey (escape sequences, line breaks, changes of writing
-    direction).
-    """
+    """Text without escape sequences, line breaks and changes of writing direction."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words
     )

@@ -176,9 +176,7 @@ def _pipeline_cycles(
 
 
 def _flows(tasks: pd.DataFrame, origin: int, micro: float) -> Iterator[dict[str, Any]]:
-    """Arrows along each micro-batch, from the end of its task on an IPU to the begin of its next on
-    another.
-    """
+    """Arrows from each micro-batch's task on an IPU to its next task on another."""
     work = tasks[(tasks["direction"] != "") & (tasks["micro_batch"] >= 0)]
     work = work.sort_values(["iteration", "micro_batch", "start"], kind="stable")
     columns = (work[name].tolist() for name in ("iteration", "micro_batch", "ipu", "start", "end"))

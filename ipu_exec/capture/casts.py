@@ -114,8 +114,9 @@ class Casting(TorchFunctionMode):
         return made
 
     def _in_float32(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The statistic that ``tensor`` is the rounding of, as long as nobody sets it to something
-        else.
+        """The float32 statistic that ``tensor`` is the rounding of.
+
+        It is used until somebody sets the tensor to something else.
         """
         if tensor.dtype is torch.float32:
             return tensor

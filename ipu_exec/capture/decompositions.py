@@ -41,8 +41,9 @@ def decomposition(func: Any) -> Decomposition | None:
 
 @cache
 def _body(func: Any) -> Decomposition | None:
-    """The Python function of an operator that torch.nn defines itself (a linear layer and its loss
-    in chunks).
+    """The Python function of an operator that torch.nn defines itself.
+
+    An example is a linear layer and its loss in chunks.
     """
     from torch._library.custom_ops import OPDEFS
 
@@ -72,8 +73,9 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """nn.Bilinear's product of three, each lacking the dimensions it is expanded along, summed over
-    ``sumdim``.
+    """nn.Bilinear's product of three tensors, summed over ``sumdim``.
+
+    Each lacks the dimensions it is expanded along.
     """
     rank = first.dim() + len(expand1)
     names = string.ascii_letters[:rank]
@@ -161,8 +163,9 @@ def multilabel_margin_gradient(
     reduction: int,
     is_target: torch.Tensor,
 ) -> torch.Tensor:
-    """Of sum_ij max(0, 1 - x[y_j] + x[i]) / classes over labels y_j up to the first -1 and all i
-    that are no label.
+    """Gradient of sum_ij max(0, 1 - x[y_j] + x[i]) / classes.
+
+    The sum is over labels y_j up to the first -1 and all i that are not labels.
     """
     rows, target, is_target = _rows(scores), _rows(target), _rows(is_target)
     label = (target >= 0).to(scores.dtype).cumprod(-1)
@@ -219,8 +222,9 @@ def diagonal_scatter(
 
 
 def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    """[size, dimensions]: where the first ``size`` non-zero elements are; the only nonzero of a
-    fixed shape.
+    """Where the first ``size`` non-zero elements are: [size, dimensions].
+
+    It is the only nonzero whose result has a fixed shape.
 
     A cumulative sum numbers them, and each puts its position at its number (those too many at one
     place more).

@@ -69,8 +69,7 @@ def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
 
 
 def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """`find_loss`, and a warning where an unmarked loss was put together from several of torch's
-    losses.
+    """`find_loss`, with a warning where an unmarked loss combines several losses.
 
     PopTorch refuses that: each of torch's losses is one to it, and what is made of several has to
     be marked.

@@ -89,8 +89,9 @@ def attributes() -> tuple[tuple[str, str, str], ...]:
 
 
 def reset_blocks() -> None:
-    """Forget which Block (and MultiConv and Attribute) is open and number automatic Blocks from "0"
-    again.
+    """Forget which Block, MultiConv and Attribute are open.
+
+    Automatic Blocks are numbered from "0" again.
     """
     OPEN.multi_conv, OPEN.attributes = None, []
     OPEN.block, OPEN.ended, OPEN.next_id, OPEN.layer_ids = None, False, 0, {}

@@ -34,8 +34,9 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
 def _layer_shapes(kind: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Outputs [T, B, H], the last state and cell [B, H], and what is kept for the backward [T, B, n
-    H].
+    """Shapes of a layer's outputs, last state, last cell, and what the backward needs.
+
+    These are [T, B, H], [B, H], [B, H] and [T, B, n H].
     """
 
     def shapes(
@@ -163,8 +164,9 @@ def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def whole_layers() -> contextlib.AbstractContextManager[None]:
-    """Recurrent layers are one operator each, where nn.LSTM, nn.GRU and nn.RNN find torch's
-    functions.
+    """Capture each recurrent layer as one operator.
+
+    It replaces torch's functions where nn.LSTM, nn.GRU and nn.RNN look them up.
     """
     return replaced(
         {kind: _replacement(kind, getattr(torch._VF, kind)) for kind in KINDS}, torch._VF

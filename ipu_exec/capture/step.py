@@ -1,5 +1,6 @@
-"""Capture: run one micro-batch and one weight update on fake tensors and write down every ATen
-call.
+"""Capture: record every ATen call of one micro-batch and one weight update.
+
+They run on fake tensors.
 
 The real module, the real autograd and the real optimiser run under ``FakeTensorMode``: shapes and
 dtypes are true, no weight is copied and nothing is computed. A ``TorchDispatchMode`` above it
@@ -363,8 +364,9 @@ class Recorder(TorchDispatchMode):
                 op.asked = replace(op.asked, proportion=proportion)
 
     def _planned(self, value: int) -> OpNode | None:
-        """The product or gather that made a value, seen through views, casts and the addition of a
-        bias.
+        """The product or gather that made a value.
+
+        Views, casts and the addition of a bias in between are passed over.
         """
         values, storages = self.graph.values, self.graph.storages
         while (producer := values[value].producer) >= 0:
@@ -628,8 +630,10 @@ class Recorder(TorchDispatchMode):
             bisect.insort(self._sequence, sequence)
 
     def _forward_of(self, node: Any) -> int:
-        """The forward op that made an autograd node, or the last one before it (an
-        autograd.Function may run none); for an accumulation, the first op that used the weight.
+        """The forward op that created an autograd node.
+
+        It may be the last op before the node (an autograd.Function may run none); for an
+        accumulation it is the first op that used the weight.
         """
         if node is None:
             return -1
@@ -803,8 +807,9 @@ def _fused_dropout() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _without_fused_attention() -> Iterator[None]:
-    """Have nn.MultiheadAttention and nn.TransformerEncoderLayer do in inference what they do in
-    training.
+    """Keep attention layers from their fused path, which they take in inference.
+
+    nn.MultiheadAttention and nn.TransformerEncoderLayer then do the same as in training.
 
     PyTorch's fast path is one operator for a whole layer, in which no product could be told from
     another.
@@ -820,8 +825,9 @@ def _without_fused_attention() -> Iterator[None]:
 def _fake_optimizer(
     optimizer: torch.optim.Optimizer, fakes: dict[int, torch.Tensor]
 ) -> torch.optim.Optimizer:
-    """The same optimiser over the fake parameters, one tensor at a time so that each update is
-    seen.
+    """The same optimiser over the fake parameters.
+
+    It updates one tensor at a time, so that each update is recorded.
     """
     copy = object.__new__(type(optimizer))
     copy.__dict__.update(optimizer.__dict__)

@@ -1,5 +1,6 @@
-"""The program: for each IPU the bodies it runs, each a list of bulk-synchronous steps over its
-tiles.
+"""The program: the bodies that each IPU runs.
+
+A body is a list of bulk-synchronous steps over the tiles of its IPU.
 
 A body is what the schedule places in time: forward or backward of a stage, the weight update,
 streams from and to the host, copies between IPUs, a sync. Within an IPU the bodies have an order,
@@ -242,8 +243,7 @@ class _Builder:
     def _backward(
         self, stage: int, ops: list[OpNode], again: list[OpNode], stashed: list[int]
     ) -> list[Body]:
-        """The backward of a stage, cut where it turns from running forward operators again to its
-        own and back.
+        """The backward of a stage, cut at each change between recomputation and backward.
 
         It begins with what runs again, and a stashed tensor comes back right before its first use
         (PopART gives a restore the least priority there is).
@@ -389,8 +389,7 @@ class _Builder:
     def _run(
         self, op: OpNode, direction: str, stage: int, body: Body, plan: Plan | None = None
     ) -> None:
-        """An operator of forward or backward, between what it needs brought to the chip and what
-        has to leave it again.
+        """An operator of forward or backward, with what is loaded before and stored after it.
 
         A tensor comes before its first use, once for the forward and once for recomputation and
         backward together (PopART's streaming contexts), and what was changed leaves after the last
@@ -465,8 +464,7 @@ class _Builder:
     def _kept_and_recomputed(
         self, ops: dict[tuple[str, int], list[OpNode]], stage: int
     ) -> tuple[list[int], list[OpNode]]:
-        """What a stage stashes between forward and backward, and the forward ops it runs again
-        before the backward.
+        """What a stage stashes for its backward, and the forward ops it runs again.
 
         Without recomputation: whatever the backward reads of the forward. With it: what enters the
         stage and is kept, and the ops that make the rest from those. Where the backward follows at

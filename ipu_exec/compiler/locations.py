@@ -248,9 +248,7 @@ def _say(option: str, names: list[str], why: str) -> None:
 def _read_backward(
     graph: Graph, placement: Placement, ops: Ops, again: Mapping[int, Sequence[OpNode]]
 ) -> set[int]:
-    """Storages that a stage's forward makes and its backward reads, but for those that it makes
-    again.
-    """
+    """Storages that a stage's backward reads from its forward, without recomputed ones."""
     found: set[int] = set()
     for stage in range(len(placement.stages)):
         made = {s for op in ops.get(("forward", stage), ()) for s in made_by(graph, op)}

@@ -1,5 +1,4 @@
-"""Memory: every variable with its tile bytes, category and lifetime, and whether the tiles hold it
-all.
+"""Memory: every variable's tile bytes, category and lifetime, and whether all fit.
 
 A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never
 stored, only summed (profiler.liveness). What is a guess in here is called an estimate; the sizes
@@ -106,10 +105,12 @@ class Code:
     calls: dict[int, int] = field(default_factory=dict)
 
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
-        """``calls``: bytes on each tile of every Block's operators (``block_of`` gives an
-        operator's Block). ``shared``: Blocks, ids of the variables with the code that exactly these
-        have in common, ids of the same on further IPUs; what operators of no Block run too is left
-        out.
+        """The code of each Block, and the code that Blocks share.
+
+        ``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's
+        Block). ``shared``: Blocks, ids of the variables with the code that exactly these have in
+        common, and ids of the same on further IPUs. Code that operators outside all Blocks run too
+        is left out.
         """
         found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         for key, users in self.blocks.items():
@@ -625,8 +626,9 @@ def _span(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """Most bytes at one step on each tile of an IPU (arrays over tiles), and the first step at
-    which they are.
+    """The most bytes at one step on each tile of an IPU, and the first such step.
+
+    Both are arrays over tiles.
     """
 
     ipu: int

@@ -291,8 +291,9 @@ def _log_placement(graph: Graph, placed: placement.Placement) -> None:
 
 
 def _check_buffers(graph: Graph, options: Options) -> None:
-    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has
-    it.
+    """Error where replicas would have to agree on a buffer that the model writes.
+
+    PopTorch refuses the same.
 
     Running statistics of a batch norm are each replica's own there too.
     """
@@ -481,9 +482,7 @@ class Executable:
     # -- rows of the profile ---
 
     def rows(self) -> Iterator[list[Any]]:
-        """The rows of the profile but for its runs, in a few batches to be written one after the
-        other.
-        """
+        """The rows of the profile without its runs, in batches to be written in order."""
         yield [self._target_row(), *self._option_rows()]
         yield [*self._stage_rows(), *self._block_rows(), *self._op_rows()]
         yield self._program_rows()

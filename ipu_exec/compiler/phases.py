@@ -1,5 +1,4 @@
-"""Phased execution: what each phase loads from streaming memory, stores there and receives from
-other IPUs.
+"""Phased execution: what each phase loads, stores and receives from other IPUs.
 
 A phase's weights come before its forward and again before its backward; gradients go to streaming
 memory after the backward, where the weight update finds them. Activations that a backward reads
@@ -31,8 +30,9 @@ class PhaseOptions:
 
 @dataclass(slots=True)
 class Traffic:
-    """Storages that one body of phased execution loads before it computes, receives, and stores
-    behind it.
+    """What one body of phased execution loads, receives and stores.
+
+    It loads and receives before it computes, and stores afterwards.
     """
 
     load: list[int] = field(default_factory=list)
@@ -171,9 +171,7 @@ class _Finder:
         self._load(traffic, storage, self._each_phase)
 
     def _keep_gradients(self, traffic: Traffic, stage: int) -> None:
-        """Accumulators that were added to, and gradients that the update reads, wait in streaming
-        memory.
-        """
+        """Keep accumulators, and gradients that the update reads, in streaming memory."""
         for op in self.ops.get(("backward", stage), []):
             for value in (*op.outputs, *op.writes):
                 if value is None:

@@ -22,9 +22,7 @@ from ipu_exec.lowering import info
 
 
 class Recomputation(IntEnum):
-    """PopART's ``RecomputationType``, as ``Options._Popart.set("autoRecomputation", ...)`` takes
-    it.
-    """
+    """PopART's ``RecomputationType``, for ``_Popart.set("autoRecomputation", ...)``."""
 
     NONE = 0
     STANDARD = 1  # keep what is least at some places, farther apart at the beginning
@@ -95,8 +93,9 @@ def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int
 def run_again(
     graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> tuple[list[OpNode], set[int]]:
-    """Forward operators of a stage that run again for its ``backward``, in order, and all storages
-    that these and the backward read.
+    """The forward operators of a stage that run again for its ``backward``, in order.
+
+    Second, all storages that these and the backward read.
     """
     needed = {s for op in backward for s in read_by(graph, op)}
     again = []
@@ -160,8 +159,9 @@ def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> 
 
 
 def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
-    """What is live where the least is, once in each of a row of ever shorter intervals of the
-    forward.
+    """The live set at the cheapest point of each interval of the forward.
+
+    The intervals become shorter towards the end.
     """
     last_read: dict[int, int] = {}
     for index, op in enumerate(forward):

@@ -144,8 +144,9 @@ class TileMapping:
         return self.places.remote | self.moving.keys()
 
     def not_always_whole(self) -> dict[int, bool]:
-        """Storages that are not whole on the chip all the time, and whether they come anew for each
-        part of a step.
+        """Storages that are not always whole on the chip.
+
+        With each: whether it is loaded anew for each part of a step.
         """
         parted = {s for s in self.places.split if self.is_parted_weight(s)}
         return {**self.moving, **dict.fromkeys(self.places.remote | parted, True)}

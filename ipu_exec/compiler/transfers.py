@@ -171,8 +171,9 @@ class Transfers:
         return drafts(step, machine.target.name)
 
     def copies(self, ipu: int) -> Body | None:
-        """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both
-        directions.
+        """What an IPU sends and receives at the end of a pipeline cycle.
+
+        The sum over all cuts and both directions.
 
         Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one
         after the other; a tile takes 4 bytes a cycle. Every replica begins at a whole board, or all
@@ -232,8 +233,9 @@ class Transfers:
         return body
 
     def receive(self, storages: list[int], stage: int, body: Body) -> None:
-        """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
-        as `copies`).
+        """Copies from other IPUs that a phase needs, after a sync with them.
+
+        The rates and latencies are those of `copies` [JIA].
         """
         if not storages:
             return

@@ -1,5 +1,6 @@
-"""Cycles of the vertices that multiply and accumulate, and of reducing their partials
-(docs/cycles.md, from docs/cycles.md#amp-1x1 on).
+"""Cycles of the vertices that multiply and accumulate, and of reducing their partials.
+
+See docs/cycles.md, from docs/cycles.md#amp-1x1 on.
 
 All functions take and give numpy arrays (or what broadcasts to them); cycles are tile cycles of one
 vertex.
@@ -119,9 +120,7 @@ def _segment(length: np.ndarray, half: bool) -> np.ndarray:
 
 
 def worker_segments(segments: Ints, length: Ints, half: bool) -> np.ndarray:
-    """Cycles of the worker with most of ``segments`` field rows of ``length``, shared out over six
-    workers.
-    """
+    """Cycles of the busiest of six workers that share ``segments`` rows of ``length``."""
     segments, length = np.broadcast_arrays(
         np.asarray(segments, np.int64), np.asarray(length, np.int64)
     )
@@ -178,8 +177,9 @@ def conv_nx1_cycles(
 def slic_cycles(
     unit: Unit, segments: Ints, length: Ints, kernel_rows: Ints, kernel_cols: Ints, blocks: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartial1x4SLIC`` (MK2, fp16), for windows of 1 x 4 and ``blocks`` of
-    four channels.
+    """Cycles of ``poplin::ConvPartial1x4SLIC``, for fp16 on MK2.
+
+    Windows are 1 x 4, and ``blocks`` counts blocks of four channels.
 
     8 units (fp32 partials) pass over the input twice, 16 once. Workers put the weights of a block
     in order before they are loaded, 97 cycles ([PL, lib/poplin/PerformanceEstimation.hpp],

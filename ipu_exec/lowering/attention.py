@@ -125,8 +125,9 @@ def attention(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in _BACKWARD))
 def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Probabilities are computed again (only their logarithmic sums were kept), then the four
-    products' gradients.
+    """The backward of attention: probabilities once more, then four gradients.
+
+    The forward keeps only the logarithmic sums of the probabilities.
     """
     build = Builder(spec, machine)
     grad, query, key, value = (build.place(i) for i in range(4))

@@ -36,8 +36,9 @@ from ipu_exec.machine import Machine
 def messages(
     bytes_in: np.ndarray, bytes_out: np.ndarray, dims: int = 1, least: int = 4
 ) -> np.ndarray:
-    """How many tiles each receiver takes data from, where the parts of both are blocks of ``dims``
-    dimensions.
+    """How many tiles each receiver takes data from.
+
+    The parts of both sides are blocks of ``dims`` dimensions.
 
     A part of w bytes that lies anywhere over parts of S bytes meets (ceil((w / S)^(1 / dims)) +
     1)^dims of them: a stretch of a line one more than it covers, a rectangle a row and a column
@@ -85,8 +86,9 @@ class Builder:
         flops: int = 0,
         count: np.ndarray | None = None,
     ) -> int:
-        """Append a compute set of one vertex type (one vertex on each tile with cycles unless
-        ``count``).
+        """Append a compute set of one vertex type.
+
+        There is one vertex on each tile with cycles unless ``count`` says otherwise.
         """
         cycles = np.asarray(cycles, np.int64)
         if count is None:

@@ -316,8 +316,9 @@ def _builder(spec: OpSpec, machine: Machine) -> Builder:
     convolution=True,
 )
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
-    """A convolution of any rank up to three, strided, dilated, grouped or transposed, with its
-    bias.
+    """A convolution of rank one to three with its bias.
+
+    It may be strided, dilated, grouped and transposed.
     """
     build = _builder(spec, machine)
     data, weight = spec.operands[0], spec.operands[1]

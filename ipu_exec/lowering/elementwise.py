@@ -236,16 +236,18 @@ def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
 
 
 def _innermost(operand: Operand) -> int:
-    """The dimension along which neighbours lie together, of those with more than one element; -1 if
-    none has.
+    """The dimension along which neighbours lie together; -1 if there is none.
+
+    Only dimensions with more than one element count.
     """
     wide = [d for d, extent in enumerate(operand.shape) if extent > 1]
     return min(wide, key=lambda d: operand.strides[d], default=-1)
 
 
 def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bool:
-    """Turn an operand round whose neighbours lie along another dimension, so that it can be sent in
-    groups.
+    """Transpose an operand in groups, so that it can be sent in groups.
+
+    It applies where its neighbours lie along another dimension.
 
     popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
     ``TransposeInputs``; [PL, lib/popops/Rearrange.cpp], ``regroupIfBeneficial``): blocks of both
@@ -312,9 +314,7 @@ def broadcast_need(operand: Operand, lead: Operand, lies: Spread) -> np.ndarray:
 
 
 def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
-    """Any elementwise operator as compute sets of ``kinds`` in turn, after what they need has been
-    exchanged.
-    """
+    """Any elementwise operator as compute sets of ``kinds``, after the exchange it needs."""
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]
     output = outputs[0] if outputs else spec.operands[0]

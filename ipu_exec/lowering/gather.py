@@ -82,8 +82,9 @@ def repeated_row(index: Operand) -> int:
 
 
 def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: int = 1) -> None:
-    """Exchange the index vector to every tile that holds a part of the table, a part of it to each
-    copy.
+    """Send the indices to every tile that holds a part of the table.
+
+    Each copy of the table takes a part of the indices.
     """
     for index in indices:
         source = build.place(index)
@@ -200,8 +201,7 @@ def update(
     base: int | None,
     rows: int | None = None,
 ) -> Plan:
-    """Rows of values are exchanged to the tiles that hold their place in the result and added
-    there.
+    """Send rows of values to the tiles that hold their place in the result and add them.
 
     ``base`` is the operand that the result starts from (copied unless in place); None starts from
     zero. ``rows`` is how many arrive, where that is not one for each row of the values (a bag's
@@ -532,8 +532,9 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient of (data, index,
-    gradient).
+    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient.
+
+    The gradient takes (data, index, gradient).
 
     A row of each is on one tile, so that an index is read there only [POPTORCH,
     popart_compiler/source/custom_operations/FastGatherLastDim.cpp]. One step an element; for the

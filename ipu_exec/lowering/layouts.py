@@ -41,8 +41,9 @@ def digest(*parts: object) -> int:
 
 
 def apportion(total: int, share: np.ndarray) -> np.ndarray:
-    """Split ``total`` over tiles in proportion to ``share`` in whole numbers that sum to it
-    exactly.
+    """Split ``total`` over tiles in proportion to ``share``.
+
+    The result are whole numbers that sum to ``total`` exactly.
 
     All zero where ``total`` or ``share`` is; a tile without share gets nothing.
     """
@@ -140,8 +141,9 @@ def is_contiguous(operand: Operand) -> bool:
 
 
 def spread_of(operand: Operand, tiles: int) -> Spread:
-    """Elements of ``operand`` on each tile, by the layout of its storage (linear where nobody
-    placed it).
+    """Elements of ``operand`` on each tile, by the layout of its storage.
+
+    The mapping is linear where nobody placed it.
 
     Exact for a whole storage and for a contiguous piece of a linear one; otherwise the storage's
     shares, scaled.
@@ -180,8 +182,9 @@ def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
 
 
 def touched(operand: Operand, kept: tuple[bool, ...], elements: np.ndarray, run: int) -> np.ndarray:
-    """How many distinct positions of the kept dimensions a tile touches that holds ``elements`` of
-    ``operand``.
+    """How many distinct positions of the kept dimensions a tile touches.
+
+    ``elements`` is how much of ``operand`` it holds.
 
     A tile's share is a box: ``run`` elements in storage order, repeated along the dimensions
     outside of them.

@@ -33,8 +33,9 @@ def _affine(build: Builder, index: int, lead: Operand, lies: Spread, axes: tuple
 
 
 def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ...]) -> Reduced:
-    """Append mean and inverse standard deviation over ``dims``, brought back to the tiles of
-    ``lead``.
+    """Append mean and inverse standard deviation over ``dims``.
+
+    They are brought back to the tiles of ``lead``.
 
     The stable way has the mean first and takes it off before it squares; the other one's variance
     is the mean of squares less the squared mean ([POPART,

@@ -69,8 +69,9 @@ class Operand:
         return self.elements * self.item_bytes
 
     def lies_with(self, other: Operand) -> bool:
-        """True where equal indices of both lie on the same tile, so that an elementwise op needs no
-        exchange.
+        """True where equal indices of both lie on the same tile.
+
+        An elementwise operator then needs no exchange.
         """
         return (
             self.layout is not None

@@ -119,8 +119,9 @@ def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
-    """The split with the least cycles for computing and for bringing all that it needs, 4 bytes a
-    cycle.
+    """The split with the fewest cycles for computing and exchange.
+
+    What the windows need arrives at 4 bytes a cycle.
 
     Channels stay in the groups that convolutions leave them in, or several of them: popnn puts a
     price on other groups.
@@ -153,8 +154,9 @@ def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
 
 
 def _splits(extent: int, most: int) -> np.ndarray:
-    """Numbers of parts that differ in the size of the largest, as few as that takes, thinned out to
-    ``most``.
+    """Numbers of parts worth trying, at most ``most`` of them.
+
+    Each differs from the others in the size of the largest part, and is the least that reaches it.
     """
     sizes = np.unique(ceil_div(extent, np.arange(1, max(extent, 1) + 1)))
     parts = np.unique(ceil_div(extent, np.maximum(sizes, 1)))

@@ -667,8 +667,9 @@ def as_placed(
     weights: int | Operand,
     dtype: str,
 ) -> Problem:
-    """The problem, knowing which operands lie as its best plan would have them (or wherever the
-    plan likes).
+    """The problem with the operands that already lie as its best plan wants them.
+
+    An operand also counts if the plan accepts any layout.
     """
     free = replace(problem, input_free=True, weight_free=True)
     splits = search(free, build.machine, dtype, methods)

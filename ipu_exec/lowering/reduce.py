@@ -89,8 +89,9 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def output_spread(outputs: int, tiles: int) -> Spread:
-    """Outputs of a reduction, two to a tile at most while tiles last, so that partials arrive in
-    parallel.
+    """Outputs of a reduction over tiles, at most two per tile while tiles last.
+
+    Partials then arrive in parallel.
     """
     used = max(1, min(tiles, -(-outputs // 2)))
     start = digest("reduce", outputs, used) % tiles

@@ -1,5 +1,6 @@
-"""Resampling: nearest, linear and cubic interpolation of 1 to 3 dimensions, and grid_sample, with
-their gradients.
+"""Resampling: nearest, linear and cubic interpolation, and grid_sample.
+
+One to three dimensions, with their gradients.
 
 Nearest is a copy with repeats. The others add up weighted neighbours, a dimension after the other:
 2 (linear) or 4 (cubic) taps each, a scaled addition a tap (docs/cycles.md#elementwise).

@@ -37,8 +37,10 @@ def repeat(build: Builder, first: int, times: int) -> None:
 
 
 def transpose_once(build: Builder, start: int, product: int) -> int:
-    """Transpose the right operand of the product that begins at step ``product`` before the loop
-    that begins at ``start``; returns where the loop then begins.
+    """Move the transposition of a product's right operand before the time loop.
+
+    The product begins at step ``product``, the loop at ``start``; returns where the loop then
+    begins.
 
     That operand is the weights: they are the same at all time steps ([PL, lib/popnn/Lstm.cpp], [PL,
     lib/popnn/Gru.cpp]: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the
@@ -157,8 +159,9 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     "ipu_rnn.rnn_relu_backward",
 )
 def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """T steps back through the cell, then the gradients of inputs and weights as products over all
-    steps.
+    """T steps back through the cell, then the gradients of inputs and weights.
+
+    The latter are products over all steps.
     """
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]

@@ -176,8 +176,9 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.cumsum")
 def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
-    """The product with a triangle of ones, a constant
-    [POPART, willow/src/popx/op/cumsumx.cpp].
+    """The product with a constant triangle of ones.
+
+    PopART does the same [POPART, willow/src/popx/op/cumsumx.cpp].
 
     A triangle that would take over a sixteenth of the memory, and integers, which no AMP unit
     multiplies, are scanned.
@@ -206,9 +207,7 @@ def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
 def scan(spec: OpSpec, machine: Machine) -> Plan:
-    """Each tile scans its share, the last values are exchanged and scanned, and added to what
-    follows them.
-    """
+    """Scan each tile's share, exchange and scan the last values, and add them."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
@@ -230,8 +229,7 @@ COMPARE_AND_SWAP = 20
 
 
 def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
-    """(elements of a row that are there, distance at which pairs of them are compared) of each step
-    of popops::topK.
+    """The steps of popops::topK: (elements left of a row, distance compared).
 
     Sequences of k' = ``most`` rounded up to a power of two are sorted, then two at a time are
     merged, of which the better k' stay [PL, lib/popops/BitonicTopK.cpp]. With k' no

@@ -1,5 +1,6 @@
-"""Anchored tensors: values inside the model that a call keeps besides its outputs
-(``Options.anchorTensor``).
+"""Anchored tensors: values inside the model that a call keeps besides its outputs.
+
+``Options.anchorTensor`` asks for them.
 
 Names are those of the compiled graph: ``fc1/addmm:0`` (what an operator made), ``fc1.weight``,
 ``input.0``; and PopTorch's ``Gradient___fc1.weight`` (of one micro-batch, times the loss scaling)
@@ -60,8 +61,9 @@ def tensor_names(graph: Graph) -> list[str]:
 
 
 def _kept_here(name: str, role: str) -> bool:
-    """Accumulators, states of the optimiser and what a weight update makes have no anchors of their
-    own.
+    """What has no anchor of its own.
+
+    Accumulators, optimiser states, and what a weight update makes.
     """
     if "/update/" in name or name.endswith(
         "/gradient"
@@ -191,8 +193,9 @@ class Watch:
 
 
 class _Finder(Recorder):
-    """Names operators as the compiler does, while they compute real numbers, and keeps the wanted
-    results.
+    """Names operators as the compiler does while real numbers are computed.
+
+    It keeps the results that were asked for.
     """
 
     def __init__(

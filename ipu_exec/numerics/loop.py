@@ -36,9 +36,7 @@ Gradients = dict[torch.Tensor, torch.Tensor]
 
 
 def check_batch(inputs: Any, plan: CallPlan) -> None:
-    """Error where a tensor among ``inputs`` is empty or cannot be cut into the call's
-    micro-batches.
-    """
+    """Error where an input is empty or cannot be cut into the call's micro-batches."""
     for index, tensor in enumerate(_tensors(inputs)):
         if tensor.numel() == 0:
             raise UsageError(

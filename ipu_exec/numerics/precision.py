@@ -65,8 +65,9 @@ def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> to
 
 @dataclass
 class LossScaler:
-    """The loss scale of float16 training, changed after each weight update (PopART's automatic loss
-    scaling).
+    """The loss scale of float16 training, changed after each weight update.
+
+    It follows PopART's automatic loss scaling.
 
     Where more than ``share`` of the elements of float16 gradients, as scaled, lie beyond ``edge``
     times the largest float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over
@@ -85,8 +86,9 @@ class LossScaler:
 
     @staticmethod
     def of(scale: float, popart: Mapping[str, Any]) -> LossScaler:
-        """With what ``_Popart.set("automaticLossScalingSettings.binEdgeLocation", ...)`` and such
-        say.
+        """The scaler with the settings of ``_Popart``.
+
+        For example ``automaticLossScalingSettings.binEdgeLocation``.
 
         Error where a share is not in 0 ... 1 or the period is no whole number above 0.
         """

@@ -415,8 +415,9 @@ class PoplarExecutor:
         self.save(filename, export_model=export_model, save_rng_state=save_rng_state)
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-        """Write what was compiled into a file (in a directory: ``model.poptorch``), for
-        `loadExecutable`.
+        """Write the executable to a file, for `loadExecutable`.
+
+        In a directory the file is ``model.poptorch``.
 
         ``export_model``: with the model, optimiser and options, for `ipu_exec.load`. Error before
         compiling.
@@ -435,8 +436,9 @@ class PoplarExecutor:
         executables.write(filename, stored, model if export_model else None)
 
     def loadExecutable(self, filename: str) -> None:
-        """Take the executable that `save` or `compileAndExport` wrote for such a model, rather than
-        compile.
+        """Load what `save` or `compileAndExport` wrote for such a model.
+
+        Nothing is compiled then.
 
         Error where the file has none, or one for other use (training, inference).
         """
@@ -534,27 +536,25 @@ class PoplarExecutor:
         return counters.latency(self.getPerfCounters(), first, of_first, last, of_last)
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first input being asked for to the last being there,
-        as modelled.
+        """Modelled seconds (least, most, mean) in which inputs reach the IPU.
+
+        They count from the request for the first to the arrival of the last.
         """
         return self._latency("input", min, "input_complete", max)
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the last input being there to the last output being
-        ready, as modelled.
-        """
+        """Modelled seconds (least, most, mean) from the last input to the last output."""
         return self._latency("input_complete", max, "output", max)
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first output being ready to the last being at the
-        host, as modelled.
+        """Modelled seconds (least, most, mean) in which outputs reach the host.
+
+        They count from the first output being ready to the last one being there.
         """
         return self._latency("output", min, "output_complete", max)
 
     def getLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first input being asked for to the last output being
-        at the host.
-        """
+        """Seconds (least, most, mean) from the request for the first input to the last output."""
         return self._latency("input", min, "output_complete", max)
 
     def _need_executable(self, what: str) -> None:

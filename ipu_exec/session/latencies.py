@@ -1,5 +1,6 @@
-"""When inputs and outputs of the last call travelled, on the modelled clock, and PopTorch's
-latencies from that.
+"""When inputs and outputs of the last call travelled, on the modelled clock.
+
+PopTorch's latencies follow from that.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
 
 
 def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
-    """Cycles by which a transfer is drawn in another device iteration than its own
-    (`schedules.Costs.across`).
+    """Cycles by which a transfer is drawn in another device iteration than its own.
+
+    See `schedules.Costs.across`.
     """
     schedule, trace = executable.timeline.schedule, executable.timeline.trace
     if not executable.timeline.costs.across:

@@ -157,8 +157,9 @@ def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.nd
 
 
 def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, int]]:
-    """(stage, or -1 for the weight update, IPU, direction) to the name and cycles of the longest
-    operator there.
+    """Name and cycles of the longest operator by (stage, IPU, direction).
+
+    The stage is -1 for the weight update.
     """
     steps, ops = report.program_steps(), report.ops
     steps = steps[steps["op"] >= 0]
@@ -174,8 +175,7 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
 
 
 def repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """`cycle_table` with a row for each run of pipeline cycles that are alike in all but when they
-    are.
+    """`cycle_table` with one row for each run of equal pipeline cycles.
 
     ``position`` becomes ``first`` and ``last``; ``cycles`` stay those of one.
     """

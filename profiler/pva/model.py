@@ -80,8 +80,9 @@ class Model:
         return self.ipu_of(tile // self.tiles), tile % self.tiles
 
     def over_device(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> list[int]:
-        """Values over the tiles of some modelled IPUs as a list over all tiles of the device,
-        replicas included.
+        """Values over the tiles of some IPUs as a list over all tiles of the device.
+
+        Replicas are included.
         """
         one = np.zeros((self.ipus, self.tiles), dtype=dtype)
         for ipu, values in by_ipu.items():
@@ -172,8 +173,9 @@ class Model:
 
     @cached_property
     def activity(self) -> dict[str, np.ndarray]:
-        """Of each step: ``first`` (cycles until a working tile has finished), ``balance`` and
-        ``active_balance``.
+        """Of each step: ``first``, ``balance`` and ``active_balance``.
+
+        ``first`` is the cycles until a working tile has finished.
         """
         columns = self.steps
         first = columns["cycles"].copy()
@@ -227,8 +229,9 @@ class Model:
 
     @cached_property
     def lowered_first(self) -> np.ndarray:
-        """Id of each variable's first lowered variable (one a tile that holds some of it), and how
-        many there are.
+        """Id of each variable's first lowered variable, and how many there are.
+
+        There is one for each tile that holds some of the variable.
         """
         count = np.zeros(len(self.variables["id"]) + 1, dtype=np.int64)
         for variables, rows in self.of_ipu:
@@ -353,8 +356,9 @@ class Model:
         return np.arange(len(size)) + size
 
     def control_code(self, at: int) -> dict[int, np.ndarray]:
-        """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's
-        control code: equal shares in whole bytes, which add up to all of it.
+        """Control code of the steps under a program, by modelled IPU: bytes by tile.
+
+        The steps of an IPU have equal shares of its code in whole bytes, which add up to all of it.
         """
         low, high = np.searchsorted(self.steps["node"], (at, self.subtree_end[at]))
         found = {}
@@ -372,8 +376,9 @@ class Model:
 
     @cached_property
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Compute set -> (type, state bytes of an instance, id of the vector of counts) of its
-        vertices.
+        """A compute set's vertices: (type, state bytes, id of the vector of counts).
+
+        State bytes are those of one instance.
         """
         use, kinds = (
             self.report.columns_of(records.VertexUse),

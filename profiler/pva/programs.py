@@ -128,8 +128,9 @@ class Program(Shown):
 
     @property
     def vars(self) -> LazyList[LoweredVariable]:
-        """Variables that the operator it belongs to reads or writes and that live at it, a piece
-        for every tile.
+        """Variables that the program's operator reads or writes and that are live at it.
+
+        There is one entry for each tile.
         """
         from profiler.pva.variables import lowered
 

@@ -292,8 +292,9 @@ class Costs:
         return replace(costs, update=updates - np.minimum(costs.moves, by_block.to_numpy()))
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes forward and back over a cut behind each Block, where stages begin with the Blocks
-        ``starts``.
+        """Bytes forward and back over a cut behind each Block.
+
+        ``starts`` are the Blocks with which stages begin.
 
         ``copy`` and ``copy_back`` without the tied weights that do not travel: the Block that reads
         one is on the IPU that has it, or in a stage that got it already.
@@ -328,8 +329,9 @@ class Costs:
         return round(self.link_latency + (rungs - 1) * LINK_HOP_SECONDS * self.clock_hz)
 
     def stash_cycles(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
-        """Of stages of Blocks ``first .. last``, for keeping what they stash: in the forward, and
-        again for bringing it back. Ints or arrays that broadcast.
+        """Cycles in which stages of Blocks ``first .. last`` fill their stash, and empty it.
+
+        Ints or arrays that broadcast.
         """
         if not self.training:
             return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
@@ -341,8 +343,9 @@ class Costs:
         return self._stash(first, last, recompute)[0]
 
     def again_cycles(self, first: Index, last: Index) -> np.ndarray:
-        """Cycles of forward that stages of Blocks ``first .. last`` run again, if others follow
-        them.
+        """Forward cycles that stages of Blocks ``first .. last`` run again.
+
+        They do so if other stages follow them.
         """
         total = np.concatenate([[0], np.cumsum(self.again)])
         found: np.ndarray = total[last] - total[first] + self.again_end[last]
@@ -407,9 +410,7 @@ class Costs:
 
     @cached_property
     def moves(self) -> np.ndarray:
-        """Cycles of a weight update for each Block's optimiser state to come and go, off the chip:
-        int64[Block].
-        """
+        """Cycles of a weight update to move each Block's optimiser state: int64[Block]."""
         state = self.state.sum(axis=1)
         return np.ceil(
             offload_cycles(state, self.state_weights, self.streaming_bytes_per_cycle)
@@ -428,8 +429,9 @@ def streaming_bytes_per_cycle(report: Report) -> float:
 def offload_cycles(
     nbytes: np.ndarray | int, weights: np.ndarray | int, bytes_per_cycle: float
 ) -> np.ndarray | float:
-    """Cycles of a weight update for an IPU's optimiser state of so many weights to come from
-    streaming memory and go back, a transfer a weight each way.
+    """Cycles of a weight update to load and store an IPU's optimiser state.
+
+    It takes one transfer each way for each weight.
     """
     return 2 * (STREAM_STEPS * weights + nbytes / bytes_per_cycle)
 
@@ -460,9 +462,7 @@ def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...], int], ...]:
 
 
 def _stash_fit(report: Report) -> tuple[float, float]:
-    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes, from those
-    that have one.
-    """
+    """Base and cycles per byte of copying a tensor into its stash, fitted to those that do."""
     steps = report.program_steps()
     steps = steps[steps["purpose"] == Purpose.STASH]
     kept = report.variables
@@ -574,8 +574,10 @@ def _recomputation(
 
 
 def _streams(measured: object, stage: np.ndarray, weight: np.ndarray, latency: int) -> np.ndarray:
-    """A stage's host cycles on its Blocks, by ``weight`` (on the first where nothing weighs),
-    without the latency. What weighs anything has a cycle at the least: its stage has a transfer.
+    """A stage's host cycles divided among its Blocks by ``weight``, without the latency.
+
+    The first Block gets all where nothing has weight. A Block with weight gets at least one cycle,
+    because its stage has a transfer.
     """
     found = np.zeros(len(stage), dtype=np.int64)
     for k, cycles in dict(measured).items():  # type: ignore[call-overload]
@@ -760,9 +762,10 @@ def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
 
 
 def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[int, bool]:
-    """Ids of the variables that hold what a Block's forward leaves for its backward, and whether
-    each is the one to count: a tensor that is stashed or recomputed lies twice, in the forward and
-    before the backward.
+    """Ids of the variables that hold what a Block's forward leaves for its backward.
+
+    With each, whether it is the one to count: a tensor that is stashed or recomputed appears twice,
+    in the forward and before the backward.
     """
     op = variables["op"].to_numpy()
     ops = report.ops
@@ -799,8 +802,9 @@ def _peak_of(
     peak: np.ndarray,
     interleaved: np.ndarray,
 ) -> None:
-    """Raise ``peak`` (region 0) and ``interleaved`` (region 1) to the most that is live on each
-    tile at ``spots``.
+    """Raise ``peak`` and ``interleaved`` to the most that is live on each tile.
+
+    They are for regions 0 and 1, at the positions ``spots``.
     """
     frame: object = variables
     columns = frame[["start", "stop", "interleaved"]]  # type: ignore[index]

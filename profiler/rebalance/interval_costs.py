@@ -1,5 +1,4 @@
-"""Stages as intervals of Blocks, all of them at once, and the split that keeps the largest of a
-cost least.
+"""Stages as intervals of Blocks, and the split whose largest cost is least.
 
 A band is an int64[first, width]: what a stage of Blocks ``first .. first + width`` costs. Dynamic
 programming over bands finds the least maximum exactly for any cost of (stage, first Block, last
@@ -23,8 +22,9 @@ INFINITE = int(np.iinfo(np.int64).max // 4)
 def least_maximum(
     cost: Callable[[int], np.ndarray], stages: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The least maximum of ``cost(k)`` (a band of stage k) over the stages of a split, and the
-    stages' first Blocks.
+    """The least maximum of ``cost(k)`` over a split's stages, and the split.
+
+    ``cost(k)`` has the costs of all intervals as stage k; a split is its stages' first Blocks.
 
     None where every split has an `INFINITE` stage.
     """
@@ -54,9 +54,7 @@ def least_maximum(
 
 @dataclass(frozen=True)
 class Bands:
-    """Costs of all stages of at most ``width`` Blocks, for each way of saving memory that is
-    allowed.
-    """
+    """Costs of all stages of at most ``width`` Blocks, for each way to save memory."""
 
     costs: Costs
     stages: int

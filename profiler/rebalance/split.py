@@ -183,8 +183,9 @@ def _returning(
 
 
 def _shortest_cycle(table: Bands, together: Sequence[Sequence[int]]) -> Assignment:
-    """The split with the least sum of bottleneck and copies, exactly, of those with one stage an
-    IPU.
+    """The split with the least sum of bottleneck and copies, exactly.
+
+    Only splits with one stage per IPU are considered.
     """
     costs, stages = table.costs, table.stages
     value, starts = _least_sum(table)
@@ -222,8 +223,9 @@ def _least_sum(table: Bands) -> tuple[int, tuple[int, ...]]:
 def _better_neighbours(
     costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
 ) -> Assignment:
-    """Move cuts by one Block (where that is quick, also several that follow one another) while that
-    makes a weight update shorter, and it fits.
+    """Move cuts by one Block while that shortens a weight update and fits.
+
+    Where it is quick, several neighbouring cuts move together.
     """
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES

@@ -19,8 +19,10 @@ from profiler.schedules import Schedule, stash_depth
 
 @dataclass(frozen=True)
 class Assignment:
-    """Contiguous stages: ``starts`` are the first Blocks of each, ``ipus`` where they run,
-    ``choices`` how each saves memory (empty: all as profiled).
+    """Contiguous stages and where they run.
+
+    ``starts`` are the first Blocks of each, ``ipus`` where they run, ``choices`` how each saves
+    memory (empty: all as profiled).
     """
 
     starts: tuple[int, ...]

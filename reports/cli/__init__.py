@@ -112,8 +112,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and give its exit code (usage errors and --help end by SystemExit, as
-    argparse has it).
+    """Run a subcommand and return its exit code.
+
+    Usage errors and --help raise SystemExit, as in argparse.
     """
     args = make_parser().parse_args(argv)
     from profiler import ProfileError  # after parsing: --help and usage errors need no numpy

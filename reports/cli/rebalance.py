@@ -1,5 +1,4 @@
-"""The best split of the model's Blocks into stages, why it cannot be better, and a file that makes
-it so.
+"""The best split of a model's Blocks into stages, why it is best, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and --verify then says what was predicted and what came of it. The

@@ -135,8 +135,9 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
 
 
 def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
-    """A row a stage: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile`` (of its IPU,
-    in bytes).
+    """A row for each stage: its Blocks, cycles and the fullest tile of its IPU in bytes.
+
+    Columns: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile``.
     """
     import pandas as pd
 

@@ -146,8 +146,9 @@ class Rows:
     def around(
         self, row: int, low: float, high: float, pixels: int, code: np.ndarray | None = None
     ) -> tuple[Pieces, np.ndarray]:
-        """What is drawn of a row between ``low`` and ``high``, and half as much on either side of
-        it, for dragging.
+        """The items of a row between ``low`` and ``high``, with a margin for dragging.
+
+        The margin is half as much on either side.
 
         Pieces end at the window's edges, so that what is written on them is in view; True in the
         mask for those in it. ``first`` and ``longest`` are positions in these rows. ``code`` may

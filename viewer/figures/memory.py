@@ -1,5 +1,6 @@
-"""Memory: bytes over tiles and program steps, with the limit of a tile drawn wherever it can be
-reached.
+"""Memory: bytes over tiles and program steps, with the limit of a tile.
+
+The limit is drawn wherever it can be reached.
 
 Arrays are bytes, int64, unless said; figures show KiB a tile and MiB an IPU.
 """

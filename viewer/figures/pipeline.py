@@ -1,5 +1,7 @@
-"""The pipeline: one lane an IPU, its tasks large, the steps they are made of as a strip beneath,
-and what its I/O tiles do at the same time as a strip above.
+"""The pipeline: one lane per IPU.
+
+Its tasks are large, with their steps as a strip beneath and the work of its I/O tiles as a strip
+above.
 
 Slices are drawn by activity (`slices`), so that the legend switches activities on and off. Times on
 the x-axis count from the start of what is shown (a device iteration, or a run).
@@ -57,8 +59,9 @@ class Lanes:
 
 
 def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
-    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` (``by_direction``) or
-    `Report.steps`.
+    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` or `Report.steps`.
+
+    The former with ``by_direction``.
     """
     kind, kinds = _factorised(frame["kind"])
     code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
