@@ -268,6 +268,7 @@ class Stage:
 
     @property
     def blocks(self) -> tuple[str, ...]:
+        """The names of its Blocks, in the order given."""
         return self._blocks
 
     @property

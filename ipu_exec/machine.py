@@ -37,17 +37,21 @@ class Target:
 
     @property
     def link_bytes_per_cycle(self) -> float:
+        """Bytes per cycle to a neighbour on the same board, in one direction."""
         return self.link_bytes_per_second / self.clock_hz
 
     @property
     def board_link_bytes_per_cycle(self) -> float:
+        """Bytes per cycle between boards, in one direction."""
         return self.board_link_bytes_per_second / self.clock_hz
 
     @property
     def host_bytes_per_cycle(self) -> float:
+        """Bytes per cycle from or to the host."""
         return self.host_bytes_per_second / self.clock_hz
 
     def seconds(self, cycles: float) -> float:
+        """Seconds that so many cycles take."""
         return cycles / self.clock_hz
 
 
@@ -140,6 +144,7 @@ class Machine:
 
     @property
     def product_tiles(self) -> int:
+        """Tiles that a product may use: in a multi-convolution only a part of them."""
         return self.part or self.tiles
 
     @property

@@ -391,7 +391,7 @@ def _overlap(place: str, tensors: Any, mode: OverlapMode) -> Any:
     return tree_map(noted, tensors)
 
 
-def ipu_print_tensor(
+def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
     tensor: torch.Tensor,
     title: str = "",
     print_gradient: bool = True,

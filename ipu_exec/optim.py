@@ -284,7 +284,7 @@ class Optimizer:
 class SGD(Optimizer, torch.optim.SGD):
     """`torch.optim.SGD`; ``loss_scaling`` multiplies the loss and divides the gradients."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-3,
@@ -326,7 +326,7 @@ class SGD(Optimizer, torch.optim.SGD):
 class Adam(Optimizer, torch.optim.Adam):
     """`torch.optim.Adam` with PopTorch's arguments."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-3,
@@ -360,7 +360,7 @@ class Adam(Optimizer, torch.optim.Adam):
 class AdamW(Optimizer, torch.optim.AdamW):
     """`torch.optim.AdamW` with PopTorch's arguments."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-3,
@@ -399,7 +399,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
     eps)``, ``w = w - m``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-2,
@@ -475,7 +475,7 @@ class LAMB(_OneByOne):
     Graphcore's BERT gives its biases 0, which is Adam for them. ``bias_correction`` as in Adam.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-3,

@@ -455,10 +455,12 @@ class DistributedOptions(_Group):
 
     @property
     def processId(self) -> int:
+        """This process's number, from 0."""
         return int(self._values["process_id"])
 
     @property
     def numProcesses(self) -> int:
+        """How many processes run the model."""
         return int(self._values["num_processes"])
 
 

@@ -31,6 +31,7 @@ class Intervals:
 
     @property
     def tiles(self) -> int:
+        """Tiles of one IPU."""
         return int(self.vectors.shape[1])
 
     def dtype(self, base: np.ndarray) -> type[np.signedinteger[Any]]:

@@ -122,6 +122,7 @@ class Known:
     executed: int = 0  # steps of the runs so far
 
     def copy(self) -> Known:
+        """An independent copy, to go back to after an error."""
         return Known(dict(self.steps_of), dict(self.traces), self.executed)
 
 

@@ -91,6 +91,7 @@ class Reader:
             raise
 
     def close(self) -> None:
+        """Close the file; closing it again does nothing."""
         if hasattr(self, "_connection"):
             self._connection.close()
         if self._scratch is not None:

@@ -208,6 +208,8 @@ class Step:
 
 @dataclass(slots=True)
 class ComputeSet:
+    """A compute set: what the tiles run between two syncs."""
+
     table: ClassVar[str] = "compute_set_info"
 
     id: int
@@ -219,6 +221,8 @@ class ComputeSet:
 
 @dataclass(slots=True)
 class VertexType:
+    """A type of vertex, with its bytes of code and of state per instance."""
+
     table: ClassVar[str] = "vertex_types"
 
     id: int

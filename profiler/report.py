@@ -75,6 +75,7 @@ class Report:
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
     def close(self) -> None:
+        """Close the file; frames that were read remain."""
         self._reader.close()
 
     def __enter__(self) -> Self:

@@ -72,6 +72,7 @@ class Costs:
 
     @property
     def num_ipus(self) -> int:
+        """IPUs of one replica."""
         return max(self.ipus) + 1
 
 
@@ -109,6 +110,7 @@ class Schedule:
 
     @property
     def total(self) -> int:
+        """Cycles up to the end of the last pipeline cycle."""
         return int(self.cycle_end[-1]) if len(self.cycle_end) else 0
 
 

@@ -53,6 +53,7 @@ class Column:
 
     @property
     def sql(self) -> str:
+        """The statement that creates it."""
         reference = " REFERENCES vectors(id)" if self.kind == "vector" else ""
         return f"{self.name} {_SQL_TYPES['Vector' if self.kind == 'vector' else self.kind]}" + (
             reference if self.optional else f" NOT NULL{reference}"
@@ -108,6 +109,7 @@ class View:
 
     @property
     def sql(self) -> str:
+        """The statement that creates it."""
         return f"CREATE VIEW {self.name}({self.columns}) AS {self.select}"
 
 

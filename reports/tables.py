@@ -33,6 +33,7 @@ Line = Sequence[Segment]
 
 
 def integer(value: Any) -> str:
+    """A whole number with thousands separators."""
     return f"{value:,.0f}"
 
 
@@ -47,6 +48,7 @@ def whole_kibibytes(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
+    """A share (0..1) in percent."""
     return f"{value:.1%}"
 
 
@@ -56,6 +58,7 @@ def identity(value: Any) -> str:
 
 
 def text(value: Any) -> str:
+    """Any value as text; empty where there is none."""
     return clean(str(value))
 
 
@@ -72,6 +75,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
+        """Whether the column holds text."""
         return self.write is text
 
 
@@ -102,6 +106,8 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
+    """A list of names and values."""
+
     name: str
     facts: tuple[Fact, ...]
 

@@ -96,6 +96,7 @@ class GuardedDash(Dash):
     """Dash whose frame is escaped and whose inline scripts carry the nonce of their answer."""
 
     def interpolate_index(self, *, title: str = "", **parts: Any) -> str:  # type: ignore[override]
+        """The page's HTML, with an escaped title and a nonce on its scripts."""
         # A brace would be taken for one of the frame's own places.
         words = html.escape(str(title)).replace("{", "&#123;")
         page: str = super().interpolate_index(title=words, **parts)

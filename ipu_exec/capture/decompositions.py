@@ -185,7 +185,7 @@ def zero_tensor(
     return torch.zeros(size, dtype=dtype)
 
 
-def embedding_bag_gradient(
+def embedding_bag_gradient(  # noqa: PLR0913 - ATen's signature
     grad: torch.Tensor,
     indices: torch.Tensor,
     offsets: torch.Tensor,

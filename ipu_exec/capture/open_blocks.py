@@ -36,6 +36,7 @@ class OpenAnnotations:
     attributes: list[tuple[str, str, str]] = field(default_factory=list)
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
+        """Make the Block the open one; ``layer`` is the module that begins it, if one does."""
         if user_id is None:
             user_id = self.layer_ids.get(id(layer)) if layer is not None else None
         if user_id is None:

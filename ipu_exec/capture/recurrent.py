@@ -103,7 +103,7 @@ class _Layer(torch.autograd.Function):
         )
 
 
-def _run(
+def _run(  # noqa: PLR0913 - the arguments of torch's recurrent layers
     kind: str,
     x: torch.Tensor,
     h: torch.Tensor,

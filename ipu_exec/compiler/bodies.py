@@ -88,6 +88,7 @@ class Body:
 
     @property
     def cycles(self) -> int:
+        """Cycles of its steps, one after another."""
         return sum(step.cycles for step in self.steps)
 
     def begin_with(self, steps: list[StepDraft]) -> None:
@@ -102,6 +103,7 @@ class Body:
             use.first, use.last = use.first + count, use.last + count
 
     def touch(self, storage: int, first: int, last: int) -> None:
+        """Note that steps ``first`` to ``last`` use a storage."""
         old = self.touched.get(storage, (first, last))
         self.touched[storage] = (min(old[0], first), max(old[1], last))
 
@@ -143,6 +145,7 @@ class ProgramTree:
         return next(iter(self.all_of(stage, task)), None)
 
     def cycles(self, task: int, stage: int) -> int:
+        """Cycles of a stage's bodies of that task (one of `profiler.schedules.TASKS`)."""
         return sum(body.cycles for body in self.all_of(stage, task))
 
 

@@ -99,6 +99,7 @@ class Shard:
 
     @classmethod
     def of(cls, weight: Storage, whole: Layout, replicas: int) -> Shard:
+        """One replica's part of ``weight``, over the tiles of its whole layout."""
         held = whole.bytes // ITEM_BYTES[weight.dtype]
         return cls(weight.id, whole, -(-held // replicas), ("shard", 0, replicas, whole.key))
 
@@ -108,6 +109,7 @@ class Shard:
         return int(self.elements.sum())
 
     def layout(self, dtype: str) -> Layout:
+        """The layout of the part, for elements of ``dtype``."""
         return Layout(self.key, self.elements * ITEM_BYTES[dtype])
 
 

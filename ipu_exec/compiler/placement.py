@@ -60,10 +60,12 @@ class Placement:
 
     @property
     def ipus(self) -> tuple[int, ...]:
+        """The IPUs that have a stage, ascending."""
         return tuple(stage.ipu for stage in self.stages)
 
     @property
     def num_ipus(self) -> int:
+        """IPUs of one replica: the highest used and all below it."""
         return max(self.ipus) + 1
 
     def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:

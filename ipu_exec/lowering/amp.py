@@ -38,6 +38,7 @@ class Unit:
 
     @property
     def load(self) -> int:
+        """Cycles to load the coefficients of one block."""
         return self.in_group * self.out_group * self.item_bytes // COEFFICIENT_BYTES_PER_CYCLE
 
 

@@ -71,6 +71,7 @@ class Builder:
 
     @property
     def tiles(self) -> int:
+        """Tiles that compute."""
         return self.machine.tiles
 
     @property
@@ -223,6 +224,7 @@ class Builder:
         )
 
     def linear(self, elements: int, dtype: str) -> Spread:
+        """That many elements in poplibs' linear mapping."""
         return linear(elements, ITEM_BYTES[dtype], self.tiles)
 
     def plan(

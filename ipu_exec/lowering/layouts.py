@@ -83,9 +83,11 @@ class Spread:
 
     @property
     def run(self) -> int:
+        """Contiguous elements on one tile; 0 where a tile's share is one piece."""
         return run_of(self.key)
 
     def layout(self, dtype: str) -> Layout:
+        """The layout in bytes, for elements of ``dtype``."""
         return Layout(self.key, self.elements * ITEM_BYTES[dtype])
 
 

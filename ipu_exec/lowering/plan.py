@@ -58,14 +58,17 @@ class Operand:
 
     @property
     def elements(self) -> int:
+        """How many elements the operand has."""
         return prod(self.shape)
 
     @property
     def item_bytes(self) -> int:
+        """Bytes of one element."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all its elements."""
         return self.elements * self.item_bytes
 
     def lies_with(self, other: Operand) -> bool:
@@ -172,4 +175,5 @@ class Plan:
 
     @property
     def flops(self) -> int:
+        """Floating-point operations of all its steps."""
         return sum(step.flops for step in self.steps if isinstance(step, Compute))

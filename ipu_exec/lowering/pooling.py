@@ -65,6 +65,7 @@ class Split:
 
     @property
     def tiles(self) -> int:
+        """Tiles that the split uses."""
         return self.batch * self.channels * prod(self.field)
 
 

@@ -62,6 +62,7 @@ class Problem:
 
     @property
     def taps(self) -> int:
+        """Kernel elements."""
         return prod(self.kernel)
 
     @property
@@ -107,6 +108,7 @@ class Splits:
 
     @property
     def tiles(self) -> int:
+        """Tiles that the split uses."""
         return self.groups * self.rows * self.cols * self.outs * self.ins
 
     def __str__(self) -> str:
@@ -365,6 +367,7 @@ class Share:
 
     @property
     def field(self) -> Array:
+        """Field positions of each tile: int64[tiles]."""
         return self.segments * self.width
 
     def macs(self, problem: Problem) -> Array:

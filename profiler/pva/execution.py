@@ -90,10 +90,12 @@ class StepOnIpu(Shown):
 
     @property
     def cycles(self) -> int:
+        """Cycles from the begin of the step to its end."""
         return self._end - self._start
 
     @property
     def activeCycles(self) -> CycleRange:
+        """When the first and last working tile begin and end."""
         early = self._end
         if self._step is not None:
             early = min(early, self._start + int(self._model.activity["first"][self._step]))
@@ -101,6 +103,7 @@ class StepOnIpu(Shown):
 
     @property
     def allCycles(self) -> CycleRange:
+        """When the first and last tile begin and end."""
         return CycleRange(Cycles(self._start, self._start), Cycles(self._end, self._end))
 
     @property
@@ -110,6 +113,7 @@ class StepOnIpu(Shown):
 
     @property
     def dataOut(self) -> int:
+        """Bytes that its tiles send."""
         return 0 if self._step is None else int(self._model.steps["sent"][self._step])
 
     @property
@@ -136,14 +140,17 @@ class ExecutedComputeSet(Shown):
 
     @property
     def name(self) -> str:
+        """The name."""
         return self._set.name
 
     @property
     def cyclesByTile(self) -> list[int]:
+        """Cycles of each tile."""
         return self._step.cyclesByTile
 
     @property
     def estimatedCyclesByTile(self) -> list[int]:
+        """Estimated cycles of each tile; a model's are all estimates."""
         return self._set.estimatedCyclesByTile
 
 
@@ -162,6 +169,7 @@ class ExecutionStep(Shown):
 
     @property
     def program(self) -> Program:
+        """The program that ran."""
         step = int(self._iteration.step[self._parts[0]])
         return make_program(self._model, int(self._model.steps["node"][step]))
 
@@ -238,6 +246,7 @@ class Run(Shown):
 
     @property
     def name(self) -> str:
+        """The name."""
         return str(self._model.report.runs["name"].iloc[self._run])
 
     @property
@@ -253,6 +262,7 @@ class Run(Shown):
 
     @property
     def cycles(self) -> int:
+        """Cycles from the begin of the step to its end."""
         return self._of("cycles")
 
     @property
@@ -284,6 +294,7 @@ class TotalCycles(int):
 
     @property
     def total(self) -> int:
+        """Cycles of all runs; 0 if nothing ran."""
         return int(self)
 
 
@@ -319,6 +330,7 @@ class ExecutionReport(Shown):
 
     @property
     def runs(self) -> list[Run]:
+        """The runs that were profiled, in order."""
         return list(self._runs)
 
     @property

@@ -63,6 +63,7 @@ class Model:
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
     def damaged(self, problem: str) -> ProfileError:
+        """The error to raise for a file that contradicts itself."""
         return ProfileError(self.report.path, problem, "Run the model again to get a new profile")
 
     def ipu_of(self, ipu: int) -> int:

@@ -30,6 +30,7 @@ class Event(Shown):
         self._children = children or []
 
     def children(self) -> list[Event]:
+        """Events inside this one."""
         return list(self._children)
 
 

@@ -82,6 +82,7 @@ class EquivalenceClass(Shown):
 
     @property
     def steps(self) -> list[Interval]:
+        """Half-open intervals of liveness steps in which it is live."""
         first, last = self._model.classes[0][self.id].tolist()
         return [Interval(first, last)] if last > first else []
 
@@ -117,14 +118,17 @@ class LoweredVariable(Shown):
 
     @property
     def name(self) -> str:
+        """The name of the variable."""
         return str(self._model.variables["name"][self._row])
 
     @property
     def alwaysLive(self) -> bool:
+        """Whether it is live throughout."""
         return bool(self._model.variables["always"][self._row])
 
     @property
     def equivalenceClass(self) -> EquivalenceClass:
+        """Variables that are live at the same steps."""
         return EquivalenceClass(self._model, int(self._model.classes[1][self._row]))
 
     @property

@@ -26,6 +26,7 @@ class Price:
 
     @property
     def worth(self) -> int:
+        """Cycles that it saves."""
         return self.now - self.then
 
 
@@ -69,7 +70,6 @@ def _with(
     costs: Costs, stages: int, choices: tuple[Choice, ...], more: dict[int, int], now: int
 ) -> int:
     """The least bottleneck with so many more bytes on the tiles of some stages."""
-
     table = bands(costs, stages, choices, now, spare=max(more.values()))
 
     def load(k: int) -> np.ndarray:

@@ -32,6 +32,7 @@ class Choice:
 
     @classmethod
     def profiled(cls, costs: Costs) -> Choice:
+        """The choice with which the profile was made."""
         return cls(costs.recompute, costs.offload)
 
 

@@ -21,10 +21,12 @@ EXAMPLES = """  ipu-report completion bash >> ~/.bashrc
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     parser.add_argument("shell", choices=sorted(_SHELLS), help="which one")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     from reports.cli import make_parser
 
     print(_SHELLS[args.shell](commands_of(make_parser())), end="")

@@ -16,6 +16,7 @@ EXAMPLES = """  ipu-report html demo/training -o report.html
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument(
         "-o",
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     with common.open_one(args) as report:
         from reports.html import write_html
 

@@ -33,6 +33,7 @@ _LETTERS = {"forward": "F", "backward": "B", "recompute": "R"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_run(parser)
     common.add_iteration(parser)
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     return common.each_profile(args, lambda report: _page(report, args))
 
 
@@ -114,7 +116,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
 
 
 def _short(work: str) -> str:
-    """ "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
+    """The text "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
     parts = [part.split(" of stage ") for part in work.split(", ") if part]
     return " ".join(
         _LETTERS.get(part[0], "U") + (f":{part[1]}" if len(part) > 1 else "") for part in parts

@@ -36,6 +36,7 @@ _WAYS = ("profiled", "choose", "always", "never")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--stages", type=common.count, metavar="N", help="so many (default: what is quickest)"
@@ -74,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     if sum([args.fewest, args.ipus is not None, args.stages is not None]) > 1:
         raise common.CommandError(
             "--stages, --fewest and --ipus each say how many stages: give one", common.USAGE

@@ -31,6 +31,7 @@ EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--assign",
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     illegal: list[bool] = []
     code = common.each_profile(args, lambda report: _page(report, args, illegal))
     return max(code, common.NOT_SO) if any(illegal) else code

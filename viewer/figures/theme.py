@@ -30,6 +30,7 @@ class Activity:
     dark_text: bool = False  # on its colour, in both themes
 
     def colour(self, theme: Theme) -> str:
+        """Its colour in that theme."""
         return self.dark if theme.name == "dark" else self.light
 
 
