@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 import ipu_exec
 from ipu_exec.compiler import emit as program
 from ipu_exec.compiler.passes import compile_step
+from ipu_exec.lowering.operators import words
 from ipu_exec.lowering.plan import OpSpec, Plan
-from ipu_exec.lowering.registry import words
 from ipu_exec.machine import Machine
 from tests.ipu_exec.lowering.test_plans import check
 

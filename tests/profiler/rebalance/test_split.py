@@ -271,9 +271,10 @@ def _keep_in_order(
 def integer_programme(costs: Costs, stages: int) -> int | None:
     """The least bottleneck by HiGHS, from another formulation.
 
-    There is a variable for each Block and stage: whether the Block is in it. A stage's cycles are sums over its Blocks and of what its first one stashes. On each tile, and
-    for each Block b, what a stage holds always, the code that any of its Blocks runs, its stash,
-    what its Blocks up to b save, and b's own peak must fit.
+    There is a variable for each Block and stage: whether the Block is in it. A stage's cycles are
+    sums over its Blocks and of what its first one stashes. On each tile, and for each Block b, what
+    a stage holds always, the code that any of its Blocks runs, its stash, what its Blocks up to b
+    save, and b's own peak must fit.
     """
     optimize = pytest.importorskip("scipy.optimize")
     sparse = pytest.importorskip("scipy.sparse")
