@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ipu_exec.lowering import elementwise, lower, operators, registry
+from profiler import open_report
 from reports.cli import COMMANDS, main
 from tests.ipu_exec.lowering import test_operators_probe
 from tests.ipu_exec.lowering.test_plans import check
@@ -194,3 +195,13 @@ def test_every_example_of_the_readme_is_of_the_demo() -> None:
     assert f"{max(cycles):,} cycles a micro-batch" in words
     for (*_, share), count in zip(rows, cycles, strict=True):
         assert float(share) == pytest.approx(100 * count / max(cycles), abs=0.06)
+
+
+def test_the_header_of_a_profile_is_described(demo: Path) -> None:
+    """Every key that a profile of ours has is in the page's table, and no other is."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (section,) = re.findall(r"## The header of a profile\n(.*?)\n## ", page, re.DOTALL)
+    keys = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    described = {key for cell in keys for key in re.findall(r"`(\w+)`", cell)}
+    with open_report(demo / "training") as report:
+        assert set(report.meta) == described
