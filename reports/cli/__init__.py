@@ -38,6 +38,7 @@ from reports.cli import (
     variables,
     view,
     whatif,
+    why,
 )
 from reports.cli.common import CommandError, one_line
 
@@ -45,6 +46,7 @@ from reports.cli.common import CommandError, one_line
 COMMANDS = {
     "summary": summary,
     "insights": insights,
+    "why": why,
     "stages": stages,
     "timeline": timeline,
     "pipeline": pipeline,
