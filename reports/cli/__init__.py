@@ -39,6 +39,7 @@ from reports.cli import (
     variables,
     view,
     whatif,
+    why,
 )
 from reports.cli.common import CommandError, one_line
 
@@ -46,6 +47,7 @@ from reports.cli.common import CommandError, one_line
 COMMANDS = {
     "summary": summary,
     "insights": insights,
+    "why": why,
     "stages": stages,
     "timeline": timeline,
     "pipeline": pipeline,
