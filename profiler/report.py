@@ -583,6 +583,11 @@ class Report:
     # -- columns behind the frames, for the rest of this package ---
 
     @property
+    def uri(self) -> str:
+        """How SQLite opens the file as the report does: read-only, and leaving nothing beside it."""
+        return self._reader.uri
+
+    @property
     def format(self) -> int:
         """Version of the file's format."""
         return self._reader.version
