@@ -80,7 +80,7 @@ def test_a_files_own_views_do_not_answer_for_ours(
     code, out, _ = ask(capsys, copy, "select whose from mine", "--csv")
     assert code == 0 and "mine" in out
     code, _, said = ask(capsys, copy, "select * from main.stage_cycles", "--timeout", "1")
-    assert code == 1 and "64 MiB" in said or "--timeout" in said
+    assert code == 1 and ("64 MiB" in said or "--timeout" in said)
 
 
 def test_nothing_is_left_beside_the_file(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
