@@ -66,7 +66,7 @@ _INDEX = """<!DOCTYPE html>
 def create_app(
     report: Report, other: Report | None = None, guard: guards.Guard | None = None
 ) -> Dash:
-    """The viewer over one profile, or two. Serve it with ``app.run(host="127.0.0.1", port=8050)``.
+    """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
 
     ``guard``: whom it answers; without one, this machine only.
     """
