@@ -134,6 +134,12 @@ class Reader:
         later = records.SINCE_3.get(record, ()) if self.version < schema.VERSION else ()
         return tuple(column for column in schema.columns(record) if column.name not in later)
 
+    def ids(self, record: type[Any]) -> np.ndarray:
+        """The ids of a table's rows, int64, in order."""
+        self._check_columns(record)
+        cells = tuple(row[0] for row in self._query(f"SELECT id FROM main.{record.table}"))
+        return self._column(record, schema.columns(record)[0], cells)
+
     def count(self, record: type[Any]) -> int:
         """Rows of a table."""
         self._check_columns(record)
