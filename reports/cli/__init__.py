@@ -12,6 +12,7 @@ nor (but for `view`) Dash is ever loaded.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -114,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and give its exit code (usage errors and --help end by SystemExit, as
     argparse has it).
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may be in any encoding
+            stream.reconfigure(errors="backslashreplace")
     args = make_parser().parse_args(argv)
     from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
 
