@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._guards import detect_fake_mode
 
 _OF_TORCH = ("_parameters", "_modules")  # the forward does not change which there are
 _Undo = Callable[[], Any]
@@ -24,8 +24,8 @@ _Undo = Callable[[], Any]
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
     """Inside, the model may run; afterwards its modules' attributes and buffers are what they were.
 
-    Lists, dicts, sets, deques and tensors are put back with what they held, other objects only as
-    attributes. Weights are not looked at: a forward does not change them.
+    Lists, dicts, sets, deques and tensors are put back with what they held, other objects (and
+    tensors in lists) only as such. Weights are not looked at: a forward does not change them.
     """
     undo = [_attributes(module) for module in model.modules()]
     try:
@@ -37,22 +37,28 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
 
 def _attributes(module: torch.nn.Module) -> _Undo:
     own = vars(module)
-    undo = {name: _state(value) for name, value in own.items() if name not in _OF_TORCH}
+    copied = detect_fake_mode() is None  # else nothing real can change
+    undo = {
+        name: _tensor(value) if copied and _plain_tensor(value) else _state(value)
+        for name, value in own.items()
+        if name not in _OF_TORCH
+    }
+    buffers = [
+        _tensor(buffer) for buffer in own["_buffers"].values() if copied and buffer is not None
+    ]
 
     def put_back() -> None:
         kept = {name: own[name] for name in _OF_TORCH if name in own}
         own.clear()
         own.update(kept | {name: restore() for name, restore in undo.items()})
+        for restore in buffers:
+            restore()
 
     return put_back
 
 
 def _state(value: Any) -> _Undo:
     """What gives ``value`` back as it is now."""
-    if isinstance(value, torch.nn.Parameter | torch.nn.Module):
-        return lambda: value
-    if isinstance(value, torch.Tensor):
-        return _tensor(value)
     if isinstance(value, dict):
         return _mapping(value)
     if isinstance(value, list | set | deque):
@@ -60,13 +66,15 @@ def _state(value: Any) -> _Undo:
     return lambda: value
 
 
+def _plain_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+
+
 def _tensor(tensor: torch.Tensor) -> _Undo:
     held = tensor.detach().clone()
 
     def put_back() -> torch.Tensor:
-        # not by its version, which a batch norm does not count up
-        real = not isinstance(held, FakeTensor) and not isinstance(tensor, FakeTensor)
-        if real and not torch.equal(tensor, held):
+        if not torch.equal(tensor, held):  # a batch norm does not count its version up
             with torch.no_grad():
                 tensor.copy_(held)
         return tensor

@@ -22,9 +22,12 @@ logger = logging.getLogger("ipu_exec")
 
 
 class ProfileSession:
-    """Writes the profile of one executable. Does nothing where the options ask for none."""
+    """Writes the profile of one executable into ``folder`` of the directory that the options name.
 
-    def __init__(self, options: Options, executable: Executable, training: bool) -> None:
+    Does nothing where they ask for none.
+    """
+
+    def __init__(self, options: Options, executable: Executable, folder: str) -> None:
         self._wanted = options.profiling()
         self._executable = executable
         self._writer: ProfileWriter | None = None
@@ -32,8 +35,7 @@ class ProfileSession:
         self.path: Path | None = None
         if not self._wanted.enabled:
             return
-        kind = "training" if training else "inference"
-        self.path = self._wanted.directory / kind / "profile.pop"
+        self.path = self._wanted.directory / folder / "profile.pop"
         over = executable.overflow
         try:
             self._writer = ProfileWriter(self.path)
