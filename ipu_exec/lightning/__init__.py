@@ -13,17 +13,25 @@
 says what is counted how.
 """
 
+from functools import partial as _partial
+from typing import Any as _Any
+
+from ipu_exec import on_import as _on_import
 from ipu_exec.lightning.library import installed as _installed
 from ipu_exec.lightning.names import Names, names
 
-_packages = _installed()
-if not _packages:
+if not _installed():
     raise ModuleNotFoundError(
         "ipu_exec.lightning needs Lightning 2.6: pip install 'ipuscope[lightning]'"
     )
-_all = [names(package) for package in _packages]
-IPUAccelerator = _all[0].IPUAccelerator
-IPUPrecision = _all[0].IPUPrecision
-IPUStrategy = _all[0].IPUStrategy
+for _package in _installed():  # as soon as the script imports it, for that takes seconds
+    _on_import.after(_package, _partial(names, _package))
+
+
+def __getattr__(name: str) -> _Any:
+    if name in ("IPUAccelerator", "IPUPrecision", "IPUStrategy"):
+        return getattr(names(_installed()[0]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = ["IPUAccelerator", "IPUPrecision", "IPUStrategy", "Names", "names"]

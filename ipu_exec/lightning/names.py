@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,9 +24,14 @@ class Names:
     IPUStrategy: Any
 
 
-@lru_cache
 def names(package: str) -> Names:
     """For ``package``, one of `ipu_exec.lightning.library.PACKAGES`: made once, and registered."""
+    importlib.import_module(package)  # first: whoever waits for that asks for the names too
+    return _made(package)
+
+
+@lru_cache
+def _made(package: str) -> Names:
     lib = library(package)
 
     def joined(name: str, ours: type, theirs: Any) -> Any:

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-_PREDICTED, _HOST = "ipu samples/s", "host samples/s"
+_PREDICTED, _HOST = "ipu/s", "host/s"
 
 
 class Progress:

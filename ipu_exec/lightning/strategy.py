@@ -139,9 +139,10 @@ class StrategyOnIpu:
     @property
     def replication_factor(self) -> int:
         """Replicas of what the Trainer does now."""
-        if self.lightning_module is None or not self.poptorch_models:
+        if self.lightning_module is None:
             return self._replicas(True)
-        return int(self.poptorch_models[self._trainer.state.stage].options.replication_factor)
+        model = self.poptorch_models.get(self._trainer.state.stage)
+        return self._replicas(True) if model is None else int(model.options.replication_factor)
 
     @property
     def replicas(self) -> int:
