@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -10,6 +11,7 @@ from ipu_exec.capture.control_flow import read_contents
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler import placement
 from ipu_exec.errors import ContentError
+from ipu_exec.lightning.step import StepModule
 from ipu_exec.options import Options
 
 
@@ -25,6 +27,18 @@ def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor], options: 
         options.execution_strategy, graph.blocks, placement.begins_outside(graph)
     )
     return max(1, len(found))
+
+
+def depth_of(module: Any, step: str, batch: Any, options: Options) -> int:
+    """The stages of a LightningModule's step, run on fake tensors like those of ``batch``."""
+    model = StepModule.of(module, step)
+    tensors = model.arguments((batch, 0), {})
+    before, module._current_fx_name = module._current_fx_name, step  # it may log
+    try:
+        with model.compiling():
+            return stages_of(model, tensors, options)
+    finally:
+        module._current_fx_name = before
 
 
 def replicas_of(devices: int, stages: int) -> int:

@@ -13,7 +13,6 @@ import torch
 from ipu_exec.capture.control_flow import path
 from ipu_exec.errors import PipelineDepthError, UsageError
 from ipu_exec.lightning.logged import Logged, collected, give
-from ipu_exec.lightning.placing import stages_of
 from ipu_exec.lightning.step import StepModule, loss_of
 from ipu_exec.options import Options
 from ipu_exec.session.stepped import SteppedExecutor
@@ -127,12 +126,6 @@ class StageModel:
     def _forget(self, executor: SteppedExecutor) -> None:
         """It was compiled anew, for another mode or other weights: other paths are void."""
         self._compiled = {key: kept for key, kept in self._compiled.items() if kept is executor}
-
-    def stages(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """How many stages the Blocks of the step make, called with such arguments."""
-        tensors = self.step.arguments(args, kwargs)
-        with self.step.compiling():
-            return stages_of(self.step, tensors, self._options(self._accumulation))
 
     # -- running ---
 

@@ -21,12 +21,21 @@ from ipu_exec.enums import HalfFloatCastingBehavior, OutputMode
 from ipu_exec.lightning import checks
 from ipu_exec.lightning.library import Library
 from ipu_exec.lightning.loaders import as_given, for_replicas, part, sample
-from ipu_exec.lightning.placing import replicas_of
+from ipu_exec.lightning.placing import depth_of, replicas_of
 from ipu_exec.lightning.progress import Progress
 from ipu_exec.lightning.stage import StageModel
 from ipu_exec.optimiser_attributes import loss_scaling
 from ipu_exec.options import Options
 from ipu_exec.session.stepped import SteppedExecutor
+
+# Lightning's names of what a run is at, and the step that it calls.
+_STEPS = {
+    "train": "training_step",
+    "sanity_check": "validation_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
+}
 
 
 class StrategyOnIpu:
@@ -164,8 +173,9 @@ class StrategyOnIpu:
             if own is not None:
                 asked = trainer.accumulate_grad_batches
                 trainer.accumulate_grad_batches = checks.check_accumulation(self.lib, own, asked)
+        self._close()
+        self._made, self._depth, self._stages = {}, 1, {}
         super().setup(trainer)  # type: ignore[misc]
-        self._made, self._depth = {}, 1
         self._wrap()
         self._progress.attach(self.lib, trainer)
 
@@ -182,25 +192,25 @@ class StrategyOnIpu:
         self._close()
         found: dict[Any, StageModel] = {}
         if trainer.state.fn == function.FITTING:
-            found[stage.TRAINING] = self._stage("training_step", "training")
+            found[stage.TRAINING] = self._stage(stage.TRAINING, "training")
             if trainer.enable_validation:
-                found[stage.VALIDATING] = self._stage("validation_step", "validation")
+                found[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
                 if trainer.num_sanity_val_steps > 0:
                     found[stage.SANITY_CHECKING] = found[stage.VALIDATING]
         elif trainer.state.fn == function.VALIDATING:
-            found[stage.VALIDATING] = self._stage("validation_step", "validation")
+            found[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
         elif trainer.state.fn == function.TESTING:
-            found[stage.TESTING] = self._stage("test_step", "test")
+            found[stage.TESTING] = self._stage(stage.TESTING, "test")
         elif trainer.state.fn == function.PREDICTING:
-            found[stage.PREDICTING] = self._stage("predict_step", "predict")
+            found[stage.PREDICTING] = self._stage(stage.PREDICTING, "predict")
         self._stages = found
         self.poptorch_models = {kind: model.executor for kind, model in found.items()}
 
-    def _stage(self, step: str, folder: str) -> StageModel:
-        training = step == "training_step"
+    def _stage(self, stage: Any, folder: str) -> StageModel:
+        training = stage == self.lib.RunningStage.TRAINING
         return StageModel(
             self.lightning_module,
-            step,
+            _STEPS[stage.value],
             folder,
             lambda accumulation: self._compile_options(training, accumulation),
             self.optimizers[0] if training else None,
@@ -235,16 +245,14 @@ class StrategyOnIpu:
     def process_dataloader(self, dataloader: Any) -> Any:
         """A loader of a batch for each replica."""
         stage = self._trainer.state.stage
-        model = self._stages[stage]
         if self._given[True] is None and self._given[False] is None:
-            self._find_depth(model, dataloader)
-            model = self._stages[stage]
+            self._find_depth(stage, dataloader)
         options = self._opts(stage == self.lib.RunningStage.TRAINING)
         made = for_replicas(dataloader, int(options.replication_factor), options)
         self._loaders.append(made)
         return made
 
-    def _find_depth(self, model: StageModel, dataloader: Any) -> None:
+    def _find_depth(self, stage: Any, dataloader: Any) -> None:
         """How many IPUs a replica takes, found with a batch that is made for it."""
         if not self.parallel_devices or len(self.parallel_devices) == 1:
             return
@@ -252,11 +260,13 @@ class StrategyOnIpu:
             batch = sample(dataloader)
             if batch is None:
                 return
+            step = _STEPS[stage.value]
             batch = self._transferred(batch)
-            depth = model.stages((batch, 0), {})
+            depth = depth_of(self.lightning_module, step, batch, Options())
         if depth != self._depth:
             self._depth, self._made = depth, {}
-            self._wrap()
+            if self._stages:
+                self._wrap()
 
     def _transferred(self, batch: Any) -> Any:
         module = self.lightning_module
