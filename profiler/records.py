@@ -414,7 +414,11 @@ class BodyStep:
 
 @dataclass(slots=True)
 class Task:
-    """A Body running in a device iteration of a trace."""
+    """A Body running in a device iteration of a trace.
+
+    Waiting is time of an external sync, as it is on the machine: of the next one, where the IPU
+    waits for it, or of one that is nothing else.
+    """
 
     table: ClassVar[str] = "tasks"
     key: ClassVar[str] = "trace, position"
@@ -429,6 +433,7 @@ class Task:
     pipeline_cycle: int
     start: int  # cycles, relative to the device iteration
     end: int
+    waited: int  # cycles of it that the IPU waited for others
 
 
 @dataclass(slots=True)

@@ -151,12 +151,12 @@ VIEWS = (
     # compare every pair
     View(
         "execution_steps",
-        "id, run, iteration, ipu, micro_batch, pipeline_cycle, step, start, cycles",
+        "id, run, iteration, ipu, micro_batch, pipeline_cycle, step, start, cycles, waited",
         "SELECT i.first_step + t.first_step + b.position, i.run, i.iteration, t.ipu, t.micro_batch,"
         " t.pipeline_cycle, b.step, i.start + t.start + b.start, iif(b.stop < 0, t.end - t.start,"
-        " b.stop) - b.start FROM iterations i JOIN tasks t ON t.trace = i.trace JOIN body_steps b"
-        " ON b.body = t.body LIMIT -1",
-        "every step of every run; waits are none",
+        " b.stop) - b.start, t.waited FROM iterations i JOIN tasks t ON t.trace = i.trace"
+        " JOIN body_steps b ON b.body = t.body LIMIT -1",
+        "every step of every run; external syncs last as long as their IPU waits, waited of it",
     ),
     View(
         "stage_micro_batches",
@@ -186,9 +186,10 @@ VIEWS = (
         "step_id, ipu, cycles, active_tiles, cycles_base, active_cycles_from_min,"
         " active_cycles_from_max, active_cycles_to_min, active_cycles_to_max, data_in, data_out,"
         " tile_balance, active_tile_balance",
-        "SELECT e.id, e.ipu, e.cycles, a.active_tiles, e.start, 0, 0, a.first_cycles,"
-        " a.last_cycles, a.bytes_in, a.bytes_out, a.tile_balance, a.active_tile_balance FROM"
-        " execution_steps e JOIN step_activity a ON a.step = e.step",
+        "SELECT e.id, e.ipu, e.cycles, a.active_tiles, e.start, 0, 0,"
+        " min(a.first_cycles + e.waited, e.cycles), min(a.last_cycles + e.waited, e.cycles),"
+        " a.bytes_in, a.bytes_out, a.tile_balance, a.active_tile_balance"
+        " FROM execution_steps e JOIN step_activity a ON a.step = e.step",
         "executed steps: a step is of one IPU; active times are relative to cycles_base",
         vendor=True,
     ),
@@ -289,15 +290,23 @@ tile of one IPU.
 
 
 def _comments(record: type[Any]) -> dict[str, str]:
-    """The comment beside each field, from the source."""
+    """The comment beside each field, or in the lines above it, from the source."""
     source = inspect.getsource(record)
-    lines = source.splitlines()
-    found = {}
+    lines = [*source.splitlines(), ""]  # the last token is behind the last line
+    found: dict[str, str] = {}
+    above: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        name = re.match(r"\s+(\w+):", lines[token.start[0] - 1])
         if token.type == tokenize.COMMENT:
-            name = re.match(r"\s+(\w+):", lines[token.start[0] - 1])
-            if name:
-                found[name[1]] = token.string.lstrip("# ")
+            words = token.string.lstrip("# ")
+            if name is None:
+                above.append(words)
+            else:
+                found[name[1]] = words
+        elif token.type == tokenize.NEWLINE:
+            if name is not None and above:
+                found.setdefault(name[1], " ".join(above))
+            above = []
     return found
 
 

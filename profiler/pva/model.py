@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from profiler import liveness, plain, records
+from profiler.analysis.program import subtree_ends
 from profiler.errors import ProfileError
 from profiler.memory import IpuVariables
 from profiler.report import Report
@@ -147,6 +148,14 @@ class Model:
         for ipu in range(self.ipus):
             here = np.flatnonzero(self.steps["ipu"] == ipu)
             found.append(here[np.argsort(self.steps["position"][here], kind="stable")])
+        return found
+
+    @cached_property
+    def external_sync(self) -> np.ndarray:
+        """Of each modelled IPU, where its first external sync is in `steps`; -1: it has none."""
+        found = np.full(self.ipus, -1, dtype=np.int64)
+        syncs = np.flatnonzero(self.steps["kind"] == "external sync")[::-1]
+        found[self.steps["ipu"][syncs]] = syncs
         return found
 
     def tile_vector(self, step: int, name: str) -> np.ndarray | None:
@@ -348,12 +357,8 @@ class Model:
     @cached_property
     def subtree_end(self) -> np.ndarray:
         """Where in `tree` what is under each program ends."""
-        size = np.ones(len(self.tree["id"]), dtype=np.int64)
-        for at in range(len(size) - 1, 0, -1):
-            parent = int(self.tree["parent"][at])
-            if parent >= 0:
-                size[self.node_of[parent]] += size[at]
-        return np.arange(len(size)) + size
+        parents = [self.node_of.get(id, -1) for id in self.tree["parent"].tolist()]
+        return subtree_ends(np.array(parents, dtype=np.int64))
 
     def control_code(self, at: int) -> dict[int, np.ndarray]:
         """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's
