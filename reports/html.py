@@ -41,7 +41,7 @@ class Section:
 
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the report of a profile to ``path``, whole or not at all. OSError where that cannot be."""
+    """Write the report of a profile to ``path``, whole or not at all. OSError where that fails."""
     target = Path(path)
     part = target.with_name(target.name + ".partial")
     try:
@@ -219,16 +219,19 @@ h2 { font-size: 15px; margin: 0; }
 .about, .note { color: var(--muted); margin: 2px 0 8px; }
 .warning { border-left: 4px solid #e69f00; padding: 6px 10px; background: var(--card); }
 section {
-  background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; margin: 14px 0;
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 12px 14px; margin: 14px 0;
 }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13px; }
+table {
+  border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13px;
+}
 th { text-align: left; color: var(--muted); font-weight: 500; }
 th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 header { display: flex; justify-content: space-between; gap: 20px; align-items: start; }
 button {
-  font: inherit; color: var(--text); background: none; border: 1px solid var(--line); border-radius: 6px;
-  padding: 4px 10px;
+  font: inherit; color: var(--text); background: none;
+  border: 1px solid var(--line); border-radius: 6px; padding: 4px 10px;
 }
 """
 
@@ -238,16 +241,21 @@ _PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';
+    img-src data: blob:">
 <title>@@TITLE@@</title>
 <script>
-  document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
+  const dark = matchMedia('(prefers-color-scheme: dark)').matches;
+  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
 </script>
 <style>@@STYLE@@</style>
 </head>
 <body>
 <main>
-<header><div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div><button id="theme">Theme</button></header>
+<header>
+<div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div>
+<button id="theme">Theme</button>
+</header>
 @@WARNINGS@@
 <p id="note" class="note">Drawing…</p>
 @@BODY@@
@@ -256,7 +264,8 @@ _PAGE = """<!DOCTYPE html>
 <script type="application/octet-stream" id="figures">@@FIGURES@@</script>
 <script>
 async function unpacked(id) {
-  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  const text = atob(document.getElementById(id).textContent);
+  const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Response(stream).text();
 }
@@ -268,7 +277,8 @@ async function unpacked(id) {
     document.head.append(script);
     const figures = JSON.parse(await unpacked('figures'));
     const config = { displaylogo: false, responsive: true, scrollZoom: false };
-    const draw = () => Promise.all(figures[document.documentElement.dataset.theme].map((figure, i) =>
+    const theme = () => document.documentElement.dataset.theme;
+    const draw = () => Promise.all(figures[theme()].map((figure, i) =>
       Plotly.react('figure-' + i, figure.data, figure.layout, config)));
     document.getElementById('theme').onclick = () => {
       const root = document.documentElement;
@@ -278,7 +288,8 @@ async function unpacked(id) {
     await draw();
     note.remove();
   } catch (error) {
-    note.textContent = 'The figures could not be drawn (' + error + '). A browser of 2023 or later is needed.';
+    note.textContent = 'The figures could not be drawn (' + error + ').'
+      + ' A browser from 2023 or later is needed.';
   }
 })();
 </script>

@@ -64,7 +64,7 @@ _INDEX = """<!DOCTYPE html>
 
 
 def create_app(report: Report, other: Report | None = None) -> Dash:
-    """The viewer over one profile, or two. Serve it with ``app.run(host="127.0.0.1", port=8050)``."""
+    """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it."""
     profiles = Profiles([report] if other is None else [report, other])
     app = Dash(
         "viewer",
