@@ -160,7 +160,7 @@ class Known:
     def add_steps(self, steps: Iterable[records.Step]) -> None:
         """Remember the first external sync of each IPU."""
         for step in steps:
-            if step_kind(step.type, step.name) == "external sync":
+            if step_kind(step.type, step.purpose) == "external sync":
                 self.external_sync.setdefault(step.ipu, step.id)
 
     def add_bodies(self, bodies: Iterable[records.Body]) -> None:

@@ -164,6 +164,8 @@ class Op:
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
     plan: str  # how it was split over tiles and what the model asked for, in words; "": neither
+    # as PopART names it, each name once: "layer.3/attention/MatMul/1" is the second of its module
+    popart_name: str = ""
 
 
 @dataclass(slots=True)
@@ -479,6 +481,7 @@ STORED = (
 )
 SINCE_2 = (Use,)  # tables that format 1 did not have
 SINCE_3 = {  # columns that formats 1 and 2 did not have
+    Op: ("popart_name",),
     Step: ("purpose", "tensor"),
     Variable: ("tensor", "parameter", "step"),
     Body: ("task",),

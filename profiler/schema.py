@@ -228,12 +228,26 @@ VIEWS = (
         "bytes on each tile (counted over all IPUs); total includes gaps",
         vendor=True,
     ),
-    View("programs", "id, name", "SELECT id, name FROM program_tree", "programs", vendor=True),
+    View(
+        "programs",
+        "id, name",
+        "SELECT p.id, CASE WHEN p.type = 'Sync' THEN CASE s.purpose WHEN 'external sync' THEN"
+        " 'External' ELSE 'Internal' END WHEN o.id IS NOT NULL THEN o.popart_name || substr(p.name,"
+        " length(o.name) + 1) ELSE coalesce(w.popart_name, p.name) END FROM program_tree p"
+        " LEFT JOIN program_steps s ON s.program = p.id"
+        " LEFT JOIN ops o ON o.id = s.op AND substr(p.name, 1, length(o.name)) = o.name"
+        " LEFT JOIN (SELECT name, popart_name, min(id) FROM ops GROUP BY name) w"
+        " ON w.name = p.name AND p.type = 'Sequence'",
+        "programs, operators in them as PopART names them",
+        vendor=True,
+    ),
     View(
         "compute_sets",
         "compute_set, name",
-        "SELECT id, name FROM compute_set_info",
-        "compute sets",
+        "SELECT c.id, CASE WHEN o.id IS NOT NULL THEN o.popart_name || substr(c.name,"
+        " length(o.name) + 1) ELSE c.name END FROM compute_set_info c LEFT JOIN ops o"
+        " ON o.id = c.op AND substr(c.name, 1, length(o.name)) = o.name",
+        "compute sets, operators in them as PopART names them",
         vendor=True,
     ),
     View("var_categories", "id, name", _category_rows(), "storage categories", vendor=True),

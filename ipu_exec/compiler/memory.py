@@ -25,6 +25,7 @@ from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
 from profiler import records, schedules
 from profiler.memory import including_gaps
+from profiler.names import unique
 
 _CODE = (
     "vertexCode",
@@ -134,6 +135,7 @@ def variables(
     uses: set[tuple[int, int]] = set()
     code = Code()
     for ipu in range(placement.num_ipus):
+        begin = len(found)
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
         maker.in_place()
@@ -148,6 +150,9 @@ def variables(
             if placement.ipus[stage] == ipu
         }
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
+        mine = found[begin:]
+        for variable, name in zip(mine, unique(one.name for one in mine), strict=True):
+            variable.name = name  # programs that read profiles key bytes by it
     return found, [records.Use(op, variable) for op, variable in sorted(uses)], code
 
 

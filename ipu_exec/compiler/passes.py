@@ -29,7 +29,7 @@ from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
-from ipu_exec.lowering import info, registry, vertex_info
+from ipu_exec.lowering import popart_name, registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
 from ipu_exec.options import (
@@ -41,6 +41,7 @@ from ipu_exec.options import (
 from ipu_exec.replica_groups import Groupings
 from ipu_exec.session import executable_file as executables
 from profiler import records, schedules
+from profiler.names import popart_names
 
 Progress = Callable[[float, str], None]
 logger = logging.getLogger("ipu_exec")
@@ -264,10 +265,7 @@ def _log_placement(graph: Graph, placed: placement.Placement) -> None:
     met: Counter[str] = Counter()
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
         if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
-            short = op.aten.split(".")[1].strip("_")
-            kind = info(op.aten).popart_name or "".join(
-                part.capitalize() for part in short.split("_")
-            )
+            kind = popart_name(op.aten)
             name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
             again = f"/{met[name]}" if met[name] else ""
             met[name] += 1
@@ -627,7 +625,10 @@ class Executable:
         return self._update_blocks.get(op, self.graph.ops[op].block)
 
     def _op_rows(self) -> Iterator[records.Op]:
-        for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
+        kinds = [popart_name(op.aten) for op in self.graph.ops]
+        names = popart_names([op.name for op in self.graph.ops], kinds)
+        rows = zip(self.graph.ops, self.placement.op_stage, names, strict=True)
+        for op, stage, name in rows:
             plan = self.tree.op_plans.get(op.id)
             yield records.Op(
                 op.id,
@@ -645,6 +646,7 @@ class Executable:
                 self.tree.op_cycles.get(op.id, 0),
                 int(plan.estimated) if plan else 0,
                 "; ".join(words for words in (plan.note if plan else "", str(op.asked)) if words),
+                name,
             )
 
     def _program_rows(self) -> list[Any]:

@@ -67,8 +67,8 @@ def _external_syncs(report: Report) -> dict[int, int]:
     """IPU -> row of its first external sync, for those that have one."""
     steps = report.columns_of(records.Step)
     found: dict[int, int] = {}
-    columns = zip(steps["type"], steps["name"], steps["ipu"].tolist(), strict=True)
-    for row, (kind, name, ipu) in enumerate(columns):
-        if trace.step_kind(kind, name) == "external sync":
+    columns = zip(steps["type"], steps["purpose"], steps["ipu"].tolist(), strict=True)
+    for row, (kind, purpose, ipu) in enumerate(columns):
+        if trace.step_kind(kind, purpose) == "external sync":
             found.setdefault(ipu, row)
     return found

@@ -158,6 +158,39 @@ class Model:
         found[self.steps["ipu"][syncs]] = syncs
         return found
 
+    @cached_property
+    def program_names(self) -> list[str]:
+        """Of each program of `tree` its name, operators in it as PopART names them, a sync
+        "Internal" (of one chip's tiles) or "External" (with others).
+        """
+        names = [str(name) for name in self.tree["name"]]
+        ops = self.report.columns_of(records.Op)
+        called = dict(zip(ops["name"][::-1], ops["popart_name"][::-1], strict=True))
+        for at, type in enumerate(self.tree["type"]):
+            if type == records.SEQUENCE:
+                names[at] = called.get(names[at], names[at])
+        of_op = {
+            id: (str(own), str(theirs))
+            for id, own, theirs in zip(
+                ops["id"].tolist(), ops["name"], ops["popart_name"], strict=True
+            )
+        }
+        rows = zip(
+            self.steps["node"].tolist(),
+            self.steps["op"].tolist(),
+            self.steps["type"],
+            self.steps["kind"],
+            strict=True,
+        )
+        for at, op, type, kind in rows:
+            if type == records.SYNC:
+                names[at] = "External" if kind == "external sync" else "Internal"
+            else:
+                own, theirs = of_op.get(op, ("", ""))
+                if own and names[at].startswith(own):
+                    names[at] = theirs + names[at].removeprefix(own)
+        return names
+
     def tile_vector(self, step: int, name: str) -> np.ndarray | None:
         """``tile_cycles``, ``bytes_in`` or ``bytes_out`` of a step over tiles, or None."""
         id = int(self.steps[name][step])

@@ -57,7 +57,7 @@ class ComputeSet(Shown):
 
     @property
     def name(self) -> str:
-        return str(self._model.steps["name"][self._step])
+        return self._model.program_names[int(self._model.steps["node"][self._step])]
 
     @property
     def estimatedCyclesByTile(self) -> list[int]:
@@ -110,10 +110,7 @@ class Program(Shown):
         """Module path and what it does; of a sync "Internal" (of one chip's tiles) or "External"
         (with others).
         """
-        step = self._step
-        if step is not None and self._model.steps["type"][step] == records.SYNC:
-            return "External" if self._model.steps["kind"][step] == "external sync" else "Internal"
-        return str(self._model.tree["name"][self._at])
+        return self._model.program_names[self._at]
 
     @property
     def repeat(self) -> int:

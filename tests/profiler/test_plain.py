@@ -123,9 +123,11 @@ def test_sql_written_for_the_vendors_file_runs(path, report):
         "SELECT p.name, c.name AS vertex_set FROM steps s JOIN programs p ON p.id = s.program "
         "JOIN compute_sets c USING (compute_set)",
     )
-    assert set(names["vertex_set"]) == set(
-        report.program_steps().query("type == 'OnTileExecute'")["name"]
-    )
+    ops, steps = report.ops, report.program_steps().query("type == 'OnTileExecute'")
+    own, theirs = ops["name"].to_dict(), ops["popart_name"].to_dict()
+    pairs = zip(steps["op"], steps["name"], strict=True)
+    wanted = {theirs.get(op, "") + name.removeprefix(own.get(op, "")) for op, name in pairs}
+    assert set(names["vertex_set"]) == wanted
     total = ask(path, "SELECT total FROM execution_cycle_totals")["total"]
     assert total.tolist() == report.runs["cycles"].tolist()
 

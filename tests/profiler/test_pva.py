@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -97,6 +99,14 @@ def test_programs_are_the_tree(report, plain):
     assert dict.fromkeys(programs, 1)[programs[5]] == 1
     names = {type(program).__name__ for program in programs}
     assert names >= {"OnTileExecuteProgram", "DoExchangeProgram", "StreamCopyMidProgram", "Program"}
+    names = {program._id: program.name for program in programs}
+    with closing(sqlite3.connect(plain.path)) as connection:
+        assert dict(connection.execute("SELECT id, name FROM programs")) == names
+        sets = dict(connection.execute("SELECT compute_set, name FROM compute_sets"))
+    assert {found.id: found.name for found in report.compilation.computeSets} == sets
+    assert "conv1/Conv" in names.values() and "conv1/convolution" not in names.values()
+    streams = {program.name for program in programs if "StreamCopy" in program.type.name}
+    assert {name.split("/")[0] for name in streams} == {"copyFromHost", "copyToHost"}
     assert {program.name for program in programs if program.type == pva.Program.Type.Sync} == {
         "Internal",
         "External",
@@ -282,6 +292,7 @@ def test_what_always_lives_is_told_by_name_or_category(report):
 
 def test_lowered_variables_are_the_pieces_of_variables(report, plain):
     brief = report.compilation.loweredVariables.allBriefVars
+    assert not plain.variables.duplicated(["ipu", "name"]).any()
     by_variable, ids, by_tile = Counter(), set(), Counter()
     for variable in brief:
         by_variable[variable.name] += variable.bytes
@@ -475,7 +486,8 @@ def test_a_report_that_was_only_compiled_has_an_empty_execution(path, tmp_path):
 def test_operations_say_where_they_come_from(report, plain):
     operations = pva.OperationAnalysis(report).operations
     named = [operation for operation in operations if operation.name]
-    assert [operation.name for operation in named] == plain.ops["name"].tolist()
+    assert [operation.name for operation in named] == plain.ops["popart_name"].tolist()
+    assert len({operation.name for operation in named}) == len(named)
     ids = {operation.debugContext.id for operation in operations}
     assert len(ids) == len(operations)
     for operation in named:
@@ -485,9 +497,11 @@ def test_operations_say_where_they_come_from(report, plain):
         (parent,) = context.parents
         about = json.loads(parent.json)
         assert about["layer"] == json.loads(parent.layer)["layer"] == "poptorch"
-        assert about["op_name"] == operation.name and operation.name.endswith(about["op_type"])
-        assert about["torch_schema"].startswith("aten.")
-    forward = next(operation for operation in named if operation.name == "conv1/convolution")
+        assert about["op_name"] == operation.name and about["op_type"] in operation.name.split("/")
+        assert about["torch_schema"].startswith("aten::")
+    forward = next(operation for operation in named if operation.name == "conv1/Conv")
+    assert json.loads(forward.debugContext.parents[0].json)["op_type"] == "Conv"
+    assert json.loads(forward.debugContext.parents[0].json)["torch_schema"] == "aten::convolution"
     assert os.path.basename(forward.debugContext.location.fileName) == "models.py"
     line = (
         (ROOT / "tests" / "models.py")
@@ -527,9 +541,7 @@ def test_variables_of_programs_live_where_they_are_used(report):
     for at in range(0, len(steps), 13):
         for variable in list(steps[at].program.vars)[::1500]:
             assert lives(variable.equivalenceClass, at), (steps[at].program.name, variable.name)
-    operation = next(
-        o for o in pva.OperationAnalysis(report).operations if o.name == "conv1/convolution"
-    )
+    operation = next(o for o in pva.OperationAnalysis(report).operations if o.name == "conv1/Conv")
     names = {variable.name for variable in operation.vars}
     assert {"conv1.weight", "conv1.bias", "input.0", "conv1/convolution:0"} <= names
     assert "conv2.weight" not in names
