@@ -2,16 +2,19 @@
 
 plotly.js and the figures lie in the page gzipped, which brings 4.8 MB to 1.5 MB; browsers unpack
 them themselves (DecompressionStream). Both themes are in it: the page follows the reader's. A
-policy in the page forbids it to fetch anything.
+policy in the page forbids it to fetch anything, and to run any script but its own three, which it
+names by their hashes.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import html
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +79,11 @@ def page(report: Report) -> str:
         body.append("</section>")
     meta = report.meta
     title = f"{meta['model'] or report.path.parent.name} · IPUscope"
+    plotly = get_plotlyjs()
     filled = {
+        "@@SCRIPTS@@": " ".join(map(_hashed, (_THEME, _DRAW, plotly))),
+        "@@THEME@@": _THEME,
+        "@@DRAW@@": _DRAW,
         "@@TITLE@@": html.escape(title),
         "@@MODEL@@": html.escape(str(meta["model"] or report.path.parent.name)),
         "@@ABOUT@@": html.escape(_about(report)),
@@ -85,13 +92,11 @@ def page(report: Report) -> str:
         ),
         "@@BODY@@": "\n".join(body),
         "@@STYLE@@": theme.stylesheet() + _STYLE,
-        "@@PLOTLY@@": _packed(get_plotlyjs()),
+        "@@PLOTLY@@": _packed(plotly),
         "@@FIGURES@@": _packed(json.dumps(figures, separators=(",", ":"))),
     }
-    text = _PAGE
-    for mark, value in filled.items():
-        text = text.replace(mark, value)
-    return text
+    # At one go: a name that looks like a mark stays a name.
+    return _MARK.sub(lambda found: filled[found[0]], _PAGE)
 
 
 def _sections(report: Report) -> list[Section]:
@@ -210,6 +215,13 @@ def _packed(words: str) -> str:
     return base64.b64encode(gzip.compress(words.encode(), 9, mtime=0)).decode()
 
 
+def _hashed(script: str) -> str:
+    """A script as a Content-Security-Policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+_MARK = re.compile("@@[A-Z]+@@")
+
 _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text); font: 14px/1.45 var(--font); }
@@ -235,34 +247,12 @@ button {
 }
 """
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';
-    img-src data: blob:">
-<title>@@TITLE@@</title>
-<script>
+_THEME = """
   const dark = matchMedia('(prefers-color-scheme: dark)').matches;
   document.documentElement.dataset.theme = dark ? 'dark' : 'light';
-</script>
-<style>@@STYLE@@</style>
-</head>
-<body>
-<main>
-<header>
-<div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div>
-<button id="theme">Theme</button>
-</header>
-@@WARNINGS@@
-<p id="note" class="note">Drawing…</p>
-@@BODY@@
-</main>
-<script type="application/octet-stream" id="plotly">@@PLOTLY@@</script>
-<script type="application/octet-stream" id="figures">@@FIGURES@@</script>
-<script>
+"""
+
+_DRAW = """
 async function unpacked(id) {
   const text = atob(document.getElementById(id).textContent);
   const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
@@ -292,7 +282,34 @@ async function unpacked(id) {
       + ' A browser from 2023 or later is needed.';
   }
 })();
-</script>
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; script-src @@SCRIPTS@@; style-src 'unsafe-inline';
+  img-src data: blob:; base-uri 'none'; form-action 'none'">
+<meta name="referrer" content="no-referrer">
+<title>@@TITLE@@</title>
+<script>@@THEME@@</script>
+<style>@@STYLE@@</style>
+</head>
+<body>
+<main>
+<header>
+<div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div>
+<button id="theme">Theme</button>
+</header>
+@@WARNINGS@@
+<p id="note" class="note">Drawing…</p>
+@@BODY@@
+</main>
+<script type="application/octet-stream" id="plotly">@@PLOTLY@@</script>
+<script type="application/octet-stream" id="figures">@@FIGURES@@</script>
+<script>@@DRAW@@</script>
 </body>
 </html>
 """

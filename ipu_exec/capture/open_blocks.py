@@ -55,7 +55,7 @@ def current_block() -> BlockState | None:
 
 
 def block_ended() -> bool:
-    """True after a ``with Block``, until the next Block begins: PopTorch takes no operator there."""
+    """True after a ``with Block`` until the next begins: PopTorch takes no operator there."""
     return OPEN.ended
 
 

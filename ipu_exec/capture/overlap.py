@@ -102,8 +102,8 @@ def check(
 ) -> None:
     """Error where something is overlapped and the options do not allow it.
 
-    ``pipelined``: the strategy is; ``explicit_ir``: PopART's IR may be explicit; ``io_tiles``: tiles
-    of an IPU set aside for I/O; ``mode``: the outputs' own.
+    ``pipelined``: the strategy is; ``explicit_ir``: PopART's IR may be explicit; ``io_tiles``:
+    tiles of an IPU set aside for I/O; ``mode``: the outputs' own.
     """
     if not modes(graph):
         return

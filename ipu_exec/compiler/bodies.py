@@ -225,8 +225,9 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
 def stream_steps(
     name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, tensors: Sequence[int]
 ) -> list[StepDraft]:
-    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies) of storages ``tensors``, ``nbytes``
-    on each tile. Its ``purpose`` says which way it goes.
+    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
+
+    It moves the storages ``tensors``, ``nbytes`` on each tile; ``purpose`` says which way.
     """
     none = np.zeros_like(nbytes)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
