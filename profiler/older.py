@@ -60,6 +60,7 @@ def completed(
             **columns,
             "purpose": step_purposes(columns, stored(records.Body)),
             "tensor": _numbers([_moved(name, tensors) for name in columns["name"]]),
+            "code": np.full(len(columns["id"]), -1, dtype=np.int64),
         }
     tensors = _tensors(columns)
     return {

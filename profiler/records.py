@@ -206,6 +206,7 @@ class Step:
     bytes_out: Vector | None
     purpose: str = Purpose.OPERATOR  # of profiler.enums.Purpose
     tensor: int = -1  # that it moves; -1: none, or several
+    code: int = -1  # the first step of its IPU that runs the same code, maybe itself; -1: itself
 
 
 @dataclass(slots=True)
@@ -226,7 +227,7 @@ class VertexType:
     id: int
     name: str
     code_bytes: int  # on each tile that has one (an estimate)
-    state_bytes: int  # of each instance
+    state_bytes: int  # of each instance, without its fields (category vertexFieldData)
 
 
 @dataclass(slots=True)
@@ -482,7 +483,7 @@ STORED = (
 SINCE_2 = (Use,)  # tables that format 1 did not have
 SINCE_3 = {  # columns that formats 1 and 2 did not have
     Op: ("popart_name",),
-    Step: ("purpose", "tensor"),
+    Step: ("purpose", "tensor", "code"),
     Variable: ("tensor", "parameter", "step"),
     Body: ("task",),
 }

@@ -178,8 +178,8 @@ VIEWS = (
     View(
         "steps",
         "id, type, program, compute_set",
-        "SELECT e.id, p.type, p.program, p.compute_set FROM execution_steps e JOIN program_steps p"
-        " ON p.id = e.step",
+        "SELECT e.id, p.type, coalesce(c.program, p.program), p.compute_set FROM execution_steps e"
+        " JOIN program_steps p ON p.id = e.step LEFT JOIN program_steps c ON c.id = p.code",
         "executed steps, numbered through all runs",
         vendor=True,
     ),
@@ -237,8 +237,9 @@ VIEWS = (
         " LEFT JOIN program_steps s ON s.program = p.id"
         " LEFT JOIN ops o ON o.id = s.op AND substr(p.name, 1, length(o.name)) = o.name"
         " LEFT JOIN (SELECT name, popart_name, min(id) FROM ops GROUP BY name) w"
-        " ON w.name = p.name AND p.type = 'Sequence'",
-        "programs, operators in them as PopART names them",
+        " ON w.name = p.name AND p.type = 'Sequence'"
+        " WHERE s.id IS NULL OR s.code < 0 OR s.code = s.id",
+        "programs, operators in them as PopART names them; those that are the same code once",
         vendor=True,
     ),
     View(

@@ -103,6 +103,7 @@ class Code:
     blocks: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
     variables: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)  # step -> the first that runs its code
 
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
         """``calls``: bytes on each tile of every Block's operators (``block_of`` gives an
@@ -448,6 +449,7 @@ class _Maker:
         control = np.zeros(target.tiles, np.int64)
         on_tile: dict[str, np.ndarray] = {}
         seen: set[tuple[int, ...]] = set()
+        first_of: dict[tuple[int, ...], int] = {}
         digests = _Digests()
         for index, (body, _) in zip(self.start, self.bodies, strict=True):
             called: tuple[int, int] | None = None
@@ -460,6 +462,7 @@ class _Maker:
                     )
                 op = self.graph.ops[step.op] if step.op >= 0 else None
                 key = digests.of(step, op)
+                code.first[step_id] = first_of.setdefault(key, step_id)
                 if step.plan is not None:
                     code.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
                 if key in seen:

@@ -21,7 +21,7 @@ from ipu_exec.capture.loss import find_final_loss, frozen
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler import emit as program
 from ipu_exec.compiler import memory, placement, schedule
-from ipu_exec.compiler.bodies import ProgramOptions, ProgramTree
+from ipu_exec.compiler.bodies import ProgramOptions, ProgramTree, StepDraft
 from ipu_exec.compiler.locations import Location, Locations
 from ipu_exec.compiler.phases import PhaseOptions
 from ipu_exec.compiler.placement import StagePlace
@@ -30,7 +30,7 @@ from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import popart_name, registry, vertex_info
-from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
+from ipu_exec.lowering.vertices import STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
@@ -662,7 +662,7 @@ class Executable:
         loop = tree.add(iteration, records.REPEAT, name, cycles)
         update = tree.add(iteration, records.SEQUENCE, "weight update") if self.training else -1
         types: dict[str, int] = {}
-        compute_sets = 0
+        compute_sets: dict[int, int] = {}  # by the first step that runs its code
         position = dict.fromkeys(range(self.placement.num_ipus), 0)
         for index, body in enumerate(self.tree.bodies):
             once = body.task in (schedules.UPDATE, schedules.REDUCE)
@@ -679,13 +679,11 @@ class Executable:
                 leaf = tree.add(group, step.type, step.name)
                 compute_set = -1
                 if step.type == records.ON_TILE_EXECUTE:
-                    compute_set, compute_sets = compute_sets, compute_sets + 1
-                    rows.append(
-                        records.ComputeSet(compute_set, step.name, body.ipu, step.op, step.flops)
-                    )
-                    for vertices in step.vertices:
-                        kind = types.setdefault(vertices.type, len(types))
-                        rows.append(records.VertexUse(compute_set, kind, vertices.count))
+                    code = self.code.first.get(step_id, step_id)
+                    known = code in compute_sets
+                    compute_set = compute_sets.setdefault(code, len(compute_sets))
+                    if not known:
+                        rows += _compute_set(compute_set, step, body.ipu, types)
                 rows.append(
                     records.Step(
                         step_id,
@@ -703,14 +701,28 @@ class Executable:
                         step.bytes_out,
                         step.purpose,
                         step.tensor,
+                        self.code.first.get(step_id, step_id),
                     )
                 )
                 position[body.ipu] += 1
         rows += [
-            records.VertexType(kind, name, vertex_info(name)[0], STATE_BYTES + FIELD_BYTES)
+            records.VertexType(kind, name, vertex_info(name)[0], STATE_BYTES)
             for name, kind in types.items()
         ]
         return [*tree.rows, *rows]
+
+
+def _compute_set(
+    id: int, step: StepDraft, ipu: int, types: dict[str, int]
+) -> list[records.ComputeSet | records.VertexUse]:
+    """A compute set with its vertices; ``types``, numbers of vertex types, gains theirs."""
+    found: list[records.ComputeSet | records.VertexUse] = [
+        records.ComputeSet(id, step.name, ipu, step.op, step.flops)
+    ]
+    for vertices in step.vertices:
+        kind = types.setdefault(vertices.type, len(types))
+        found.append(records.VertexUse(id, kind, vertices.count))
+    return found
 
 
 class _Tree:

@@ -46,14 +46,16 @@ class VertexInstances(Shown):
 
 
 class ComputeSet(Shown):
-    """Vertices that run at once. Two are equal where they are the same one of the same profile."""
+    """Vertices that run at once. Two are equal where they are the same one of the same profile;
+    programs that are the same code share theirs, under the first one's name.
+    """
 
     __slots__ = ("_model", "_step", "id")
     _shown = ("id", "name")
 
     def __init__(self, model: Model, step: int) -> None:
-        self._model, self._step = model, step
         self.id = int(model.steps["compute_set"][step])
+        self._model, self._step = model, model.step_of_compute_set[self.id]
 
     @property
     def name(self) -> str:
@@ -86,8 +88,10 @@ class ComputeSet(Shown):
 
 
 class Program(Shown):
-    """A node of the program tree; a sync is a plain one. Programs are equal where they are the same
-    node.
+    """A node of the program tree; a sync is a plain one.
+
+    Programs are equal, and have one id, where they are the same node, or steps that run the same
+    code: what the compiler outlines is in memory once. Each keeps its own name.
     """
 
     Type: ClassVar[type[ProgramType]] = ProgramType
@@ -99,7 +103,7 @@ class Program(Shown):
 
     @property
     def _id(self) -> int:
-        return int(self._model.tree["id"][self._at])
+        return int(self._model.tree["id"][self._model.code_node[self._at]])
 
     @property
     def type(self) -> ProgramType:
@@ -149,10 +153,14 @@ class Program(Shown):
         return self._model.step_of_node.get(self._at)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self._model is other._model and self._at == other._at
+        return (
+            isinstance(other, Program)
+            and self._model is other._model
+            and self._model.code_node[self._at] == self._model.code_node[other._at]
+        )
 
     def __hash__(self) -> int:
-        return hash((id(self._model), self._at))
+        return hash((id(self._model), int(self._model.code_node[self._at])))
 
 
 class _StepProgram(Program):
@@ -194,12 +202,11 @@ class DoExchangeProgram(_StepProgram):
 
     @property
     def codeBytesByTile(self) -> list[int]:
-        """Bytes of its code on each tile of the device; what equal exchanges share is the first
-        one's.
-        """
+        """Bytes of its code on each tile of the device, which equal exchanges share."""
         model, step = self._model, self._own_step
         ipu = int(model.steps["ipu"][step])
-        row = model.code_of_exchange.get(step)
+        first = model.step_of_node[int(model.code_node[self._at])]
+        row = model.code_of_exchange.get(first)
         return model.over_device({} if row is None else {ipu: model.vector_of(row)})
 
 
