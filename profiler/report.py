@@ -495,6 +495,19 @@ class Report:
 
         return self._keep(("cycle_proportions", run), make)
 
+    def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
+        """Tasks and slices of one device iteration, from 0 on, and how many a call has: as the
+        first run has them or, where the model was only compiled, as it would run. None without a
+        trace.
+        """
+        stored = self._table(records.Trace)
+        if not len(stored["id"]):
+            return None
+        at = self._trace_of(0) if len(self._table(records.Run)["id"]) else 0
+        tasks = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
+        self._check_size(len(tasks))
+        return tasks, self._slices(tasks), int(stored["iterations"][at])
+
     # -- memory ---
 
     @cached_property
@@ -758,7 +771,8 @@ class Report:
         return int(self._table(records.Run)["cycle_start"][run]) + int(iteration) * cycles
 
     def _tasks(self, run: int, ipu: int | None, iteration: int | None) -> Tasks:
-        one = self._keep(("iteration", run), lambda: self._one_iteration(run))
+        at = self._trace_of(run)
+        one = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
         iterations = self._iterations(run, iteration)
         if ipu is not None:
             one = one.where(one.ipu == ipu)
@@ -766,26 +780,27 @@ class Report:
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
-    def _one_iteration(self, run: int) -> Tasks:
-        """A run's device iteration from 0 on, sorted by IPU and start.
+    def _tasks_of_trace(self, at: int) -> Tasks:
+        """The device iteration in a row of the traces' table, from 0 on, sorted by IPU and start.
 
         Bodies are rows of their table.
         """
-        stored, at = self._table(records.Trace), self._trace_of(run)
+        stored = self._table(records.Trace)
+        what = f"the trace {stored['id'][at]}"
         names = ("pipeline_cycle", "ipu", "body", "micro_batch", "start", "end")
         vectors = self._reader.vectors(stored[f"task_{name}"][at] for name in names)
         columns = {name: vectors[int(stored[f"task_{name}"][at])] for name in names}
         size = len(columns["start"])
         if any(len(values) != size for values in columns.values()):
-            raise self._reader.damaged(f"the trace of run {run} has columns of different lengths")
+            raise self._reader.damaged(f"{what} has columns of different lengths")
         body = self._table(records.Body)["id"]
         by_id = np.argsort(body, kind="stable")
         columns["body"] = by_id[
-            self._found(columns["body"], body, by_id, f"run {run} has the body", waits=False)
+            self._found(columns["body"], body, by_id, f"{what} has the body", waits=False)
         ]
         body_ipu = self._table(records.Body)["ipu"][columns["body"]]
         wrong = integrity.of_tasks(columns, body_ipu, self.target.ipus_per_replica)
-        self._sound(wrong and f"run {run}: {wrong}")
+        self._sound(wrong and f"{what}: {wrong}")
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
 
