@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import analysis
+from profiler import analysis, units
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
 from profiler.rebalance.costs import offload_cycles, streaming_bytes_per_cycle
 from profiler.report import Report
@@ -144,7 +144,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
         return [Insight(title, detail, action, "/rebalance", if_even)]
     moves = best.why[-1]
     used = len(best.prediction.assignment.ipus)
-    fewer = f" on {used} IPUs" if used < len(costs.ipus) else ""
+    fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
     detail = (
         f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer"
         " cycles."

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from profiler import Report
-    from reports.tables import Page
+    from reports.tables import Lines, Page
 
 # Exit codes.
 OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
@@ -228,12 +228,20 @@ def check_run(report: Report, run: int) -> None:
         return
     if not runs:
         raise CommandError(
-            f"{report.path}: no run was profiled, only the compilation (state:"
-            f" {report.meta['state']}). Call the model once with autoreport=True"
+            f"{report.path}: it has neither a run nor a schedule (state: {report.meta['state']})."
+            " Compile the model anew with autoreport=True"
         )
     raise CommandError(
         f"{report.path}: there is no run {run}. It has {runs}: --run 0 to {runs - 1}"
     )
+
+
+def mark(report: Report) -> tuple[Lines, ...]:
+    """A line that says what the times are, where no call was profiled."""
+    from profiler.report import PREDICTED_NOTE
+    from reports.tables import say
+
+    return (say(PREDICTED_NOTE, "yellow"),) if report.predicted else ()
 
 
 def check_ipu(report: Report, ipu: int) -> None:

@@ -108,6 +108,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         Table("phases", phases, shown),
         Facts("bubble", _facts(bubble)),
         say(_why(table)),
+        *common.mark(report),
     ]
     return Page(str(report.path), tuple(parts))
 

@@ -299,19 +299,17 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         except ValueError as error:
             raise common.CommandError(f"{args.after}: {error}") from error
         pace = analysis.pace(after)
-        rows = []
-        if len(after.runs):  # not compiled only
-            rows = [
-                (
-                    "a weight update" if costs.training else "a device iteration",
-                    predicted.total,
-                    pace.cycles,
-                )
-            ]
-            cycles = after.pipeline_cycles(0, 0)
-            if (cycles["phase"] == "steady").any():
-                steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
-                rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
+        rows = [
+            (
+                "a weight update" if costs.training else "a device iteration",
+                predicted.total,
+                pace.cycles,
+            )
+        ]
+        cycles = after.pipeline_cycles(0, 0)
+        if (cycles["phase"] == "steady").any():
+            steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
+            rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
         rows += [
             (f"stage {k}", int(predicted.stage_cycles[k]), int(cycles))
             for k, cycles in enumerate(after.stages["cycles"].tolist())

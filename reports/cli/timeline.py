@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             Lines(tuple(lines), as_drawn=True),
             Table("pipeline_cycles", cycles, ()),
         )
-        return Page(str(report.path), (*drawn, Table("phases", phases, columns)))
+        marked = common.mark(report)
+        return Page(str(report.path), (*drawn, *marked, Table("phases", phases, columns)))
 
     return common.each_profile(args, page)

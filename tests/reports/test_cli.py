@@ -559,10 +559,37 @@ def test_wrong_usage_is_one_line_and_two(
     assert "--help" in complain(capsys, 2, *argv)
 
 
-def test_a_profile_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compiled_profile_shows_the_schedule_of_one_call(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same numbers as of one that ran, marked as predicted."""
     path = synthetic_profile(tmp_path / "profile.pop", runs=0)
-    assert "none was profiled" in say(capsys, "summary", path)
-    assert "Call the model once" in complain(capsys, 1, "timeline", path)
+    for name in ("timeline", "pipeline"):
+        (said,) = json.loads(say(capsys, name, "--json", path))
+        (ran,) = json.loads(say(capsys, name, "--json", runs / "training"))
+        assert said | {"profile": ""} == ran | {"profile": ""}
+    for name in ("timeline", "pipeline", "summary"):
+        assert "Predicted: no call was profiled" in say(capsys, name, path)
+        assert "redicted: no call" not in say(capsys, name, runs / "training")
+    out = say(capsys, "summary", path)
+    assert "none; a call of 2 device iterations, predicted" in out
+    (said,) = json.loads(say(capsys, "summary", "--json", path))
+    (ran,) = json.loads(say(capsys, "summary", "--json", runs / "training"))
+    assert said["summary"]["iteration_cycles"] == ran["summary"]["iteration_cycles"]
+    assert (said["summary"]["runs"], ran["summary"]["runs"]) == (0, 2)
+    assert (said["summary"]["predicted"], ran["summary"]["predicted"]) == (True, False)
+    assert "events" in say(capsys, "export", path, "-o", tmp_path / "trace.json")
+
+
+def test_a_profile_without_a_schedule_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", runs=0)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM traces")
+    connection.close()
+    assert "no schedule" in say(capsys, "summary", path)
+    assert "Compile the model anew" in complain(capsys, 1, "timeline", path)
 
 
 def test_doctor_finds_a_profile_that_contradicts_itself(
