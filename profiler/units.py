@@ -34,6 +34,14 @@ def size(number: float) -> str:
     return f"{number:,.0f} B"
 
 
+def shortened(words: str, most: int = 60) -> str:
+    """At most ``most`` characters, cut in the middle: the ends of a module path say most."""
+    if len(words) <= most:
+        return words
+    tail = (most - 1) * 2 // 3
+    return words[: most - 1 - tail] + "…" + (words[-tail:] if tail else "")
+
+
 def percent(share: float) -> str:
     """A share of 1: 24.1%."""
     return f"{share:.1%}"

@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
             (
                 Column("what", "", text),
                 Column("unit", "unit", text),
-                Column("a", "A", text),
-                Column("b", "B", text),
-                Column("change", "change", text),
+                Column("a", "A", str),
+                Column("b", "B", str),
+                Column("change", "change", str),
             ),
         )
         operators = Table(

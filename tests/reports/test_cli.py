@@ -439,7 +439,7 @@ def test_a_stage_list_may_come_back_to_an_ipu(
             "whatif",
             "--assign",
             "0,1,2,3",
-            "--ipus",
+            "--stage-ipus",
             "0,1,2,0",
             "--json",
             runs / "training",
@@ -447,7 +447,7 @@ def test_a_stage_list_may_come_back_to_an_ipu(
     )
     assert [row["ipu"] for row in page["stages"]] == [0, 1, 2, 0]
     assert "as many IPUs" in complain(
-        capsys, 1, "whatif", "--assign", "0,1,2,3", "--ipus", "0,1", runs / "training"
+        capsys, 1, "whatif", "--assign", "0,1,2,3", "--stage-ipus", "0,1", runs / "training"
     )
 
 

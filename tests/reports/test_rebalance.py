@@ -196,7 +196,7 @@ def test_all_answers_together_fit_eighty_columns(
 def test_stages_that_come_back_and_blocks_kept_together(
     demo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--ipus", "0,1,2,0", "--together", "B1,B4", "--json", demo / "training")
+    words = ("--stage-ipus", "0,1,2,0", "--together", "B1,B4", "--json", demo / "training")
     rows = json.loads(say(capsys, "rebalance", *words))[0]["rebalance"]
     assert [row["ipu"] for row in rows] == [0, 1, 2, 0]
     rows = json.loads(say(capsys, "rebalance", "--together", "B2,B4", "--json", demo / "training"))[
@@ -210,7 +210,7 @@ def test_stages_that_come_back_and_blocks_kept_together(
         capsys, 2, "rebalance", "--fewest", "--stages", 2, demo / "training"
     )
     assert "one stage an IPU" in complain(
-        capsys, 2, "rebalance", "--prove", "--ipus", "0,1,0", demo / "training"
+        capsys, 2, "rebalance", "--prove", "--stage-ipus", "0,1,0", demo / "training"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from profiler.units import count, cycles, percent, seconds, size
+from profiler.units import count, cycles, percent, seconds, shortened, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,14 +28,6 @@ __all__ = [
 def plain(words: object) -> str:
     """A name as plotly must get it to show it as it is: plotly takes ``<`` and ``&`` for markup."""
     return str(words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def shortened(words: str, most: int = 60) -> str:
-    """At most ``most`` characters, cut in the middle: the ends of a module path say most."""
-    if len(words) <= most:
-        return words
-    tail = (most - 1) * 2 // 3
-    return words[: most - 1 - tail] + "…" + words[-tail:]
 
 
 @dataclass(frozen=True, slots=True)
