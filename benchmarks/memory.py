@@ -8,7 +8,7 @@ import ipu_exec
 
 
 def configure(options: ipu_exec.Options, name: str, ipus: int) -> None:
-    """Memory as people set it for these models (shared/facts/memory.md, 'Knobs'): a proportion of
+    """Memory as people set it for these models (docs/memory-model.md#knobs): a proportion of
     0.2 and, but for convolutional ones, optimiser state off the chip; a tied embedding's gradient
     is sparse.
     """

@@ -5,7 +5,9 @@ The sentences are made: of two classes, told apart by which half of the vocabula
 words are from.
 
   python -m examples.bert_finetuning --tiny                      from random weights
-  python -m examples.bert_finetuning --tiny --weights bert.pt    from those that examples.bert_pretraining saved
+  python -m examples.bert_finetuning --tiny --weights bert.pt    from pretrained weights
+
+``examples.bert_pretraining`` saves such weights.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ def annotate(model: Classifier, stages: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> float:
-    """Fine-tune; the accuracy on sentences that were not trained on (0 where nothing is computed)."""
+    """Fine-tune, and return the accuracy on held-out sentences (0 where nothing is computed)."""
     parser = common.parser(__doc__, stages=8, accumulation=16, steps=20)
     parser.add_argument(
         "--micro-batch", type=int, default=1, help="sentences a micro-batch (default: %(default)s)"

@@ -1,8 +1,11 @@
 """BERT pretraining (masked words, next sentence) with LAMB, optimiser state in streaming memory.
 
-python -m examples.bert_pretraining --compile-only --profile-dir out BERT-Base over four IPUs python
--m examples.bert_pretraining --large --half --compile-only --profile-dir out BERT-Large over eight
-python -m examples.bert_pretraining --tiny --save bert.pt for examples.bert_finetuning
+python -m examples.bert_pretraining --compile-only --profile-dir out
+    BERT-Base over four IPUs
+python -m examples.bert_pretraining --large --half --compile-only --profile-dir out
+    BERT-Large over eight
+python -m examples.bert_pretraining --tiny --save bert.pt
+    weights for examples.bert_finetuning
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class ShiftedDigits(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def read_idx(path: Path) -> torch.Tensor:
-    """An IDX file of unsigned bytes (http://yann.lecun.com/exdb/mnist), gzipped or not, as uint8."""
+    """An IDX file of unsigned bytes, gzipped or not, as uint8 (yann.lecun.com/exdb/mnist)."""
     content = path.read_bytes()
     if content[:2] == b"\x1f\x8b":
         content = gzip.decompress(content)
@@ -127,7 +127,7 @@ def load_mnist(directory: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def load_small_digits(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """scikit-learn's 1,797 handwritten digits, 8x8 scaled up to 28x28; a fifth of them to test on."""
+    """scikit-learn's 1,797 digits of 8x8 pixels, scaled up to 28x28; a fifth are for testing."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

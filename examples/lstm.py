@@ -1,8 +1,10 @@
 """An LSTM language model in phases: a model larger than its IPU, its weights coming and going.
 
-python -m examples.lstm --compile-only --profile-dir out phases on one IPU python -m examples.lstm
---parallel --compile-only --profile-dir out two IPUs in turn: one loads while one computes python -m
-examples.lstm --tiny
+python -m examples.lstm --compile-only --profile-dir out
+    phases on one IPU
+python -m examples.lstm --parallel --compile-only --profile-dir out
+    two IPUs in turn: one loads while one computes
+python -m examples.lstm --tiny
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ResNet-50 on random images, as a pipeline: how fast it would train, before there is any data.
 
-  python -m examples.resnet50_synthetic --compile-only --profile-dir out     seconds: no number is computed
+  python -m examples.resnet50_synthetic --compile-only --profile-dir out  # nothing is computed
   python -m examples.resnet50_synthetic --tiny                               a toy, trained for real
 then: ipu-report summary out/training
 """

@@ -26,13 +26,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ipu_exec.enums import SharingStrategy
 from ipu_exec.errors import Error, UsageError
+from ipu_exec.stand_in import STAND_IN_VARIABLE, stand_in
 from ipu_exec.structures import learn
 
 logger = logging.getLogger("ipu_exec")
 
-STAND_IN_VARIABLE = (  # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
-    "IPUSCOPE_STAND_IN"
-)
 _DATA, _END, _ERROR = range(3)
 _POLL_SECONDS = 0.5  # how soon a side notices that the other is gone
 
@@ -302,6 +300,4 @@ def _check_parent() -> None:
 if os.environ.get(
     STAND_IN_VARIABLE
 ):  # this module is loaded by the server process, before it loads the script
-    from ipu_exec.run import stand_in
-
     stand_in()

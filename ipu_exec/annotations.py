@@ -1,9 +1,7 @@
 """Blocks say which part of a model an operator belongs to; strategies say how Blocks become stages
 on IPUs.
 
-Which Block is open is the one thing kept globally, because PopTorch's annotations are made from
-inside a model's ``forward``, which has no place to pass it. `current_block` asks, `reset_blocks`
-starts a capture.
+What is open is kept in `ipu_exec.capture.open_blocks`.
 """
 
 from __future__ import annotations
@@ -11,81 +9,17 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ipu_exec.capture.multi_conv import Group
+from ipu_exec.capture.open_blocks import OPEN, BlockState
 from ipu_exec.enums import AutoStage, Liveness
 from ipu_exec.errors import UsageError
 
 Callee = TypeVar("Callee", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class BlockState:
-    """A Block as an operator sees it."""
-
-    user_id: str
-    ipu_id: int | None
-
-
-@dataclass(slots=True)
-class _Open:
-    block: BlockState | None = None
-    ended: bool = False  # by the end of a `with Block`
-    depth: int = 0  # of `with Block`
-    next_id: int = 0
-    layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
-    scopes: list[str] = field(default_factory=list)
-    multi_conv: Group | None = None
-    attributes: list[tuple[str, str, str]] = field(default_factory=list)
-
-    def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
-        if user_id is None:
-            user_id = self.layer_ids.get(id(layer)) if layer is not None else None
-        if user_id is None:
-            user_id = str(self.next_id)
-            self.next_id += 1
-            if layer is not None:
-                self.layer_ids[id(layer)] = user_id
-        self.block, self.ended = BlockState(user_id, ipu_id), False
-
-
-_open = _Open()
-
-
-def current_block() -> BlockState | None:
-    """The Block an operator run now belongs to: the last one begun; None before the first."""
-    return _open.block
-
-
-def block_ended() -> bool:
-    """True after a ``with Block``, until the next Block begins: PopTorch takes no operator there."""
-    return _open.ended
-
-
-def multi_conv() -> Group | None:
-    """The multi-convolution that is open."""
-    return _open.multi_conv
-
-
-def open_multi_conv(settings: dict[str, Any] | None) -> None:
-    """Begin one with these settings; None: end it."""
-    if settings is not None and _open.multi_conv is not None:
-        raise UsageError(
-            "Nested poptorch.MultiConv is not supported: end one before the next begins"
-        )
-    _open.multi_conv = None if settings is None else Group(dict(settings))
-
-
-def name_scopes() -> list[str]:
-    """Where the model is now, outermost first: modules (pushed by the capture) and `NameScope`s.
-    Shared, not a copy.
-    """
-    return _open.scopes
 
 
 class NameScope:
@@ -99,7 +33,7 @@ class NameScope:
         self.name = name
 
     def __enter__(self) -> NameScope:
-        _open.scopes.append(self.name)
+        OPEN.scopes.append(self.name)
         return self
 
     def __exit__(
@@ -108,14 +42,7 @@ class NameScope:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _open.scopes.pop()
-
-
-def attributes() -> tuple[tuple[str, str, str], ...]:
-    """(attribute, key, value) of every open `Attribute`; of one key the innermost value."""
-    return tuple(
-        (*place, value) for place, value in {item[:2]: item[2] for item in _open.attributes}.items()
-    )
+        OPEN.scopes.pop()
 
 
 class Attribute:
@@ -137,7 +64,7 @@ class Attribute:
         ]
 
     def __enter__(self) -> Attribute:
-        _open.attributes += self._attributes
+        OPEN.attributes += self._attributes
         return self
 
     def __exit__(
@@ -146,15 +73,7 @@ class Attribute:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        del _open.attributes[len(_open.attributes) - len(self._attributes) :]
-
-
-def reset_blocks() -> None:
-    """Forget which Block (and MultiConv and Attribute) is open and number automatic Blocks from "0"
-    again.
-    """
-    _open.multi_conv, _open.attributes = None, []
-    _open.block, _open.ended, _open.next_id, _open.layer_ids = None, False, 0, {}
+        del OPEN.attributes[len(OPEN.attributes) - len(self._attributes) :]
 
 
 def _checked(
@@ -188,9 +107,9 @@ class Block:
         self._outer: list[BlockState | None] = []
 
     def __enter__(self) -> Block:
-        self._outer.append(_open.block if _open.depth else None)
-        _open.depth += 1
-        _open.begin(self._user_id, self._ipu_id)
+        self._outer.append(OPEN.block if OPEN.depth else None)
+        OPEN.depth += 1
+        OPEN.begin(self._user_id, self._ipu_id)
         return self
 
     def __exit__(
@@ -199,23 +118,23 @@ class Block:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _open.depth -= 1
+        OPEN.depth -= 1
         outer = self._outer.pop()
-        _open.ended = outer is None
+        OPEN.ended = outer is None
         if outer is not None:
-            _open.block = outer
+            OPEN.block = outer
 
     @staticmethod
     def start(user_id: str | int | None = None, ipu_id: int | None = None) -> None:
         """Begin a Block here; it lasts until the next one begins."""
-        _open.begin(*_checked("Block.start", user_id, ipu_id))
+        OPEN.begin(*_checked("Block.start", user_id, ipu_id))
 
     @staticmethod
     def useAutoId() -> None:
         """Number Blocks without a ``user_id`` from "0" again; `reset_blocks` does the same at every
         capture.
         """
-        _open.next_id = 0
+        OPEN.next_id = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +147,7 @@ class _Begin:
     ipu_id: int | None
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        _open.begin(self.user_id, self.ipu_id, layer=module)
+        OPEN.begin(self.user_id, self.ipu_id, layer=module)
 
 
 def BeginBlock(
@@ -272,7 +191,7 @@ class _BeginsBlock:
         self._function, self._user_id, self._ipu_id = function, user_id, ipu_id
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _open.begin(*_checked("BeginBlock", self._user_id, self._ipu_id), layer=self._function)
+        OPEN.begin(*_checked("BeginBlock", self._user_id, self._ipu_id), layer=self._function)
         return self._function(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any) -> Any:
@@ -530,7 +449,8 @@ class PhasedExecution(ExecutionStrategy):
 
     def __repr__(self) -> str:
         inside = [*map(repr, self.phases), f"Liveness.{self.liveness.name}"]
-        return f"{type(self).__name__}({', '.join([*inside, *['separate'] * self.separate_backward_phase])})"
+        inside += ["separate"] * self.separate_backward_phase
+        return f"{type(self).__name__}({', '.join(inside)})"
 
 
 class SerialPhasedExecution(PhasedExecution):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+import torch
+
 _depth = 0
 
 
@@ -45,3 +47,14 @@ def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) 
     finally:
         for module in modules:
             vars(module).update(before)
+
+
+def keeping_what_is_saved(mutates: bool) -> contextlib.AbstractContextManager[Any]:
+    """Around forward and backward: what is saved for the backward is copied before it is changed in
+    place.
+    """
+    return (
+        torch.autograd.graph.allow_mutation_on_saved_tensors()
+        if mutates
+        else contextlib.nullcontext()
+    )

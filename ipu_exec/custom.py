@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ipu_exec.checks import check_tensor
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.errors import UsageError
 from ipu_exec.lowering import Builder
@@ -26,7 +27,6 @@ from ipu_exec.lowering.gather import gather_in_rows
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.registry import Lowering, lowering
 from ipu_exec.machine import HOST_LATENCY_SECONDS, Machine
-from ipu_exec.ops import check_tensor
 
 Compute = Callable[..., Any]
 _NAMESPACE = "ipu_custom"
@@ -283,7 +283,7 @@ class CPU:
 
 def _host_call(spec: OpSpec, machine: Machine) -> Plan:
     """Arguments to the host, results back: twice the latency, and all bytes at the host's rate
-    (facts/machine.md).
+    (docs/machine.md#host-and-streaming-memory).
     """
     build = Builder(spec, machine)
     operands = [build.place(index) for index in range(len(spec.operands))]
@@ -309,8 +309,8 @@ def _fast_gather_last_dim(
     data: torch.Tensor, index: torch.Tensor, **attributes: Any
 ) -> torch.Tensor:
     """Entries of the last dimension, rows apart: the custom operator that PopTorch brings along
-    (graphcore/poptorch, FastGatherLastDim.cpp; Hugging Face's DeBERTa uses it). Its attributes are
-    names for debugging and an axis that is the last.
+    ([POPTORCH, popart_compiler/source/custom_operations/FastGatherLastDim.cpp]; Hugging Face's
+    DeBERTa uses it). Its attributes are names for debugging and an axis that is the last.
     """
     if data.dim() != index.dim() or data.shape[:-1] != index.shape[:-1]:
         raise UsageError(

@@ -29,7 +29,7 @@ class DataLoader(torch.utils.data.DataLoader):
     with ``shuffle``. Freezes ``options``. Error where the dataset cannot fill one batch.
 
     Modes: Sync makes batches here when asked, and leaves the settings of the others aside, as
-    PopTorch does (graphcore/examples, vision/cnns/pytorch/datasets/dataset.py, hands them over in
+    PopTorch does ([EX, vision/cnns/pytorch/datasets/dataset.py] hands them over in
     every mode). Async makes them in a process ahead of that (`AsynchronousDataAccessor`, which
     takes ``async_options``); AsyncRebatched too, where workers make pieces of
     ``rebatched_worker_size`` samples (by default: their share of a batch) that are joined, so that

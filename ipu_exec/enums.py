@@ -1,4 +1,4 @@
-"""PopTorch's enumerations, by its names and values (facts/poptorch.md)."""
+"""PopTorch's enumerations, by its names and values (docs/poptorch-semantics.md#enumerations)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Errors of the engine, shaped like PopTorch's: ``message``, ``type`` and ``location``
-(facts/poptorch.md).
+(docs/poptorch-semantics.md#errors).
 """
 
 from __future__ import annotations

@@ -136,3 +136,16 @@ class Graph:
         False  # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
     )
     outside: int = -1  # the first forward op after a ``with Block``, in none
+
+    def only_aliases(self, op: OpNode) -> bool:
+        """Whether a call is free: every output lies in an input's storage and nothing is written.
+
+        So is every call of a view (`ipu_exec.lowering.is_view`), and a call of any other operator
+        that gave back what it was given.
+        """
+        read = {self.values[v].storage for v in op.inputs}
+        return (
+            not op.writes
+            and bool(read)
+            and all(v is None or self.values[v].storage in read for v in op.outputs)
+        )

@@ -97,7 +97,7 @@ def ipuHardwareVersion() -> int:
     """The generation of the modelled machine: 2 (Mk2, C600, Bow), or 1 where ``ipu-run --target
     mk1`` asked for it.
 
-    Applications stop where it is not theirs (graphcore/examples, nlp/bert/pytorch/ipu_options.py).
+    Applications stop where it is not theirs [EX, nlp/bert/pytorch/ipu_options.py].
     ``Options.target`` is not seen: there are no options yet when this is asked.
     """
     return int(machine.target(Options().target_name).architecture.removeprefix("ipu"))

@@ -1,8 +1,8 @@
 """The modelled machine: constants of each IPU generation and the costs that do not depend on an
 operator.
 
-Every number is from ``shared/facts/machine.md``; the short names of sources are the ones used there
-(PL, JIA, IS, EX, SG, MLP). Cycles are tile clock cycles, bytes are bytes.
+Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
+bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Target:
     host_bytes_per_second: float
     streaming_bytes_per_second: float  # streaming memory, one IPU's part
     ipus_per_board: int  # a C2 card, an IPU-M2000 or Bow-2000, a C600 card
-    board_link_bytes_per_second: float = 27.7e9  # between boards, one direction (JIA)
+    board_link_bytes_per_second: float = 27.7e9  # between boards, one direction [JIA]
     workers: int = 6
     exchange_bytes_per_cycle: int = 4
 
@@ -62,22 +62,22 @@ TARGETS = {
     )
 }
 
-# Costs of the fixed steps, in cycles (facts/machine.md, 'Exchange, sync, host').
-SYNC_CYCLES = 100  # internal: 80-123 in the vendor's model (TUT4), 64-117 on hardware (LBM)
-EXTERNAL_SYNC_CYCLES = 600  # the vendor's global-sync constant; 501-642 measured over 16 IPUs (JIA)
-STREAM_STEP_CYCLES = 257  # begin, mid and end of a stream copy, each (TUT4)
-HOST_LATENCY_SECONDS = 9e-6  # JIA: 8.8 us to one tile, 9.9 us to all
-LINK_LATENCY_SECONDS = 0.7e-6  # JIA: 0.54-0.83 us to a neighbour
-LINK_HOP_SECONDS = 0.16e-6  # JIA: each further hop; 1.76 us across 16 IPUs
-EXCHANGE_BASE_LATENCY = 170  # IS: 170 + 2 x row of the farther tile
+# Costs of the fixed steps, in cycles (docs/machine.md, from docs/machine.md#exchange on).
+SYNC_CYCLES = 100  # internal: 80-123 in the vendor's model [TUT4], 64-117 on hardware [LBM]
+EXTERNAL_SYNC_CYCLES = 600  # the vendor's global-sync constant; 501-642 measured over 16 IPUs [JIA]
+STREAM_STEP_CYCLES = 257  # begin, mid and end of a stream copy, each [TUT4]
+HOST_LATENCY_SECONDS = 9e-6  # [JIA]: 8.8 us to one tile, 9.9 us to all
+LINK_LATENCY_SECONDS = 0.7e-6  # [JIA]: 0.54-0.83 us to a neighbour
+LINK_HOP_SECONDS = 0.16e-6  # [JIA]: each further hop; 1.76 us across 16 IPUs
+EXCHANGE_BASE_LATENCY = 170  # [IS]: 170 + 2 x row of the farther tile
 EXCHANGE_ROW_LATENCY = 2
-EXCHANGE_FRAGMENT_CYCLES = 3  # IS: control instructions a received fragment
+EXCHANGE_FRAGMENT_CYCLES = 3  # [IS]: control instructions a received fragment
 
 
 def link_hops(a: int, b: int) -> int:
     """Links between two IPUs of a pod, 1 at least. IPU-Links are a ladder with two IPUs to a rung,
-    so that IPUs of a board are neighbours and 16 IPUs lie 7 apart at the most (JIA's 1.76 us
-    there).
+    so that IPUs of a board are neighbours and 16 IPUs lie 7 apart at the most (1.76 us there
+    [JIA]).
     """
     return max(1, abs(a // 2 - b // 2))
 
@@ -89,7 +89,7 @@ def link_latency_cycles(target: Target, hops: int) -> float:
 
 def link_rate(target: Target, a: int, b: int) -> float:
     """Bytes a cycle in one direction between two IPUs of a pod: 55 GB/s on a board, 27.7 GB/s
-    between boards (JIA).
+    between boards [JIA].
     """
     same = a // target.ipus_per_board == b // target.ipus_per_board
     return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
@@ -104,7 +104,7 @@ def ring_cycles(
 
     A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link
     sets the pace: one between boards is enough. From three members on half of the data goes round
-    each way (GCL's bidirectional ring; two directions carry twice one, JIA); two members use both
+    each way (GCL's bidirectional ring; two directions carry twice one [JIA]); two members use both
     ways as it is.
     """
     rate = link_rate(target, ipu, ipu + apart * (members - 1))
@@ -169,7 +169,7 @@ class Machine:
 def exchange_latency(target: Target) -> int:
     """Cycles from the start of an exchange to the first word, for pairs spread over the chip.
 
-    IS: 170 + 2 x row of the farther tile, checked on hardware; with tiles everywhere the mean row
+    [IS]: 170 + 2 x row of the farther tile, checked on hardware; with tiles everywhere the mean row
     counts.
     """
     return EXCHANGE_BASE_LATENCY + EXCHANGE_ROW_LATENCY * (target.rows // 2)
@@ -185,8 +185,8 @@ def exchange_tile_cycles(
     """Cycles each tile spends in one exchange, latency included; 0 on tiles that neither send nor
     receive.
 
-    facts/cycles.md 9: the larger of words in (two tiles of a pair that take the same data share a
-    bus: 8 bytes a cycle), words out, and three control instructions a received fragment.
+    docs/cycles.md#exchange: the larger of words in (two tiles of a pair that take the same data
+    share a bus: 8 bytes a cycle), words out, and three control instructions a received fragment.
     """
     rate = target.exchange_bytes_per_cycle * (2 if shared_bus else 1)
     words = np.maximum(-(-bytes_in // rate), -(-bytes_out // target.exchange_bytes_per_cycle))

@@ -12,15 +12,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
-from ipu_exec.annotations import open_multi_conv
 from ipu_exec.capture import overlap
+from ipu_exec.capture.loss import mark_loss
+from ipu_exec.capture.open_blocks import open_multi_conv
+from ipu_exec.checks import check_proportion, check_tensor
 from ipu_exec.context import isRunningOnIpu
 from ipu_exec.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from ipu_exec.errors import UsageError
 
 Body = Callable[..., Any]
-
-_LOSS_MARK = "_ipu_exec_loss"
 
 
 def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
@@ -40,13 +40,7 @@ def identity_loss(x: torch.Tensor, reduction: str | int) -> torch.Tensor:
         loss = x
     else:
         raise UsageError(f"identity_loss: reduction is 'sum', 'mean' or 'none', not {reduction!r}")
-    setattr(loss, _LOSS_MARK, True)
-    return loss
-
-
-def is_marked_loss(x: torch.Tensor) -> bool:
-    """True for what `identity_loss` returned."""
-    return bool(getattr(x, _LOSS_MARK, False))
+    return mark_loss(loss)
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
@@ -84,26 +78,6 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     if isinstance(tensor, FakeTensor):
         tensor._ipu_proportion = proportion  # type: ignore[attr-defined]  # capture looks for it
     return tensor
-
-
-def check_proportion(place: str, proportion: float) -> float:
-    """The proportion as a float; Error where it is not in 0 ... 1 (exclusive of 0)."""
-    if (
-        isinstance(proportion, bool)
-        or not isinstance(proportion, (int, float))
-        or not 0 < proportion <= 1
-    ):
-        raise UsageError(
-            f"{place}: a memory proportion is above 0 and at most 1, not {proportion!r}"
-        )
-    return float(proportion)
-
-
-def check_tensor(place: str, *values: Any) -> None:
-    """Error where a value is no tensor."""
-    for value in values:
-        if not isinstance(value, torch.Tensor):
-            raise UsageError(f"{place} takes torch tensors; {type(value)} is not supported")
 
 
 # -- control flow ---

@@ -177,7 +177,7 @@ class Optimizer:
     """PopTorch's arguments of an optimiser, kept apart from torch's: what its optimisers have in
     common.
 
-    Its name and methods are those of graphcore/poptorch, python/optim.py; applications ask
+    Its name and methods are those of [POPTORCH, python/optim.py]; applications ask
     ``isinstance`` of it.
     """
 
@@ -218,7 +218,7 @@ class Optimizer:
             attach(cast(torch.optim.Optimizer, self), self._ipu_names)
 
     def has_state(self) -> bool:
-        """Whether there are states of the IPU's: from a model that was compiled with it, or loaded."""
+        """Whether there are IPU states: from a model compiled with this optimiser, or loaded."""
         return self._ipu_names is not None or self._ipu_loaded is not None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -464,8 +464,8 @@ class LAMB(_OneByOne):
     """Layer-wise adaptive moments for large batches (You et al., arXiv:1904.00962, algorithm 2).
 
     Adam's direction plus weight decay, scaled per parameter by ||w|| / ||direction||, where
-    ``max_weight_norm`` bounds ||w||; the ratio is 1 where a norm or the bound is 0
-    (graphcore/popart, adamvarupdatex.cpp). A group of parameters may have a bound of its own:
+    ``max_weight_norm`` bounds ||w||; the ratio is 1 where a norm or the bound is 0 [POPART,
+    willow/src/popx/op/adamvarupdatex.cpp]. A group of parameters may have a bound of its own:
     Graphcore's BERT gives its biases 0, which is Adam for them. ``bias_correction`` as in Adam.
     """
 
@@ -596,16 +596,6 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
             parameter.sub_(moved)
 
 
-STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
-    "accumulator": "accum_type",
-    "exp_avg": "first_order_momentum_accum_type",
-    "grad_avg": "first_order_momentum_accum_type",
-    "exp_avg_sq": "second_order_momentum_accum_type",
-    "square_avg": "second_order_momentum_accum_type",
-    "momentum_buffer": "velocity_accum_type",
-}
-
-
 def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> None:
     """Tell an optimiser of PopTorch's what its parameters are called in the model that was compiled
     with it.
@@ -619,44 +609,13 @@ def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> No
             optimizer._ipu_loaded = None
 
 
-def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
-    """True for those of this module: what they keep states in is theirs to say, not the weights'."""
-    return isinstance(optimizer, Optimizer)
-
-
-def combined(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's
-    SGD1).
-    """
-    return bool(getattr(optimizer, "use_combined_accum", False))
-
-
-def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
-    """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
-
-    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None:
-    as the weight, for PyTorch's own optimisers, where one tensor holds gradients and velocities
-    (PopTorch gives PopART no type for it: popart_compiler, CompilerImpl.cpp), and for what PopTorch
-    has no argument for.
-    """
-    if not is_poptorchs(optimizer) or combined(optimizer):
-        return None
-    return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
-
-
-def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
-    """What the optimiser multiplies losses by; 1 for PyTorch's own, and where it is None."""
-    given = getattr(optimizer, "loss_scaling", None)
-    return 1.0 if given is None else float(given)
-
-
 class LARS(_OneByOne):
     """Layer-wise adaptive rates on SGD with momentum (You et al., arXiv:1708.03888, algorithm 1).
 
     A parameter of two dimensions or more moves at ``lr`` times its own rate, ``trust_coefficient``
     ||w|| / (||g|| + ``weight_decay`` ||w|| + ``eps``), which is 1 where either norm is 0. Vectors
-    (biases, scales of norms) take plain steps without decay, as in MLPerf's ResNet-50. Error where
-    an argument is out of range.
+    (biases, scales of norms) take plain steps without decay, as in MLPerf's ResNet-50 [MLP]. Error
+    where an argument is out of range.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ import torch
 
 from ipu_exec import enums, machine
 from ipu_exec.annotations import ExecutionStrategy, PipelinedExecution
+from ipu_exec.checks import check_proportion
 from ipu_exec.enums import (
     CommGroupType,
     ConnectionType,
@@ -34,7 +35,6 @@ from ipu_exec.enums import (
     SyncPattern,
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
-from ipu_exec.ops import check_proportion
 from ipu_exec.placement_file import load_stages
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
@@ -45,9 +45,7 @@ BUFFERING_DEPTHS = (
     "defaultBufferingDepth",
     "defaultPrefetchBufferingDepth",
 )  # PopART's name, and the one before
-DEFAULT_RUN_COUNT = (
-    2  # runs kept in a profile (facts/pva.md: autoReport.executionProfileProgramRunCount)
-)
+DEFAULT_RUN_COUNT = 2  # runs kept in a profile (docs/libpva.md#engine-options)
 # Settings that change nothing here though they would on a machine: setting one warns, and says what
 # happens instead.
 _NOT_HONOURED = {
@@ -72,7 +70,7 @@ class Profiling:
 
 
 class _Group:
-    """Named values with PopTorch's manners: set by methods, read as attributes, frozen once in use."""
+    """Named values as in PopTorch: set by methods, read as attributes, frozen once in use."""
 
     def __init__(self, **defaults: Any) -> None:
         self._values: dict[str, Any] = defaults
@@ -138,7 +136,8 @@ class _Group:
                 yield prefix + _camel(name), _json(value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__.strip('_')}({', '.join(f'{k}={v!r}' for k, v in self._values.items())})"
+        values = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
+        return f"{type(self).__name__.strip('_')}({values})"
 
 
 def _camel(name: str) -> str:
@@ -259,9 +258,9 @@ class PrecisionOptions(_Group):
         ``torch.half``.
 
         Of float16 operands float partials take half of the multiply-accumulate units of an MK2.
-        Where it is not set, convolutions keep float partials as the vendor's do (facts/cycles.md
-        12.6), but products half ones: that is what agrees with measurements (docs/fidelity.md). A
-        script for hardware had better set it.
+        Where it is not set, convolutions keep float partials as the vendor's do
+        (docs/cycles.md#planner), but products half ones: that is what agrees with measurements
+        (docs/fidelity.md). A script for hardware had better set it.
         """
         if dtype not in (torch.float32, torch.float16):
             raise UsageError(
@@ -317,7 +316,7 @@ class TensorLocationSettings(_Group):
         )
 
     def useOnChipStorage(self, use: bool | None = True) -> Self:
-        """False: in streaming memory, loaded when needed. None: as the execution strategy has it."""
+        """False: in streaming memory, loaded when needed. None: the execution strategy decides."""
         if use is None:
             return self._set(on_chip_storage=None)
         return self._flag("useOnChipStorage", on_chip_storage=use)
@@ -357,7 +356,7 @@ class TensorLocationSettings(_Group):
 
 
 class TensorLocationOptions(_Group):
-    """``opts.TensorLocations``: where weights, optimiser states, accumulators and activations lie."""
+    """``opts.TensorLocations``: where weights, optimiser states and other tensors are stored."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -1,7 +1,7 @@
 """PopART's enumerations that PopTorch scripts give to ``Options._Popart.set``; `ipu-run` calls this
 module ``popart``.
 
-Values are those of popart's ``sessionoptions.hpp``.
+Values are those of [POPART, willow/include/popart/sessionoptions.hpp].
 """
 
 from __future__ import annotations

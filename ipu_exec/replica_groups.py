@@ -10,15 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ipu_exec.enums import CommGroupType, VariableRetrievalMode
 from ipu_exec.errors import UsageError
-
-if TYPE_CHECKING:
-    from ipu_exec.session.executor import PoplarExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +161,13 @@ def one_replica(
 
 
 class GroupedParameter:
-    """A parameter as a wrapped model gives it: with `replicaGrouping`, and otherwise the parameter."""
+    """A parameter as a wrapped model returns it: the parameter itself, with `replicaGrouping`."""
 
-    def __init__(self, executor: PoplarExecutor, name: str, parameter: torch.nn.Parameter) -> None:
-        self._executor, self._name, self._parameter = executor, name, parameter
+    def __init__(
+        self, asked: dict[str, tuple[Any, Any, Any]], name: str, parameter: torch.nn.Parameter
+    ) -> None:
+        """``asked`` takes what `replicaGrouping` is told, by the parameter's name."""
+        self._asked, self._name, self._parameter = asked, name, parameter
 
     def replicaGrouping(
         self,
@@ -178,7 +178,7 @@ class GroupedParameter:
         """Give groups of ``shards`` replicas values of their own. Takes effect at the next
         compilation.
         """
-        self._executor.per_replica_params[self._name] = (
+        self._asked[self._name] = (
             comm_group_type,
             shards,
             variable_retrieval_mode,

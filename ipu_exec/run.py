@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import builtins
-import importlib
-import importlib.util
 import io
 import json
 import os
@@ -23,7 +21,6 @@ from collections.abc import Sequence
 from types import ModuleType, TracebackType
 
 from ipu_exec import machine
-from ipu_exec.accessor import STAND_IN_VARIABLE
 from ipu_exec.errors import Error
 from ipu_exec.options import (
     COMPILE_ONLY_VARIABLE,
@@ -32,21 +29,15 @@ from ipu_exec.options import (
     TARGET_VARIABLE,
 )
 from ipu_exec.placement_file import load_stages
-
-_STANDS_FOR = {
-    "poptorch": "ipu_exec",
-    "popart": "ipu_exec.popart",
-    "pva": "profiler.pva",
-    "pva.pva_core": "profiler.pva.pva_core",
-}
+from ipu_exec.stand_in import stand_in
 
 _EXAMPLES = """examples:
   ipu-run train.py --epochs 3
   ipu-run --autoreport out train.py --epochs 3   and write out/training/profile.pop
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
   ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
-  ipu-run --placement placement.json train.py           with the stages that ipu-report rebalance proposed
-  ipu-run --num-ipus 4 train.py                         with its Blocks on 4 IPUs, split as is quickest
+  ipu-run --placement placement.json train.py           with the stages that rebalance proposed
+  ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
 then: ipu-report summary out/training"""
 
 
@@ -179,22 +170,6 @@ def _with_autoreport(directory: str) -> str:
     if not isinstance(options, dict):
         raise ValueError(f"{ENGINE_OPTIONS_VARIABLE} is no JSON object; unset it or make it one")
     return json.dumps({**options, "autoReport.all": "true", "autoReport.directory": directory})
-
-
-def stand_in() -> None:
-    """Make our packages answer to the vendor's names, each module under both, so that its classes
-    exist once.
-
-    Processes that load data are told by the environment to do so too.
-    """
-    os.environ[STAND_IN_VARIABLE] = "1"
-    for theirs, ours in _STANDS_FOR.items():
-        if importlib.util.find_spec(ours) is None:
-            continue
-        importlib.import_module(ours)
-        for name, module in list(sys.modules.items()):
-            if name == ours or name.startswith(f"{ours}."):
-                sys.modules[theirs + name[len(ours) :]] = module
 
 
 def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:

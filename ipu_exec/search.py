@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import torch
 
+from ipu_exec.checks import check_tensor
 from ipu_exec.errors import UsageError
-from ipu_exec.ops import check_tensor
 
 Batch = list[int] | torch.Tensor
 

@@ -36,7 +36,7 @@ _PARSERS: dict[type, ICustomArgParser] = {}
 
 
 def registerCustomArgParser(typename: type, parser: ICustomArgParser) -> None:
-    """Take instances of ``typename``, and of classes made from it, as inputs and outputs of models."""
+    """Accept instances of ``typename`` and its subclasses as inputs and outputs of models."""
     if not isinstance(typename, type) or not isinstance(parser, ICustomArgParser):
         raise UsageError(
             f"registerCustomArgParser takes a class and an ICustomArgParser, not {typename!r} and"

@@ -47,7 +47,7 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
 
 def encode(values: np.ndarray) -> Coded:
-    """Code integers in one dimension. ValueError where they are not, or are more than MAX_LENGTH."""
+    """Encode a one-dimensional array of at most MAX_LENGTH integers; ValueError for any other."""
     array = narrow(values)
     size = array.dtype.itemsize
     # Unsigned arithmetic wraps, so that differences need no wider type and always sum back.

@@ -299,7 +299,7 @@ def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
         return []
     pace = analysis.pace(report)
     states = _states(report)
-    weights = states["name"].str.rpartition("/")[0].groupby(states["ipu"]).nunique()
+    weights = states["parameter"].groupby(states["ipu"]).nunique()
     total = states.groupby("ipu")["bytes"].sum()
     rate = streaming_bytes_per_cycle(report)
     cost = max(offload_cycles(int(total[i]), int(weights[i]), rate) for i in total.index)
@@ -319,7 +319,7 @@ def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
 
 
 def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
-    """What replicated tensor sharding would free: all but 1/R of the states that are large enough."""
+    """What replicated tensor sharding would free: all but 1/R of each large enough state."""
     replicas = report.target.num_replicas
     if (
         replicas == 1

@@ -110,7 +110,7 @@ def _changes(
 def byte_map(
     intervals: Intervals, first: int, last: int, always: np.ndarray | None = None
 ) -> np.ndarray:
-    """Bytes live at each step ``first <= step < last`` on each tile, plus ``always`` (over tiles)."""
+    """Bytes live at steps ``first <= step < last`` on each tile, plus ``always`` (int64[tiles])."""
     return resampled(intervals, first, last, (last - first, intervals.tiles), always)
 
 
@@ -158,7 +158,7 @@ class Peaks:
 
 
 def peaks(intervals: Intervals, steps: int, always: np.ndarray) -> Peaks:
-    """Sums and maxima of the bytes live, ``always`` (over tiles) included, without holding the map."""
+    """Sums and maxima of the bytes live, ``always`` (int64[tiles]) included, without the map."""
     step_total, max_tile, max_bytes = (np.zeros(steps, dtype=np.int64) for _ in range(3))
     tile_peak = always.copy()
     peak_step = np.zeros(intervals.tiles, dtype=np.int64)

@@ -65,7 +65,7 @@ def including_gaps(
 ) -> np.ndarray:
     """Bytes a tile takes with gaps: one that uses region 1 counts all of region 0 below it.
 
-    facts/memory.md, TUT4: 1,400 tiles x (212,992 + 6,400) where 36 kB and 6,400 B were in use. What
+    [TUT4]: 1,400 tiles x (212,992 + 6,400) where 36 kB and 6,400 B were in use. What
     does not fit into region 0 goes on above it.
     """
     below = np.maximum(non_interleaved, region0_bytes)

@@ -1,7 +1,8 @@
 """Bringing a profile of an older format up to the present one.
 
-Format 2 added the plain tables (`profiler.plain`); nothing that format 1 stored has changed, so
-that our reader reads both and only SQL needs the newer one.
+Format 2 added the plain tables (`profiler.plain`); format 3 the columns that say what bodies, steps
+and variables are for, which `profiler.older` reads off the names that older formats gave them.
+Nothing else has changed, so that our reader reads all of them and only SQL needs the newest.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def upgrade(path: str | os.PathLike[str]) -> Path:
                 for record in (
                     records.STORED
                 ):  # in the engine's order: a trace's tasks need the bodies before them
-                    if record not in records.SINCE_2:
+                    if reader.version > 1 or record not in records.SINCE_2:
                         writer.add(_rows(reader, record))
                 if reader.count(records.Variable):
                     writer.add(plain.tile_memory(report))

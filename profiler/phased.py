@@ -1,4 +1,4 @@
-"""When each stage of phased execution runs (facts/pipeline.md, 'Phased').
+"""When each stage of phased execution runs (docs/pipeline-schedules.md#phased-execution).
 
 Phases follow each other; the stages of one work at the same time, on an IPU each, unless one needs
 what another makes. The backward takes the phases in reverse. A body begins with what it loads from

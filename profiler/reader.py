@@ -22,12 +22,12 @@ from urllib.parse import quote
 
 import numpy as np
 
-from profiler import codec, schema
+from profiler import codec, older, records, schema
 from profiler.errors import ProfileError
 from profiler.writer import PARTIAL_SUFFIX
 
-# Where a run leaves its profile below a directory (facts/pva.md, 2.3), in the order that is looked
-# for.
+# Where a run leaves its profile below a directory, in the order in which they are tried
+# (docs/libpva.md#files-of-a-run).
 NAMES = ("profile.pop", "training/profile.pop", "inference/profile.pop")
 
 MAX_VALUE_BYTES = 1 << 28  # of one text or blob in the file
@@ -50,7 +50,7 @@ _TYPES: dict[str, tuple[set[type], type]] = {
 
 
 def find_profile(path: str | os.PathLike[str]) -> Path:
-    """The profile at ``path``, or in it where it is a directory. ProfileError where there is none."""
+    """The profile at ``path``, a file or a directory. ProfileError where there is none."""
     given = Path(path)
     if given.is_dir():
         for name in NAMES:
@@ -105,8 +105,15 @@ class Reader:
     # -- tables ---
 
     def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
-        """A table by column, in order: int64, float64 or object (str); vectors as ids, -1 for NULL."""
-        known = schema.columns(record)
+        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1."""
+        columns = self._stored(record)
+        if self.version < schema.VERSION and record in records.SINCE_3:
+            return older.completed(record, columns, self._stored)
+        return columns
+
+    def _stored(self, record: type[Any]) -> dict[str, np.ndarray]:
+        """As `columns`, but only those that the file's format has."""
+        known = self._known(record)
         self._check_columns(record)
         names = ", ".join(column.name for column in known)
         order = getattr(record, "key", "rowid")
@@ -116,6 +123,11 @@ class Reader:
             column.name: self._column(record, column, cells)
             for column, cells in zip(known, values, strict=True)
         }
+
+    def _known(self, record: type[Any]) -> tuple[schema.Column, ...]:
+        """Columns that the file's format has."""
+        later = records.SINCE_3.get(record, ()) if self.version < schema.VERSION else ()
+        return tuple(column for column in schema.columns(record) if column.name not in later)
 
     def count(self, record: type[Any]) -> int:
         """Rows of a table."""
@@ -149,14 +161,14 @@ class Reader:
         if record.table not in self._tables:
             raise self.damaged(f"the table {record.table} is missing")
         found = {row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")}
-        for column in schema.columns(record):
+        for column in self._known(record):
             if found.get(column.name) != 0:
                 raise self.damaged(f"the column {record.table}.{column.name} is missing")
 
     # -- vectors ---
 
     def vector(self, id: int, length: int | None = None) -> np.ndarray:
-        """The vector of that id, int64; ProfileError where it is not ``length`` long (None: any)."""
+        """The vector with that id, int64; ProfileError unless it has ``length`` entries."""
         return self.vectors([id], length)[id]
 
     def vectors(self, ids: Iterable[int], length: int | None = None) -> dict[int, np.ndarray]:

@@ -17,9 +17,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from profiler.enums import Direction, Purpose, Role
+
 Vector = np.ndarray
 
-# Program types, spelled as libpva spells them (facts/pva.md, 1.3).
+# Program types, spelled as libpva spells them (docs/libpva.md#programs).
 ON_TILE_EXECUTE = "OnTileExecute"
 DO_EXCHANGE = "DoExchange"
 GLOBAL_EXCHANGE = "GlobalExchange"
@@ -47,13 +49,12 @@ BESIDE = (  # of I/O tiles, beside the others' time: a kind of its own, none of 
     "overlapped host I/O"
 )
 
-# What a piece of the program is for; empty for copies, syncs and waits.
-DIRECTIONS = ("forward", "backward", "recompute", "update")
+DIRECTIONS = tuple(direction.value for direction in Direction)
 
 # Where a pipeline cycle lies in the schedule.
 PHASES = ("ramp-up", "steady", "ramp-down", "update")
 
-# Storage categories, spelled as libpva spells them (facts/pva.md, 1.3).
+# Storage categories, spelled as libpva spells them (docs/libpva.md#tiles).
 CATEGORIES = (
     "variable",
     "constant",
@@ -74,20 +75,7 @@ CATEGORIES = (
     "stack",
 )
 
-# What a variable of category "variable" is to the model; code and the like have the role "program".
-ROLES = (
-    "weight",
-    "buffer",
-    "accumulator",
-    "optimiser state",
-    "stash",
-    "input",
-    "activation",
-    "gradient",
-    "temporary",
-    "stream buffer",
-    "program",
-)
+ROLES = tuple(role.value for role in Role)
 
 
 @dataclass(slots=True)
@@ -164,7 +152,7 @@ class Op:
     id: int
     name: str  # module path and what it does: "layer.3/attention/matmul"
     aten: str  # "aten.addmm.default"
-    direction: str  # of DIRECTIONS
+    direction: str  # of profiler.enums.Direction
     block: int  # -1: none
     stage: int
     ipu: int
@@ -175,9 +163,7 @@ class Op:
     flops: int
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
-    # how it was split over tiles, and what the model asked for, in words; "" where there was
-    # neither
-    plan: str
+    plan: str  # how it was split over tiles and what the model asked for, in words; "": neither
 
 
 @dataclass(slots=True)
@@ -216,6 +202,8 @@ class Step:
     tile_cycles: Vector | None  # over tiles
     bytes_in: Vector | None  # over tiles; exchanges only
     bytes_out: Vector | None
+    purpose: str = Purpose.OPERATOR  # of profiler.enums.Purpose
+    tensor: int = -1  # that it moves; -1: none, or several
 
 
 @dataclass(slots=True)
@@ -264,7 +252,7 @@ class Variable:
     name: str
     ipu: int
     category: str  # of CATEGORIES
-    role: str  # of ROLES
+    role: str  # of profiler.enums.Role
     op: int  # that makes it; -1: none
     block: int
     stage: int
@@ -276,6 +264,11 @@ class Variable:
     always_live: int
     start: int
     stop: int
+    tensor: int = (
+        -1
+    )  # of the model, that it holds all of or stashes; the same on all IPUs; -1: none
+    parameter: int = -1  # tensor of the weight whose state, accumulator or gradient it is; -1: none
+    step: int = -1  # whose code or vertex state it is; -1: none, or many
 
 
 @dataclass(slots=True)
@@ -306,10 +299,11 @@ class Body:
     stage: int  # -1: none
     # "task" (its steps say the kinds), or one of KINDS, or BESIDE, where it is all one thing
     kind: str
-    direction: str  # of DIRECTIONS, or ""
+    direction: str  # of profiler.enums.Direction, or ""
     cycles: int
     steps: Vector  # step ids
     starts: Vector  # cycles
+    task: str  # of profiler.enums.BodyTask
 
 
 @dataclass(slots=True)
@@ -363,7 +357,7 @@ class Run:
     host_end_us: int
 
 
-# -- the same again for plain SQL: what vectors hold, as rows (`profiler.plain` derives them from the rows above) --
+# -- the same again for plain SQL: what vectors hold, as rows (see `profiler.plain`) --
 
 
 @dataclass(slots=True)
@@ -478,6 +472,11 @@ STORED = (
     PipelineCycle,
     Run,
 )
-SINCE_2 = (Use,)  # that format 1 did not have
+SINCE_2 = (Use,)  # tables that format 1 did not have
+SINCE_3 = {  # columns that formats 1 and 2 did not have
+    Step: ("purpose", "tensor"),
+    Variable: ("tensor", "parameter", "step"),
+    Body: ("task",),
+}
 PLAIN = (TileRun, StepActivity, BodyStep, Task, Iteration, TileMemory)  # derived from the others
 TABLES = (*STORED, *PLAIN)

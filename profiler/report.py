@@ -91,7 +91,7 @@ class Report:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """The header; for a file of a run that did not finish, ``warnings`` says what is missing."""
+        """The header. ``warnings`` says what is missing from the file of an unfinished run."""
         meta: dict[str, Any] = {**_META, **self._reader.meta}
         warnings = (
             list(meta["warnings"])
@@ -207,8 +207,8 @@ class Report:
 
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
         """Program steps by IPU and position. ``bytes_in``/``bytes_out`` are sums over tiles,
-        ``tile_balance`` the mean over the maximum of all tiles' cycles (facts/pva.md, 1.4), NaN
-        where no tile's cycles are known.
+        ``tile_balance`` the mean over the maximum of all tiles' cycles
+        (docs/libpva.md#execution), NaN where no tile's cycles are known.
         """
         return self._keep(("program_steps", ipu), lambda: self._of_ipu(self._program_steps, ipu))
 
@@ -230,6 +230,8 @@ class Report:
             "name": step["name"],
             "type": step["type"],
             "kind": self._step_kinds,
+            "purpose": step["purpose"],
+            "tensor": step["tensor"],
             "direction": _lookup(step["body"], body["id"], body["direction"], ""),
             "stage": _lookup(step["body"], body["id"], body["stage"], -1),
             "block": _lookup(step["op"], op["id"], op["block"], -1),
@@ -393,6 +395,7 @@ class Report:
                     **_pick(columns, "iteration", "pipeline_cycle", "phase", "ipu", "body"),
                     "name": _texts(body["name"], tasks.body),
                     "kind": _texts(body["kind"], tasks.body),
+                    "task": _texts(body["task"], tasks.body),
                     **_pick(columns, "direction", "stage", "micro_batch"),
                     "start": tasks.start,
                     "end": tasks.end,
@@ -406,7 +409,7 @@ class Report:
     def steps(
         self, run: int = 0, ipu: int | None = None, iteration: int | None = None
     ) -> pd.DataFrame:
-        """What ran, a step at a time, sorted by iteration, IPU and start; ``step`` is -1 for waits."""
+        """Executed steps, sorted by iteration, IPU and start; ``step`` is -1 for waits."""
 
         def make() -> pd.DataFrame:
             tasks = self._tasks(run, ipu, iteration)
@@ -460,7 +463,7 @@ class Report:
         return self._remember(("steps", run, ipu, iteration), make)
 
     def cycle_proportions(self, run: int = 0) -> pd.DataFrame:
-        """``ipu``, the cycles it spent on each of `records.KINDS` in the whole run, and ``total``."""
+        """``ipu``, its cycles by `records.KINDS` over the whole run, and their ``total``."""
 
         def make() -> pd.DataFrame:
             one = self.steps(run, iteration=0)
@@ -652,8 +655,8 @@ class Report:
     @cached_property
     def _step_kinds(self) -> np.ndarray:
         kinds = [
-            trace.step_kind(type, name)
-            for type, name in zip(self._steps["type"], self._steps["name"], strict=True)
+            trace.step_kind(type, purpose)
+            for type, purpose in zip(self._steps["type"], self._steps["purpose"], strict=True)
         ]
         return np.array(kinds, dtype=object)
 
@@ -872,7 +875,7 @@ class Report:
 def _frame(
     columns: dict[str, Any], index: np.ndarray | None = None, copy: bool = True
 ) -> pd.DataFrame:
-    """``copy`` False where the arrays are nobody else's: it saves half the time of a large frame."""
+    """A frame; ``copy=False`` where nobody else holds the arrays halves the time of a large one."""
     import pandas as pd
 
     return pd.DataFrame(

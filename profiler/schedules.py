@@ -1,9 +1,9 @@
 """When each stage runs: ramp-up, steady state and ramp-down from per-stage costs.
 
-One truth with two users (design.md, decision 5): the engine lays out the trace with it, the what-if
-predicts another split with it. All facts are from ``shared/facts/pipeline.md``. K forward stages, G
-micro-batches a weight update (gradient accumulation), S pipeline stages: 2K - 1 in training, where
-the last forward and the first backward share one, K in inference. Units: cycles.
+One truth with two users (docs/decisions.md#one-schedule): the engine lays out the trace with it,
+the what-if predicts another split with it. The facts are those of docs/pipeline-schedules.md. K
+forward stages, G micro-batches a weight update (gradient accumulation), S pipeline stages: 2K - 1
+in training, where the last forward and the first backward share one, K in inference. Units: cycles.
 """
 
 from __future__ import annotations
@@ -14,23 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from profiler.enums import BodyTask
+
 # What a task is. FORWARD and BACKWARD have a stage and a micro-batch, the others may not.
 # What a backward runs again of the forward is part of it until the trace is laid out.
 # LOAD and UNLOAD are host transfers of I/O tiles, which run beside what the other tiles do.
-TASKS = (
-    "forward",
-    "backward",
-    "update",
-    "stream in",
-    "stream out",
-    "copy",
-    "reduce",
-    "sync",
-    "idle",
-    "recompute",
-    "load",
-    "unload",
-)
+TASKS = tuple(BodyTask)
 (
     FORWARD,
     BACKWARD,
@@ -150,7 +139,7 @@ def slot_bubble(stages: int, micro_batches: int, training: bool = True) -> float
 
 
 def time_bubble(stages: int, micro_batches: int) -> float:
-    """Share of time that is empty in a balanced pipeline without overheads: (K - 1) / (G + K - 1)."""
+    """Time bubble of a balanced pipeline without overheads, (K - 1) / (G + K - 1)."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 

@@ -18,7 +18,9 @@ from typing import Any
 from profiler import records
 
 APPLICATION_ID = 0x49505553  # "IPUS"
-VERSION = 2  # 2: the plain tables (`profiler.plain`) and the views on them
+# 2: the plain tables (`profiler.plain`) and the views on them; 3: what bodies, steps and variables
+# are for, as columns (`profiler.enums`)
+VERSION = 3
 
 META = """CREATE TABLE meta (
   key TEXT PRIMARY KEY,
@@ -93,7 +95,7 @@ def create_table(record: type[Any]) -> str:
 @dataclass(frozen=True, slots=True)
 class View:
     """A view with plain names over the tables. ``vendor``: named as in the vendor's files
-    (facts/pva.md, 2.1).
+    (docs/libpva.md#files-of-a-run).
     """
 
     name: str
@@ -253,17 +255,22 @@ def statements() -> list[str]:
 
 _HEAD = f"""# The format of profile.pop
 
-<!-- Made by `python -m profiler.schema > docs/pop-format.md`; change profiler/records.py or profiler/schema.py. -->
+<!-- Written by `python -m profiler.schema > docs/pop-format.md`: edit profiler/schema.py. -->
 
-A `profile.pop` is a SQLite database (`application_id` 0x{APPLICATION_ID:08X}, `user_version` {VERSION}): any tool that
-reads SQLite reads it, `profiler.open_report` gives it as pandas frames. One table per dataclass of
-`profiler/records.py`, one column per field. Cycles are tile clock cycles, bytes are bytes, times on the host are
-microseconds since the epoch. References to other tables are ids, -1 where there is none.
+A `profile.pop` is a SQLite database (`application_id` 0x{APPLICATION_ID:08X}, `user_version`
+{VERSION}): any tool that reads SQLite reads it, `profiler.open_report` gives it as pandas frames.
+One table per dataclass of `profiler/records.py`, one column per field. Cycles are tile clock
+cycles, bytes are bytes, times on the host are microseconds since the epoch. References to other
+tables are ids, -1 where there is none.
 
-Format 2 added the plain tables at the end, which hold again, as rows, what SQL cannot see in compressed vectors: the
-views need them, `profiler` does not. `ipu-report doctor --upgrade PROFILE` brings a profile of format 1 up to date.
+Format 2 added the plain tables at the end, which hold again, as rows, what SQL cannot see in
+compressed vectors: the views need them, `profiler` does not. Format 3 added columns by which
+bodies, steps and variables are found: their task, their purpose, the tensor and the step that they
+belong to. Names are for display and may be anything. `ipu-report doctor --upgrade PROFILE` brings
+an older profile up to date.
 
-While a run lasts, rows go to `profile.pop.partial`; `publish()` renames a finished copy to `profile.pop`.
+While a run lasts, rows go to `profile.pop.partial`; `publish()` renames a finished copy to
+`profile.pop`.
 
 ```sql
 SELECT * FROM stage_cycles;          -- which stage do the others wait for?
@@ -273,18 +280,19 @@ SELECT * FROM tile_headroom;         -- how much memory is left, and where it is
 
 ## Header: `meta`
 
-`key TEXT, value TEXT`; values are JSON. `format` (schema version), `writer`, `created` (ISO 8601, UTC), `kind`
-("training" or "inference"), `model`, `state` ("compiled", "executed", "out of memory"), `complete` (false in a
-partial file), `micro_batch`, `warnings` (list of text).
+`key TEXT, value TEXT`; values are JSON. `format` (schema version), `writer`, `created` (ISO 8601,
+UTC), `kind` ("training" or "inference"), `model`, `state` ("compiled", "executed", "out of
+memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list of text).
 
 ## Arrays: `vectors`
 
-`id INTEGER, hash BLOB, dtype TEXT, length INTEGER, data BLOB`. Columns marked *vector* below hold an id of this
-table; equal content is stored once (`hash` is BLAKE2b-128 of the plain bytes, personalised with `dtype`). To unpack:
-zstd-decompress `data` to `length` times the item size of `dtype` ("<i1", "<i2", "<i4", "<i8": little-endian and
-signed); the result holds the first byte of every element, then every second byte, and so on; put the elements together
-again and sum them up from the first on, wrapping at the width of the type. Vectors "over tiles" have an entry per
-tile of one IPU.
+`id INTEGER, hash BLOB, dtype TEXT, length INTEGER, data BLOB`. Columns marked *vector* below hold
+an id of this table; equal content is stored once (`hash` is BLAKE2b-128 of the plain bytes,
+personalised with `dtype`). To unpack: zstd-decompress `data` to `length` times the item size of
+`dtype` ("<i1", "<i2", "<i4", "<i8": little-endian and signed); the result holds the first byte of
+every element, then every second byte, and so on; put the elements together again and sum them up
+from the first on, wrapping at the width of the type. Vectors "over tiles" have an entry per tile of
+one IPU.
 """
 
 

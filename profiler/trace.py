@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler import records
+from profiler.enums import Purpose
 
 _STEP_KINDS = {
     records.ON_TILE_EXECUTE: "compute",
@@ -24,10 +25,10 @@ _STEP_KINDS = {
 }
 
 
-def step_kind(type: str, name: str) -> str:
-    """Which of `records.KINDS` a step is. A sync between IPUs is one whose name says "external"."""
+def step_kind(type: str, purpose: str) -> str:
+    """Which of `records.KINDS` a step of a program type is."""
     kind = _STEP_KINDS.get(type, "compute")
-    return "external sync" if kind == "sync" and "external" in name.lower() else kind
+    return "external sync" if kind == "sync" and purpose == Purpose.EXTERNAL_SYNC else kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class ProfileWriter:
 
 
 class _VectorBatch:
-    """Gives vectors their ids, those known by content the old one, and gathers the new ones' rows."""
+    """Assigns ids to vectors, one id per distinct content, and collects the rows of new ones."""
 
     def __init__(self, known: dict[bytes, int]) -> None:
         self.known = known
@@ -222,7 +222,7 @@ def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
-    return value
+    return str(value)  # an enum's word
 
 
 def _remove(path: Path) -> None:
@@ -236,7 +236,7 @@ def _fsync(path: Path) -> None:
 
 
 def _fsync_directory(path: Path) -> None:
-    """Make the rename itself durable where the system allows it; the profile is there either way."""
+    """Make the rename durable where the system allows it; the profile exists either way."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,1 +1,1 @@
-"""Reports on profiles: the command `ipu-report`, terminal tables, the text timeline, the HTML page."""
+"""Reports on profiles: `ipu-report`, terminal tables, the text timeline, the HTML page."""

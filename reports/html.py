@@ -2,16 +2,19 @@
 
 plotly.js and the figures lie in the page gzipped, which brings 4.8 MB to 1.5 MB; browsers unpack
 them themselves (DecompressionStream). Both themes are in it: the page follows the reader's. A
-policy in the page forbids it to fetch anything.
+policy in the page forbids it to fetch anything, and to run any script but its own three, which it
+names by their hashes.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import html
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +45,7 @@ class Section:
 
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the report of a profile to ``path``, whole or not at all. OSError where that cannot be."""
+    """Write the report of a profile to ``path``, whole or not at all. OSError where that fails."""
     target = Path(path)
     part = target.with_name(target.name + ".partial")
     try:
@@ -77,7 +80,11 @@ def page(report: Report) -> str:
         body.append("</section>")
     meta = report.meta
     title = f"{meta['model'] or report.path.parent.name} · IPUscope"
+    plotly = get_plotlyjs()
     filled = {
+        "@@SCRIPTS@@": " ".join(map(_hashed, (_THEME, _DRAW, plotly))),
+        "@@THEME@@": _THEME,
+        "@@DRAW@@": _DRAW,
         "@@TITLE@@": html.escape(title),
         "@@MODEL@@": html.escape(str(meta["model"] or report.path.parent.name)),
         "@@ABOUT@@": html.escape(_about(report)),
@@ -86,13 +93,11 @@ def page(report: Report) -> str:
         ),
         "@@BODY@@": "\n".join(body),
         "@@STYLE@@": theme.stylesheet() + _STYLE,
-        "@@PLOTLY@@": _packed(get_plotlyjs()),
+        "@@PLOTLY@@": _packed(plotly),
         "@@FIGURES@@": _packed(json.dumps(figures, separators=(",", ":"))),
     }
-    text = _PAGE
-    for mark, value in filled.items():
-        text = text.replace(mark, value)
-    return text
+    # At one go: a name that looks like a mark stays a name.
+    return _MARK.sub(lambda found: filled[found[0]], _PAGE)
 
 
 def _sections(report: Report) -> list[Section]:
@@ -212,6 +217,13 @@ def _packed(words: str) -> str:
     return base64.b64encode(gzip.compress(words.encode(), 9, mtime=0)).decode()
 
 
+def _hashed(script: str) -> str:
+    """A script as a Content-Security-Policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+_MARK = re.compile("@@[A-Z]+@@")
+
 _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text); font: 14px/1.45 var(--font); }
@@ -221,44 +233,31 @@ h2 { font-size: 15px; margin: 0; }
 .about, .note { color: var(--muted); margin: 2px 0 8px; }
 .warning { border-left: 4px solid #e69f00; padding: 6px 10px; background: var(--card); }
 section {
-  background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px 14px; margin: 14px 0;
+  background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 12px 14px; margin: 14px 0;
 }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13px; }
+table {
+  border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 13px;
+}
 th { text-align: left; color: var(--muted); font-weight: 500; }
 th, td { padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
 header { display: flex; justify-content: space-between; gap: 20px; align-items: start; }
 button {
-  font: inherit; color: var(--text); background: none; border: 1px solid var(--line); border-radius: 6px;
-  padding: 4px 10px;
+  font: inherit; color: var(--text); background: none;
+  border: 1px solid var(--line); border-radius: 6px; padding: 4px 10px;
 }
 """
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
-<title>@@TITLE@@</title>
-<script>
-  document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
-</script>
-<style>@@STYLE@@</style>
-</head>
-<body>
-<main>
-<header><div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div><button id="theme">Theme</button></header>
-@@WARNINGS@@
-<p id="note" class="note">Drawing…</p>
-@@BODY@@
-</main>
-<script type="application/octet-stream" id="plotly">@@PLOTLY@@</script>
-<script type="application/octet-stream" id="figures">@@FIGURES@@</script>
-<script>
+_THEME = """
+  const dark = matchMedia('(prefers-color-scheme: dark)').matches;
+  document.documentElement.dataset.theme = dark ? 'dark' : 'light';
+"""
+
+_DRAW = """
 async function unpacked(id) {
-  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+  const text = atob(document.getElementById(id).textContent);
+  const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Response(stream).text();
 }
@@ -270,7 +269,8 @@ async function unpacked(id) {
     document.head.append(script);
     const figures = JSON.parse(await unpacked('figures'));
     const config = { displaylogo: false, responsive: true, scrollZoom: false };
-    const draw = () => Promise.all(figures[document.documentElement.dataset.theme].map((figure, i) =>
+    const theme = () => document.documentElement.dataset.theme;
+    const draw = () => Promise.all(figures[theme()].map((figure, i) =>
       Plotly.react('figure-' + i, figure.data, figure.layout, config)));
     document.getElementById('theme').onclick = () => {
       const root = document.documentElement;
@@ -280,10 +280,38 @@ async function unpacked(id) {
     await draw();
     note.remove();
   } catch (error) {
-    note.textContent = 'The figures could not be drawn (' + error + '). A browser of 2023 or later is needed.';
+    note.textContent = 'The figures could not be drawn (' + error + ').'
+      + ' A browser from 2023 or later is needed.';
   }
 })();
-</script>
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; script-src @@SCRIPTS@@; style-src 'unsafe-inline';
+  img-src data: blob:; base-uri 'none'; form-action 'none'">
+<meta name="referrer" content="no-referrer">
+<title>@@TITLE@@</title>
+<script>@@THEME@@</script>
+<style>@@STYLE@@</style>
+</head>
+<body>
+<main>
+<header>
+<div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div>
+<button id="theme">Theme</button>
+</header>
+@@WARNINGS@@
+<p id="note" class="note">Drawing…</p>
+@@BODY@@
+</main>
+<script type="application/octet-stream" id="plotly">@@PLOTLY@@</script>
+<script type="application/octet-stream" id="figures">@@FIGURES@@</script>
+<script>@@DRAW@@</script>
 </body>
 </html>
 """

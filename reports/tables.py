@@ -140,7 +140,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that is said of one profile, in order; the first table or list of facts is what CSV gets."""
+    """All that is said about one profile, in order; CSV gets its first table or list of facts."""
 
     profile: str
     parts: tuple[Table | Facts | Lines, ...] = field(default=())

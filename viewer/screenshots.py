@@ -60,12 +60,15 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
     page.wait_for_function(
         """() => {
             const main = document.querySelector('#page');
-            if (!main || !main.children.length || document.title.startsWith('Updating')) { return false; }
+            const empty = !main || !main.children.length;
+            if (empty || document.title.startsWith('Updating')) { return false; }
             if (document.querySelector('[data-dash-is-loading=true]')) { return false; }
             const plots = Array.from(document.querySelectorAll('.dash-graph'));
             return plots.every((plot) => {
-              const drawn = plot.querySelector('.main-svg') && plot.querySelector('.js-plotly-plot');
-              return drawn && (drawn.data?.length || drawn.layout?.annotations?.length);  // or says why there is none
+              const drawn = plot.querySelector('.main-svg')
+                && plot.querySelector('.js-plotly-plot');
+              // an annotation says why there is no data
+              return drawn && (drawn.data?.length || drawn.layout?.annotations?.length);
             });
         }""",
         timeout=timeout,

@@ -1,8 +1,8 @@
 """``python -m benchmarks.fidelity``: run every row, print the table, write docs/fidelity.md.
 
-python -m benchmarks.fidelity # all rows of validation.csv and more.csv, and the page python -m
-benchmarks.fidelity --rows mine.csv # other rows of the same columns; writes no page python -m
-benchmarks.fidelity --only tut4 # rows whose id contains this; writes no page
+python -m benchmarks.fidelity                   # all rows of both files, and the page
+python -m benchmarks.fidelity --rows mine.csv   # other rows of the same columns; no page
+python -m benchmarks.fidelity --only tut4       # rows whose id contains this; no page
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Total: each tile's always-live bytes and its own peak of the rest, by region, without gaps, over all
 tiles. The peak of what is not always live is that of the whole chip at one step, as the liveness
-report draws it. Stacks count in none: TUT4's report has no room for them (1.9 kB in all on a tile
+report draws it. Stacks count in none: [TUT4]'s report has no room for them (1.9 kB in all on a tile
 without work, where six stacks alone are 3.2 kB).
 """
 
@@ -21,7 +21,7 @@ def read(part: str, executable: Any) -> float:
         (v.tile_bytes for v in found if v.always_live), np.zeros(executable.target.tiles, np.int64)
     )
     if part == "always live":
-        # the liveness report leaves code out (TUT4's list: tensors, vertex state, worklists,
+        # the liveness report leaves code out ([TUT4]'s list: tensors, vertex state, worklists,
         # descriptors)
         return float(
             sum(v.bytes for v in found if v.always_live and not v.category.endswith("Code"))

@@ -88,7 +88,7 @@ def compile_training(
 
 
 def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
-    """Room for ``factor`` micro-batches, never written: compiling looks at shapes and strides only."""
+    """Space for ``factor`` micro-batches, never written: compiling reads only shapes."""
     return micro.new_empty((micro.shape[0] * factor, *micro.shape[1:]))
 
 
@@ -138,7 +138,7 @@ def in_type(row: Row, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...
 
 
 def bert(row: Row) -> Compiled:
-    """Encoder layers a IPU as the row lists them; the embedding, and the head tied to it, on IPU 0."""
+    """Encoder layers per IPU as the row lists them, embedding and its tied head on IPU 0."""
     from examples.models import bert as source
 
     options, batch = configured(row)
@@ -189,7 +189,7 @@ def keep(layer: nn.Module, inputs: Any, output: Any) -> Any:
 
 
 # Residual blocks whose outputs Graphcore's public configuration keeps, and its other memory
-# settings for a single IPU (graphcore/examples applications/pytorch/cnns/train/configs.yml,
+# settings for a single IPU ([EX, applications/pytorch/cnns/train/configs.yml],
 # resnet50: recompute_mode manual).
 RESNET_KEEPS = (0, 1, 2, 3, 5, 6, 7, 9, 11, 12)
 RESNET_PROPORTION = 0.12
@@ -225,7 +225,7 @@ def resnet(row: Row) -> Compiled:
 
 class EightBit(nn.Module):
     """Images come from the host in eight bits and are normalised on the IPU, as in Graphcore's
-    public programs (graphcore/examples applications/tensorflow/cnns/training/configs.yml,
+    public programs ([EX, applications/tensorflow/cnns/training/configs.yml],
     mk2_resnet50_mlperf_pod16_lars: eight_bit_io, fused_preprocessing, and no tiles for I/O).
     """
 

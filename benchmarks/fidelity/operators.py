@@ -1,8 +1,10 @@
 """Rows about single operators, as vendors' libraries benchmark them: passes of a layer, sums,
 recurrent layers.
 
-- ``training 128x1024 @ 1024x4096; partials fp32``: a product, both of its gradients and the update of its right operand
-- ``training 3x3 pad 1 56x56 64->64 batch 4; partials fp32``: the same of a convolution (``groups 32``, ``stride 2``)
+- ``training 128x1024 @ 1024x4096; partials fp32``: a product, both of its gradients and the
+  update of its right operand
+- ``training 3x3 pad 1 56x56 64->64 batch 4; partials fp32``: the same of a convolution
+  (``groups 32``, ``stride 2``)
 - ``200x64 @ 64x10000 + C; partials fp32``: a product added to a third matrix
 - ``sum over 1,3 of 16x4x16x32x8`` (``max``, ``sum of squares``)
 - ``max pooling 3x3 stride 2 147x147 of 64 channels``: forward and gradient

@@ -71,81 +71,91 @@ def whole(results: Sequence[Result], more: Sequence[Result]) -> str:
 
 HEAD = """# Fidelity: predictions against published measurements
 
-<!-- Written by `python -m benchmarks.fidelity`. Do not edit: change benchmarks/fidelity/page.py and run it again. -->
+<!-- Written by `python -m benchmarks.fidelity`: edit benchmarks/fidelity/page.py instead. -->
 
-`python -m benchmarks.fidelity` builds each row of `benchmarks/fidelity/validation.csv` in torch, compiles it with
-`ipu_exec.inferenceModel` or `trainingModel`, reads the cycles or bytes off the compiled program and turns cycles into
-time by the target's clock. Ratio is predicted over published, so above 1 a throughput is promised that was not
-measured. `--rows other.csv` runs other rows of the same columns and grammar; no row is known by its id.
+`python -m benchmarks.fidelity` builds each row of `benchmarks/fidelity/validation.csv` in torch,
+compiles it with `ipu_exec.inferenceModel` or `trainingModel`, reads cycles or bytes from the
+compiled program, and converts cycles to time at the target's clock. The ratio is predicted over
+published: above 1, the model promises more throughput than was measured. `--rows other.csv` runs
+other rows with the same columns and grammar; no row is recognised by its id. Sources stand in
+[the bibliography](bibliography.md) under the key in brackets.
 
 ## How close
 """
 
 BODY = """## What each group means
 
-**Vendor's model** (TUT4: Poplar's own IPUModel, read off PopVision's screenshots). The product of three matrices.
-A step counts with the exchange that feeds it, as PopVision draws it. The rows of the second product are the product
-alone, with operands that lie as planned; in the chain (run cycles, memory) it takes the first one's result. The left
-operand is the AMP unit's weights, as poplibs has it. Run cycles have 3 x 257 cycles for each of three
-matrices streamed in and one out, and no transfer time, as IPUModel counts none; which tensors TUT4 streamed is our
-reading. Memory leaves out stacks, which that report has no room for, and of what is always live also code, which its
-list does not name. We have fewer vertices than the vendor (about one a compute set and tile), hence less vertex
-state.
+**Vendor's model** ([TUT4]: Poplar's own IPUModel, read from PopVision screenshots). The product of
+three matrices. A step includes the exchange that feeds it, as PopVision draws it. The rows of the
+second product are that product alone, with operands laid out as planned; in the chain (run cycles,
+memory) it takes the result of the first one. The left operand provides the AMP unit's weights, as
+in poplibs [PL]. Run cycles include 3 x 257 cycles for each of the three matrices streamed in and
+the one streamed out, and no transfer time, because IPUModel counts none; which tensors [TUT4]
+streamed is our reading. Memory leaves out stacks, for which that report has no room, and
+always-live memory also leaves out code, which its list does not name. We have fewer vertices than
+the vendor (about one per compute set and tile), hence less vertex state.
 
-**Dense products on Bow** (PSP, measured, read off a plot to about 3 %). Operands are on the chip. Two things are
-fitted, to all rows of this group at once and to none alone: fp16 products keep fp16 partials (the program that measured
-them has an option for it; with fp32 partials only 8 of 16 units multiply), and only fp32 products copy their weights
-before the vertex (TUT4 shows that copy too). The rows with 16 columns are predicted 10-15 % too slow in fp16; a planner
-that swaps the operands there would be up to 2.7 times too fast, so we leave it. 8192 x 128 in fp32 is slower on
-hardware than its neighbours on both sides; we do not follow.
+**Dense products on Bow** ([PSP], measured, read from a plot to about 3 %). Operands are on the
+chip. Two choices are fitted to all rows of this group together, none to a single row: fp16 products
+keep fp16 partials (the program that measured them has an option for it; with fp32 partials only 8
+of 16 units multiply), and only fp32 products copy their weights before the vertex ([TUT4] shows
+that copy too). The rows with 16 columns are predicted 10-15 % too slow in fp16; a planner that
+swapped the operands there would be up to 2.7 times too fast, so we do not swap them. 8192 x 128 in
+fp32 is slower on hardware than its neighbours on both sides; the model does not follow.
 
-**Convolutions on GC2** (JIA, measured in 2019 on early software; LBM, cycles). The formulas are those of later software
-and of its planner's best split. Predictions are 15-20 % too fast in the middle and up to 1.43 times at
-the largest batches, where the measured throughput falls again (Conv2_3: 73 at batch 32, 66 at 128) and ours does not.
-Nothing is fitted to it. LBM's fp32 convolution is predicted 18 % too fast as cycles go (ratio below 1 there means fewer
-cycles).
+**Convolutions on GC2** ([JIA], measured in 2019 on early software; [LBM], cycles). The formulas are
+those of later software and the best split of its planner. Predictions are 15-20 % too fast in the
+middle and up to 1.43 times too fast at the largest batches, where the measured throughput falls
+again (Conv2_3: 73 at batch 32, 66 at 128) and ours does not. Nothing is fitted to this group. The
+fp32 convolution of [LBM] is predicted 18 % too fast (its ratio is of cycles: below 1 means fewer).
 
-**Whole models** (MLPerf's log and Graphcore's results page), in their real configuration: replicas, accumulation,
-micro-batch, stages, proportion and optimiser are read from the row. What it does not say is from Graphcore's public
-configurations: ResNet-50 keeps the outputs of ten of its residual blocks and recomputes the rest but for what follows
-the last of them, with a memory proportion of 0.12 and half partials (graphcore/examples,
-applications/pytorch/cnns/train/configs.yml); its images come in eight bits and are normalised on the IPU, and no tiles
-are set aside to overlap that with computing (applications/tensorflow/cnns/training/configs.yml,
-mk2_resnet50_mlperf_pod16_lars); BERT keeps the output of each encoder layer. What is not the same: GELU is the exact
-one. The tied embedding and head are stages 0 and 4, both on IPU 0.
+**Whole models** ([MLP], [GCP]) in their published configuration: replicas, accumulation,
+micro-batch, stages, memory proportion and optimiser are read from the row. What the row leaves open
+comes from Graphcore's public configurations [EX]: ResNet-50 keeps the outputs of ten residual
+blocks and recomputes the rest except what follows the last of them, with a memory proportion of
+0.12 and half partials (applications/pytorch/cnns/train/configs.yml); its images arrive as 8-bit
+integers and are normalised on the IPU, and no tiles are set aside to overlap that with computing
+(applications/tensorflow/cnns/training/configs.yml, mk2_resnet50_mlperf_pod16_lars); BERT keeps the
+output of each encoder layer. One difference remains: our GELU is the exact one. The tied embedding
+and head are stages 0 and 4, both on IPU 0.
 
 ## Rows found elsewhere
 
-`benchmarks/fidelity/more.csv` has rows that nobody gave us. No constant was fitted to them, but they are not blind
-either: they showed faults that published sources then mended, and choices were made with them in view: the orientation
-of a product's operands, an LSTM's forward weights rearranged at each step, layers wired as torch.nn.Linear is, and
-which of the source's rows to type in, by hand.
+`benchmarks/fidelity/more.csv` has rows that we collected ourselves. No constant was fitted to them,
+but they are not a blind test either: they exposed faults that were then corrected from published
+sources, and some choices were made with them in view: the orientation of a product's operands, the
+rearrangement of an LSTM's forward weights at each step, layers wired like torch.nn.Linear, and
+which rows of the source to copy.
 
 """
 
-MORE = """**Poplibs' benchmarks** (PLB): cycles of Poplar's own IPUModel for GC2 and MK2, which graphcore/poplibs keeps
-for regressions: tests/benchmark_results.csv at commit 53a4707, the commands in tests/CMakeLists.txt, the programs in
-tools/. Products are C += A B; layers and convolutions are a forward pass, both gradients and the update of the
-weights; pooling is forward and backward, LSTMs a forward pass. Partials are fp32 there, by default: on MK2 that
-halves the units of fp16, which the rows of MK2 show plainly. Ratio is of cycles, so below 1 we are too fast. Large
-products and ordinary convolutions agree to a few per cent. GC2's largest products, which do not fit its memory at
-once, are cut into serial steps more cheaply here (0.6-0.8). Layers with few rows or few outputs take 2,000-10,000
-cycles more than we predict for their three products together, in fp16 above all: rearrangements of operands between
-passes that we leave out. Depthwise convolutions of MK2 (0.6-0.9) lack regrouping of channels, reductions a step of a
-few hundred cycles. Left out: embeddings (IPUModel counts the worst case, all indices in one worker's part) and GRU
-(popnn's resets before its second product, torch's after it).
+MORE = """**Poplibs' benchmarks** ([PLB]): cycles of Poplar's own IPUModel for GC2 and MK2, kept for
+regression tests: the results in tests/benchmark_results.csv, the commands in tests/CMakeLists.txt,
+the programs in tools/. Products are C += A B; layers and convolutions are a forward pass, both
+gradients and the update of the weights; pooling is forward and backward, LSTMs a forward pass. The
+partials are fp32 by default, which on MK2 halves the fp16 units, as the MK2 rows show plainly. The
+ratio is of cycles: below 1, the model is too fast. Large products and ordinary convolutions agree
+within a few per cent. GC2's largest products, which do not fit its memory at once, are cut into
+serial steps more cheaply here (0.6-0.8). Layers with few rows or few outputs take 2,000-10,000
+cycles more than we predict for their three products together, above all in fp16: rearrangements of
+operands between passes that the model leaves out. Depthwise convolutions on MK2 (0.6-0.9) lack the
+regrouping of channels, reductions a step of a few hundred cycles. Left out: embeddings (IPUModel
+counts the worst case, all indices in one worker's part) and GRU (popnn's resets before its second
+product, torch's after it).
 
-**Whole models** (GCP: graphcore.cn/performance-results as archived, Pre-SDK 2.5, and SDK 3.1 and 3.3 for BERT-Base;
-configurations from graphcore/examples: nlp/bert/pytorch/configs_pretraining.yml, vision/vit/pytorch/configs.yml,
-vision/cnns/pytorch/train/configs.yml). Some were published for PopART or TensorFlow, and are set beside PyTorch's
-configuration of the same model; ViT's 512 accumulations are worked out from its global batch. ViT is predicted 1.3
-times too fast; its public configuration mixes and augments images on the host (mixup, extra_aug), which may be what
-holds the published run back, as a guess.
+**Whole models** ([GCP]: pre-release SDK 2.5, and SDK 3.1 and 3.3 for BERT-Base). The configurations
+come from [EX]: nlp/bert/pytorch/configs_pretraining.yml, vision/vit/pytorch/configs.yml,
+vision/cnns/pytorch/train/configs.yml. Some results were published for PopART or TensorFlow and
+stand beside PyTorch's configuration of the same model; ViT's 512 accumulations are derived from its
+global batch. ViT is predicted 1.3 times too fast; its public configuration mixes and augments
+images on the host (mixup, extra_aug), which may be what limits the published run, but that is a
+guess.
 
 ## What no row here can tell
 
-No published row covers softmax, normalisation, gathers or the optimisers by themselves: they are held by
-their cycle formulas alone and by the whole models. Nothing measures exchange between IPUs but through the whole models.
+No published row covers softmax, normalisation, gathers or the optimisers on their own: they rest on
+their cycle formulas and on the whole models. Exchange between IPUs is measured by the whole models
+only.
 
 ## All rows
 """

@@ -218,11 +218,12 @@ def table(results: list[Result]) -> str:
 
 _WORDS = """# How fast the viewer answers
 
-Made by `python -m benchmarks.viewer`: synthetic profiles, headless chromium without a GPU, the server started cold for
-each. A zoom runs from the turn of the wheel to the frame after the figure was redrawn with the server's answer;
-payloads are as sent. "First words" is the summary's first card, "first page" all of it with its charts, from the start
-of the command. The heat map has 1,472 tiles and about 5,000 steps; its file and memory are those of a program in
-which no two steps are alike.
+Written by `python -m benchmarks.viewer`: synthetic profiles, headless chromium without a GPU, and
+the server started cold for each profile. A zoom lasts from the turn of the wheel until the frame
+after the figure was redrawn with the server's answer; payloads are counted as sent. "First words"
+is the first card of the summary, "first page" all of it with its charts, both from the start of the
+command. The heat map has 1,472 tiles and about 5,000 steps; its file and memory are those of a
+program in which no two steps are alike.
 """
 
 

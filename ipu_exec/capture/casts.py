@@ -2,7 +2,7 @@
 ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
-statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
+statistics have the dtype that the model gives them [POPTORCH, python/options.py]. It
 promotes those of products and norms too, which PyTorch refuses (`Casting.promoted`); in a model
 without such nothing here is active.
 """
@@ -10,7 +10,7 @@ without such nothing here is active.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,9 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ipu_exec.enums import HalfFloatCastingBehavior
-
-if TYPE_CHECKING:
-    from ipu_exec.options import Options
+from ipu_exec.lowering.operators import Promotion, info
 
 # Functions that take a second tensor for its dtype or shape, or that set one.
 _UNCAST = {
@@ -34,40 +32,15 @@ _UNCAST = {
     "register_hook",
     "backward",
 }
-# What PyTorch computes only where all operands have one dtype; a norm of float16 may have
-# parameters in float32.
-_ALIKE = {
-    "linear",
-    "bilinear",
-    "matmul",
-    "__matmul__",
-    "__rmatmul__",
-    "mm",
-    "bmm",
-    "mv",
-    "dot",
-    "addmm",
-    "baddbmm",
-    "addbmm",
-    "addmv",
-    "einsum",
-    "tensordot",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-    "scaled_dot_product_attention",
-    "prelu",
-}
-_NORMS = {"layer_norm", "group_norm"}
+# A product by its operator, ``a @ b``.
+_OPERATOR_METHODS = {"__matmul__": "matmul", "__rmatmul__": "rmatmul"}
 
 
 class Casting(TorchFunctionMode):
     """While entered, a model computes with the dtypes that the options ask for.
 
-    ``promoted``: whether one of `_ALIKE` had float16 beside float32 and was computed in float32.
+    ``promoted``: whether an operator that `Promotion` is for had float16 beside float32 and was
+    computed in float32.
     """
 
     def __init__(self, downcast: bool, float_statistics: bool | None) -> None:
@@ -91,7 +64,7 @@ class Casting(TorchFunctionMode):
             }
             if {torch.float16, torch.float32} <= dtypes:
                 args, kwargs = tree_map(_half, (args, kwargs))
-        elif name in _ALIKE or (name in _NORMS and args[0].dtype is torch.float32):
+        elif _promotes(name, args):
             dtypes = {
                 leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
             }
@@ -157,6 +130,14 @@ class Casting(TorchFunctionMode):
         return exact
 
 
+def _promotes(function: str, args: tuple[Any, ...]) -> bool:
+    """Whether PopTorch computes a function of torch in float32 where an operand is."""
+    promotion = info(f"aten.{_OPERATOR_METHODS.get(function, function)}").promotion
+    if promotion is Promotion.PARAMETERS:
+        return bool(args[0].dtype is torch.float32)
+    return promotion is Promotion.OPERANDS
+
+
 def _half(leaf: Any) -> Any:
     return leaf.half() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
 
@@ -165,12 +146,14 @@ def _float(leaf: Any) -> Any:
     return leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float16 else leaf
 
 
-def casting(options: Options, promotes: bool) -> contextlib.AbstractContextManager[Any]:
+def casting(
+    half_float: HalfFloatCastingBehavior, statistics: bool | None, promotes: bool
+) -> contextlib.AbstractContextManager[Any]:
     """The mode that the options ask for; one that does nothing where they ask for PyTorch's rules.
 
+    ``statistics``: whether running statistics are always float32; None: as the model has them.
     ``promotes``: the model has, or may have, products or norms of float16 and float32.
     """
-    downcast = options.Precision.half_float_casting is HalfFloatCastingBehavior.FloatDowncastToHalf
-    statistics = options.Precision.running_statistics_always_float
+    downcast = half_float is HalfFloatCastingBehavior.FloatDowncastToHalf
     asked = downcast or statistics is not None or promotes
     return Casting(downcast, statistics) if asked else contextlib.nullcontext()

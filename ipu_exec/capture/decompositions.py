@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ipu_exec.lowering.registry import has_lowering, is_view
+from ipu_exec.lowering import is_view
+from ipu_exec.lowering.registry import has_lowering
 
 Decomposition = Callable[..., Any]
 

@@ -14,10 +14,11 @@ from typing import Any
 from ipu_exec.enums import MultiConvPlanType
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Asked, Graph, OpNode
+from ipu_exec.lowering import info
 
 FORWARD, BACKWARD = "poplin.multi_conv", "poplin.multi_conv_backward"
-_CONVOLUTIONS = ("aten.convolution.", "aten._convolution.")
-# Poplin's defaults (graphcore/poplibs, include/poplin/MultiConvolution.hpp).
+_GRADIENT = "aten.convolution_backward."  # what this pass makes one operator of, as it is called
+# Poplin's defaults [PL, include/poplin/MultiConvolution.hpp].
 RESERVED_TILES = 50  # perConvReservedTiles
 CYCLE_BACK_OFF = 0.1
 
@@ -61,7 +62,7 @@ class Group:
 
 def is_convolution(aten: str) -> bool:
     """True for what a MultiConv takes."""
-    return aten.startswith(_CONVOLUTIONS)
+    return info(aten).convolution and not aten.startswith(_GRADIENT)
 
 
 def fuse(graph: Graph, groups: Sequence[Group]) -> None:
@@ -81,12 +82,12 @@ def fuse(graph: Graph, groups: Sequence[Group]) -> None:
             op.asked = replace(asked, proportion=proportion, attributes=op.asked.attributes)
     members = {op: k for k, group in enumerate(groups) for op in group.convolutions}
     for op in graph.ops:
-        if op.forward_op in members and op.aten.startswith("aten.convolution_backward."):
+        if op.forward_op in members and op.aten.startswith(_GRADIENT):
             op.asked = graph.ops[op.forward_op].asked
     sets: dict[tuple[int, str, int], list[OpNode]] = {}
     for op in graph.ops:
         first = op.id if op.id in members else op.forward_op
-        mine = op.id == first or op.aten.startswith("aten.convolution_backward.")
+        mine = op.id == first or op.aten.startswith(_GRADIENT)
         if first in members and mine and groups[members[first]].parallel:
             sets.setdefault((members[first], op.direction, op.block), []).append(op)
     for (k, direction, _), convolutions in sets.items():

@@ -11,17 +11,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 
-from ipu_exec.annotations import ExecutionStrategy
 from ipu_exec.enums import OutputMode, OverlapMode
 from ipu_exec.errors import Error
-
-if TYPE_CHECKING:
-    from ipu_exec.graph import Graph
-    from ipu_exec.options import Options
+from ipu_exec.graph import Graph
 
 _MARK = "_ipu_overlap"
 INPUT, OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
@@ -102,19 +97,23 @@ def across(graph: Graph, iterations: int) -> bool:
     return iterations > 1 and modes(graph) == {OverlapMode.OverlapDeviceIterationLoop.value}
 
 
-def check(graph: Graph, options: Options, strategy: ExecutionStrategy, mode: OutputMode) -> None:
-    """Error where something is overlapped and the options do not allow it. ``mode`` is the outputs'
-    own.
+def check(
+    graph: Graph, *, pipelined: bool, explicit_ir: bool, io_tiles: int, mode: OutputMode
+) -> None:
+    """Error where something is overlapped and the options do not allow it.
+
+    ``pipelined``: the strategy is; ``explicit_ir``: PopART's IR may be explicit; ``io_tiles``:
+    tiles of an IPU set aside for I/O; ``mode``: the outputs' own.
     """
     if not modes(graph):
         return
-    if strategy.kind == "pipelined" and not options._Popart.settings.get("enableExplicitIR"):
+    if pipelined and not explicit_ir:
         raise Error(
             "Overlapped IO is not supported with poptorch.PipelinedExecution. If you are using only"
             " one IPU, please switch to poptorch.ShardedExecution. (PopART can, with an explicit"
             ' IR: to model that, set options._Popart.set("enableExplicitIR", True).)'
         )
-    if not options.TensorLocations.num_io_tiles:
+    if not io_tiles:
         raise Error(
             "No IO tiles allocated. You must allocate at least 32 IO tiles using "
             "poptorch.Options().TensorLocations.numIOTiles."

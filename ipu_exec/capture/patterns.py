@@ -15,6 +15,7 @@ from dataclasses import replace
 from ipu_exec.graph import Graph, OpNode, ValueRef
 
 SPARSE, TIED = "SparseAccumulate", "TiedGatherAccumulate"
+# The operators that the pattern is made of: what is rewritten, not what they are.
 _GRADIENT, _ADD, _ADD_TO = "aten.embedding_dense_backward", "aten.add.Tensor", "aten.add_.Tensor"
 
 

@@ -16,10 +16,10 @@ import torch
 from ipu_exec.context import replaced
 
 NAMESPACE = "ipu_rnn"
-# Gates of a layer, and the tensors of a state's size that a time step leaves for the backward
-# (poplibs lib/popnn: Lstm.cpp, LSTM_FWD_INTERMEDIATE_*: four gates, tanh of the cell, the cell
-# before; Gru.cpp with resetAfter: three gates and the candidate's recurrent part). A plain layer's
-# are its outputs.
+# Gates of a layer, and the tensors of a state's size that a time step leaves for the backward ([PL,
+# lib/popnn/Lstm.cpp], LSTM_FWD_INTERMEDIATE_*: four gates, tanh of the cell, the cell before; [PL,
+# lib/popnn/Gru.cpp] with resetAfter: three gates and the candidate's recurrent part). A plain
+# layer's are its outputs.
 KINDS = {"lstm": (4, 6), "gru": (3, 4), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}
 _SIGNATURE = (
     "(Tensor x, Tensor w_in, Tensor w_rec, Tensor? b_in, Tensor? b_rec, Tensor h, Tensor? c, bool"

@@ -6,7 +6,8 @@ dtypes are true, no weight is copied and nothing is computed. A ``TorchDispatchM
 records each call.
 
 A forward op belongs to the Block open at that moment. A backward op is found by the autograd node
-that is running: its sequence number was taken when the forward op made it (design.md, decision 1).
+that is running: its sequence number was taken when the forward op made it
+(docs/decisions.md#capture-by-running).
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.annotations import (
+from ipu_exec.capture import overlap
+from ipu_exec.capture.casts import Casting
+from ipu_exec.capture.control_flow import in_argument_check
+from ipu_exec.capture.decompositions import decomposition
+from ipu_exec.capture.multi_conv import Group, fuse, is_convolution
+from ipu_exec.capture.open_blocks import (
     attributes,
     block_ended,
     current_block,
@@ -39,38 +45,16 @@ from ipu_exec.annotations import (
     name_scopes,
     reset_blocks,
 )
-from ipu_exec.capture import overlap
-from ipu_exec.capture.casts import Casting
-from ipu_exec.capture.control_flow import in_argument_check
-from ipu_exec.capture.decompositions import decomposition
-from ipu_exec.capture.multi_conv import Group, fuse, is_convolution
 from ipu_exec.capture.recurrent import whole_layers
-from ipu_exec.context import replaced
+from ipu_exec.context import keeping_what_is_saved, replaced
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, ValueRef
+from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
-from ipu_exec.lowering.registry import is_view, packet, words
-from ipu_exec.numerics.loop import keeping_what_is_saved
-from ipu_exec.optim import combined, kept_as
+from ipu_exec.optimiser_attributes import combined, kept_as
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
-_SKIPPED = {
-    "aten.lift_fresh.default",
-    "aten._assert_async.msg",
-    "aten._local_scalar_dense.default",
-    "aten.promote_types.default",
-}
-# What set_available_memory is for, and what it is seen through.
-_PLANNED = {
-    f"aten.{name}"
-    for name in words(
-        """mm addmm bmm baddbmm mv addmv dot linear matmul convolution _convolution embedding embedding_bag index_select
-    gather index index_put scatter scatter_add scatter_reduce mkldnn_rnn_layer"""
-    )
-}
-_CASTS = {"aten._to_copy", "aten.clone"}
-_SUMS = {"aten.add", "aten.add_"}
 _NOTHING = Asked()
 _OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -364,7 +348,7 @@ class Recorder(TorchDispatchMode):
         overlap.find(self.graph, tensors, self._values, model)
 
     def mark_proportions(self) -> None:
-        """Note what ops.set_available_memory asked for, on the operator and those of its gradients."""
+        """Note what ops.set_available_memory asked for on an operator and on its gradients'."""
         asked: dict[int, float] = {}
         for tensor in self._alive:
             proportion = getattr(tensor, "_ipu_proportion", 0.0)
@@ -383,13 +367,12 @@ class Recorder(TorchDispatchMode):
         values, storages = self.graph.values, self.graph.storages
         while (producer := values[value].producer) >= 0:
             op = self.graph.ops[producer]
-            name = packet(op.aten)
+            operator = info(op.aten)
             bias = len(op.inputs) == 2 and storages[values[op.inputs[1]].storage].role == "weight"
-            if name in _PLANNED:
+            if operator.uses_memory_proportion:
                 return op
-            if not op.inputs or not (
-                is_view(op.aten) or name in _CASTS or (name in _SUMS and bias)
-            ):
+            seen_through = operator.view or operator.copy or (operator.addition and bias)
+            if not op.inputs or not seen_through:
                 return None
             value = op.inputs[0]
         return None
@@ -448,7 +431,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return parts(*args, **kwargs)
         out = self._call(func, args, kwargs)
-        if name not in _SKIPPED:
+        if not info(name).on_host:
             self._record(func, name, args, kwargs, out)
         return out
 

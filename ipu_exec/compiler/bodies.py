@@ -7,8 +7,10 @@ stream copy has a beginning and an end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from ipu_exec.machine import (
 )
 from ipu_exec.replica_groups import Groupings
 from profiler import records
+from profiler.enums import Purpose
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class StepDraft:
     flops: int = 0
     plan: Plan | None = None
     part: int = -1  # which step of the plan; equal parts of equal plans share their code
+    purpose: Purpose = Purpose.OPERATOR
+    tensor: int = -1  # storage that it moves; -1: none, or several
 
 
 @dataclass(slots=True)
@@ -158,9 +163,11 @@ class ProgramOptions:
     across: bool = False  # what is overlapped is so from one device iteration into the next
 
 
-def one_step(name: str, ipu: int, task: int, kind: str, step: str, cycles: int) -> Body:
+def one_step(
+    name: str, ipu: int, task: int, kind: str, step: str, cycles: int, purpose: Purpose
+) -> Body:
     """A body of an IPU's own."""
-    return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles)])
+    return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles, purpose=purpose)])
 
 
 def drafts(step: Compute | Exchange, target: str) -> list[StepDraft]:
@@ -215,23 +222,41 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
     )
 
 
-def stream_steps(name: str, cycles: int, nbytes: np.ndarray, to_host: bool) -> list[StepDraft]:
-    """Begin, mid and end of a stream copy (facts/cycles.md 10)."""
+def stream_steps(
+    name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, tensors: Sequence[int]
+) -> list[StepDraft]:
+    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
+
+    It moves the storages ``tensors``, ``nbytes`` on each tile; ``purpose`` says which way.
+    """
     none = np.zeros_like(nbytes)
+    to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
+    about: dict[str, Any] = {"purpose": purpose, "tensor": the_one(tensors)}
     return [
-        StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES),
+        StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES, **about),
         StepDraft(
-            records.STREAM_COPY_MID, f"{name}/mid", cycles, bytes_in=bytes_in, bytes_out=bytes_out
+            records.STREAM_COPY_MID,
+            f"{name}/mid",
+            cycles,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+            **about,
         ),
-        StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES),
+        StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES, **about),
     ]
 
 
+def the_one(tensors: Sequence[int]) -> int:
+    """The tensor of a step that moves a single one, or -1."""
+    return tensors[0] if len(tensors) == 1 else -1
+
+
 def slice_step(
-    name: str, elements: np.ndarray, dtype: str, op: int = -1, *, update: bool = False
+    name: str, elements: np.ndarray, dtype: str, purpose: Purpose, tensor: int, op: int = -1
 ) -> StepDraft:
     """Copy ``elements`` of every tile out of one slot of something larger, or into it."""
+    update = purpose is Purpose.STASH
     item = ITEM_BYTES[dtype]
     cycles = dynamic_slice_cycles(elements, item)
     poplar = {4: "float", 2: "half", 1: "char"}[item]
@@ -240,13 +265,20 @@ def slice_step(
         (elements > 0).astype(np.int64),
     )
     return StepDraft(
-        records.ON_TILE_EXECUTE, name, int(cycles.max()), op, cycles, vertices=(vertices,)
+        records.ON_TILE_EXECUTE,
+        name,
+        int(cycles.max()),
+        op,
+        cycles,
+        vertices=(vertices,),
+        purpose=purpose,
+        tensor=tensor,
     )
 
 
 def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
     """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v)
-    (PL, cycles.md 7).
+    (docs/cycles.md#gather).
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)

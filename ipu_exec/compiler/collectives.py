@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, ProgramOptions, StepDraft
+from ipu_exec.compiler.bodies import Body, ProgramOptions, StepDraft, the_one
 from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
+from profiler.enums import Purpose
 
 
 class Collectives:
@@ -34,7 +35,7 @@ class Collectives:
         if self.options.replicas == 1 or not self.graph.training:
             return None
         body = Body("", ipu, -1, schedules.REDUCE)
-        by_kind: dict[tuple[str, int], list[int]] = {}
+        by_kind: dict[tuple[Purpose, int], list[int]] = {}
         for storage in self._gradients():
             stage = self.placement.home.get(storage, 0)
             late = storage in self.mapping.places.split or self.mapping.reduced_late(storage)
@@ -42,14 +43,13 @@ class Collectives:
                 parts = (
                     self.graph.storages[storage].parameter in self.mapping.places.updated_in_parts
                 )
-                by_kind.setdefault(("reduce-scatter" if parts else "all-reduce", stage), []).append(
-                    storage
-                )
-        for what in ("all-reduce", "reduce-scatter"):
+                kind = Purpose.REDUCE_SCATTER if parts else Purpose.ALL_REDUCE
+                by_kind.setdefault((kind, stage), []).append(storage)
+        for purpose in (Purpose.ALL_REDUCE, Purpose.REDUCE_SCATTER):
             where = {
-                s: stage for (kind, stage), mine in by_kind.items() if kind == what for s in mine
+                s: stage for (kind, stage), mine in by_kind.items() if kind is purpose for s in mine
             }
-            self.exchange(what, where, body)
+            self.exchange(purpose, where, body)
         for (
             storage,
             stage,
@@ -61,13 +61,15 @@ class Collectives:
         body.name = f"IPU {ipu} {' and '.join(sorted({kind for kind, _ in by_kind}))} of gradients"
         return body
 
-    def exchange(self, what: str, where: Mapping[int, int], body: Body, name: str = "") -> None:
+    def exchange(
+        self, purpose: Purpose, where: Mapping[int, int], body: Body, name: str = ""
+    ) -> None:
         """One step in which replicas exchange storages (``where`` gives the stages they are of).
 
-        ``what``: "all-reduce", "reduce-scatter" or "all-gather". In a ring of R each sends and
+        ``purpose``: an all-reduce, a reduce-scatter or an all-gather. In a ring of R each sends and
         receives (R - 1) / R of the bytes; an all-reduce is a scatter and a gather.
         """
-        rounds = 2 if what == "all-reduce" else 1
+        rounds = 2 if purpose is Purpose.ALL_REDUCE else 1
         target = self.machines[body.ipu].target
         apart = 1 << (self.placement.num_ipus - 1).bit_length()
         for (members, stride), mine in self._rings(where).items():
@@ -80,7 +82,7 @@ class Collectives:
                 target, body.ipu, apart * stride, members, int(nbytes.sum()), rounds
             )
             moved = rounds * nbytes * (members - 1) // members
-            step = what.title().replace("-", "") + (
+            step = purpose.title().replace("-", "") + (
                 f" in groups of {members}" if members < self.options.replicas else ""
             )
             body.steps.append(
@@ -90,6 +92,8 @@ class Collectives:
                     cycles,
                     bytes_in=moved,
                     bytes_out=moved.copy(),
+                    purpose=purpose,
+                    tensor=the_one(mine),
                 )
             )
             for storage in mine:

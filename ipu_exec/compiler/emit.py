@@ -3,8 +3,8 @@ tiles.
 
 A body is what the schedule places in time: forward or backward of a stage, the weight update,
 streams from and to the host, copies between IPUs, a sync. Within an IPU the bodies have an order,
-and with it every step a *position*: liveness is a matter of positions (facts/pipeline.md, 'Memory
-of a stage').
+and with it every step a *position*: liveness is a matter of positions
+(docs/pipeline-schedules.md#memory-of-a-stage).
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import (
     Recomputation,
     after_last_checkpoint,
-    is_view,
     kept,
     last_touch,
     made_by,
@@ -45,10 +44,11 @@ from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.compiler.transfers import Transfers
 from ipu_exec.errors import LoweringError
 from ipu_exec.graph import Graph, OpNode, ValueRef
-from ipu_exec.lowering import generic, lower
+from ipu_exec.lowering import generic, info, lower
 from ipu_exec.lowering.plan import ITEM_BYTES, Operand, OpSpec, Plan
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from profiler import records, schedules
+from profiler.enums import Purpose
 
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
 _STASHED = ("activation", "input", "gradient")
@@ -96,13 +96,15 @@ class _Builder:
     def build(self) -> ProgramTree:
         ops: dict[tuple[str, int], list[OpNode]] = {}
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
-            if not is_view(self.graph, op):
+            if not self.graph.only_aliases(op):
                 ops.setdefault((op.direction, stage), []).append(op)
         if self.placement.phases:
             found = moves(self.graph, self.placement, ops, self.options.phases)
             self.traffic, self.mapping.moving = found.traffic, found.moving
         forward = [
-            op for op in self.graph.ops if op.direction == "forward" and not is_view(self.graph, op)
+            op
+            for op in self.graph.ops
+            if op.direction == "forward" and not self.graph.only_aliases(op)
         ]
         self.kept = kept(self.graph, forward, self.options.recompute)
         self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
@@ -143,6 +145,7 @@ class _Builder:
                 records.SYNC,
                 "External",
                 EXTERNAL_SYNC_CYCLES,
+                Purpose.EXTERNAL_SYNC,
             )
             for ipu in range(self.placement.num_ipus)
             if self.placement.num_ipus > 1 and not self.placement.phases
@@ -205,13 +208,13 @@ class _Builder:
             for index, op in enumerate(ops):
                 self._run(op, direction, stage, body)
                 for storage in ready.get(index, ()):
-                    self._stash(storage, stage, body, "stash")
+                    self._stash(storage, stage, body, Purpose.STASH)
             return
         aside = self._body(body.name, stage, body.task)
         for op in ops:  # first of all, to know where everything lies
             self._append(op, self._plan(op, stage, aside), aside)
         self.transfers.remote(
-            traffic.load, f"stage {stage} {direction}/load", stage, body, to_host=False
+            traffic.load, f"stage {stage} {direction}/load", stage, body, Purpose.REMOTE_LOAD
         )
         self.loads[body.task, stage] = body.cycles
         for storage in self._gathered(ops, direction, stage):
@@ -221,7 +224,7 @@ class _Builder:
             self._append(op, self.op_plans[op.id], body)
         before = body.cycles
         self.transfers.remote(
-            traffic.store, f"stage {stage} {direction}/store", stage, body, to_host=True
+            traffic.store, f"stage {stage} {direction}/store", stage, body, Purpose.REMOTE_STORE
         )
         self.stores[body.task, stage] = body.cycles - before
 
@@ -270,7 +273,7 @@ class _Builder:
                 if s in away
             ]
             for storage in back:
-                self._stash(storage, stage, body, "restore")
+                self._stash(storage, stage, body, Purpose.RESTORE)
             away.difference_update(back)
             self._run(op, "backward", stage, body, self.op_plans[op.id] if is_again else None)
         return bodies
@@ -282,7 +285,7 @@ class _Builder:
             machine,
             proportion=asked.proportion or machine.proportion,
             partials=asked.partials or machine.partials,
-            dithering="conv" in op.aten
+            dithering=info(op.aten).convolution
             and (machine.dithering if asked.dithering is None else asked.dithering),
         )
 
@@ -419,7 +422,10 @@ class _Builder:
         ]
         for gradient in gradients:
             self.collectives.exchange(
-                "reduce-scatter", {gradient: stage}, body, f"{self.graph.storages[gradient].name}/"
+                Purpose.REDUCE_SCATTER,
+                {gradient: stage},
+                body,
+                f"{self.graph.storages[gradient].name}/",
             )
         self._append(op, plan, body)
         if shard is not None:
@@ -437,7 +443,7 @@ class _Builder:
                     f"{self.graph.storages[storage].name}/store",
                     stage,
                     body,
-                    to_host=True,
+                    Purpose.REMOTE_STORE,
                 )
         _belong(body.steps[begin:], op)
 
@@ -445,11 +451,11 @@ class _Builder:
         """From streaming memory, from the other replicas, or both."""
         name = self.graph.storages[storage].name
         if storage in self.mapping.places.remote:
-            self.transfers.remote([storage], f"{name}/load", stage, body, to_host=False)
+            self.transfers.remote([storage], f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
         if self.mapping.is_parted_weight(storage):
             if storage not in self.mapping.places.remote and storage not in self.mapping.moving:
                 self.mapping.parts[storage, stage] = self.mapping.part(storage, stage)
-            self.collectives.exchange("all-gather", {storage: stage}, body, f"{name}/")
+            self.collectives.exchange(Purpose.ALL_GATHER, {storage: stage}, body, f"{name}/")
 
     # -- stash ---
 
@@ -461,8 +467,8 @@ class _Builder:
 
         Without recomputation: whatever the backward reads of the forward. With it: what enters the
         stage and is kept, and the ops that make the rest from those. Where the backward follows at
-        once (the last stage, no pipeline) nothing is stashed (facts/pipeline.md, 'Memory of a
-        stage').
+        once (the last stage, no pipeline) nothing is stashed
+        (docs/pipeline-schedules.md#memory-of-a-stage).
         """
         if not self.graph.training or self.placement.phases:
             return [], []
@@ -490,14 +496,14 @@ class _Builder:
         """What recomputation leaves where it is."""
         return self.kept if self._waits(stage) else self.kept | self.near_loss
 
-    def _stash(self, storage: int, stage: int, body: Body, what: str) -> None:
+    def _stash(self, storage: int, stage: int, body: Body, purpose: Purpose) -> None:
         """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on
         every tile.
         """
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]
-        name, maker = f"{stored.name}/{what}", self.mapping.makers.get(storage, -1)
-        body.steps.append(slice_step(name, count, stored.dtype, maker, update=what == "stash"))
+        name, maker = f"{stored.name}/{purpose}", self.mapping.makers.get(storage, -1)
+        body.steps.append(slice_step(name, count, stored.dtype, purpose, storage, maker))
         body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     # -- weight update ---
@@ -545,12 +551,15 @@ class _Builder:
             if moved:
                 owner = self.graph.storages[moved[0]]
                 owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
-                name = f"{owner.name}/{'optimiser state' if set(moved) <= set(states.get(weight, [])) else 'state'}"
-                self.transfers.remote(moved, f"{name}/load", stage, body, to_host=False)
+                only_states = set(moved) <= set(states.get(weight, []))
+                name = f"{owner.name}/{'optimiser state' if only_states else 'state'}"
+                self.transfers.remote(moved, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
             for gradient in used:
                 if self.mapping.reduced_late(gradient):
                     self.collectives.exchange(
-                        "all-reduce" if shard is None else "reduce-scatter", {gradient: stage}, body
+                        Purpose.ALL_REDUCE if shard is None else Purpose.REDUCE_SCATTER,
+                        {gradient: stage},
+                        body,
                     )
             if shard is not None:
                 gather |= self._in_parts(shard, mine, stage, body)
@@ -558,7 +567,7 @@ class _Builder:
                 for op in mine:
                     self._append(op, self._plan(op, stage, body), body)
             if moved:
-                self.transfers.remote(moved, f"{name}/store", stage, body, to_host=True)
+                self.transfers.remote(moved, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
             if not set(moved) <= set(
                 states.get(weight, [])
             ):  # state alone is priced by itself (`profiler.rebalance`)
@@ -572,7 +581,7 @@ class _Builder:
                     body.temporaries.append(
                         self.mapping.use_of_part(shard, weight, first, len(body.steps) - 1)
                     )
-        self.collectives.exchange("all-gather", dict.fromkeys(gather, stage), body)
+        self.collectives.exchange(Purpose.ALL_GATHER, dict.fromkeys(gather, stage), body)
         for part in gather.values():
             part.last = len(body.steps) - 1
             body.temporaries.append(part)
@@ -622,7 +631,7 @@ class _Builder:
                 and any(prod(self.graph.values[v].shape) == elements for v in op.inputs)
             ):
                 self.collectives.exchange(
-                    "all-reduce",
+                    Purpose.ALL_REDUCE,
                     {self.mapping.storage(v): stage for v in made},
                     body,
                     f"{op.name}/",
@@ -645,7 +654,9 @@ class _Builder:
     def _slice(self, shard: Shard, storage_id: int, body: Body) -> None:
         storage = self.graph.storages[storage_id]
         elements = self.machines[body.ipu].whole(shard.elements)
-        body.steps.append(slice_step(f"{storage.name}/part", elements, storage.dtype))
+        body.steps.append(
+            slice_step(f"{storage.name}/part", elements, storage.dtype, Purpose.SHARD, storage_id)
+        )
 
     def _body(self, name: str, stage: int, task: int) -> Body:
         return Body(name, self.placement.ipus[stage], stage, task)

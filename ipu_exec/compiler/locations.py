@@ -1,9 +1,9 @@
 """Where tensors lie: whole on the chip, in streaming memory, or a part of each on every replica.
 
-Of a tensor sharded over R replicas each keeps 1/R (facts/pipeline.md, 'Sharding state and
-tensors'). A weight whose value, state or accumulator is sharded is updated in parts: its gradient
-is scattered instead of all-reduced, each replica updates its part, and what is kept whole is
-gathered. What becomes of a tensor is read off PopART's ``streamingmemoryopinserter.cpp``: a
+Of a tensor sharded over R replicas each keeps 1/R (docs/pipeline-schedules.md#sharded-state). A
+weight whose value, state or accumulator is sharded is updated in parts: its gradient is scattered
+instead of all-reduced, each replica updates its part, and what is kept whole is gathered. What
+becomes of a tensor is read off [POPART, willow/src/transforms/streamingmemoryopinserter.cpp]: a
 location holds for a kind of tensor, tensors under a number of elements are left alone, activations
 are never sharded, and nothing is without replicas.
 """
@@ -21,7 +21,7 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import made_by
 from ipu_exec.errors import warn_once
 from ipu_exec.graph import Graph, OpNode, Storage
-from ipu_exec.lowering.elementwise import BINARY, COPY, FILL, TERNARY, UNARY
+from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.replica_groups import Grouping, Groupings
 
@@ -31,13 +31,13 @@ _KINDS = {
     "accumulator": "accumulator",
     "activation": "activation",
 }
-_ELEMENTWISE = frozenset((*UNARY, *BINARY, *TERNARY, *FILL, *COPY))
-_NORMS = frozenset(("linalg_vector_norm", "norm", "sum", "mean"))
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of one kind of tensor. The least elements are PopART's defaults (``sessionoptions.hpp``)."""
+    """Of one kind of tensor. The least elements are PopART's defaults
+    [POPART, willow/include/popart/sessionoptions.hpp].
+    """
 
     off_chip: bool = False
     sharded: bool = False
@@ -113,13 +113,9 @@ def _runs_on_parts(op: OpNode) -> bool:
     """Whether an operator that reads tensors of one size can do so part by part: it is elementwise,
     or it makes one number of all elements, which replicas then reduce.
     """
-    name = op.aten.split(".")[1]
+    operator = info(op.aten)
     dimensions = any(isinstance(item, tuple) for item in (*op.args, *dict(op.kwargs).values()))
-    return (
-        name in _ELEMENTWISE
-        or name.removesuffix("_") in _ELEMENTWISE
-        or (name in _NORMS and not dimensions)
-    )
+    return operator.elementwise or (operator.reduces_parts and not dimensions)
 
 
 @dataclass(slots=True)

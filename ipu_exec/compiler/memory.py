@@ -3,7 +3,7 @@ all.
 
 A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never
 stored, only summed (profiler.liveness). What is a guess in here is called an estimate; the sizes
-are from ``shared/facts/memory.md``.
+are from docs/memory-model.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from ipu_exec.compiler.bodies import Body, ProgramTree, StepDraft
 from ipu_exec.compiler.placement import Placement, Transfer
 from ipu_exec.graph import Graph, OpNode
-from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering import info, vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
@@ -40,71 +41,11 @@ _PART = {
     schedules.UPDATE: "update",
 }
 
-# Operators with an in-place variant (popart/op/*.hpp), and those an optimiser's update is made of.
-_IN_PLACE = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "pow",
-        "relu",
-        "leaky_relu",
-        "exp",
-        "expm1",
-        "log1p",
-        "sigmoid",
-        "softmax",
-        "_softmax",
-    }
-    | {
-        "_log_softmax",
-        "ceil",
-        "floor",
-        "round",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "elu",
-        "selu",
-        "silu",
-        "sign",
-    }
-    | {
-        "softplus",
-        "hardsigmoid",
-        "hardshrink",
-        "softshrink",
-        "atan",
-        "asinh",
-        "sinh",
-        "gelu",
-        "threshold",
-        "hardtanh",
-    }
-)
-_FUSED = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "sqrt",
-        "pow",
-        "square",
-        "neg",
-        "reciprocal",
-        "rsqrt",
-        "lerp",
-        "addcdiv",
-        "addcmul",
-    }
-    | {"clamp", "clamp_min", "clamp_max", "sign", "exp", "maximum", "where"}
-)
-
-STACK_BYTES = 6 * 0x200 + 0x80  # six workers' and the supervisor's (facts/memory.md)
-# Code in instructions of 4 bytes. Exchange (facts/memory.md): about 3 a received fragment (its
-# sender, where it goes, how much) and 1-2 a send, here one that says where and one for each 64
-# words.
+# Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
+STACK_BYTES = 6 * 0x200 + 0x80
+# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 a
+# received fragment (its sender, where it goes, how much) and 1-2 a send, here one that says where
+# and one for each 64 words.
 INSTRUCTION_BYTES = 4
 RECEIVE_INSTRUCTIONS = 3
 SEND_BYTES = 256
@@ -119,7 +60,7 @@ EXTERNAL_EXCHANGE_INSTRUCTIONS = (
     24  # estimate: packet set-up of one copy to or from another IPU or the host
 )
 PACKET_BYTES = 1024  # to the host, at most (estimate)
-HEADER_BYTES = 8  # of each: TUT4's 12.1 KiB are 8 bytes a tile that sends a part of its result
+HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +85,11 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
             found[index] = at
             at += len(body.steps)
     return found
+
+
+def _first_steps(tree: ProgramTree) -> list[int]:
+    """Id of each body's first step: they count through all bodies."""
+    return list(accumulate((len(body.steps) for body in tree.bodies), initial=0))
 
 
 @dataclass(slots=True)
@@ -227,6 +173,7 @@ class _Maker:
         self.machine = machine
         self.start = positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
+        self.first_step = _first_steps(tree)
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
         self.of_storage: dict[int, list[int]] = {}  # ids of its variables
         self.makers: dict[int, int] = {}
@@ -253,6 +200,8 @@ class _Maker:
         dtype: str = "",
         shape: tuple[int, ...] | None = None,
         interleaved: bool = False,
+        tensor: int = -1,
+        step: int = -1,
     ) -> None:
         """``interval``: first and last position, inclusive; None for something always live."""
         total = int(tile_bytes.sum())
@@ -260,6 +209,7 @@ class _Maker:
             return
         start, stop = (0, self.steps) if interval is None else (interval[0], interval[1] + 1)
         block = self.graph.ops[op].block if op >= 0 else -1
+        parameter = self.graph.storages[tensor].parameter if tensor >= 0 else -1
         self.found.append(
             records.Variable(
                 len(self.found),
@@ -278,6 +228,9 @@ class _Maker:
                 int(interval is None),
                 start,
                 stop,
+                tensor,
+                parameter,
+                step,
             )
         )
 
@@ -308,12 +261,10 @@ class _Maker:
             }
             for op_id, end in ends.items():
                 op = self.graph.ops[op_id]
-                in_place = _IN_PLACE if op.direction != "update" else _FUSED
-                if (
-                    ".".join(op.aten.split(".")[1:2]) not in in_place
-                    or op.outputs[0] is None
-                    or end == at
-                ):
+                operator = info(op.aten)
+                updates = op.direction == "update"
+                in_place = operator.fused_in_update if updates else operator.in_place
+                if not in_place or op.outputs[0] is None or end == at:
                     continue
                 made = [self.found[v] for v in self.of_storage.get(storage[op.outputs[0]], ())]
                 output = next((v for v in made if v.start == end), None)
@@ -347,6 +298,7 @@ class _Maker:
             "stage": stage,
             "dtype": storage.dtype,
             "shape": self.shapes.get(storage_id),
+            "tensor": storage_id,
         }
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
@@ -473,7 +425,7 @@ class _Maker:
                 )
 
     def buffers(self) -> None:
-        """Of host streams: always live (facts/memory.md)."""
+        """Of host streams: always live (docs/memory-model.md#contents-of-a-tile)."""
         for use in self.tree.buffers:
             stage = use.first
             if self.placement.ipus[stage] == self.ipu:
@@ -492,9 +444,9 @@ class _Maker:
         on_tile: dict[str, np.ndarray] = {}
         seen: set[tuple[int, ...]] = set()
         digests = _Digests()
-        for body, _ in self.bodies:
+        for index, (body, _) in zip(self.start, self.bodies, strict=True):
             called: tuple[int, int] | None = None
-            for step in body.steps:
+            for step_id, step in enumerate(body.steps, self.first_step[index]):
                 if step.plan is not None and (step.op, id(step.plan)) != called:
                     called = (step.op, id(step.plan))
                     control += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
@@ -515,7 +467,7 @@ class _Maker:
                     ) | (vertices.count > 0)
                 control += INSTRUCTION_BYTES * _control_instructions(step)
                 if step.type != records.SYNC:
-                    self._step_code(body, step)
+                    self._step_code(body, step, step_id)
                 if step.plan is not None and len(self.found) > first:
                     code.variables.setdefault(key, []).append(list(range(first, len(self.found))))
             for plan, users in _plans(body):
@@ -536,8 +488,8 @@ class _Maker:
         self.add("control code", "controlCode", "program", control)
         self.add("stack", "stack", "program", np.full(target.tiles, STACK_BYTES, np.int64))
 
-    def _step_code(self, body: Body, step: StepDraft) -> None:
-        about: dict[str, Any] = {"op": step.op, "stage": body.stage}
+    def _step_code(self, body: Body, step: StepDraft, step_id: int) -> None:
+        about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
         if step.vertices:
             count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
             self.add(
@@ -706,9 +658,9 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
 def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> Overflow | None:
     """The worst tile over a limit, or None.
 
-    Two limits (facts/memory.md): the whole tile, gaps included as `profiler.memory.including_gaps`
-    counts them, so that it stops exactly where ``Report.tiles`` has an overflow; and region 0, the
-    only place for code.
+    Two limits (docs/memory-model.md#gaps): the whole tile, gaps included as
+    `profiler.memory.including_gaps` counts them, so that it stops exactly where ``Report.tiles``
+    has an overflow; and region 0, the only place for code.
     """
     worst: Overflow | None = None
     for one in tiles:

@@ -17,6 +17,7 @@ import torch
 from ipu_exec.annotations import PhasedExecution
 from ipu_exec.capture import overlap, patterns
 from ipu_exec.capture.casts import casting
+from ipu_exec.capture.loss import find_final_loss, frozen
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler import emit as program
 from ipu_exec.compiler import memory, placement, schedule
@@ -24,14 +25,13 @@ from ipu_exec.compiler.bodies import ProgramOptions, ProgramTree
 from ipu_exec.compiler.locations import Location, Locations
 from ipu_exec.compiler.phases import PhaseOptions
 from ipu_exec.compiler.placement import StagePlace
-from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block, is_view
+from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import Error, OutOfMemoryError, warn_once
 from ipu_exec.graph import Graph
-from ipu_exec.lowering import registry, vertex_info
+from ipu_exec.lowering import info, registry, vertex_info
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import HOST_LATENCY_SECONDS, LINK_LATENCY_SECONDS, Machine, Target, target
-from ipu_exec.numerics import loop as numerics
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
     Options,
@@ -58,13 +58,6 @@ _NOT_COMPILED = (
     "anchoredTensors",
     "randomSeed",
 )
-_POPART_NAMES = {
-    "mm": "MatMul",
-    "bmm": "MatMul",
-    "mv": "MatMul",
-    "matmul": "MatMul",
-    "addmm": "Gemm",
-}
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _DIRECTION = {
     schedules.FORWARD: "forward",
@@ -102,9 +95,13 @@ def compile_step(
         kwargs,
         optimizer=optimizer if training else None,
         accumulate=training and micro_batches > 1,
-        find_loss=partial(numerics.find_final_loss, frozen=numerics.frozen(model)),
+        find_loss=partial(find_final_loss, frozen=frozen(model)),
         contents=contents,
-        casting=casting(options, promotes=True),
+        casting=casting(
+            options.Precision.half_float_casting,
+            options.Precision.running_statistics_always_float,
+            promotes=True,
+        ),
     )
     patterns.rewrite(graph, getattr(options._Popart, "patterns", None) or {})
     leaves = [
@@ -169,7 +166,13 @@ def _compile_graph(
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
 
-    overlap.check(graph, options, strategy, mode)
+    overlap.check(
+        graph,
+        pipelined=strategy.kind == "pipelined",
+        explicit_ir=bool(options._Popart.settings.get("enableExplicitIR")),
+        io_tiles=options.TensorLocations.num_io_tiles,
+        mode=mode,
+    )
     across = overlap.across(graph, iterations)
 
     progress(0.3, "placement")
@@ -262,7 +265,7 @@ def _log_placement(graph: Graph, placed: placement.Placement) -> None:
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
         if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
             short = op.aten.split(".")[1].strip("_")
-            kind = _POPART_NAMES.get(short) or "".join(
+            kind = info(op.aten).popart_name or "".join(
                 part.capitalize() for part in short.split("_")
             )
             name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
@@ -365,7 +368,7 @@ def _number_steps(tree: ProgramTree) -> list[list[int]]:
 
 @dataclass
 class Executable:
-    """A compiled model: where everything runs, what it costs, and the rows its profile is made of."""
+    """A compiled model: where everything runs, what it costs, and the rows of its profile."""
 
     graph: Graph
     placement: placement.Placement
@@ -462,7 +465,7 @@ class Executable:
         """
         setting = getattr(self.options._Popart, "autoRecomputation", None)
         kind = asked_for(setting, self.placement.pipelined) or Recomputation.PIPELINE
-        ops = [op for op in self.graph.ops if not is_view(self.graph, op)]
+        ops = [op for op in self.graph.ops if not self.graph.only_aliases(op)]
         forward, backward = (
             [op for op in ops if op.direction == way] for way in ("forward", "backward")
         )
@@ -696,6 +699,8 @@ class Executable:
                         step.tile_cycles,
                         step.bytes_in,
                         step.bytes_out,
+                        step.purpose,
+                        step.tensor,
                     )
                 )
                 position[body.ipu] += 1

@@ -5,7 +5,7 @@ A phase's weights come before its forward and again before its backward; gradien
 memory after the backward, where the weight update finds them. Activations that a backward reads
 wait on the chip or in streaming memory, as `Liveness` says. The end of the last phase's forward and
 the beginning of its backward are one phase unless that is separate, so that nothing moves there
-(facts/pipeline.md, 'Phased': 2P - 1 phases).
+(2P - 1 phases, docs/pipeline-schedules.md#phased-execution).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def moves(
     ops: Mapping[tuple[str, int], list[OpNode]],
     options: PhaseOptions,
 ) -> Moves:
-    """What moves in one micro-batch, by the operators of each (direction, stage), views left out."""
+    """What moves in one micro-batch, by the operators of each (direction, stage) but views."""
     return _Finder(graph, placement, ops, options).find()
 
 

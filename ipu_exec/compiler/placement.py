@@ -1,5 +1,5 @@
-"""Placement: ops to stages, stages to IPUs, and the copies between them (facts/poptorch.md,
-'Placement').
+"""Placement: ops to stages, stages to IPUs, and the copies between them
+(docs/poptorch-semantics.md#placement).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import AutoStage
 from ipu_exec.errors import UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
+from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
-from ipu_exec.lowering.registry import is_view
 from profiler import schedules
 
-MAX_IPUS = 256  # of the largest system (facts/machine.md)
+MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
 
 
@@ -114,8 +114,8 @@ def _check_order(graph: Graph, block_stage: list[int]) -> None:
     """Error where an op reads what a later stage computed.
 
     It is the data that must not go back: a Block that begins again later (an embedding that the
-    decoder takes too, Hugging Face's Pipelined Bart) is the stage it was (graphcore/poptorch,
-    python/options.py, ``getStage``), and may compute whatever earlier stages gave it.
+    decoder takes too, Hugging Face's Pipelined Bart) is the stage it was ([POPTORCH,
+    python/options.py], ``getStage``), and may compute whatever earlier stages gave it.
     """
     made: dict[int, tuple[int, str]] = {}  # storage -> the stage and the Block that wrote it last
     for op in graph.ops:
@@ -275,8 +275,8 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
 def resolve_stages(
     strategy: ExecutionStrategy, blocks: Sequence[BlockInfo], begins_outside: bool = False
 ) -> list[StagePlace]:
-    """The forward stages of a strategy for the Blocks a model opened (facts/poptorch.md,
-    'Placement').
+    """The forward stages of a strategy for the Blocks a model opened
+    (docs/poptorch-semantics.md#placement).
 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's
     stage is its ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU
@@ -345,7 +345,7 @@ def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[Stag
 
 
 def round_ipus(num_ipus: int, auto_round: bool) -> int:
-    """IPUs that have to be attached: a power of two. Error where they are not and rounding is off."""
+    """IPUs to attach: a power of two. Error where they are not one and rounding is off."""
     power = 1
     while power < num_ipus:
         power *= 2

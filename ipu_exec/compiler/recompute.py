@@ -1,9 +1,9 @@
 """Which activations wait for the backward, which forward operators run again before it, and when.
 
-PopART's rules (willow/src/recompute.cpp, transforms/pipeline.cpp): what is kept depends on the kind
-of recomputation; a segment that the loss reaches without passing a checkpoint is never run twice;
-everything else is run again as late as the backward allows, segment by segment, so that only one
-segment's activations are there at a time.
+PopART's rules ([POPART, willow/src/recompute.cpp], [POPART, willow/src/transforms/pipeline.cpp]):
+what is kept depends on the kind of recomputation; a segment that the loss reaches without passing a
+checkpoint is never run twice; everything else is run again as late as the backward allows, segment
+by segment, so that only one segment's activations are there at a time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,7 @@ from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph, OpNode
-
-_NORMS = (
-    "aten.native_batch_norm",
-    "aten._native_batch_norm_legit",
-    "aten.native_layer_norm",
-    "aten.native_group_norm",
-    "aten._fused_rms_norm",
-)
+from ipu_exec.lowering import info
 
 
 class Recomputation(IntEnum):
@@ -58,16 +51,6 @@ def asked_for(setting: object, pipelined: bool) -> Recomputation:
     return Recomputation.RECOMPUTE_ALL if kind is Recomputation.PIPELINE and not pipelined else kind
 
 
-def is_view(graph: Graph, op: OpNode) -> bool:
-    """A view is free: every output lies in an input's storage and nothing is written."""
-    read = {graph.values[v].storage for v in op.inputs}
-    return (
-        not op.writes
-        and bool(read)
-        and all(v is None or graph.values[v].storage in read for v in op.outputs)
-    )
-
-
 def made_by(graph: Graph, op: OpNode) -> set[int]:
     """Storages that an operator makes or changes."""
     return {graph.values[v].storage for v in (*op.outputs, *op.writes) if v is not None}
@@ -86,9 +69,7 @@ def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[in
     """
     chosen = set(graph.checkpoints)
     if kind is Recomputation.NORM_ONLY:
-        chosen |= {
-            s for op in forward if not op.aten.startswith(_NORMS) for s in made_by(graph, op)
-        }
+        chosen |= {s for op in forward if not info(op.aten).norm for s in made_by(graph, op)}
     if kind is Recomputation.STANDARD:
         chosen |= _least_live(graph, forward)
     return chosen.union(*(made for op in forward if (made := made_by(graph, op)) & chosen))
@@ -194,7 +175,7 @@ def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
 
 
 def intervals(count: int) -> list[tuple[int, int]]:
-    """0..count cut in about sqrt(2 count) intervals, each a little shorter than the one before it."""
+    """0..count cut into about sqrt(2 count) intervals, each a little shorter than the last."""
     pieces = max(1, ceil((sqrt(8 * count + 1) - 1) / 2))
     whole = pieces * (pieces + 1) // 2
     edges = [0]

@@ -180,13 +180,25 @@ def timeline(
                 body.cycles,
                 np.array(ids, np.int64),
                 starts,
+                schedules.TASKS[body.task],
             )
         )
     for ipu in range(placement.num_ipus):
         at[IDLE, ipu, -1, 0] = len(bodies)
         none = np.zeros(0, np.int64)
         bodies.append(
-            records.Body(len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, none, none)
+            records.Body(
+                len(bodies),
+                f"IPU {ipu} waits",
+                ipu,
+                -1,
+                "idle",
+                "",
+                0,
+                none,
+                none,
+                schedules.TASKS[IDLE],
+            )
         )
     # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see
     # `sharded`.

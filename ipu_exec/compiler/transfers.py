@@ -18,9 +18,9 @@ from ipu_exec.compiler.bodies import (
     drafts,
     one_step,
     stream_steps,
+    the_one,
 )
 from ipu_exec.compiler.placement import storage_bytes
-from ipu_exec.compiler.recompute import is_view
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.enums import OverlapMode
 from ipu_exec.lowering.build import messages
@@ -33,6 +33,7 @@ from ipu_exec.machine import (
     link_rate,
 )
 from profiler import records, schedules
+from profiler.enums import Purpose
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
 BUFFERS_ACROSS = (
@@ -97,8 +98,12 @@ class Transfers:
         return self.graph.ops[self.mapping.makers[storage]].direction == "forward"
 
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
-        """facts/machine.md: begin, mid and end; latency, then bytes at the host's rate (JIA, EX)."""
+        """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
+
+        docs/machine.md#host-and-streaming-memory.
+        """
         task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
+        purpose = Purpose.STREAM_OUT if to_host else Purpose.STREAM_IN
         name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
         if beside:
             task, name = schedules.UNLOAD if to_host else schedules.LOAD, f"{name} over I/O tiles"
@@ -112,11 +117,12 @@ class Transfers:
         names = ", ".join(self.graph.storages[s].name for s in storages)
         lies = self.mapping.bytes(storages, stage)
         if beside:
-            body.steps += stream_steps(names, cycles, machine.on_io_tiles(int(lies.sum())), to_host)
+            lands = machine.on_io_tiles(int(lies.sum()))
+            body.steps += stream_steps(names, cycles, lands, purpose, storages)
             return body
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
         # reads it rearranges it
-        body.steps += stream_steps(names, cycles, lies, to_host)
+        body.steps += stream_steps(names, cycles, lies, purpose, storages)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
@@ -141,12 +147,13 @@ class Transfers:
                 op.id
                 for op in self.graph.ops
                 if {self.mapping.storage(v) for v in op.inputs} & set(storages)
-                and not is_view(self.graph, op)
+                and not self.graph.only_aliases(op)
             )
             op, first = min(readers, default=-1), 0
             body.begin_with(steps)
         for step in steps:
-            step.op = op
+            step.op, step.tensor = op, the_one(storages)
+            step.purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
         copies = BUFFERS_ACROSS if self.options.across else BUFFERS
         self.buffers.append(
             Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
@@ -213,15 +220,17 @@ class Transfers:
             records.GLOBAL_EXCHANGE,
             "GlobalExchange",
             cycles,
+            Purpose.COPY,
         )
         body.steps[0].bytes_in, body.steps[0].bytes_out = received, sent
+        body.steps[0].tensor = the_one(list(dict.fromkeys(crossing)))
         for storage in crossing:
             body.touch(storage, 0, 0)
         return body
 
     def receive(self, storages: list[int], stage: int, body: Body) -> None:
-        """What other IPUs made for this phase comes over the links, after a sync with them (JIA, as
-        `copies`).
+        """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
+        as `copies`).
         """
         if not storages:
             return
@@ -230,25 +239,42 @@ class Transfers:
         busiest = int(received.sum()) / target.link_bytes_per_cycle
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
-        body.steps.append(StepDraft(records.SYNC, f"{body.name}/External", EXTERNAL_SYNC_CYCLES))
+        body.steps.append(
+            StepDraft(
+                records.SYNC,
+                f"{body.name}/External",
+                EXTERNAL_SYNC_CYCLES,
+                purpose=Purpose.EXTERNAL_SYNC,
+            )
+        )
         name = f"{body.name}/receive"
         none = np.zeros_like(received)
         body.steps.append(
-            StepDraft(records.GLOBAL_EXCHANGE, name, cycles, bytes_in=received, bytes_out=none)
+            StepDraft(
+                records.GLOBAL_EXCHANGE,
+                name,
+                cycles,
+                bytes_in=received,
+                bytes_out=none,
+                purpose=Purpose.COPY,
+                tensor=the_one(storages),
+            )
         )
         for storage in storages:
             body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     def remote(
-        self, storages: list[int], name: str, stage: int, body: Body, *, to_host: bool
+        self, storages: list[int], name: str, stage: int, body: Body, purpose: Purpose
     ) -> None:
-        """Move storages between tiles and streaming memory, in one stream copy."""
+        """Move storages between tiles and streaming memory, in one stream copy: a remote load or
+        store.
+        """
         if not storages:
             return
         target = self.machines[body.ipu].target
         nbytes = np.sum([self.mapping.stored(s, stage) for s in storages], axis=0)
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         first = len(body.steps)
-        body.steps += stream_steps(name, cycles, nbytes, to_host=to_host)
+        body.steps += stream_steps(name, cycles, nbytes, purpose, storages)
         for storage in storages:
             body.touch(storage, first, len(body.steps) - 1)

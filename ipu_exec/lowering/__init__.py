@@ -1,6 +1,7 @@
 """Operators over tiles: each becomes compute sets, exchanges and temporaries.
 
-``lower(spec, machine)`` gives the `Plan` of an operator. To add one, write a function and register it::
+``lower(spec, machine)`` gives the `Plan` of an operator. To add one, write a function and register
+it::
 
     from ipu_exec.lowering import Builder, lowering
 
@@ -32,19 +33,25 @@ from ipu_exec.lowering import (  # noqa: F401  (importing them registers their o
     reduce,
     resample,
     rnn,
+    search,
     shape,
     softmax,
+    views,
 )
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import linear_layout
+from ipu_exec.lowering.operators import OperatorInfo, describe, info, is_view
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
-from ipu_exec.lowering.registry import find, is_view, lowering, registered
+from ipu_exec.lowering.registry import find, lowering, registered
 from ipu_exec.lowering.vertices import vertex_info
 from ipu_exec.machine import Machine
 
 __all__ = [
     "Builder",
+    "OperatorInfo",
+    "describe",
     "generic",
+    "info",
     "is_view",
     "linear_layout",
     "lower",
@@ -74,7 +81,7 @@ def _lower(spec: OpSpec, machine: Machine, function: tuple) -> Plan:
 def generic(spec: OpSpec, machine: Machine) -> Plan:
     """A guess for an operator that nobody lowered, marked ``estimated``: everything is gathered to
     a linear layout and visited once by a generic C++ vertex (20 worker cycles an element,
-    facts/cycles.md 5).
+    docs/cycles.md#elementwise).
     """
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]

@@ -1,5 +1,5 @@
 """Cycles of the vertices that multiply and accumulate, and of reducing their partials
-(facts/cycles.md 1-4).
+(docs/cycles.md, from docs/cycles.md#amp-1x1 on).
 
 All functions take and give numpy arrays (or what broadcasts to them); cycles are tile cycles of one
 vertex.
@@ -43,11 +43,12 @@ class Unit:
 def unit_for(machine: Machine, dtype: str) -> Unit:
     """The AMP unit: 16 x 16 channels for fp16 and 8 x 16 for fp32 on MK2, half the outputs on MK1.
 
-    MK1 multiplies half as many a cycle (facts/machine.md) at the same 4 (8) cycles a row, so half
-    the outputs [der]. With fp32 partials of fp16 operands MK2 has 8 outputs too: four engines store
-    two floats a cycle (poplibs tools/single_conv_layer.cpp at fp16InFp32OutConvUnitsPerTile;
-    codelets ConvPartial1x1Out_1_1.cpp, hasAssembly: 16 units are for half partials or float
-    operands only). Integers and bfloat16 take the type that holds them.
+    MK1 multiplies half as many a cycle (docs/machine.md#targets) at the same 4 (8) cycles a row, so
+    half the outputs (derived). With fp32 partials of fp16 operands MK2 has 8 outputs too: four
+    engines store two floats a cycle ([PL, tools/single_conv_layer.cpp] at
+    fp16InFp32OutConvUnitsPerTile; [PL, lib/poplin/codelets/ConvPartial1x1Out.cpp], hasAssembly: 16
+    units are for half partials or float operands only). Integers and bfloat16 take the type that
+    holds them.
     """
     half = dtype in ("float16", "bfloat16")
     macs = machine.target.macs_fp16 if half else machine.target.macs_fp32
@@ -75,8 +76,8 @@ def _rows_fp16_narrow(rows: np.ndarray, zeroing: bool) -> np.ndarray:
 
 
 def _rows_fp32(rows: np.ndarray, zeroing: bool) -> np.ndarray:
-    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1 (facts
-    2).
+    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1
+    (docs/cycles.md#amp-nx1).
     """
     cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 34, 45], 46 + 8 * (rows - 3))
     return cycles + np.where(rows > 0, (2 + 8 * rows) * int(zeroing), 0)
@@ -93,7 +94,7 @@ def _block(rows: np.ndarray, zeroing: bool, unit: Unit) -> np.ndarray:
 def conv_1x1_cycles(
     unit: Unit, rows: Ints, in_groups: Ints, out_groups: Ints, conv_groups: Ints = 1
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartial1x1Out`` (facts/cycles.md 1); 0 where any count is 0.
+    """Cycles of ``poplin::ConvPartial1x1Out`` (docs/cycles.md#amp-1x1); 0 where any count is 0.
 
     fp16 with 96 rows, 4 in-groups, 2 out-groups: 5,011; fp32: 9,703.
     """
@@ -108,8 +109,8 @@ def conv_1x1_cycles(
 
 
 def _segment(length: np.ndarray, half: bool) -> np.ndarray:
-    """Worker cycles for a row segment of an n x 1 vertex (facts/cycles.md 2), without its 3 of
-    overhead.
+    """Worker cycles for a row segment of an n x 1 vertex without its 3 of overhead
+    (docs/cycles.md#amp-nx1).
     """
     one, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
     return np.select([length <= 0, length == 1, length == 2], [17, one, two], more)
@@ -138,7 +139,7 @@ def conv_nx1_cycles(
     conv_groups: Ints = 1,
     filter_height: Ints = 1,
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialnx1`` (facts/cycles.md 2); 0 where any count is 0.
+    """Cycles of ``poplin::ConvPartialnx1`` (docs/cycles.md#amp-nx1); 0 where any count is 0.
 
     ``segments`` field rows of ``length`` outputs; ``filter_height`` kernel rows are multiplied in
     one pass, which divides the input channels of a group.
@@ -179,7 +180,7 @@ def slic_cycles(
     four channels.
 
     8 units (fp32 partials) pass over the input twice, 16 once. Workers put the weights of a block
-    in order before they are loaded, 97 cycles (poplibs lib/poplin/PerformanceEstimation.hpp,
+    in order before they are loaded, 97 cycles ([PL, lib/poplin/PerformanceEstimation.hpp],
     getConvPartialSlicSupervisor*Estimate, which counts the weights of one block only; here each
     block's are loaded).
     """
@@ -195,7 +196,7 @@ def slic_cycles(
 
 def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.ndarray:
     """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle
-    (facts/cycles.md 3).
+    (docs/cycles.md#other-products).
 
     ``taps`` kernel elements times input channels of a group, ``vectors`` groups of v channels. A
     row segment costs the worker 17 cycles of set-up for each tap, as in the n x 1 vertex.
@@ -216,7 +217,7 @@ def vmac_cycles(
 
     Workers share the ``outputs`` times kernel columns of each kernel row; a piece of a row costs 13
     cycles and 2 for each of its elements (11 and 2 with fp16 partials). Each has partials of its
-    own, which are zeroed and added up (poplibs lib/poplin/PerformanceEstimation.hpp,
+    own, which are zeroed and added up ([PL, lib/poplin/PerformanceEstimation.hpp],
     getConvPartialVerticalMacSupervisorCycleEstimate, four groups).
     """
     outputs, ky, kx, ins, vectors = np.broadcast_arrays(
@@ -235,8 +236,8 @@ def vmac_cycles(
 
 
 def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) -> np.ndarray:
-    """Cycles of ``poplin::OuterProduct`` (facts/cycles.md 3) for one worker's share, times the six
-    workers.
+    """Cycles of ``poplin::OuterProduct`` for one worker's share, times the six workers
+    (docs/cycles.md#other-products).
     """
     groups, width, channels = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (groups, width, channels))
@@ -248,7 +249,7 @@ def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) 
 
 def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np.ndarray:
     """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials
-    (facts/cycles.md 4).
+    (docs/cycles.md#reduction-of-partials).
 
     256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 where there is nothing to add.
     """

@@ -1,5 +1,5 @@
 """Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values
-(facts/cycles.md 6).
+(docs/cycles.md#compound-operators).
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from ipu_exec.lowering.build import Builder, row_major
 from ipu_exec.lowering.elementwise import bring
 from ipu_exec.lowering.layouts import Spread
 from ipu_exec.lowering.matmul import multiply, sides_of
+from ipu_exec.lowering.operators import Promotion, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.product import Product
 from ipu_exec.lowering.reduce import broadcast_back, reduce_over
-from ipu_exec.lowering.registry import lowering, words
+from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
 _END = 1 << 30
@@ -60,13 +61,18 @@ def _dropout(spec: OpSpec) -> float:
     )
 
 
-_FORWARD = words("""_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-    _scaled_dot_product_efficient_attention _scaled_dot_product_attention_math scaled_dot_product_attention
-    _scaled_dot_product_fused_attention_overrideable""")
+_FORWARD = words("""
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+        _scaled_dot_product_efficient_attention _scaled_dot_product_attention_math
+        scaled_dot_product_attention _scaled_dot_product_fused_attention_overrideable
+    """)
 _BACKWARD = words(
-    """_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
-    _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_fused_attention_overrideable_backward"""
+    """
+        _scaled_dot_product_flash_attention_for_cpu_backward
+        _scaled_dot_product_flash_attention_backward
+        _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_fused_attention_overrideable_backward
+    """
 )
 
 
@@ -147,3 +153,6 @@ def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
         for o in spec.outputs[3:]
     ]
     return build.plan(tuple(layouts), constants=done.worklists)
+
+
+describe("aten.scaled_dot_product_attention", promotion=Promotion.OPERANDS)

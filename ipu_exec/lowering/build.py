@@ -42,8 +42,8 @@ def messages(
     A part of w bytes that lies anywhere over parts of S bytes meets (ceil((w / S)^(1 / dims)) +
     1)^dims of them: a stretch of a line one more than it covers, a rectangle a row and a column
     more. What one tile sends arrives in one piece at sequential addresses (popops regroups on the
-    tile before and after, facts/cycles.md 8): one fragment. ``least``: bytes that always lie on one
-    tile and are wanted as a whole.
+    tile before and after, docs/cycles.md#copies): one fragment. ``least``: bytes that always lie on
+    one tile and are wanted as a whole.
     """
     senders = int(np.count_nonzero(bytes_out))
     share = bytes_out.sum() / max(senders, 1)

@@ -1,4 +1,4 @@
-"""Convolution and its gradients, by the planner in `product` (facts/cycles.md 2, 3, 12).
+"""Convolution and its gradients, by the planner in `product` (docs/cycles.md#planner).
 
 Each is planned in every way that applies (AMP 1 x 1, n x 1 and on inputs expanded to 1 x 1, SLIC,
 vector MAC, outer product) and the cheapest is taken. The gradient of the input is the convolution
@@ -14,6 +14,7 @@ from typing import Any
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import Spread, apportion, digest
+from ipu_exec.lowering.operators import Arguments, Promotion, aten, describe
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.product import (
     Problem,
@@ -104,7 +105,7 @@ def input_gradient_problem(g: Geometry) -> Problem:
     some outputs.
 
     Where a kernel covers the whole field, each element of the result meets one kernel element
-    alone: that dimension is further output channels (poplibs lib/poplin/ConvPlan.hpp,
+    alone: that dimension is further output channels ([PL, lib/poplin/ConvPlan.hpp],
     ConvTransform::outChanFlattenDims).
     """
     covered = [
@@ -189,7 +190,7 @@ def undilated(problem: Problem) -> Problem:
 
 def by_kernel_row(problem: Problem, inputs: int) -> Problem:
     """The same with kernel rows as further input channels, so that tiles share them: the vendor's
-    kernel split (poplibs lib/poplin/ConvPlan.hpp, Partition::kernelSplit). Rows that overlap arrive
+    kernel split ([PL, lib/poplin/ConvPlan.hpp], Partition::kernelSplit). Rows that overlap arrive
     once.
     """
     split = replace(
@@ -205,7 +206,7 @@ def by_kernel_row(problem: Problem, inputs: int) -> Problem:
 
 def combined(problem: Problem, dtype: str) -> list[Problem]:
     """The same with groups put together, as many as fill the AMP unit: the weights between them are
-    zeros (poplibs lib/poplin/ConvPlan.hpp, ConvTransform::combineConvGroupsFactor).
+    zeros ([PL, lib/poplin/ConvPlan.hpp], ConvTransform::combineConvGroupsFactor).
     """
     most = (16 if dtype in ("float16", "bfloat16") else 8) // max(problem.in_channels, 1)
     flat = problem.taps == 1 and problem.field_stride == (1, 1)
@@ -294,12 +295,19 @@ def _cheapest(
 
 def _builder(spec: OpSpec, machine: Machine) -> Builder:
     """A builder whose partials are fp32 unless set: the vendor's default for convolutions
-    (facts/cycles.md 12.6).
+    (docs/cycles.md#planner).
     """
     return Builder(spec, machine if machine.partials else replace(machine, partials="float32"))
 
 
-@lowering("aten.convolution", "aten._convolution", "aten.conv1d", "aten.conv2d", "aten.conv3d")
+@lowering(
+    "aten.convolution",
+    "aten._convolution",
+    "aten.conv1d",
+    "aten.conv2d",
+    "aten.conv3d",
+    convolution=True,
+)
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
     """A convolution of any rank up to three, strided, dilated, grouped or transposed, with its
     bias.
@@ -330,7 +338,16 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
     )
 
 
-@lowering("aten.convolution_backward")
+def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
+    """Of (gradient, input, weight): the input serves the weight's gradient, and the weight the
+    input's.
+    """
+    input_wanted, weight_wanted, _ = arguments[-1]
+    unread = () if weight_wanted else (1,)
+    return unread if input_wanted else (*unread, 2)
+
+
+@lowering("aten.convolution_backward", convolution=True, unread=unread_by_gradients)
 def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Gradients of input, weight and bias, those that the output mask asks for."""
     build = _builder(spec, machine)
@@ -367,3 +384,10 @@ def convolution_backward(spec: OpSpec, machine: Machine) -> Plan:
         reduced = reduce_over(build, *build.lead(0), dims, "ADD", "grad bias")
         layouts[2] = reduced.spread.layout(spec.outputs[2].dtype)
     return build.plan(tuple(layouts), constants=constants, note="; ".join(notes))
+
+
+describe(*aten("convolution _convolution"), uses_memory_proportion=True)
+describe(
+    *aten("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    promotion=Promotion.OPERANDS,
+)

@@ -1,4 +1,4 @@
-"""Cycles of elementwise vertices on one tile, as vectors over tiles (facts/cycles.md 5).
+"""Cycles of elementwise vertices on one tile, as vectors over tiles (docs/cycles.md#elementwise).
 
 ``base + 6 * (worker + c * ceil(n / u))`` with n = ceil(elements / 6) a worker: ``u`` elements of
 the type are done in ``c`` worker cycles.
@@ -127,18 +127,19 @@ KINDS: dict[str, Cost] = {
     "dropout": Cost("poprand::DropoutSupervisor<T>", 6, 24, (2, 2), (2, 4)),
     "generic": Cost("ipuscope::Generic<T>", 20, 17, (20, 1), (20, 1)),
 }
-"""Kinds of elementwise vertices. Not in facts 5, and so taken by likeness: ``pow``, ``atan2``, ``asin``, ``remainder``
-(scalar C++), ``series`` (scalar C++ of about 20 terms: erfinv, lgamma and the like), ``clamp``, ``gelu_grad``
-(twice the forward polynomial), ``compare`` (as max/min)."""
+"""Kinds of elementwise vertices. Not in docs/cycles.md#elementwise, and so taken by likeness:
+``pow``, ``atan2``, ``asin``, ``remainder`` (scalar C++), ``series`` (scalar C++ of about 20 terms:
+erfinv, lgamma and the like), ``clamp``, ``gelu_grad`` (twice the forward polynomial), ``compare``
+(as max/min)."""
 
 
 def rearrange_cycles(elements: np.ndarray) -> np.ndarray:
-    """On-tile transposition: 5/4 cycles an element (PL planner's rearrangement term,
-    facts/cycles.md 8).
+    """On-tile transposition: 5/4 cycles an element, the rearrangement term of the
+    planner [PL] (docs/cycles.md#copies).
     """
     return ceil_div(np.asarray(elements, np.int64) * 5, 4)
 
 
 def copy_cycles(nbytes: np.ndarray) -> np.ndarray:
-    """On-tile aligned copy: 8 bytes a cycle (facts/cycles.md 8)."""
+    """On-tile aligned copy: 8 bytes a cycle (docs/cycles.md#copies)."""
     return ceil_div(nbytes, 8)

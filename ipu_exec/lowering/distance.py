@@ -3,7 +3,7 @@
 PopLibs has no such operator; Graphcore's knowledge-graph models bring a vertex that keeps both rows
 on the tile and writes no differences. Ours is that: a subtraction, a power and an addition a vector
 of elements, 3 cycles for the norms 1, 2 and infinity, and `costs` "pow" an element for any other
-(estimates by likeness, facts/cycles.md 5).
+(estimates by likeness, docs/cycles.md#elementwise).
 """
 
 from __future__ import annotations

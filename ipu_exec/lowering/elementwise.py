@@ -16,8 +16,9 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder, expanded, folded, messages, placed
 from ipu_exec.lowering.layouts import Spread, is_dense, result_key, spread_of, touched
+from ipu_exec.lowering.operators import Promotion, aten, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
-from ipu_exec.lowering.registry import lowering, words
+from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
 # operator (without a trailing underscore) -> the kinds of vertex it is, one compute set each
@@ -96,14 +97,17 @@ UNARY: dict[str, tuple[str, ...]] = {
 }
 # what has no vertex in popops: a scalar function of about as many terms as `erfinv`
 SERIES = words(
-    """special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
-    special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
-    special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
-    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta special_chebyshev_polynomial_t
-    special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-    special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
-    special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac"""
+    """
+        special_i0e special_i1e special_ndtri special_airy_ai special_bessel_j0 special_bessel_j1
+        special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
+        special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta
+        special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+        special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
+        special_laguerre_polynomial_l special_legendre_polynomial_p
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w igamma igammac
+    """
 )
 BINARY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SERIES, ("series",)),
@@ -173,9 +177,11 @@ TERNARY: dict[str, tuple[str, ...]] = {
     "lerp": ("sub", "scaled_add"),
 }
 FILL = words(
-    """zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty
-    new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange linspace eye tril_indices
-    triu_indices empty_permuted"""
+    """
+        zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full
+        new_empty new_empty_strided empty_strided zero_ fill_ zero fill scalar_tensor arange
+        linspace eye tril_indices triu_indices empty_permuted
+    """
 )
 COPY = words(
     "clone copy copy_ contiguous _to_copy to lift_fresh_copy alias_copy detach_copy view_copy"
@@ -239,12 +245,13 @@ def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bo
     """Turn an operand round whose neighbours lie along another dimension, so that it can be sent in
     groups.
 
-    popops does so for operands of elementwise operators (poplibs, ElementWise.cpp,
-    ``TransposeInputs``; Rearrange.cpp, ``regroupIfBeneficial``): blocks of both dimensions are
-    exchanged among the tiles that hold the operand, and transposed there. False, and nothing done,
-    where a group would be less than a grain. It is the groups of where the operand goes that count:
-    its own may be odd (the gradient of a matrix for 30,522 tokens), but then poplin's plan had the
-    other dimension as its output channels, in groups: an estimate that errs to more cycles.
+    popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
+    ``TransposeInputs``; [PL, lib/popops/Rearrange.cpp], ``regroupIfBeneficial``): blocks of both
+    dimensions are exchanged among the tiles that hold the operand, and transposed there. False, and
+    nothing done, where a group would be less than a grain. It is the groups of where the operand
+    goes that count: its own may be odd (the gradient of a matrix for 30,522 tokens), but then
+    poplin's plan had the other dimension as its output channels, in groups: an estimate that errs
+    to more cycles.
     """
     inner = _innermost(lead)
     if inner < 0 or lead.shape[inner] % max(1, _REGROUP_BYTES // source.item_bytes):
@@ -326,7 +333,7 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
         chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))
         build.map(f"{base_name(spec)}/{chosen}", chosen, lies.elements, dtype)
     # what an optimiser does to its state and weights is one fused expression
-    # (popart/popx/op/accumulatex.cpp)
+    # [POPART, willow/src/popx/op/accumulatex.cpp]
     fused = is_in_place(spec) and spec.operands[0].role in ("optimiser state", "weight")
     if len(kinds) > 1 and not fused:
         build.hold(
@@ -387,13 +394,13 @@ def _names(table: Any) -> list[str]:
     return [f"aten.{name}{tail}" for name in table for tail in ("", "_")]
 
 
-@lowering(*_names(UNARY), *_names(BINARY), *_names(TERNARY))
+@lowering(*_names(UNARY), *_names(BINARY), *_names(TERNARY), elementwise=True)
 def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
     """Unary, binary and ternary operators of the tables above, in place or not."""
     return elementwise(spec, machine, _kinds(spec))
 
 
-@lowering(*(f"aten.{name}" for name in FILL))
+@lowering(*(f"aten.{name}" for name in FILL), elementwise=True)
 def fill(spec: OpSpec, machine: Machine) -> Plan:
     """Constants: the result lies like the operand it was made like, linearly otherwise; ``empty``
     writes nothing.
@@ -420,7 +427,7 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering(*(f"aten.{name}" for name in COPY))
+@lowering(*(f"aten.{name}" for name in COPY), elementwise=True)
 def copy(spec: OpSpec, machine: Machine) -> Plan:
     """Copies and casts. The result keeps the source's tiles; a different order of dimensions is
     rearranged on tile.
@@ -455,3 +462,39 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(
         (Spread(key, lies.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1))
     )
+
+
+# PopART has a variant that writes over the operand (willow/include/popart/op/*.hpp).
+describe(
+    *aten(
+        """add sub mul pow relu leaky_relu exp expm1 log1p sigmoid ceil floor round clamp clamp_min
+        clamp_max elu selu silu sign softplus hardsigmoid hardshrink softshrink atan asinh sinh gelu
+        threshold hardtanh"""
+    ),
+    in_place=True,
+)
+# What the updates of optimisers are made of (popart's ``AdamUpdater`` and others).
+describe(
+    *aten(
+        """add sub mul div sqrt pow square neg reciprocal rsqrt lerp addcdiv addcmul clamp clamp_min
+        clamp_max sign exp maximum where"""
+    ),
+    fused_in_update=True,
+)
+describe(
+    *aten("div div_ reciprocal reciprocal_ rsqrt rsqrt_ log log2 log10 pow atanh"), divides=True
+)
+describe(*aten("lt le gt ge maximum minimum relu clamp"), compares=True)
+describe(*aten("add add_"), addition=True)
+describe("aten.prelu", promotion=Promotion.OPERANDS)
+# Of what a tensor is made like only the shape is read.
+describe(
+    *aten(
+        """ones_like zeros_like full_like empty_like new_zeros new_ones new_full new_empty
+        new_empty_strided"""
+    ),
+    unread=(0,),
+)
+describe(*aten("empty empty_like empty_strided new_empty new_empty_strided"), leaves_unwritten=True)
+describe(*aten("_to_copy clone"), copy=True)
+describe(*aten("clone copy_ new_zeros"), moves=True)

@@ -1,5 +1,5 @@
 """Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put
-(facts/cycles.md 7).
+(docs/cycles.md#gather).
 
 The table stays where it lies, the indices go to every tile that holds a part of it, and what was
 found is exchanged to where the result lies.
@@ -23,16 +23,17 @@ from ipu_exec.lowering.layouts import (
     split_evenly,
     spread_of,
 )
+from ipu_exec.lowering.operators import aten, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_cycles
-from ipu_exec.lowering.registry import lowering, words
+from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
 from ipu_exec.machine import EXCHANGE_BASE_LATENCY, SYNC_CYCLES, Machine
 
 WORKERS = 6
 PHASE = SYNC_CYCLES + EXCHANGE_BASE_LATENCY  # of an exchange, for choosing between plans
 _END = 1 << 30
-# cycles of an element that is read or written where an index says (facts/cycles.md 8: measured)
+# cycles of an element that is read or written where an index says (docs/cycles.md#copies, measured)
 _INDEXED = 10
 
 
@@ -94,9 +95,9 @@ def _copies(
     memory has room for.
 
     popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
-    halves, 1 for as many rows as lookups and for large tables (graphcore/poplibs,
-    tests/popops/EmbeddingPlanTest.cpp). By our formulas those two would gain a factor of 1.6 and
-    1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
+    halves, 1 for as many rows as lookups and for large tables
+    [PL, tests/popops/DynamicSlicePlanningTest.cpp]. By our formulas those two would gain a factor
+    of 1.6 and 1.9, the first one 17: copies that share tiles have to gain 2 (estimate).
     """
     idle = max(1, len(held) // max(1, int(np.count_nonzero(held))))
     room = machine.proportion * machine.target.bytes_per_tile
@@ -310,7 +311,8 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     mode = next((a for a in spec.args[4:5] if isinstance(a, int)), 0)
     if len(spec.operands) > 3:
         build.map("weigh", "mul", arriving, out.dtype)
-    kind = f"popops::Reduce<popops::Reduce{'Max' if mode == 2 else 'Add'},{poplar_type(table.dtype)},float>"
+    operation = "Max" if mode == 2 else "Add"
+    kind = f"popops::Reduce<popops::Reduce{operation},{poplar_type(table.dtype)},float>"
     build.compute(
         "reduce",
         kind,
@@ -518,9 +520,9 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
     """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient of (data, index,
     gradient).
 
-    A row of each is on one tile, so that an index is read there only (graphcore/poptorch,
-    FastGatherLastDim.cpp). One step an element; for the gradient, which adds to what is there, half
-    as much again (an estimate).
+    A row of each is on one tile, so that an index is read there only [POPTORCH,
+    popart_compiler/source/custom_operations/FastGatherLastDim.cpp]. One step an element; for the
+    gradient, which adds to what is there, half as much again (an estimate).
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -550,3 +552,13 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
         for o in spec.outputs[1:]
     ]
     return build.plan((lies.layout(out.dtype), *rest))
+
+
+describe(
+    *aten(
+        """embedding embedding_bag index_select gather index index_put scatter scatter_add
+        scatter_reduce"""
+    ),
+    uses_memory_proportion=True,
+)
+describe(*aten("index index_select gather embedding_dense_backward"), moves=True)

@@ -93,7 +93,7 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+@lowering("aten.nll_loss_backward", "aten.nll_loss2d_backward", unread=(1,))
 def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Zeros where the scores lie, then minus the incoming gradient at each row's target."""
     build = Builder(spec, machine)
@@ -203,7 +203,7 @@ def pointwise_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
 
 
-LOG_ADD = 23  # worker cycles of one in fp32 (facts/cycles.md 6)
+LOG_ADD = 23  # worker cycles of one in fp32 (docs/cycles.md#compound-operators)
 
 
 def ctc_cycles(samples: np.ndarray, steps: int, states: int, terms: int) -> np.ndarray:

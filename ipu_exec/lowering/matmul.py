@@ -2,8 +2,8 @@
 
 [G,M,K] x [G,K,N] is a convolution with a 1 x 1 kernel. The left operand is the AMP unit's weights
 and its rows are the output channels, the right one's columns are the field, whichever is the
-parameter (poplibs lib/poplin/MatMul.cpp, getConvParams: "width = outputSize, output channels =
-batchSize"; TUT4: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped
+parameter ([PL, lib/poplin/MatMul.cpp], getConvParams: "width = outputSize, output channels =
+batchSize"; [TUT4]: 800x500 @ 500x400 has 50 parts of 16 output channels). Operands are not swapped
 for free.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
+from ipu_exec.lowering.operators import Promotion, aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import Problem, Product, add_bias, add_product
 from ipu_exec.lowering.registry import lowering
@@ -36,7 +37,7 @@ class Sides:
 
 
 def multiply(build: Builder, name: str, sides: Sides, dtype: str) -> Product:
-    """Append the product. An operand that is placed and not contiguous along K is transposed first."""
+    """Append the product. A placed operand that is not contiguous along K is transposed first."""
     turned = sides.k > 1 and sides.right_k_stride != 1, sides.k > 1 and sides.left_k_stride != 1
     problem = Problem(sides.groups, sides.n, 1, sides.k, sides.m)
     done = add_product(build, name, problem, ("1x1",), sides.right, sides.left, dtype, True, turned)
@@ -129,3 +130,16 @@ def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(
         (done.outputs.layout(out.dtype),), constants=done.worklists, note=str(done.splits)
     )
+
+
+describe(*aten("mm addmm bmm baddbmm mv addmv dot linear matmul"), uses_memory_proportion=True)
+# Also those that PyTorch makes of these, as a model calls them.
+describe(
+    *aten(
+        """linear bilinear matmul rmatmul mm bmm mv dot addmm baddbmm addbmm addmv einsum
+        tensordot"""
+    ),
+    promotion=Promotion.OPERANDS,
+)
+describe(*aten("mm bmm mv matmul"), popart_name="MatMul")
+describe(*aten("addmm addmm_"), popart_name="Gemm")

@@ -1,7 +1,7 @@
 """Convolutions at the same time, each on tiles of its own (poplin's multi-convolution, ``planType``
 parallel).
 
-As poplin shares out the tiles (graphcore/poplibs, lib/poplin/ConvPlan.cpp, getParallelMultiPlan):
+As poplin shares out the tiles ([PL, lib/poplin/ConvPlan.cpp], getParallelMultiPlan):
 the largest convolution is planned first, on all tiles but those reserved for the others, and gets
 the fewest on which it takes no longer than that, but for ``cycleBackOff`` times the number of
 others; then from the smallest on each the fewest on which it takes no longer than the longest so
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ipu_exec.lowering.conv import unread_by_gradients
+from ipu_exec.lowering.operators import Arguments, describe
 from ipu_exec.lowering.plan import Compute, Exchange, OpSpec, Plan
 from ipu_exec.lowering.registry import find, lowering
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_tile_cycles
@@ -22,7 +24,7 @@ from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_tile_cycles
 _BUS = 2  # tiles that share an exchange bus are never parted
 
 
-@lowering("poplin.multi_conv", "poplin.multi_conv_backward")
+@lowering("poplin.multi_conv", "poplin.multi_conv_backward", convolution=True)
 def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
     """Every convolution of ``spec.args`` (each the arguments of one), or their gradients, in the
     same compute sets.
@@ -177,3 +179,16 @@ def _join(name: str, steps: list[Any]) -> Compute | Exchange:
 def _sum(vectors: Any) -> np.ndarray:
     total: np.ndarray = np.sum(list(vectors), axis=0)
     return total
+
+
+def _unread_by_gradients(convolutions: Arguments) -> tuple[int, ...]:
+    """Of the gradient, input and weight of each convolution, given each one's arguments."""
+    each = 3
+    return tuple(
+        index * each + position
+        for index, arguments in enumerate(convolutions)
+        for position in unread_by_gradients(arguments)
+    )
+
+
+describe("poplin.multi_conv_backward", unread=_unread_by_gradients)

@@ -1,5 +1,5 @@
-"""Layer, group, batch and instance norm: the two reductions and the maps of facts/cycles.md 6,
-forward and backward.
+"""Layer, group, batch and instance norm: two reductions and maps, forward and backward
+(docs/cycles.md#compound-operators).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import bring, broadcast_need
 from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.operators import Promotion, aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import Reduced, broadcast_back, reduce_over
 from ipu_exec.lowering.registry import lowering
@@ -35,8 +36,8 @@ def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ..
     ``lead``.
 
     The stable way has the mean first and takes it off before it squares; the other one's variance
-    is the mean of squares less the squared mean (graphcore/popart, sessionoptions.hpp,
-    enableStableNorm).
+    is the mean of squares less the squared mean ([POPART,
+    willow/include/popart/sessionoptions.hpp], enableStableNorm).
     """
     mean = reduce_over(build, lead, lies, dims, "ADD", "mean")
     if build.machine.stable_norm:
@@ -143,7 +144,7 @@ def _grouped(operand: Operand, groups: int) -> Operand:
     )
 
 
-@lowering("aten.native_layer_norm", "aten.layer_norm")
+@lowering("aten.native_layer_norm", "aten.layer_norm", norm=True)
 def layer_norm(spec: OpSpec, machine: Machine) -> Plan:
     """Over the last dimensions, with scale and shift of their shape."""
     rank, normalised = len(spec.operands[0].shape), spec.args[1]
@@ -152,7 +153,7 @@ def layer_norm(spec: OpSpec, machine: Machine) -> Plan:
     return _forward(spec, machine, dims, dims, _affine_indices(spec, 2))
 
 
-@lowering("aten._fused_rms_norm", "aten.rms_norm")
+@lowering("aten._fused_rms_norm", "aten.rms_norm", norm=True)
 def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
     """One reduction (sum of squares), inverse root, scale."""
     build = Builder(spec, machine)
@@ -175,7 +176,7 @@ def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering("aten.native_group_norm", "aten.group_norm")
+@lowering("aten.native_group_norm", "aten.group_norm", norm=True)
 def group_norm(spec: OpSpec, machine: Machine) -> Plan:
     """(input, weight, bias, N, C, HxW, groups, eps): over a group of channels and the field."""
     grouped = _grouped(spec.operands[0], int(spec.args[6]))
@@ -190,7 +191,7 @@ _BATCH_NORMS = (
 )
 
 
-@lowering(*(f"aten.{name}" for name in _BATCH_NORMS.split()))
+@lowering(*aten(_BATCH_NORMS), norm=True)
 def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
     """Over batch and field; in training the running statistics are updated too (a few elements)."""
     flags = [a for a in spec.args if isinstance(a, bool)]
@@ -295,3 +296,7 @@ def batch_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
     dims = (0, *range(2, len(spec.operands[1].shape)))
     weight = _index(spec, 2) if _tensor(spec.args[2]) else None
     return _backward(spec, machine, 1, weight, dims, dims)
+
+
+# A norm of float16 may have parameters in float32.
+describe(*aten("layer_norm group_norm"), promotion=Promotion.PARAMETERS)

@@ -82,7 +82,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """One operator call, hashable. Arguments that are tensors are Operands, all else plain values."""
+    """One operator call, hashable: tensor arguments are Operands, all others plain values."""
 
     name: str  # "aten.addmm.default"
     args: tuple[Any, ...]  # nested tuples for tensor lists
@@ -126,7 +126,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An exchange between the tiles of one IPU. Its duration is `ipu_exec.machine.exchange_cycles`."""
+    """An exchange between the tiles of one IPU, of `ipu_exec.machine.exchange_cycles` cycles."""
 
     name: str
     bytes_in: np.ndarray

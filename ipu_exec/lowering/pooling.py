@@ -2,8 +2,8 @@
 popnn plans them.
 
 What a tile's outputs need is brought to it, and every worker takes a stretch of field rows
-(graphcore/poplibs, popnn/PoolPlan.cpp: kernel never split; popnn/PerformanceEstimation.hpp,
-``getPoolingCycles``; facts/cycles.md 6).
+([PL, lib/popnn/PoolPlan.cpp]: the kernel is never split; [PL, lib/popnn/PerformanceEstimation.hpp],
+``getPoolingCycles``; docs/cycles.md#compound-operators).
 """
 
 from __future__ import annotations
@@ -295,6 +295,7 @@ def _lies(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
     "aten.adaptive_max_pool3d_backward",
     "aten.fractional_max_pool2d_backward",
     "aten.fractional_max_pool3d_backward",
+    unread=(1,),  # the input: a maximum is found again by its index
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Each element looks at the windows that hold it. The gradient of a maximum needs besides their

@@ -1,5 +1,5 @@
 """Planning of everything that multiplies and accumulates: matmul and convolution are one problem
-(facts/cycles.md 12).
+(docs/cycles.md#planner).
 
 A `Problem` has a field (rows of outputs), input channels and output channels, in convolution
 groups. The planner splits each over tiles, tries every split that fits the memory, and takes the
@@ -25,7 +25,7 @@ from ipu_exec.lowering.plan import Operand
 from ipu_exec.machine import SYNC_CYCLES, Machine, exchange_latency
 
 Array = np.ndarray
-WORKLIST_BYTES = 36  # TUT4: constants a tile used
+WORKLIST_BYTES = 36  # [TUT4]: constants a tile used
 CHANNEL_RUN = 16  # operands are stored in groups of this many channels
 SERIAL_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -299,7 +299,7 @@ def _estimate(
     groups: Array,
 ) -> tuple[Array, Array]:
     """(cycles, bytes of temporaries on the fullest tile) of candidates; the cost structure of
-    facts/cycles.md 9, 12.
+    docs/cycles.md#exchange and docs/cycles.md#planner.
     """
     phase = SYNC_CYCLES + exchange_latency(machine.target)
     width = np.broadcast_to(np.asarray(width), rows.shape)
@@ -425,8 +425,8 @@ def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array
     tile that takes them.
 
     As the vendor's, which never cuts what a vertex loads at once (``block``) so that exchange has
-    less code (poplibs Convolution.cpp, mapWeights; splitRegions gives each tile the same number,
-    and the last ones what is left).
+    less code ([PL, lib/poplin/Convolution.cpp], mapWeights; splitRegions gives each tile the same
+    number, and the last ones what is left).
     """
     taken = share.ins * share.outs * taps * share.groups
     each = ceil_div(ceil_div(taken, block), splits.rows * splits.cols) * block
@@ -606,8 +606,8 @@ def add_product(
         tail = f"/{serial + 1}" if splits.serial > 1 else ""
         weights_step = build.exchange(f"{name}/weights{tail}", fetched, sent, peers)
         if not (unit.half and weights_in_place):
-            # TUT4 shows this copy before an fp32 product; PSP's fp32 rows agree with it, its fp16
-            # rows have none
+            # [TUT4] shows this copy before an fp32 product; [PSP]'s fp32 rows agree with it, its
+            # fp16 rows have none
             build.compute(
                 f"{name}/pre-arrange{tail}",
                 f"poplin::PreArrange<{half}>",

@@ -1,5 +1,5 @@
-"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector (facts/cycles.md
-5).
+"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector
+(docs/cycles.md#elementwise).
 """
 
 from __future__ import annotations
@@ -7,8 +7,9 @@ from __future__ import annotations
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name, bring
 from ipu_exec.lowering.layouts import Spread, result_key, spread_of
+from ipu_exec.lowering.operators import aten, describe, words
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
-from ipu_exec.lowering.registry import lowering, words
+from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
 
 
@@ -25,7 +26,7 @@ def dropout(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-@lowering("aten.native_dropout_backward")
+@lowering("aten.native_dropout_backward", unread=(1,))
 def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, mask, scale): the same numbers are drawn again from the seed, so no mask is kept.
 
@@ -42,9 +43,11 @@ def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 
 _RANDOM = words(
-    """bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_ normal
-    normal_ randperm random_ exponential_ log_normal_ geometric_ cauchy_
-    normal_functional"""
+    """
+        bernoulli bernoulli_ rand randn randint rand_like randn_like randint_like uniform uniform_
+        normal normal_ randperm random_ exponential_ log_normal_ geometric_ cauchy_
+        normal_functional
+    """
 )
 
 
@@ -69,3 +72,6 @@ def random(spec: OpSpec, machine: Machine) -> Plan:
         lies = build.linear(out.elements, out.dtype)
     build.map(base_name(spec), "random", lies.elements, out.dtype)
     return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
+
+
+describe(*aten("rand_like randn_like randint_like"), unread=(0,))

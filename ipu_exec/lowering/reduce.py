@@ -2,9 +2,9 @@
 is reduced there.
 
 Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that
-popops::reduce takes for regular regions (graphcore/poplibs,
-lib/popops/reduction/CycleEstimationFunctions.cpp): one worker cycle for 8 bytes of partials, and
-per output, or per 8 bytes of outputs that lie side by side, what a loop takes to begin and end.
+popops::reduce takes for regular regions [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]:
+one worker cycle for 8 bytes of partials, and per output, or per 8 bytes of outputs that lie side by
+side, what a loop takes to begin and end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, split_evenly, touched
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.lowering.vertices import poplar_type
@@ -33,8 +34,8 @@ PARTIAL_BYTES = 4  # sums are kept in fp32
 TWO_STAGES = 32  # more partials an output than this are added in two stages
 
 
-# worker cycles an element: 24 and the operation, in C++ (poplibs,
-# reduction/CycleEstimationFunctions.cpp)
+# worker cycles an element: 24 and the operation, in C++
+# [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]
 LOGICAL = 25
 
 
@@ -71,7 +72,7 @@ def _innermost(operand: Operand, dims: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Where a reduction's outputs lie, and how many of them each tile of the input contributed to."""
+    """Where a reduction's outputs lie, and to how many each tile of the input contributes."""
 
     spread: Spread
     contributed: np.ndarray
@@ -246,7 +247,7 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.var_mean", "aten.var", "aten.std", "aten.std_mean")
 def variance(spec: OpSpec, machine: Machine) -> Plan:
-    """Variance and mean: two reductions (sum, sum of squares) and a few operations on the outputs."""
+    """Variance and mean: two reductions (sum, sum of squares) and a few maps of the outputs."""
     build = Builder(spec, machine)
     (operand, lies), name = build.lead(0), base_name(spec)
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
@@ -261,3 +262,7 @@ def variance(spec: OpSpec, machine: Machine) -> Plan:
             for o, r in zip(spec.outputs, both, strict=True)
         )
     )
+
+
+describe(*aten("linalg_vector_norm norm sum mean"), reduces_parts=True)
+describe(*aten("max min amax amin argmax"), compares=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ipu_exec.errors import LoweringError
+from ipu_exec.lowering.operators import OperatorInfo, describe, info, packet
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
 
@@ -13,37 +15,10 @@ Lowering = Callable[[OpSpec, Machine], Plan]
 _LOWERINGS: dict[str, Lowering] = {}
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The words of a text: a readable way to write long lists of operators."""
-    return tuple(text.split())
-
-
-# Free on the IPU: a view is another way to index the same elements, and the compiler resolves it.
-_VIEWS = frozenset(
-    words(
-        """view _unsafe_view _reshape_alias reshape t transpose swapaxes permute movedim expand expand_as view_as slice
-    select narrow split split_with_sizes chunk unsafe_split unsafe_chunk unsafe_split_with_sizes unbind squeeze
-    unsqueeze detach detach_ alias as_strided unfold flatten unflatten diagonal view_as_real view_as_complex lift_fresh
-    lift numpy_T mT resolve_conj resolve_neg real transpose_ squeeze_ unsqueeze_ t_ set_
-    _conj hsplit vsplit tensor_split"""
-    )
-)
-
-
-def packet(aten_name: str) -> str:
-    """``"aten.add.Tensor"`` -> ``"aten.add"``; a name without overload is itself."""
-    parts = aten_name.split(".")
-    return ".".join(parts[:2])
-
-
-def is_view(aten_name: str) -> bool:
-    """True for operators whose outputs only alias their input: they cost nothing."""
-    namespace, _, rest = aten_name.partition(".")
-    return namespace == "aten" and rest.split(".")[0] in _VIEWS
-
-
-def lowering(*aten_names: str) -> Callable[[Lowering], Lowering]:
+def lowering(*aten_names: str, **facts: Any) -> Callable[[Lowering], Lowering]:
     """Decorator: lower these operators with the function, ``f(spec, machine) -> Plan``.
+
+    ``facts``: what else holds of all of them, fields of `ipu_exec.lowering.operators.OperatorInfo`.
 
     A name with an overload (``"aten.relu.default"``) covers that one, a name without
     (``"aten.relu"``) all overloads. The last registration wins, so that a user can replace ours;
@@ -53,6 +28,7 @@ def lowering(*aten_names: str) -> Callable[[Lowering], Lowering]:
     def register(function: Lowering) -> Lowering:
         for name in aten_names:
             _LOWERINGS[name] = function
+        describe(*aten_names, **facts)
         return function
 
     return register
@@ -77,14 +53,16 @@ def find(aten_name: str) -> Lowering:
 
 
 def by_users() -> tuple[tuple[str, str], ...]:
-    """Lowerings from outside this package, sorted: name, and the function's place and code."""
+    """Lowerings from outside this package, sorted: name, and the function's place and code, with
+    the operator's facts where it has any.
+    """
     found = []
     for name, function in sorted(_LOWERINGS.items()):
         if not function.__module__.startswith("ipu_exec."):
             code = getattr(function, "__code__", None)
-            found.append(
-                (name, f"{function.__module__} {code.co_code.hex() if code else function!r}")
-            )
+            body = code.co_code.hex() if code else repr(function)
+            facts = "" if info(name) == OperatorInfo() else f" {info(name)}"
+            found.append((name, f"{function.__module__} {body}{facts}"))
     return tuple(found)
 
 

@@ -2,8 +2,8 @@
 their gradients.
 
 Nearest is a copy with repeats. The others add up weighted neighbours, a dimension after the other:
-2 (linear) or 4 (cubic) taps each, a scaled addition a tap (facts/cycles.md 5). Antialiasing widens
-the taps by how much it shrinks.
+2 (linear) or 4 (cubic) taps each, a scaled addition a tap (docs/cycles.md#elementwise).
+Antialiasing widens the taps by how much it shrinks.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
     them, their sum.
 
     What is picked depends on data: the coordinates go to the tiles that hold the input, which send
-    every corner of every point in all channels (facts/cycles.md 7, one element a row).
+    every corner of every point in all channels (docs/cycles.md#gather, one element a row).
     """
     from ipu_exec.lowering.gather import slice_cycles
 

@@ -13,6 +13,7 @@ from ipu_exec.lowering.build import Builder, row_major
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, digest
 from ipu_exec.lowering.matmul import multiply, sides_of
+from ipu_exec.lowering.operators import describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.product import Product
 from ipu_exec.lowering.reduce import reduce_over
@@ -38,8 +39,9 @@ def transpose_once(build: Builder, start: int, product: int) -> int:
     """Transpose the right operand of the product that begins at step ``product`` before the loop
     that begins at ``start``; returns where the loop then begins.
 
-    That operand is the weights: they are the same at all time steps (poplibs lib/popnn/Lstm.cpp,
-    Gru.cpp: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the loop).
+    That operand is the weights: they are the same at all time steps ([PL, lib/popnn/Lstm.cpp], [PL,
+    lib/popnn/Gru.cpp]: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the
+    loop).
     """
     if not build.steps[product].name.endswith("/transpose inputs"):
         return start
@@ -228,3 +230,6 @@ def cell(spec: OpSpec, machine: Machine) -> Plan:
         )
         layouts.append(None if o is None or spread is None else spread.layout(o.dtype))
     return build.plan(tuple(layouts))
+
+
+describe("aten.mkldnn_rnn_layer", uses_memory_proportion=True)

@@ -2,7 +2,7 @@
 
 No published cycle count was found for any of the three. What each does is known (PointNet++, the
 prefix beam search), so its plan is the elementwise work of that over tiles with the formulas of
-facts/cycles.md 5; the split is ours.
+docs/cycles.md#elementwise; the split is ours.
 """
 
 from __future__ import annotations

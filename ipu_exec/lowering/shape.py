@@ -1,7 +1,7 @@
 """Operators that make a new order of elements: cat, stack, pad, repeat, roll, flip, triangles.
 
-On the IPU they are copies between tiles; what arrives is put in place on the tile (facts/cycles.md
-8).
+On the IPU they are copies between tiles; what arrives is put in place on the tile
+(docs/cycles.md#copies).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ipu_exec.lowering.costs import copy_cycles
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, apportion, ceil_div, digest, is_contiguous, spread_of
 from ipu_exec.lowering.matmul import Sides, multiply
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import PARTIAL_BYTES
 from ipu_exec.lowering.registry import lowering
@@ -85,7 +86,7 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan((lies.layout(out.dtype),))
 
 
-@lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS))
+@lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS), unread=(1,))
 def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     """(gradient, input, padding): the inner part comes to a linear result, the border to what it
     mirrors and is added.
@@ -172,8 +173,8 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.cumsum")
 def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
-    """The product with a triangle of ones, a constant (graphcore/popart,
-    willow/src/popx/op/cumsumx.cpp).
+    """The product with a triangle of ones, a constant
+    [POPART, willow/src/popx/op/cumsumx.cpp].
 
     A triangle that would take over a sixteenth of the memory, and integers, which no AMP unit
     multiplies, are scanned.
@@ -221,9 +222,8 @@ def scan(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(tuple(layouts))
 
 
-COMPARE_AND_SWAP = (
-    20  # worker cycles of a pair of keys and values (estimate: generic C++, facts/cycles.md 5)
-)
+# Worker cycles of a pair of keys and values (estimate: generic C++, docs/cycles.md#elementwise).
+COMPARE_AND_SWAP = 20
 
 
 def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
@@ -231,7 +231,7 @@ def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
     of popops::topK.
 
     Sequences of k' = ``most`` rounded up to a power of two are sorted, then two at a time are
-    merged, of which the better k' stay (graphcore/poplibs, lib/popops/BitonicTopK.cpp). With k' no
+    merged, of which the better k' stay [PL, lib/popops/BitonicTopK.cpp]. With k' no
     less than ``extent`` it is a bitonic sort, of log2(n) (log2(n) + 1) / 2 steps.
     """
     log_most, kept = (most - 1).bit_length(), 1 << (most - 1).bit_length()
@@ -305,3 +305,7 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
         for o in spec.outputs
     )
     return build.plan(tuple(layouts), note=f"{len(bitonic_steps(extent, most))} steps")
+
+
+describe(*aten("cat stack slice_backward select_backward"), moves=True)
+describe("aten.topk", compares=True)

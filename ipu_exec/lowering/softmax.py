@@ -1,4 +1,4 @@
-"""Softmax and log-softmax, forward and backward, as the compute sets of facts/cycles.md 6."""
+"""Softmax and log-softmax, forward and backward (docs/cycles.md#compound-operators)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.elementwise import bring
 from ipu_exec.lowering.layouts import Spread, result_key
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.lowering.reduce import broadcast_back, dims_of, reduce_over
 from ipu_exec.lowering.registry import lowering
@@ -56,7 +57,7 @@ def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
 
 @lowering("aten._softmax_backward_data", "aten._log_softmax_backward_data")
 def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Softmax: multiply, reduce, subtract, multiply. Log-softmax: reduce, exp, multiply, subtract."""
+    """Softmax: multiply, reduce, subtract, multiply; its log: reduce, exp, multiply, subtract."""
     build = Builder(spec, machine)
     operand, lies = build.lead(1)
     out = spec.outputs[0]
@@ -78,3 +79,7 @@ def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
         build.map("subtract", "sub_vector", lies.elements, out.dtype)
         build.map("multiply by output", "mul_", lies.elements, out.dtype)
     return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
+
+
+# PopART's variants that write over the operand (willow/include/popart/op/softmax.hpp).
+describe(*aten("softmax _softmax _log_softmax"), in_place=True)

@@ -1,14 +1,15 @@
 """Vertex types by their published names: bytes of code and of state.
 
 Code is kept once a tile for each type used there. Sizes by family are estimates in the range that
-TUT4 shows (1.7 kB and 0.9 kB a tile for all code of a product, facts/memory.md), not fitted to any
-one row; state is TUT4's 16 B of state and 13 B of field data a vertex.
+[TUT4] shows (1.7 kB and 0.9 kB a tile for all code of a product,
+docs/memory-model.md#measured-sizes), not fitted to any one row; state is [TUT4]'s 16 B of state and
+13 B of field data a vertex.
 """
 
 from __future__ import annotations
 
-STATE_BYTES = 16  # TUT4: 271 KiB over 16,877 vertices
-FIELD_BYTES = 13  # TUT4: 222 KiB over 16,877 vertices
+STATE_BYTES = 16  # [TUT4]: 271 KiB over 16,877 vertices
+FIELD_BYTES = 13  # [TUT4]: 222 KiB over 16,877 vertices
 
 _CODE_BYTES = {  # estimates: hand-written assembly is small, generic C++ is not
     "ConvPartial1x1Out": 620,

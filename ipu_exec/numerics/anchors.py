@@ -22,8 +22,8 @@ from ipu_exec.capture.step import Recorder
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph
+from ipu_exec.numerics.call import CallPlan, Outputs
 from ipu_exec.numerics.floating_point import Operands, check, check_weights, look_at
-from ipu_exec.numerics.loop import CallPlan, Outputs
 
 GRADIENT, UPDATED = "Gradient___", "UpdatedVar___"
 
@@ -119,7 +119,7 @@ class Watch:
 
     @contextlib.contextmanager
     def micro_batch(self, inputs: Any, iteration: int, step: int, replica: int) -> Iterator[None]:
-        """Everything that is run inside belongs to that micro-batch; says "backward" by `backward`."""
+        """What runs inside belongs to that micro-batch; `backward` marks its backward."""
         self._found = {f"input.{i}": leaf for i, leaf in enumerate(_tensors(inputs))}
         self._found |= {
             name: tensor.detach().clone() for name, tensor in self._wanted_state().items()

@@ -3,7 +3,7 @@ none, or undefined.
 
 An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by zero,
 a root of a negative number, a comparison with NaN), at a division by zero, and at an overflow
-(graphcore/poptorch, user guide of enableFloatingPointExceptions). NaN and infinity that only pass
+([POPTORCH], its user guide on enableFloatingPointExceptions). NaN and infinity that only pass
 through are no exception.
 """
 
@@ -17,19 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ipu_exec.errors import Error
 from ipu_exec.graph import OpNode
-from ipu_exec.lowering.registry import packet, words
-
-_NOT_WRITTEN = {
-    f"aten.{name}" for name in words("empty empty_like empty_strided new_empty new_empty_strided")
-}
-_DIVISIONS = {
-    f"aten.{name}"
-    for name in words("div div_ reciprocal reciprocal_ rsqrt rsqrt_ log log2 log10 pow atanh")
-}
-_COMPARISONS = {
-    f"aten.{name}"
-    for name in words("lt le gt ge max min amax amin maximum minimum relu clamp argmax topk")
-}
+from ipu_exec.lowering import info
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +45,7 @@ def look_at(args: Any, kwargs: Any) -> Operands:
 
 def check(op: OpNode, before: Operands, made: Any) -> None:
     """Error where what an operator made of its operands is an exception."""
-    name = packet(op.aten)
+    operator = info(op.aten)
     results = [
         leaf
         for leaf in tree_leaves(made)
@@ -65,12 +53,12 @@ def check(op: OpNode, before: Operands, made: Any) -> None:
     ]
     nan = any(bool(result.isnan().any()) for result in results)
     infinite = any(bool(result.isinf().any()) for result in results)
-    if name in _NOT_WRITTEN:
+    if operator.leaves_unwritten:
         return
-    if (nan and not before.nan) or (before.nan and name in _COMPARISONS):
+    if (nan and not before.nan) or (before.nan and operator.compares):
         what = "an invalid operation"
     elif infinite and not before.infinite:
-        what = "a division by zero" if name in _DIVISIONS and before.zero else "an overflow"
+        what = "a division by zero" if operator.divides and before.zero else "an overflow"
     else:
         return
     raise Error(

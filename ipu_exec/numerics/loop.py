@@ -16,100 +16,22 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
-from ipu_exec.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
-from ipu_exec.errors import Error, UsageError
+from ipu_exec.capture.loss import find_loss, frozen
+from ipu_exec.enums import MeanReductionStrategy, ReductionType
+from ipu_exec.errors import UsageError
+from ipu_exec.numerics.anchors import Watch
+from ipu_exec.numerics.call import CallPlan, Outputs
 from ipu_exec.numerics.precision import Precision
-from ipu_exec.ops import is_marked_loss
-from ipu_exec.optim import loss_scaling
-from ipu_exec.options import Options
-from ipu_exec.replica_groups import Groupings, run, spread
-from ipu_exec.structures import learn
-
-if TYPE_CHECKING:
-    from ipu_exec.numerics.anchors import Watch
+from ipu_exec.optimiser_attributes import loss_scaling
+from ipu_exec.replica_groups import run, spread
 
 logger = logging.getLogger("ipu_exec")
 Gradients = dict[torch.Tensor, torch.Tensor]
-_ON_IPU = {torch.int64: torch.int32, torch.float64: torch.float32}
-
-
-def keeping_what_is_saved(mutates: bool) -> contextlib.AbstractContextManager[Any]:
-    """Around forward and backward: what is saved for the backward is copied before it is changed in
-    place.
-    """
-    return (
-        torch.autograd.graph.allow_mutation_on_saved_tensors()
-        if mutates
-        else contextlib.nullcontext()
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CallPlan:
-    """How many micro-batches a call has and what becomes of their gradients and outputs."""
-
-    device_iterations: int
-    accumulation: int
-    replicas: int
-    input_replicas: int
-    input_group_type: CommGroupType
-    output_mode: OutputMode
-    output_period: int
-    reduction: ReductionType
-    strategy: MeanReductionStrategy
-    groupings: Groupings = field(default_factory=dict)
-
-    @property
-    def factor(self) -> int:
-        """Micro-batches of a call."""
-        return self.device_iterations * self.accumulation * self.input_replicas
-
-    @property
-    def mean_divisor(self) -> int:
-        """What Mean divides summed gradients by: accumulation steps x replicas."""
-        return self.accumulation * self.replicas
-
-    def micro_batch_index(self, iteration: int, step: int, replica: int) -> int:
-        """Position of a micro-batch along dimension 0, in micro-batches."""
-        if self.input_group_type is CommGroupType.Orthogonal:
-            source = replica % self.input_replicas
-        else:
-            source = replica // (self.replicas // self.input_replicas)
-        return (iteration * self.accumulation + step) * self.input_replicas + source
-
-
-def plan_call(options: Options, training: bool) -> CallPlan:
-    """The plan that ``options`` ask for. Error where EveryN does not divide the micro-batches of a
-    replica.
-    """
-    mode = options.output_mode
-    if mode is OutputMode.Default:
-        mode = OutputMode.Final if training else OutputMode.All
-    plan = CallPlan(
-        device_iterations=options.device_iterations,
-        accumulation=options.Training.gradient_accumulation,
-        replicas=options.replication_factor,
-        input_replicas=options.input_replicas,
-        input_group_type=options.input_group_type,
-        output_mode=mode,
-        output_period=options.output_return_period,
-        reduction=options.Training.accumulation_and_replication_reduction_type,
-        strategy=options.Training.mean_accumulation_and_replication_reduction_strategy,
-    )
-    count = plan.device_iterations * plan.accumulation
-    if mode is OutputMode.EveryN and count % plan.output_period:
-        raise UsageError(
-            f"outputMode(OutputMode.EveryN, {plan.output_period}): a call has {count} micro-batches"
-            f" a replica (deviceIterations {plan.device_iterations} x gradientAccumulation"
-            f" {plan.accumulation}), which is no multiple of {plan.output_period}"
-        )
-    return plan
 
 
 def check_batch(inputs: Any, plan: CallPlan) -> None:
@@ -174,164 +96,6 @@ def micro_batch(
         ).contiguous()
 
     return tree_map(narrow, inputs)
-
-
-def refuse_backward(*args: Any, **kwargs: Any) -> None:
-    """What ``backward`` of an output does."""
-    raise Error(
-        "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a"
-        " trainingModel, the backwards pass is performed automatically when invoking the model. If"
-        " you're using an inferenceModel, you should use a trainingModel instead."
-    )
-
-
-def _nothing() -> None:
-    return None
-
-
-def frozen(model: torch.nn.Module) -> bool:
-    """Whether no weight requires grad: PopTorch takes such a training model, which then only runs."""
-    return not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """The loss among what a model returned: what `identity_loss` marked (the last such), else the
-    last scalar.
-
-    Error where there is none that can be differentiated; of a ``frozen`` model it need not be.
-    """
-    learn(returned)
-    tensors = _tensors(returned)
-    marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
-    scalars = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.is_floating_point()]
-    found = marked or scalars
-    if not found:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
-        raise Error(
-            "Couldn't find a loss in graph: the model returned no loss, its outputs have the"
-            f" shapes {shapes}. A training model returns its loss last, reduced to one number; mark"
-            " another output with ipu_exec.identity_loss(x, 'mean')"
-        )
-    loss = found[-1]
-    if loss.numel() != 1:
-        raise Error(
-            f"the loss has the shape {tuple(loss.shape)} and must be one number: use"
-            " identity_loss(x, 'mean') or 'sum'"
-        )
-    if not loss.requires_grad and not frozen:
-        raise Error(
-            "the loss does not depend on any weight that requires grad, so there is nothing to"
-            " train; look for .detach(), torch.no_grad() or frozen parameters between the weights"
-            " and the loss"
-        )
-    return loss
-
-
-def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """`find_loss`, and a warning where an unmarked loss was put together from several of torch's
-    losses.
-
-    PopTorch refuses that: each of torch's losses is one to it, and what is made of several has to
-    be marked.
-    """
-    loss = find_loss(returned, frozen)
-    if is_marked_loss(loss):
-        return loss
-    losses, seen, to_see = set(), set(), [loss.grad_fn]
-    while to_see:
-        node = to_see.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if any(
-            part in node.name() for part in ("LossBackward", "Loss2DBackward", "BinaryCrossEntropy")
-        ):
-            losses.add(node)
-        else:
-            to_see += [before for before, _ in node.next_functions]
-    if len(losses) > 1:
-        logger.warning(
-            "Multiple independent losses found in graph: the loss is made of %d, and PopTorch"
-            " refuses it. Return poptorch.identity_loss(loss, 'none') of it",
-            len(losses),
-        )
-    return loss
-
-
-@dataclass(slots=True)
-class Outputs:
-    """Keeps of the micro-batches' outputs what the output mode returns, and puts it together.
-
-    Final: the last micro-batch. All: every one. EveryN: the N-th, 2N-th, ... Sum: the sum of all.
-    Each replica has its own; they are concatenated along dimension 0, replicas innermost. Scalars
-    become a vector where more than one is returned, and stay scalars else. An IPU has no 64-bit
-    numbers: int64 and float64 come out as int32 and float32.
-    """
-
-    plan: CallPlan
-    _kept: dict[tuple[int, int], list[Any]] = field(
-        default_factory=dict
-    )  # (micro-batch, replica) -> leaves
-    _structure: Any = None
-
-    def add(self, returned: Any, iteration: int, step: int, replica: int) -> None:
-        """Take what the model returned for one micro-batch."""
-        learn(returned)
-        leaves, self._structure = tree_flatten(returned)
-        # a copy: what the model returned may be a buffer or an input, which the next micro-batch
-        # changes in place
-        leaves = [
-            leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-        ]
-        index, plan = iteration * self.plan.accumulation + step, self.plan
-        if plan.output_mode is OutputMode.Sum:
-            if (0, replica) in self._kept:
-                leaves = [_add(a, b) for a, b in zip(self._kept[0, replica], leaves, strict=True)]
-            self._kept[0, replica] = leaves
-        elif (
-            plan.output_mode is OutputMode.All
-            or (plan.output_mode is OutputMode.EveryN and (index + 1) % plan.output_period == 0)
-            or (
-                plan.output_mode is OutputMode.Final
-                and index == plan.device_iterations * plan.accumulation - 1
-            )
-        ):
-            self._kept[index, replica] = leaves
-
-    @property
-    def any(self) -> bool:
-        """Whether something was kept."""
-        return bool(self._kept)
-
-    def result(self) -> Any:
-        """What the call returns, in the structure that the model returned."""
-        ordered = [self._kept[key] for key in sorted(self._kept)]
-        leaves = [
-            _join([_narrow(leaf) for leaf in column]) for column in zip(*ordered, strict=True)
-        ]
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                leaf.backward = refuse_backward  # type: ignore[method-assign]
-                leaf.__getstate__ = _nothing  # type: ignore[method-assign]  # saved, it is a plain tensor
-        return tree_unflatten(leaves, self._structure)
-
-
-def _narrow(leaf: Any) -> Any:
-    return (
-        leaf.to(_ON_IPU[leaf.dtype])
-        if isinstance(leaf, torch.Tensor) and leaf.dtype in _ON_IPU
-        else leaf
-    )
-
-
-def _add(total: Any, leaf: Any) -> Any:
-    return total + leaf if isinstance(total, torch.Tensor) else leaf
-
-
-def _join(leaves: list[Any]) -> Any:
-    if len(leaves) == 1 or not isinstance(leaves[0], torch.Tensor):
-        return leaves[-1]
-    return torch.stack(leaves) if leaves[0].dim() == 0 else torch.cat(leaves)
 
 
 class ReplicaBuffers:

@@ -1,8 +1,8 @@
 """What ``state_dict`` of PopTorch's optimisers has besides PyTorch's: ``ipu_state`` and
 ``ipu_param``.
 
-Tensors under PopART's names (graphcore/popart, names.hpp; graphcore/poptorch,
-tests/optimizers_test.py): ``Accl1___model.weight`` is the first moment of the parameter ``weight``.
+Tensors under PopART's names [POPART, willow/include/popart/names.hpp], [POPTORCH,
+tests/optimizers_test.py]: ``Accl1___model.weight`` is the first moment of the parameter ``weight``.
 Both are None until a model was compiled with the optimiser. ``load_state_dict`` takes ``ipu_state``
 back, and the parameter groups, which ``ipu_param`` follows from.
 """

@@ -15,27 +15,20 @@ from torch.utils._pytree import tree_leaves
 
 from ipu_exec.capture.casts import Casting
 from ipu_exec.errors import UsageError
-from ipu_exec.lowering.registry import is_view, packet, words
-from ipu_exec.optim import is_poptorchs, kept_as, loss_scaling
+from ipu_exec.lowering import info
+from ipu_exec.optimiser_attributes import is_poptorchs, kept_as, loss_scaling
 
 HALF_MAX = 65504.0
-# PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings (graphcore/popart,
-# willow/include/popart/sessionoptions.hpp; binEdgeLocation was 0.0625 before its last release), and
-# the factors and the bound of LossScaleUpdateOpx (willow/src/popx/op/lossscaleupdatex.cpp).
+# PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings
+# [POPART, willow/include/popart/sessionoptions.hpp] (binEdgeLocation was 0.0625 before its last
+# release), and the factors and the bound of LossScaleUpdateOpx
+# [POPART, willow/src/popx/op/lossscaleupdatex.cpp].
 BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond it is large
 LARGE_SHARE = (
     1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
 )
 UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
-# What moves gradients and computes none.
-_UNCOUNTED = {
-    f"aten.{name}"
-    for name in words(
-        "cat stack clone copy_ index index_select gather slice_backward select_backward"
-        " embedding_dense_backward new_zeros"
-    )
-}
 _SETTINGS = {
     "binEdgeLocation": "edge",
     "thresholdUpperCountProportion": "share",
@@ -77,7 +70,7 @@ class LossScaler:
     times the largest float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over
     ``period`` weight updates. Counted is what a backward operator makes in float16, of activations
     and weights, but for views, copies and joints (PopART's AllNonViewChangingGradientTensors;
-    graphcore/popart, transforms/automaticlossscaling.cpp). Without any it stays.
+    [POPART, willow/src/transforms/automaticlossscaling.cpp]). Without any it stays.
     """
 
     scale: float
@@ -143,12 +136,9 @@ class _Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        name = str(func)
-        if (
-            torch._C._current_graph_task_id() >= 0
-            and not is_view(name)
-            and packet(name) not in _UNCOUNTED
-        ):
+        operator = info(str(func))
+        in_backward = torch._C._current_graph_task_id() >= 0
+        if in_backward and not operator.view and not operator.moves:
             node = torch._C._current_autograd_node()
             results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
             accumulates = node is not None and node.name() == "torch::autograd::AccumulateGrad"

@@ -1,4 +1,5 @@
-"""autoreport: a compiled model and its first runs into ``profile.pop`` (facts/pva.md 2.3, 2.4).
+"""autoreport: a compiled model and its first runs into ``profile.pop``
+(docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options).
 
 ``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. A profile that cannot
 be written costs the run nothing: one warning that says why, and no profile.

@@ -174,7 +174,7 @@ def _open(path: str | os.PathLike[str], member: str) -> tuple[dict[str, Any], by
 
 
 class _Reader(pickle.Unpickler):
-    """Makes this project's dataclasses and enumerations, arrays and plain values, and nothing else."""
+    """Creates this project's dataclasses and enums, arrays and plain values, nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _PLAIN:

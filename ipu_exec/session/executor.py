@@ -23,27 +23,25 @@ from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.context import on_ipu
+from ipu_exec.context import keeping_what_is_saved, on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.numerics.precision import LossScaler, Precision
 from ipu_exec.optim import (
     SGD,
-    STATES,
     AttributeTracker,
     attach,
     check_constants,
     check_supported,
-    combined,
     constants,
-    kept_as,
-    loss_scaling,
 )
+from ipu_exec.optimiser_attributes import STATES, combined, kept_as, loss_scaling
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.replica_groups import GroupedParameter
 from ipu_exec.session import arguments
 from ipu_exec.session import executable_file as executables
+from ipu_exec.session.call_plan import plan_call
 from ipu_exec.structures import learn
 
 if TYPE_CHECKING:
@@ -155,7 +153,7 @@ class PoplarExecutor:
             if optimizer is not None:
                 raise UsageError("inferenceModel takes no optimiser")
             _check_inference(self._options)
-        self._plan = numerics.plan_call(self._options, training)
+        self._plan = plan_call(self._options, training)
         self._options._freeze()
 
     def __repr__(self) -> str:
@@ -189,7 +187,7 @@ class PoplarExecutor:
 
             watch = Watch(self._model, self._anchors, self._plan, self._training, exceptions)
         start = time.time_ns() // 1_000
-        keeping = numerics.keeping_what_is_saved(self._executable.graph.mutates)
+        keeping = keeping_what_is_saved(self._executable.graph.mutates)
         with on_ipu(), keeping, PathWatch(self._model, self._executable.contents) as followed:
             if self._training:
                 assert self._optimizer is not None
@@ -240,7 +238,11 @@ class PoplarExecutor:
             self._precision = Precision(
                 LossScaler.of(scale, options._Popart.settings) if scaled else None,
                 torch.Generator().manual_seed(seed) if rounded else None,
-                casting(options, self._executable.graph.promotes),
+                casting(
+                    options.Precision.half_float_casting,
+                    options.Precision.running_statistics_always_float,
+                    self._executable.graph.promotes,
+                ),
             )
         return self._precision
 
@@ -568,7 +570,9 @@ class PoplarExecutor:
             raise AttributeError(name)
         found = getattr(self._user_model, name)
         return (
-            GroupedParameter(self, name, found) if isinstance(found, torch.nn.Parameter) else found
+            GroupedParameter(self.per_replica_params, name, found)
+            if isinstance(found, torch.nn.Parameter)
+            else found
         )
 
     def train(self, mode: bool = True) -> PoplarExecutor:
@@ -625,7 +629,7 @@ class PoplarExecutor:
 
     def _keep_running_means(self) -> None:
         """float16 accumulators hold running means, so that they do not overflow
-        (facts/poptorch.md).
+        (docs/poptorch-semantics.md#gradients).
 
         Error once compiled with another strategy.
         """
@@ -642,7 +646,7 @@ class PoplarExecutor:
             MeanReductionStrategy.Running
         )
         self._options._freeze()
-        self._plan = numerics.plan_call(self._options, self._training)
+        self._plan = plan_call(self._options, self._training)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The wrapped model's."""
@@ -654,7 +658,7 @@ class PoplarExecutor:
         return self._user_model.load_state_dict(state_dict, strict)
 
     def copyWeightsToHost(self) -> None:
-        """Nothing to do: the wrapped model's weights are the ones trained. Error before compiling."""
+        """Nothing to do: the wrapped model's own weights are trained. Error before compiling."""
         self._need_executable("copyWeightsToHost")
 
     def copyWeightsToDevice(self) -> None:
@@ -716,7 +720,7 @@ class PoplarExecutor:
 
 
 def _default_optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """PopTorch's, where none is given (facts/poptorch.md)."""
+    """PopTorch's, where none is given (docs/poptorch-semantics.md#optimisers)."""
     try:
         return SGD(model.parameters(), lr=0.01)
     except ValueError as error:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def fullest_tiles(report: Report) -> np.ndarray:
-    """Bytes of each IPU's fullest tile, gaps included: int64[ipu of a replica]; replicas are alike."""
+    """Bytes of each IPU's fullest tile, gaps included, in one replica: int64[ipu]."""
     ipus = range(report.target.ipus_per_replica)
     return np.array([report.tiles(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
 

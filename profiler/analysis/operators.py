@@ -11,10 +11,10 @@ from profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
-# Multiply-accumulates a tile does in a cycle, in half and in single precision (facts/machine.md,
-# PL).
+# Multiply-accumulates a tile does in a cycle, in half and in single precision
+# (docs/machine.md#targets).
 MACS_PER_CYCLE = {"ipu1": (32, 8), "ipu2": (64, 16), "ipu21": (64, 16)}
-EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (facts/machine.md, PL)
+EXCHANGE_BYTES_PER_CYCLE = 4  # that a tile receives (docs/machine.md#exchange)
 _SINGLE = ("float32", "float64")
 _HALF = ("float16", "bfloat16")
 

@@ -26,7 +26,7 @@ class Pace:
 
 
 def pace(report: Report, run: int = 0) -> Pace:
-    """Of a run's device iteration (a weight update, in training); zeros where no run was profiled."""
+    """The pace of a run's device iteration (one weight update); zeros where none was profiled."""
     runs = report.runs
     if run >= len(runs) or not runs["iterations"].iloc[run]:
         return Pace(0, 0, 0.0)

@@ -1,8 +1,8 @@
 """A device iteration pipeline cycle by pipeline cycle: who sets its length, and with what.
 
-Two bubbles, never to be confused (facts: pipeline.md): the *time* bubble is the share of the IPUs'
-cycles in which they compute for no micro-batch; the *slot* bubble the share of a stage's pipeline
-cycles in which it has none.
+Two bubbles, never to be confused (docs/pipeline-schedules.md#bubbles): the *time* bubble is the
+share of the IPUs' cycles in which they compute for no micro-batch; the *slot* bubble the share of a
+stage's pipeline cycles in which it has none.
 """
 
 from __future__ import annotations

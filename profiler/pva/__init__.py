@@ -2,7 +2,7 @@
 it.
 
 ``import profiler.pva as pva``; under ``ipu-run`` it is ``pva``. Source of names and meanings:
-facts/pva.md.
+docs/libpva.md.
 
 >>> from profiler import pva
 >>> report = pva.openReport("training/profile.pop")  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""``report.compilation`` (facts/pva.md, 1.3)."""
+"""``report.compilation`` (docs/libpva.md#compilation)."""
 
 from __future__ import annotations
 

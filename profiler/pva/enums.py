@@ -1,4 +1,4 @@
-"""libpva's enumerations (facts/pva.md)."""
+"""libpva's enumerations (docs/libpva.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``report.execution`` (facts/pva.md, 1.4)."""
+"""``report.execution`` (docs/libpva.md#execution)."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ class ExecutionReport(Shown):
         return TotalCycles(sum(run.cycles for run in self._runs))
 
     def blocks(self, tile: int) -> list[Block]:
-        """What a tile of the device did, step by step; those in which it does nothing are left out."""
+        """What one tile of the device did, without the steps in which it does nothing."""
         ipu, at = self._model.tile_of(tile)
         return [block for run in self._runs for block in self._blocks(run, ipu, at, tile)]
 

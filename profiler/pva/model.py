@@ -41,7 +41,7 @@ _KEPT = 64  # tiles whose bytes over all steps are remembered
 
 
 class Model:
-    """Columns of one report. Steps are counted in the program's order, over all IPUs of a replica."""
+    """Columns of one report; steps are numbered in program order, over all IPUs of a replica."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -327,23 +327,15 @@ class Model:
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:
         """Step -> row of the variable that is its code. What equal exchanges share is the first
-        one's: of steps that have operator and name in common, the first have the variables of that
-        name, in order.
+        one's.
         """
-        names = self.variables["name"].tolist(), self.steps["name"].tolist()
-        rows: dict[tuple[int, int, str], list[int]] = {}
-        for row in np.flatnonzero(self.variables["category"] == "internalExchangeCode").tolist():
-            name = str(names[0][row]).removesuffix("/exchange code")
-            key = int(self.variables["ipu"][row]), int(self.variables["op"][row]), name
-            rows.setdefault(key, []).append(row)
-        found = {}
-        for step in np.flatnonzero(self.steps["type"] == records.DO_EXCHANGE).tolist():
-            left = rows.get(
-                (int(self.steps["ipu"][step]), int(self.steps["op"][step]), str(names[1][step]))
-            )
-            if left:
-                found[step] = left.pop(0)
-        return found
+        is_code = self.variables["category"] == "internalExchangeCode"
+        rows = np.flatnonzero(is_code & (self.variables["step"] >= 0)).tolist()
+        return {
+            self.step_of[int(self.variables["step"][row])]: row
+            for row in rows
+            if int(self.variables["step"][row]) in self.step_of
+        }
 
     @cached_property
     def subtree_end(self) -> np.ndarray:
@@ -416,7 +408,7 @@ class Model:
         return self._remember(("totals", ipu), make)
 
     def category(self, ipu: int, category: str, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(always-live bytes, packed bytes of the others) of a category in one region, over tiles."""
+        """(always-live bytes, packed bytes of the others) of a category and region, by tile."""
 
         def make() -> tuple[np.ndarray, np.ndarray]:
             variables, _ = self.of_ipu[ipu]

@@ -1,4 +1,4 @@
-"""Operations and where they come from (facts/pva.md, 1.5).
+"""Operations and where they come from (docs/libpva.md#operations).
 
 An operation is a captured operator; its debug context is of the layer "popart", as the vendor's,
 with one of the layer "poptorch" as its parent: which ATen operator it was, in which module, at

@@ -1,4 +1,4 @@
-"""Programs, compute sets, vertices, and the visitor (facts/pva.md, 1.3)."""
+"""Programs, compute sets, vertices, and the visitor (docs/libpva.md#programs)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``openReport`` and the report it gives (facts/pva.md, 1.1 and 1.2)."""
+"""``openReport`` and the report it gives (docs/libpva.md#report)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FileVersion(Version):
 
 
 class PoplarVersion(Version):
-    """Where libpva has the SDK's version, that of the IPUscope that reads: no Poplar is involved."""
+    """The version of this IPUscope, where libpva has the SDK's: no Poplar is involved."""
 
     __slots__ = ("_writer",)
     _shown: tuple[str, ...] = ("string",)

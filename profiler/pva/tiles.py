@@ -1,4 +1,4 @@
-"""What tiles hold (facts/pva.md, 1.3)."""
+"""What tiles hold (docs/libpva.md#tiles)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``openTrace``: what happened on the host (facts/pva.md, 1.1). The vendor has a file of its own
-for it; here the calls of the model, with their host times, are in the profile.
+"""``openTrace``: what happened on the host (docs/libpva.md#module). The vendor has a file of its
+own for it; here the calls of the model, with their host times, are in the profile.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Trace(Shown):
 
 
 def openTrace(path: str | os.PathLike[str]) -> Trace:
-    """The host's side of a profile: one process and thread, with a call of the model as an event."""
+    """The host's side of a profile: one process, one thread, and an event per call of the model."""
     with open_report(path) as report:
         rows = zip(
             *(report.runs[name].tolist() for name in ("name", "host_start_us", "host_end_us")),

@@ -1,4 +1,4 @@
-"""Variables: as liveness counts them, and lowered to tiles (facts/pva.md, 1.3)."""
+"""Variables: as liveness counts them, and lowered to tiles (docs/libpva.md#variables)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Block goes where: costs from one profile, what another split would give, and the best one."""
+"""Where to put each Block: costs from a profile, what a split would give, and the best split."""
 
 from __future__ import annotations
 

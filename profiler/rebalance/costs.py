@@ -13,33 +13,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import records
+from profiler.enums import BodyTask, Purpose
 from profiler.report import Report, number
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Index = int | np.ndarray
-_STASH_STEPS = (  # names of the steps that move a tensor into its stash and back
-    r"/(?:stash|restore)$"
-)
-_STATE_STEPS = (  # of those that move what an update changes, besides optimiser state alone
-    r"/state/(?:load|store)/"
-)
+_STASHING = (Purpose.STASH, Purpose.RESTORE)
+_REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
 _WRITTEN = ("forward", "recompute")
 # Where a profile of one stage has neither: a sync between IPUs (the vendor's constant), and a
 # tensor's way into its stash, 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements on a tile, v to
-# 8 bytes (facts: cycles.md 7).
+# 8 bytes (docs/cycles.md#gather).
 EXTERNAL_SYNC_CYCLES = 600
 STASH_CYCLES, STASH_BYTES_PER_CYCLE = 403.0, 4
-HOST_LATENCY_SECONDS = (
-    9e-6  # of a transfer from or to the host, whatever its size (JIA: 8.8 us to a tile, 9.9 to all)
-)
-LINK_HOP_SECONDS = 0.16e-6  # each further hop (JIA)
+# Of a transfer from or to the host, whatever its size: 8.8 us to a tile, 9.9 us to all [JIA].
+HOST_LATENCY_SECONDS = 9e-6
+LINK_HOP_SECONDS = 0.16e-6  # each further hop [JIA]
 _HOST_SYNC = {"SinglePipeline": "alone", "ReplicaAndLadder": "sides"}
-STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy (TUT4)
-STREAMING_BYTES_PER_SECOND = (
-    5e9  # an IPU's part of about 20 GB/s a machine (facts: pipeline.md, 'Phased')
-)
+STREAM_STEPS = 2 * 257  # cycles: begin and end of a stream copy [TUT4]
+# An IPU's part of about 20 GB/s a machine (docs/machine.md#host-and-streaming-memory).
+STREAMING_BYTES_PER_SECOND = 5e9
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,7 @@ class Costs:
         stage, stage_ipu = blocks["stage"].to_numpy(), tuple(report.stages["ipu"].tolist())
         steps = report.program_steps()
         own = stage[steps["block"].to_numpy().clip(0)]
-        moves = steps["name"].str.contains(_STASH_STEPS, regex=True)
+        moves = steps["purpose"].isin(_STASHING)
         mine = steps[(steps["block"] >= 0) & (steps["stage"].to_numpy() == own) & ~moves]
         # a weight from off the chip or the replicas comes once for recomputation and backward,
         # whichever begins (of a stage that would recompute no longer an estimate: biases then need
@@ -193,14 +188,12 @@ class Costs:
         into = np.concatenate([[blocks["input_bytes"].iloc[0]], copy[:-1]])
         base, rate = _stash_fit(report)
         bodies = report.bodies
-        beside = bodies["kind"] == records.BESIDE
 
-        def host(words: str, over_io_tiles: bool) -> pd.Series[int]:
-            mine = bodies["name"].str.contains(words, regex=False) & (beside == over_io_tiles)
-            return bodies[mine].groupby("stage")["cycles"].sum()
+        def host(task: BodyTask) -> pd.Series[int]:
+            return bodies[bodies["task"] == task].groupby("stage")["cycles"].sum()
 
-        inputs, outputs = host("inputs from host", False), host("outputs to host", False)
-        loads, unloads = host("inputs from host", True), host("outputs to host", True)
+        inputs, outputs = host(BodyTask.STREAM_IN), host(BodyTask.STREAM_OUT)
+        loads, unloads = host(BodyTask.LOAD), host(BodyTask.UNLOAD)
         shortest = min(
             [c for found in (inputs, outputs, loads, unloads) for c in found.tolist()], default=0
         )
@@ -209,16 +202,13 @@ class Costs:
         )
         latency = min(latency, max(0, shortest - count))
         syncs = bodies.loc[bodies["kind"] == "external sync", "cycles"]
-        reduces = (
-            bodies[bodies["name"].str.contains("reduce", case=False, regex=False)]
-            .groupby("ipu")["cycles"]
-            .sum()
+        reduces = bodies[bodies["task"] == BodyTask.REDUCE].groupby("ipu")["cycles"].sum()
+        gathered = (
+            (steps["purpose"] == Purpose.ALL_GATHER)
+            & (steps["direction"] == "update")
+            & (steps["block"] < 0)
         )
-        gathers = (
-            steps[(steps["name"] == "AllGather") & (steps["block"] < 0)]
-            .groupby("ipu")["cycles"]
-            .sum()
-        )
+        gathers = steps[gathered].groupby("ipu")["cycles"].sum()
         reduces = reduces.add(gathers, fill_value=0)  # of weights, behind an update in parts
         memory, tied = _memory(report, stage), _tied(report)
         options = report.options
@@ -290,8 +280,8 @@ class Costs:
             return costs
         # state that moves together with its weight or accumulator is in the operators' cycles, and
         # in `moves` too
-        with_others = (steps["direction"] == "update") & steps["name"].str.contains(
-            _STATE_STEPS, regex=True
+        with_others = (
+            (steps["direction"] == "update") & steps["purpose"].isin(_REMOTE) & (steps["op"] >= 0)
         )
         by_block = (
             steps[with_others].groupby("block")["cycles"].sum().reindex(range(count), fill_value=0)
@@ -327,7 +317,7 @@ class Costs:
 
     def hop_latency(self, a: int, b: int) -> int:
         """Cycles before the first byte arrives: a ladder with two IPUs to a rung, 0.16 us a rung
-        (facts: JIA).
+        [JIA].
         """
         rungs = max(1, abs(a // 2 - b // 2))
         return round(self.link_latency + (rungs - 1) * LINK_HOP_SECONDS * self.clock_hz)
@@ -447,14 +437,16 @@ def _tied(report: Report) -> tuple[tuple[str, tuple[int, ...], int], ...]:
     used, by = variables.loc[uses["variable"][known]], ops.loc[uses["op"][known]]
     here = (used["role"] == "weight").to_numpy() & (by["direction"] == "forward").to_numpy()
     here &= (by["block"] >= 0).to_numpy()
-    found: dict[str, set[int]] = {}
-    for name, block in zip(used["name"][here].tolist(), by["block"][here].tolist(), strict=True):
-        found.setdefault(name, set()).add(block)
-    size = used[here].groupby("name")["bytes"].max().to_dict()
+    found: dict[int, set[int]] = {}
+    tensors = used["tensor"][here].tolist()
+    for tensor, block in zip(tensors, by["block"][here].tolist(), strict=True):
+        found.setdefault(tensor, set()).add(block)
+    size = used[here].groupby("tensor")["bytes"].max().to_dict()
+    name = dict(zip(tensors, used["name"][here].tolist(), strict=True))
     return tuple(
-        (name, tuple(sorted(of)), int(size[name]))
-        for name, of in sorted(found.items())
-        if len(of) > 1
+        (name[tensor], tuple(sorted(blocks)), int(size[tensor]))
+        for tensor, blocks in sorted(found.items())
+        if len(blocks) > 1
     )
 
 
@@ -463,18 +455,17 @@ def _stash_fit(report: Report) -> tuple[float, float]:
     that have one.
     """
     steps = report.program_steps()
-    steps = steps[steps["name"].str.endswith("/stash")]
+    steps = steps[steps["purpose"] == Purpose.STASH]
     kept = report.variables
     kept = kept[kept["role"] == "stash"]
     depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
     size = {
-        (name, stage): total / max(1, depth.get(stage, 1))
-        for name, stage, total in zip(kept["name"], kept["stage"], kept["bytes"], strict=True)
+        (tensor, stage): total / max(1, depth.get(stage, 1))
+        for tensor, stage, total in zip(kept["tensor"], kept["stage"], kept["bytes"], strict=True)
     }
+    rows = zip(steps["tensor"], steps["stage"], steps["cycles"], strict=True)
     found = [
-        (size[name, stage], cycles)
-        for name, stage, cycles in zip(steps["name"], steps["stage"], steps["cycles"], strict=True)
-        if (name, stage) in size
+        (size[tensor, stage], cycles) for tensor, stage, cycles in rows if (tensor, stage) in size
     ]
     if not found:
         return STASH_CYCLES, 1 / (STASH_BYTES_PER_CYCLE * report.target.tiles_per_ipu)
@@ -599,7 +590,7 @@ def _outputs_once(report: Report) -> bool:
     """
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)
-        out = tasks[tasks["name"].str.contains("outputs to host", regex=False)]
+        out = tasks[tasks["task"].isin((BodyTask.STREAM_OUT, BodyTask.UNLOAD))]
         return out["stage"].nunique() == len(out)
     mode = report.options.get("outputMode", "Default")
     return mode in ("Final", "Sum") or (mode == "Default" and report.meta["kind"] == "training")
@@ -623,7 +614,7 @@ class _Memory:
 
 
 def _memory(report: Report, stage: np.ndarray) -> _Memory:
-    """What each Block holds on each tile: always, while it runs, between its forward and backward."""
+    """Bytes of each Block by tile: always, while it runs, between forward and backward."""
     blocks, tiles = len(stage), report.target.tiles_per_ipu
     where = report.stages["ipu"].to_numpy()  # of each stage
     always, peak, interleaved, saved, state, once = np.zeros((6, blocks, tiles), dtype=np.int64)
@@ -641,19 +632,19 @@ def _memory(report: Report, stage: np.ndarray) -> _Memory:
     piece_of |= {id: -1 for _, _, again in pieces for id in again}
     of_weight: dict[tuple[int, int], np.ndarray] = {}
     weights = frame[frame["role"] == "weight"]
-    keys = zip(weights["ipu"].tolist(), weights["name"].tolist(), strict=True)
+    keys = zip(weights["ipu"].tolist(), weights["tensor"].tolist(), strict=True)
     owners = dict(
         zip(keys, zip(weights["block"].tolist(), weights["op"].tolist(), strict=True), strict=True)
     )
     for ipu in range(report.target.num_ipus):
         here = frame[frame["ipu"] == ipu]
         vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
-        states = here[here["role"] == "optimiser state"].drop_duplicates("name")
-        for id, name, block, op in zip(
-            states.index, states["name"], states["block"], states["op"], strict=True
+        states = here[here["role"] == "optimiser state"].drop_duplicates("tensor")
+        for id, weight, block, op in zip(
+            states.index, states["parameter"], states["block"], states["op"], strict=True
         ):
             block, op = owners.get(
-                (ipu, name.rpartition("/")[0]), (block, op)
+                (ipu, weight), (block, op)
             )  # the weight's: one off the chip has none
             if 0 <= block < blocks:
                 state[block] += vectors[int(id)]
@@ -774,15 +765,15 @@ def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[i
         of_step.get((ipu, stop - 1), "")
         for ipu, stop in zip(rows["ipu"], rows["stop"], strict=True)
     ]
-    names = set()
+    tensors = set()
     kept: dict[int, bool] = {}
-    keys = list(zip(rows["ipu"].tolist(), rows["name"].tolist(), strict=True))
+    keys = list(zip(rows["ipu"].tolist(), rows["tensor"].tolist(), strict=True))
     for id, key, words in zip(rows.index.tolist(), keys, last, strict=True):
         if words == "backward":
-            kept[id] = key not in names
-            names.add(key)
+            kept[id] = key not in tensors
+            tensors.add(key)
     for id, key, words in zip(rows.index.tolist(), keys, last, strict=True):
-        if key in names and words in _WRITTEN and id not in kept:
+        if key in tensors and words in _WRITTEN and id not in kept:
             kept[id] = False
     return kept
 

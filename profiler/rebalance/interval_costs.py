@@ -71,7 +71,7 @@ class Bands:
     most: int  # cycles: stages that take as many are all in
 
     def load(self, k: int) -> np.ndarray:
-        """Cycles of stage k where it fits, with the choice that makes it shortest; else INFINITE."""
+        """Cycles of stage k with the quickest choice that fits; INFINITE where none does."""
         if k == self.stages - 1:
             found = np.where(self._fits_somehow(k), self.final, INFINITE)
         else:
@@ -81,7 +81,7 @@ class Bands:
         return np.where(self.allowed, found, INFINITE)
 
     def choice(self, k: int, first: int, last: int) -> Choice:
-        """The choice with which stage k of these Blocks fits and is shortest; of equals, the first."""
+        """The quickest choice with which stage k of these Blocks fits; the first of equal ones."""
         at = (first, last - first)
         cycles = [self.final] * len(self.choices) if k == self.stages - 1 else self.early
         length = [

@@ -176,7 +176,7 @@ def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
 
 
 def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
-    """What ``ipu-run --placement`` is to take: stages with their Blocks and IPUs, for `json.dump`."""
+    """The placement for ``ipu-run --placement``: stages with Blocks and IPUs, for `json.dump`."""
     stages = [
         {"ipu": ipu, "blocks": list(costs.names[first : last + 1])}
         for ipu, (first, last) in zip(assignment.ipus, assignment.spans(len(costs)), strict=True)
@@ -213,7 +213,7 @@ def _streams(
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
     """Cycles that each IPU's exchange with the others takes: the latency of the farthest, then the
-    busier way, each neighbour's bytes at the rate of the link to it (facts: JIA).
+    busier way, each neighbour's bytes at the rate of the link to it [JIA].
     """
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received
@@ -241,7 +241,7 @@ def _fullest(costs: Costs, parts: list[Part], ipus: tuple[int, ...]) -> tuple[in
 
 
 def _notes(costs: Costs, ipus: int) -> list[str]:
-    """IPUs are attached in powers of two (facts: poptorch.md, 'Placement')."""
+    """IPUs are attached in powers of two (docs/poptorch-semantics.md#placement)."""
     attached = 1 << (ipus - 1).bit_length()
     if attached == ipus:
         return []

@@ -67,8 +67,9 @@ COMMANDS = {
 
 _HELP = """Ask a profile.pop what a model did on its IPUs, and where it waited.
 
-A PROFILE is a profile.pop, a directory that has one, or a directory with training/ and inference/ as a run with
-autoreport leaves it, or one above any number of these; patterns work too ('runs/*/training')."""
+A PROFILE is a profile.pop, a directory that contains one, a directory with training/ and
+inference/ as a run with autoreport leaves it, or one above any number of these; patterns work too
+('runs/*/training')."""
 
 _EXAMPLES = """begin with:
   ipu-report summary demo/training       the machine, the speed, the memory, what is odd
@@ -78,7 +79,8 @@ _EXAMPLES = """begin with:
 
   ipu-report stages --help               each subcommand has its own examples
 
-exit codes: 0 all is well; 1 what was asked is not so, or a check failed; 2 usage; 3 a profile cannot be read"""
+exit codes: 0 all is well; 1 what was asked does not hold, or a check failed; 2 usage;
+            3 a profile cannot be read"""
 
 
 class _Parser(argparse.ArgumentParser):

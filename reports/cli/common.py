@@ -22,7 +22,7 @@ KINDS = ("training", "inference")  # directories as a run with autoreport leaves
 
 
 class CommandError(Exception):
-    """Ends a subcommand with one line and an exit code. The line names the thing and the way out."""
+    """Ends a subcommand with an exit code and one line that names the cause and the way out."""
 
     def __init__(self, message: str, code: int = NOT_SO) -> None:
         super().__init__(message)

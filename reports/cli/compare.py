@@ -1,6 +1,7 @@
 """Two profiles: what changed from A to B, in sum and by operator (matched by name).
 
---fail-if makes it a check for scripts: 'cycles>+3%' fails where a weight update takes over 3 % longer in B.
+--fail-if makes it a check for scripts: 'cycles>+3%' fails where a weight update takes over 3 %
+longer in B.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HELP = "read-only SQL on the profile"
 EXAMPLES = """  ipu-report query 'select name from sqlite_master' demo/training
-  ipu-report query 'select type, count(*) n, sum(cycles) cycles from program_steps group by type' demo/training
+  ipu-report query 'select type, sum(cycles) from program_steps group by type' demo/training
   ipu-report query --csv 'select * from blocks' 'runs/*/training' > blocks.csv
 """
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from reports.tables import Page
 
 HELP = "the best split into stages, and a placement file of it"
-EXAMPLES = """  ipu-report rebalance demo/training                      the best number of stages, up to as many as now
+EXAMPLES = """  ipu-report rebalance demo/training     the best split, into as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --autoreport after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
-  ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training    a stage list that comes back to IPU 0
-  ipu-report rebalance --recompute choose --offload choose demo/training   each stage as it is quickest and fits
-  ipu-report rebalance --prove --prices --blame demo/training     why it is so, and what more would be worth
+  ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages that revisit IPU 0
+  ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
+  ipu-report rebalance --prove --prices --blame demo/training     why, and what more would be worth
 """
 _WAYS = ("profiled", "choose", "always", "never")
 

@@ -92,7 +92,7 @@ def test_poplibs_products_are_met_with_half_the_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "published"),  # of MK2, fp16 (poplibs tests/benchmark_results.csv)
+    ("case", "published"),  # of MK2, fp16 [PLB]
     [
         ("training 3x3 56x56 64->64 batch 4; partials fp32", 85_893),
         ("training 1x1 stride 2 14x14 1024->2048 batch 4; partials fp32", 81_104),

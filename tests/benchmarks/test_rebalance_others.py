@@ -1,4 +1,4 @@
-"""Others' ways to split, as they are described: what they promise holds, and ours is never worse."""
+"""Published ways to split: what they promise holds, and ours is never worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/compatibility.md is what its script makes, and the script's table is held against the code."""
+"""docs/compatibility.md is what its script writes, and the script's table agrees with the code."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_script_is_short(path: Path) -> None:
 
 
 def test_what_is_learned_is_learned(tmp_path: Path) -> None:
-    """Pretraining learns its batch by heart, fine-tuning takes its weights and tells classes apart."""
+    """Pretraining learns its batch by heart; fine-tuning from its weights tells classes apart."""
     torch.manual_seed(0)
     saved = tmp_path / "bert.pt"
     words = ["--tiny", "--stages", "2", "--accumulation", "4"]

@@ -323,7 +323,7 @@ def test_a_batch_sampler_that_is_its_own_iterator_is_gone_through_once() -> None
 
 
 def test_what_is_for_the_asynchronous_modes_is_left_aside_in_the_other() -> None:
-    """Applications hand it over in every mode (graphcore/examples, vision/cnns; Hugging Face's
+    """Applications hand it over in every mode ([EX, vision/cnns]; Hugging Face's
     IPUTrainer).
     """
     loader = DataLoader(
@@ -382,7 +382,7 @@ def test_wrong_arguments_of_asynchronous_loading_are_errors(make: Any, says: str
 
 @pytest.mark.slow
 def test_a_script_under_ipu_run_loads_asynchronously_and_ends(tmp_path: Path) -> None:
-    """Its dataset is a class of the script, which imports poptorch: so does the process that loads."""
+    """The dataset is a class of the script, so that the process that loads imports poptorch too."""
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import poptorch, torch
@@ -396,7 +396,8 @@ def test_a_script_under_ipu_run_loads_asynchronously_and_ends(tmp_path: Path) ->
 
         if __name__ == "__main__":
             opts = poptorch.Options().deviceIterations(2).showCompilationProgressBar(False)
-            loader = poptorch.DataLoader(opts, Data(), mode=poptorch.DataLoaderMode.Async, num_workers=1)
+            mode = poptorch.DataLoaderMode.Async
+            loader = poptorch.DataLoader(opts, Data(), mode=mode, num_workers=1)
             model = poptorch.inferenceModel(torch.nn.ReLU(), opts)
             print(*(int(model(batch).sum()) for batch in loader))
         """)
@@ -411,16 +412,15 @@ def test_a_script_under_ipu_run_loads_asynchronously_and_ends(tmp_path: Path) ->
 
 
 def test_a_script_that_ends_in_the_middle_of_an_epoch_leaves_no_tracebacks(tmp_path: Path) -> None:
-    """The loader's own workers share files with the script, and have to be gone before those are."""
+    """The loader's own workers share files with the script, and have to end before those go."""
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import poptorch, torch
 
         if __name__ == "__main__":
             data = torch.utils.data.TensorDataset(torch.ones(400, 2))
-            loader = poptorch.DataLoader(
-                poptorch.Options(), data, batch_size=1, num_workers=2, mode=poptorch.DataLoaderMode.Async
-            )
+            mode, options = poptorch.DataLoaderMode.Async, poptorch.Options()
+            loader = poptorch.DataLoader(options, data, num_workers=2, mode=mode)
             print(next(iter(loader))[0].tolist())
         """)
     )

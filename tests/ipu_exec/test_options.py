@@ -263,10 +263,12 @@ def test_flat_names_every_option_and_is_json() -> None:
 def test_options_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "options.conf"
     path.write_text(
-        "# a comment\ndeviceIterations(4)\nTraining.gradientAccumulation(8)  #"
-        " deep\noutputMode(poptorch.OutputMode.EveryN,"
-        ' output_return_period=2)\nPrecision.setPartialsType(torch.half)\nsetAvailableMemoryProportion({"IPU0":'
-        " 0.2})\n"
+        "# a comment\n"
+        "deviceIterations(4)\n"
+        "Training.gradientAccumulation(8)  # deep\n"
+        "outputMode(poptorch.OutputMode.EveryN, output_return_period=2)\n"
+        "Precision.setPartialsType(torch.half)\n"
+        'setAvailableMemoryProportion({"IPU0": 0.2})\n'
     )
     options = Options().loadFromFile(path)
     assert (options.device_iterations, options.Training.gradient_accumulation) == (4, 8)

@@ -56,7 +56,8 @@ def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
                 "one": poptorch.optim is optim and poptorch.OutputMode is OutputMode,
                 "name": poptorch.__name__,
                 "pickles": type(pickle.loads(pickle.dumps(Mine()))) is Mine,
-                "target": os.environ.get("IPUSCOPE_TARGET"), "engine": os.environ.get("POPLAR_ENGINE_OPTIONS"),
+                "target": os.environ.get("IPUSCOPE_TARGET"),
+                "engine": os.environ.get("POPLAR_ENGINE_OPTIONS"),
             }))
             sys.exit(7)
         """,
@@ -144,7 +145,8 @@ def test_an_unchanged_poptorch_script_leaves_a_profile_of_the_target(tmp_path: P
         options._Popart.set("autoRecomputation", int(popart.RecomputationType.Pipeline))
         options.Training.gradientAccumulation(4)
         network = Network()
-        model = poptorch.trainingModel(network, options, poptorch.optim.SGD(network.parameters(), lr=0.1))
+        optimizer = poptorch.optim.SGD(network.parameters(), lr=0.1)
+        model = poptorch.trainingModel(network, options, optimizer)
         output, loss = model(torch.randn(8, 8), torch.randint(4, (8,)))
         """,
     )

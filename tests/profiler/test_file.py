@@ -318,7 +318,7 @@ def test_a_run_killed_while_writing_leaves_the_old_profile_and_a_partial_one(cop
 
 
 def test_a_foreign_journal_beside_a_partial_file_deletes_nothing(tmp_path):
-    """SQLite deletes the super-journal that a hot journal names; an attacker could name any file."""
+    """SQLite deletes the super-journal that a hot journal names, which may be any file."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     subprocess.run(

@@ -87,7 +87,7 @@ def test_variables_on_tiles_are_the_reports(path, report):
 
 
 def test_sql_written_for_the_vendors_file_runs(path, report):
-    """The columns that facts/pva.md (2.1) lists; step ids go through all runs."""
+    """The columns that docs/libpva.md#files-of-a-run lists; step ids go through all runs."""
     of_type = ask(
         path,
         "SELECT type, sum(cycles) AS cycles FROM steps JOIN steps_by_ipu ON step_id = id GROUP BY"
@@ -160,6 +160,9 @@ def old(path, tmp_path):
             connection.execute(f"DROP VIEW {view.name}")
         for record in (*records.PLAIN, *records.SINCE_2):
             connection.execute(f"DROP TABLE {record.table}")
+        for record, names in records.SINCE_3.items():
+            for name in names:
+                connection.execute(f"ALTER TABLE {record.table} DROP COLUMN {name}")
         connection.execute("PRAGMA user_version = 1")
         connection.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
     return there
@@ -193,7 +196,7 @@ def test_upgrading_gives_the_same_profile_with_the_plain_tables(old, path, capsy
 
 
 def test_what_cannot_be_upgraded_says_why_and_stays(old, path, tmp_path):
-    with pytest.raises(ProfileError, match="has format 2 already"):
+    with pytest.raises(ProfileError, match="has format 3 already"):
         migrate.upgrade(path)
     with closing(sqlite3.connect(old, isolation_level=None)) as connection:
         connection.execute("UPDATE meta SET value = 'false' WHERE key = 'complete'")

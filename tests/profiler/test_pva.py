@@ -1,4 +1,4 @@
-"""libpva's object model, held against `Report`, and against how programs written for libpva use it."""
+"""libpva's object model, against `Report` and against how programs for libpva use it."""
 
 from __future__ import annotations
 

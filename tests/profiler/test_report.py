@@ -546,7 +546,7 @@ def test_tiles_with_and_without_gaps(report):
 
 
 def test_gaps_of_the_vendors_tutorial():
-    """facts/memory.md, TUT4: 1,400 of 1,472 tiles use region 1, 6,400 bytes each: 307,309,104 bytes
+    """[TUT4]: 1,400 of 1,472 tiles use region 1, 6,400 bytes each: 307,309,104 bytes
     with gaps.
     """
     used = np.arange(1_472) < 1_400
@@ -573,7 +573,7 @@ def test_a_tile_that_is_too_full_overflows(path, tmp_path):
 
 
 def test_a_long_run_is_unrolled_without_a_loop(tmp_path):
-    """A quarter of a million slices in well under a second; a Python loop over them takes several."""
+    """A quarter of a million slices in well under a second; a Python loop takes several."""
     long = synthetic_profile(
         tmp_path / "long.pop", tiles=8, micro_batches=500, iterations=5, runs=1
     )

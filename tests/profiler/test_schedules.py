@@ -1,4 +1,4 @@
-"""The schedule against its closed forms and against brute force (facts/pipeline.md)."""
+"""The schedule against its closed forms and against brute force (docs/pipeline-schedules.md)."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_pipeline_hides_inputs_that_are_shorter_than_its_cycles(stages, load, 
         assert hidden.total == plain.total + load, "but the first, all are hidden"
 
 
-def test_across_device_iterations_the_first_input_comes_beside_the_last_micro_batch_and_the_weight_update():
+def test_the_next_iterations_first_input_overlaps_the_last_micro_batch_and_the_update():
     some = Costs((0,), (10,), (20,), update=(50,), load=((0, 7),), unload=((0, 3),), across=True)
     schedule = schedules.sharded(some, 4)
     assert (schedule.total, schedule.head, schedule.tail) == (4 * 30 + 50, 7, 3)
@@ -182,7 +182,7 @@ def test_sharded_stages_whose_ipus_wait_alone_get_their_inputs_meanwhile():
     assert schedules.sharded(replace(some, host_sync=(0, 1)), 1).total == 5 + 10 + 1 + 2 + 30
 
 
-def test_worked_example_of_the_facts():
+def test_worked_example_of_the_page():
     schedule = schedules.pipelined(Costs((0, 1, 2, 3), (1,) * 4, (2,) * 4), 10)
     assert schedule.total == 39
     assert [schedule.phases.count(p) for p in ("ramp-up", "steady", "ramp-down")] == [6, 4, 6]

@@ -130,7 +130,7 @@ def test_a_pipeline_fills_and_drains_on_the_diagonal(
     for ipu, row in enumerate(lanes):
         cells = [row[at : at + width] for at in range(0, len(row), width)]
         forward = [at for at, cell in enumerate(cells) if "F" in cell]
-        # facts/pipeline.md: stage k runs micro-batch m in cycle k + m
+        # docs/pipeline-schedules.md#training: stage k runs micro-batch m in cycle k + m
         assert forward == list(range(ipu, ipu + 10))
         assert cells[ipu].count("F0") == 1
         backward = [at for at, cell in enumerate(cells) if "B" in cell]

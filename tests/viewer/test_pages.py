@@ -68,7 +68,8 @@ class Tab:
         )
 
     def wait(self, expression: str) -> None:
-        self.page.wait_for_function(expression, timeout=15_000, polling=50)
+        # A function: the page's policy lets no text become a script.
+        self.page.wait_for_function(f"() => {expression}", timeout=15_000, polling=50)
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,8 @@ KIB = 1024
 MIB = 1024 * 1024
 OTHER = "#d55e00"  # what is of the other of two profiles
 HEAT_SHAPE = (560, 300)  # steps x tiles at the most: what a page can show
-_ROWS_OF_CHIP = {
-    1472: 23,
-    1216: 19,
-}  # 64 columns (facts/machine.md: MLP); which tile is where is assumed
+# 64 columns (docs/machine.md#targets); which tile is where is assumed
+_ROWS_OF_CHIP = {1472: 23, 1216: 19}
 
 # What bytes are for, from the model's own to the machine's: (name, roles or categories, light,
 # dark)
@@ -353,7 +351,7 @@ def chip(
 
 
 def categories(memory: pd.DataFrame, theme: Theme) -> go.Figure:
-    """What lies in each IPU at its fullest step, by what it is for. ``memory`` is `Report.memory`."""
+    """Bytes in each IPU at its fullest step, by purpose; ``memory`` is `Report.memory`."""
     ipus = sorted(set(memory["ipu"].tolist()))
     kind = [
         kind_of(category, role)

@@ -354,7 +354,7 @@ def _words(
 
 
 def _looks(theme: Theme) -> dict[int, Look]:
-    """By code: the activities, what is not found, and the modules' hues (one name in the legend)."""
+    """Colours by code: activities, unknown ones, and the modules' hues (one name in the legend)."""
     found = {}
     for code, activity in enumerate(ACTIVITIES):
         dark = activity.dark_text or theme.name == "dark"

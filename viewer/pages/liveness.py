@@ -1,4 +1,4 @@
-"""Liveness: live bytes over program steps and tiles, and what is live at a chosen point, how long."""
+"""Liveness: live bytes over program steps and tiles, and the variables live at a chosen point."""
 
 from __future__ import annotations
 

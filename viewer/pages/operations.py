@@ -107,7 +107,10 @@ def layout(view: View) -> Any:
 def register(app: Dash, profiles: Profiles) -> None:
     """Callbacks of the page."""
     app.clientside_callback(
-        """function(rows) { return rows && rows.length ? String(rows[0].id) : window.dash_clientside.no_update; }""",
+        """function(rows) {
+            const chosen = rows && rows.length;
+            return chosen ? String(rows[0].id) : window.dash_clientside.no_update;
+        }""",
         Output(common.param_id(NAME, "op"), "value"),
         Input("operations-grid", "selectedRows"),
         prevent_initial_call=True,

@@ -157,7 +157,8 @@ _CLICK = """
 function(point) {
     const at = point && point.points && point.points[0];
     const step = at && at.customdata && at.customdata[1];
-    return step === undefined || step === null || step < 0 ? window.dash_clientside.no_update : String(step);
+    const none = step === undefined || step === null || step < 0;
+    return none ? window.dash_clientside.no_update : String(step);
 }
 """
 

@@ -198,7 +198,7 @@ def test_an_exception_names_its_operator_and_line(
     made.Precision.enableFloatingPointExceptions(True)
     model = nn.Sequential(Calls(function))
     with pytest.raises(
-        Error, match=rf"floating-point exception: {what} .*in module '0'.*test_casting\.py:\d+"
+        Error, match=rf"floating-point exception: {what} .*in module '0'.*test_casts\.py:\d+"
     ):
         poptorch.inferenceModel(model, made)(x)
     poptorch.inferenceModel(model, options())(x)  # nothing is said where they are off
@@ -227,7 +227,7 @@ def test_exceptions_of_the_backward_and_of_the_weight_update() -> None:
         lambda x, w: (w - w).abs().sqrt().sum()
     )  # the gradient of a root at zero is infinite
     with pytest.raises(
-        Error, match=r"a division by zero in gradient/div .*backward.*test_casting\.py:\d+"
+        Error, match=r"a division by zero in gradient/div .*backward.*test_casts\.py:\d+"
     ):
         poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1.0))(ONE)
     model = Calls(lambda x, w: (w * 1e30).sum())

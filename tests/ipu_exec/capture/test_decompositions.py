@@ -145,7 +145,7 @@ def test_an_operator_of_lowered_ones_is_taken_apart_and_keeps_its_place() -> Non
         "aten.sigmoid.default",
         "aten.mul.Tensor",
     ]
-    assert all(op.module == "0" and op.file.endswith("test_decompose.py") for op in graph.ops)
+    assert all(op.module == "0" and op.file.endswith("test_decompositions.py") for op in graph.ops)
 
 
 def test_a_lowering_of_the_whole_operator_comes_before_its_parts(

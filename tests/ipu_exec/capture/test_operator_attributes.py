@@ -364,7 +364,7 @@ def test_the_profile_says_what_was_asked_for() -> None:
 
 
 def test_an_attribute_is_entered_and_left_like_in_hooks() -> None:
-    from ipu_exec.annotations import attributes
+    from ipu_exec.capture.open_blocks import attributes
 
     outer, inner = (
         poptorch.Attribute(__outline={"layer": "A"}),

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import ipu_exec
+from ipu_exec.capture.loss import find_final_loss, find_loss
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.reads import read_values
-from ipu_exec.numerics.loop import find_final_loss, find_loss
 from tests.models import Mnist, mnist_batch
 
 
@@ -126,16 +126,16 @@ def test_a_branch_on_data_is_an_error_with_the_line():
         def forward(self, x):
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(ipu_exec.Error, match=r"content of a tensor.*test_capture\.py:\d+"):
+    with pytest.raises(ipu_exec.Error, match=r"content of a tensor.*test_step\.py:\d+"):
         capture(Branch(), (torch.randn(3),), {})
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: x[x > 0], r"aten::nonzero are unsupported.*test_capture\.py:\d+"),
-        (lambda x: torch.fft.rfft(x).abs(), r"an IPU has no complex64.*test_capture\.py:\d+"),
-        (lambda x: x.to_sparse().to_dense(), r"an IPU has no sparse tensors.*test_capture\.py:\d+"),
+        (lambda x: x[x > 0], r"aten::nonzero are unsupported.*test_step\.py:\d+"),
+        (lambda x: torch.fft.rfft(x).abs(), r"an IPU has no complex64.*test_step\.py:\d+"),
+        (lambda x: x.to_sparse().to_dense(), r"an IPU has no sparse tensors.*test_step\.py:\d+"),
     ],
     ids=["a shape from data", "complex numbers", "sparse tensors"],
 )
@@ -306,7 +306,7 @@ def test_several_losses_that_are_not_marked_as_one_are_said(caplog: pytest.LogCa
 
 
 class Masked(nn.Module):
-    """Changes a softmax that its backward needs, in place or not (as Wav2Vec2's pretraining does)."""
+    """Changes a softmax that its backward needs, in place or not (as in Wav2Vec2's pretraining)."""
 
     def __init__(self, in_place: bool) -> None:
         super().__init__()

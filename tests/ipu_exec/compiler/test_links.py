@@ -39,7 +39,7 @@ def test_the_ladder_of_links() -> None:
         2,
         7,
     ]
-    # 0.7 us to a neighbour and 0.16 us a further hop: 1.66 us across 16 IPUs, where JIA measured
+    # 0.7 us to a neighbour and 0.16 us a further hop: 1.66 us across 16 IPUs, where [JIA] measured
     # 1.76
     assert link_latency_cycles(MK2, 7) / MK2.clock_hz == pytest.approx(1.66e-6)
 

@@ -1,5 +1,5 @@
 """Where tensors lie: replicated tensor sharding and streaming memory, against closed forms
-(facts/pipeline.md).
+(docs/pipeline-schedules.md#sharded-state).
 """
 
 from __future__ import annotations
@@ -346,7 +346,8 @@ def test_off_chip_accumulators_come_to_be_added_to() -> None:
     )  # in the backward and in the update
     for task in (schedules.BACKWARD, schedules.UPDATE):
         for way in ("load", "store"):
-            word = f"layers.0.weight/{'accumulator' if task == schedules.BACKWARD else 'state'}/{way}/mid"
+            moved = "accumulator" if task == schedules.BACKWARD else "state"
+            word = f"layers.0.weight/{moved}/{way}/mid"
             (mid,) = steps(made, task, word)
             assert mid.cycles == ceil(
                 WIDTH * WIDTH * 4 / MK2.streaming_bytes_per_second * MK2.clock_hz

@@ -71,7 +71,7 @@ def test_a_step_lasts_as_long_as_its_slowest_tile(mnist):
 
 
 def test_a_call_takes_what_the_closed_form_says(mnist):
-    """Pipeline cycles by facts/pipeline.md, streams and update added where they belong."""
+    """The pipeline cycles of docs/pipeline-schedules.md#training, with streams and update added."""
     costs = mnist.timeline.costs
     pipeline = schedules.training_cycles(
         costs.forward, costs.backward, 10, costs.sync + max(costs.copies)
@@ -275,7 +275,7 @@ def test_an_operator_without_lowering_is_named_with_its_line():
         def forward(self, x):
             return torch.linalg.eigvalsh(x)
 
-    with pytest.raises(ipu_exec.Error, match=r"(?s)linalg_eigh.*test_compile\.py:\d+"):
+    with pytest.raises(ipu_exec.Error, match=r"(?s)linalg_eigh.*test_passes\.py:\d+"):
         compile_step(Exotic(), (torch.eye(4),), {}, ipu_exec.Options(), None, False)
 
 

@@ -9,6 +9,7 @@ import torch
 
 import ipu_exec
 from ipu_exec import AutoStage, PipelinedExecution, Stage
+from ipu_exec.capture.loss import find_loss
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.placement import (
     StagePlace,
@@ -19,7 +20,6 @@ from ipu_exec.compiler.placement import (
     storage_bytes,
 )
 from ipu_exec.graph import BlockInfo
-from ipu_exec.numerics.loop import find_loss
 from tests.models import Mlp, Mnist, mnist_batch
 
 BLOCKS = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "c", 1), BlockInfo(3, "d", None)]

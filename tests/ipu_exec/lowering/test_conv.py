@@ -1,4 +1,4 @@
-"""Convolutions against published measurements (JIA, GC2), and what every plan of one must keep."""
+"""Convolutions against measurements on GC2 [JIA], and what every plan of one must keep."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def test_a_bias_is_added_where_the_outputs_lie() -> None:
 
 
 def test_fp32_partials_of_fp16_operands_have_half_the_outputs() -> None:
-    """Sixteen units are for fp16 partials or fp32 operands (poplibs, ConvPartial1x1Out:
-    hasAssembly).
+    """Sixteen units are for fp16 partials or fp32 operands ([PL,
+    lib/poplin/codelets/ConvPartial1x1Out.cpp]: hasAssembly).
     """
     outputs = {
         p: amp.unit_for(Machine(TARGETS["bow"], 1472, partials=p), "float16").out_group

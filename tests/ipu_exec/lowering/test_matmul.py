@@ -1,4 +1,4 @@
-"""The product planner against the vendor's own model (TUT4) and published measurements (PSP)."""
+"""The product planner against the vendor's own model [TUT4] and published measurements [PSP]."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tests.paths import DATA
 
 BOW = Machine(TARGETS["bow"], 1472)
 
-# Published throughput of dense products on Bow in TFLOP/s: size, columns, fp16, fp32 (PSP;
-# facts/validation.csv)
+# Published throughput of dense products on Bow in TFLOP/s: size, columns, fp16, fp32 [PSP]
 PSP = [
     line.split(",")
     for line in (DATA / "psp_dense.csv").read_text().splitlines()
@@ -117,8 +116,8 @@ def test_a_parameter_is_stored_as_planned_and_then_needs_no_transposition() -> N
 
 
 def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> None:
-    """16 rows are one part of output channels and 4,096 columns the field, as in poplibs
-    (MatMul.cpp, getConvParams).
+    """16 rows are one part of output channels and 4,096 columns the field, as getConvParams
+    has it [PL, lib/poplin/MatMul.cpp].
 
     With the rows as the field each block of weights would be loaded for three rows a worker.
     """

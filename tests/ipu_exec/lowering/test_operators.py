@@ -116,7 +116,7 @@ def test_lookups_in_a_small_table_are_shared_by_copies_of_it() -> None:
 def test_tables_are_copied_where_the_vendors_planner_copies_them(
     rows: int, width: int, lookups: int, several: bool
 ) -> None:
-    """Its own tests of the lookup split (graphcore/poplibs, tests/popops/EmbeddingPlanTest.cpp)."""
+    """Its own tests of the lookup split [PL, tests/popops/DynamicSlicePlanningTest.cpp]."""
     table, out = tensor(rows, width, dtype="float16"), tensor(lookups, width, dtype="float16")
     spec = op("aten.embedding.default", (table, tensor(lookups, dtype="int64")), out)
     plan = lower(spec, MK2)

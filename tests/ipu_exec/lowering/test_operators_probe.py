@@ -99,9 +99,11 @@ def three() -> list[Tensor]:
 IMAGES = {1: lambda: [r(2, 4, 8)], 2: lambda: [r(2, 4, 8, 8)], 3: lambda: [r(2, 4, 4, 6, 6)]}
 
 for name in words(
-    """ReLU ReLU6 ELU SELU CELU GELU SiLU Mish Softplus Softsign Tanh Sigmoid LogSigmoid Hardtanh
-        Hardswish Hardsigmoid Hardshrink Softshrink Tanhshrink LeakyReLU RReLU PReLU Identity Flatten Dropout
-        AlphaDropout FeatureAlphaDropout GLU"""
+    """
+        ReLU ReLU6 ELU SELU CELU GELU SiLU Mish Softplus Softsign Tanh Sigmoid LogSigmoid Hardtanh
+        Hardswish Hardsigmoid Hardshrink Softshrink Tanhshrink LeakyReLU RReLU PReLU Identity
+        Flatten Dropout AlphaDropout FeatureAlphaDropout GLU
+    """
 ):
     module(name, x2)
 module("GELU", x2, approximate="tanh")
@@ -278,19 +280,24 @@ def square() -> list[Tensor]:
 
 named(
     square,
-    """abs acos asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac
-    isnan isinf isfinite lgamma log log10 log1p log2 logit nan_to_num neg rad2deg reciprocal relu round rsqrt sgn
-    sigmoid sign signbit sin sinc sinh sqrt square tan tanh trunc logical_not amax amin argmax argmin all any max min
-    mean median nansum norm prod std var sum std_mean var_mean count_nonzero tril triu fliplr flipud rot90 trace
-    diagonal diag diagflat diff clone ravel nonzero corrcoef cov msort aminmax nanmedian angle frexp
-    unbind_copy""",
+    """
+        abs acos asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1
+        floor frac isnan isinf isfinite lgamma log log10 log1p log2 logit nan_to_num neg rad2deg
+        reciprocal relu round rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt square tan tanh
+        trunc logical_not amax amin argmax argmin all any max min mean median nansum norm prod std
+        var sum std_mean var_mean count_nonzero tril triu fliplr flipud rot90 trace diagonal diag
+        diagflat diff clone ravel nonzero corrcoef cov msort aminmax nanmedian angle frexp
+        unbind_copy
+    """,
 )
 function(lambda: [r(5, 5) + 1], acosh=torch.acosh)
 named(
     lambda: [r(5, 5), r(5, 5)],
-    """add sub mul div atan2 fmod remainder maximum minimum fmax fmin pow eq ne lt le gt
-    ge logical_and logical_or logical_xor hypot xlogy logaddexp logaddexp2 true_divide dist inner kron cdist matmul mm
-    copysign float_power isclose ldexp nextafter""",
+    """
+        add sub mul div atan2 fmod remainder maximum minimum fmax fmin pow eq ne lt le gt ge
+        logical_and logical_or logical_xor hypot xlogy logaddexp logaddexp2 true_divide dist inner
+        kron cdist matmul mm copysign float_power isclose ldexp nextafter
+    """,
 )
 for name in words(
     "cumsum cumprod cummax cummin logcumsumexp sort argsort mode logsumexp softmax log_softmax"

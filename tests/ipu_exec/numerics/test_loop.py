@@ -24,6 +24,7 @@ import ipu_exec as poptorch
 from ipu_exec import Error, MeanReductionStrategy, Options, OutputMode, ReductionType
 from ipu_exec.graph import Graph
 from ipu_exec.numerics import loop as numerics
+from ipu_exec.session.call_plan import plan_call
 
 MICRO = 4
 
@@ -88,8 +89,8 @@ def compiled(
         return Executable(fits=options.model_name != "too large")
 
     for name, content in (
-        ("compile", {"compile_step": compile_step}),
-        ("autoreport", {"ProfileSession": Session}),
+        ("compiler.passes", {"compile_step": compile_step}),
+        ("session.autoreport", {"ProfileSession": Session}),
     ):
         module = types.ModuleType(f"ipu_exec.{name}")
         module.__dict__.update(content)
@@ -700,7 +701,7 @@ def test_the_progress_bar_is_shown_on_stderr_unless_switched_off(
 
 
 def test_a_batch_is_ordered_iteration_then_accumulation_then_replica() -> None:
-    plan = numerics.plan_call(options(2, 3, 2), training=True)
+    plan = plan_call(options(2, 3, 2), training=True)
     order = [
         int(numerics.micro_batch(torch.arange(12), plan, iteration, step, replica))
         for iteration in range(2)

@@ -120,7 +120,7 @@ def test_accumulation_is_the_least_with_so_small_ramps(share: float) -> None:
 
 
 def test_accumulation_of_a_balanced_pipeline_is_the_closed_form() -> None:
-    """facts/pipeline.md: a time bubble of 5 % at the most needs G >= 19 (K - 1)."""
+    """A time bubble of at most 5 % needs G >= 19 (K - 1) (docs/pipeline-schedules.md#bubbles)."""
     even = replace(
         random_costs(np.random.default_rng(3), 4, 4, recompute=False),
         forward=np.full(4, 100),

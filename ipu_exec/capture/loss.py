@@ -1,0 +1,97 @@
+"""Which of a model's outputs is the loss: what `ipu_exec.identity_loss` marked, or the last
+scalar.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ipu_exec.errors import Error
+from ipu_exec.structures import learn
+
+logger = logging.getLogger("ipu_exec")
+_LOSS_MARK = "_ipu_exec_loss"
+
+
+def mark_loss(loss: torch.Tensor) -> torch.Tensor:
+    """Mark ``loss`` as the one to differentiate; gives it back."""
+    setattr(loss, _LOSS_MARK, True)
+    return loss
+
+
+def is_marked_loss(x: torch.Tensor) -> bool:
+    """True for what `identity_loss` returned."""
+    return bool(getattr(x, _LOSS_MARK, False))
+
+
+def frozen(model: torch.nn.Module) -> bool:
+    """Whether no weight requires grad: PopTorch takes such a training model, and only runs it."""
+    return not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
+    """The loss among what a model returned: what `identity_loss` marked (the last such), else the
+    last scalar.
+
+    Error where there is none that can be differentiated; of a ``frozen`` model it need not be.
+    """
+    learn(returned)
+    tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+    marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
+    scalars = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.is_floating_point()]
+    found = marked or scalars
+    if not found:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
+        raise Error(
+            "Couldn't find a loss in graph: the model returned no loss, its outputs have the"
+            f" shapes {shapes}. A training model returns its loss last, reduced to one number; mark"
+            " another output with ipu_exec.identity_loss(x, 'mean')"
+        )
+    loss = found[-1]
+    if loss.numel() != 1:
+        raise Error(
+            f"the loss has the shape {tuple(loss.shape)} and must be one number: use"
+            " identity_loss(x, 'mean') or 'sum'"
+        )
+    if not loss.requires_grad and not frozen:
+        raise Error(
+            "the loss does not depend on any weight that requires grad, so there is nothing to"
+            " train; look for .detach(), torch.no_grad() or frozen parameters between the weights"
+            " and the loss"
+        )
+    return loss
+
+
+def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
+    """`find_loss`, and a warning where an unmarked loss was put together from several of torch's
+    losses.
+
+    PopTorch refuses that: each of torch's losses is one to it, and what is made of several has to
+    be marked.
+    """
+    loss = find_loss(returned, frozen)
+    if is_marked_loss(loss):
+        return loss
+    losses, seen, to_see = set(), set(), [loss.grad_fn]
+    while to_see:
+        node = to_see.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if any(
+            part in node.name() for part in ("LossBackward", "Loss2DBackward", "BinaryCrossEntropy")
+        ):
+            losses.add(node)
+        else:
+            to_see += [before for before, _ in node.next_functions]
+    if len(losses) > 1:
+        logger.warning(
+            "Multiple independent losses found in graph: the loss is made of %d, and PopTorch"
+            " refuses it. Return poptorch.identity_loss(loss, 'none') of it",
+            len(losses),
+        )
+    return loss

@@ -1,0 +1,139 @@
+"""How many micro-batches a call of the model has, and what becomes of their outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ipu_exec.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
+from ipu_exec.errors import Error
+from ipu_exec.replica_groups import Groupings
+from ipu_exec.structures import learn
+
+_ON_IPU = {torch.int64: torch.int32, torch.float64: torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """How many micro-batches a call has and what becomes of their gradients and outputs."""
+
+    device_iterations: int
+    accumulation: int
+    replicas: int
+    input_replicas: int
+    input_group_type: CommGroupType
+    output_mode: OutputMode
+    output_period: int
+    reduction: ReductionType
+    strategy: MeanReductionStrategy
+    groupings: Groupings = field(default_factory=dict)
+
+    @property
+    def factor(self) -> int:
+        """Micro-batches of a call."""
+        return self.device_iterations * self.accumulation * self.input_replicas
+
+    @property
+    def mean_divisor(self) -> int:
+        """What Mean divides summed gradients by: accumulation steps x replicas."""
+        return self.accumulation * self.replicas
+
+    def micro_batch_index(self, iteration: int, step: int, replica: int) -> int:
+        """Position of a micro-batch along dimension 0, in micro-batches."""
+        if self.input_group_type is CommGroupType.Orthogonal:
+            source = replica % self.input_replicas
+        else:
+            source = replica // (self.replicas // self.input_replicas)
+        return (iteration * self.accumulation + step) * self.input_replicas + source
+
+
+@dataclass(slots=True)
+class Outputs:
+    """Keeps of the micro-batches' outputs what the output mode returns, and puts it together.
+
+    Final: the last micro-batch. All: every one. EveryN: the N-th, 2N-th, ... Sum: the sum of all.
+    Each replica has its own; they are concatenated along dimension 0, replicas innermost. Scalars
+    become a vector where more than one is returned, and stay scalars else. An IPU has no 64-bit
+    numbers: int64 and float64 come out as int32 and float32.
+    """
+
+    plan: CallPlan
+    _kept: dict[tuple[int, int], list[Any]] = field(
+        default_factory=dict
+    )  # (micro-batch, replica) -> leaves
+    _structure: Any = None
+
+    def add(self, returned: Any, iteration: int, step: int, replica: int) -> None:
+        """Take what the model returned for one micro-batch."""
+        learn(returned)
+        leaves, self._structure = tree_flatten(returned)
+        # a copy: what the model returned may be a buffer or an input, which the next micro-batch
+        # changes in place
+        leaves = [
+            leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+        ]
+        index, plan = iteration * self.plan.accumulation + step, self.plan
+        if plan.output_mode is OutputMode.Sum:
+            if (0, replica) in self._kept:
+                leaves = [_add(a, b) for a, b in zip(self._kept[0, replica], leaves, strict=True)]
+            self._kept[0, replica] = leaves
+        elif (
+            plan.output_mode is OutputMode.All
+            or (plan.output_mode is OutputMode.EveryN and (index + 1) % plan.output_period == 0)
+            or (
+                plan.output_mode is OutputMode.Final
+                and index == plan.device_iterations * plan.accumulation - 1
+            )
+        ):
+            self._kept[index, replica] = leaves
+
+    @property
+    def any(self) -> bool:
+        """Whether something was kept."""
+        return bool(self._kept)
+
+    def result(self) -> Any:
+        """What the call returns, in the structure that the model returned."""
+        ordered = [self._kept[key] for key in sorted(self._kept)]
+        leaves = [
+            _join([_narrow(leaf) for leaf in column]) for column in zip(*ordered, strict=True)
+        ]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                leaf.backward = refuse_backward  # type: ignore[method-assign]
+                leaf.__getstate__ = _nothing  # type: ignore[method-assign]  # saved, it is a plain tensor
+        return tree_unflatten(leaves, self._structure)
+
+
+def _narrow(leaf: Any) -> Any:
+    return (
+        leaf.to(_ON_IPU[leaf.dtype])
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in _ON_IPU
+        else leaf
+    )
+
+
+def _add(total: Any, leaf: Any) -> Any:
+    return total + leaf if isinstance(total, torch.Tensor) else leaf
+
+
+def _join(leaves: list[Any]) -> Any:
+    if len(leaves) == 1 or not isinstance(leaves[0], torch.Tensor):
+        return leaves[-1]
+    return torch.stack(leaves) if leaves[0].dim() == 0 else torch.cat(leaves)
+
+
+def refuse_backward(*args: Any, **kwargs: Any) -> None:
+    """What ``backward`` of an output does."""
+    raise Error(
+        "backward() cannot be called explicitly on outputs of a PopTorch model. If you're using a"
+        " trainingModel, the backwards pass is performed automatically when invoking the model. If"
+        " you're using an inferenceModel, you should use a trainingModel instead."
+    )
+
+
+def _nothing() -> None:
+    return None

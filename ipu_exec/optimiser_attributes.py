@@ -1,0 +1,53 @@
+"""What PopTorch's optimisers say beside torch's: the types of their states, combined accumulators,
+loss scaling.
+
+Read off an optimiser's attributes, so that no pass needs the classes of `ipu_exec.optim`.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
+    "accumulator": "accum_type",
+    "exp_avg": "first_order_momentum_accum_type",
+    "grad_avg": "first_order_momentum_accum_type",
+    "exp_avg_sq": "second_order_momentum_accum_type",
+    "square_avg": "second_order_momentum_accum_type",
+    "momentum_buffer": "velocity_accum_type",
+}
+
+
+def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
+    """True for those of `ipu_exec.optim`: what they keep states in is theirs to say, not the
+    weights'.
+    """
+    return hasattr(optimizer, "_ipu_names")
+
+
+def combined(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's
+    SGD1).
+    """
+    return bool(getattr(optimizer, "use_combined_accum", False))
+
+
+def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
+    """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
+
+    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None:
+    as the weight, for PyTorch's own optimisers, where one tensor holds gradients and velocities
+    (PopTorch gives PopART no type for it: popart_compiler, CompilerImpl.cpp), and for what PopTorch
+    has no argument for.
+    """
+    if not is_poptorchs(optimizer) or combined(optimizer):
+        return None
+    return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
+
+
+def loss_scaling(optimizer: torch.optim.Optimizer) -> float:
+    """What the optimiser multiplies losses by; 1 for PyTorch's own, and where it is None."""
+    given = getattr(optimizer, "loss_scaling", None)
+    return 1.0 if given is None else float(given)

@@ -1,0 +1,38 @@
+"""What the options say of a call of the model: how its batch is cut, and what becomes of gradients
+and outputs.
+"""
+
+from __future__ import annotations
+
+from ipu_exec.enums import OutputMode
+from ipu_exec.errors import UsageError
+from ipu_exec.numerics.call import CallPlan
+from ipu_exec.options import Options
+
+
+def plan_call(options: Options, training: bool) -> CallPlan:
+    """The plan that ``options`` ask for. Error where EveryN does not divide the micro-batches of a
+    replica.
+    """
+    mode = options.output_mode
+    if mode is OutputMode.Default:
+        mode = OutputMode.Final if training else OutputMode.All
+    plan = CallPlan(
+        device_iterations=options.device_iterations,
+        accumulation=options.Training.gradient_accumulation,
+        replicas=options.replication_factor,
+        input_replicas=options.input_replicas,
+        input_group_type=options.input_group_type,
+        output_mode=mode,
+        output_period=options.output_return_period,
+        reduction=options.Training.accumulation_and_replication_reduction_type,
+        strategy=options.Training.mean_accumulation_and_replication_reduction_strategy,
+    )
+    count = plan.device_iterations * plan.accumulation
+    if mode is OutputMode.EveryN and count % plan.output_period:
+        raise UsageError(
+            f"outputMode(OutputMode.EveryN, {plan.output_period}): a call has {count} micro-batches"
+            f" a replica (deviceIterations {plan.device_iterations} x gradientAccumulation"
+            f" {plan.accumulation}), which is no multiple of {plan.output_period}"
+        )
+    return plan
