@@ -259,12 +259,12 @@ def check_run(report: Report, run: int) -> None:
     )
 
 
-def mark(report: Report) -> tuple[Lines, ...]:
-    """A line that says what the times are, where no call was profiled."""
+def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
+    """A line that says what the times are, where no call was profiled; ``name``: of which report."""
     from profiler.report import PREDICTED_NOTE
     from reports.tables import say
 
-    return (say(PREDICTED_NOTE, "yellow"),) if report.predicted else ()
+    return (say(name + PREDICTED_NOTE, "yellow"),) if report.predicted else ()
 
 
 def check_ipu(report: Report, ipu: int) -> None:

@@ -150,6 +150,8 @@ def _measures(a: Report, b: Report) -> Any:
 
 
 def _said(value: float, unit: str) -> str:
+    if value != value:
+        return "–"
     if unit == "bytes":
         return units.size(value)
     if unit == "share":
