@@ -3,8 +3,8 @@
 A `Page` is what is said of one profile: facts, tables and styled lines. `print_pages` writes pages
 to standard output. Tables fit the terminal; where there is none (a pipe, a file, the log of a CI
 job) they are as wide as they need. Only names are ever cut, in the middle, and numbers never: a
-terminal that is too narrow for them has lines that run over. Names come out of a file and may hold anything: they are printed as plain text, and what a
-terminal would obey is replaced.
+terminal that is too narrow for them has lines that run over. Names come out of a file and may hold
+anything: they are printed as plain text, and what a terminal would obey is replaced.
 """
 
 from __future__ import annotations

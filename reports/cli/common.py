@@ -260,7 +260,7 @@ def check_run(report: Report, run: int) -> None:
 
 
 def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
-    """A line that says what the times are, where no call was profiled; ``name``: of which report."""
+    """A line that says what the times are, where no call was profiled; ``name``: of which."""
     from profiler.report import PREDICTED_NOTE
     from reports.tables import say
 

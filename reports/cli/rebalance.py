@@ -29,7 +29,7 @@ EXAMPLES = """  ipu-report rebalance demo/training     the best split, into as m
   ipu-run --placement placement.json --autoreport after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
-  ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages that revisit IPU 0
+  ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages revisit IPU 0
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
   ipu-report rebalance --prove --prices --blame demo/training     why, and what more would be worth
 """
