@@ -106,9 +106,7 @@ class Costs:
     bytes_per_tile: int
     region0_bytes: int
     clock_hz: float
-    rounds: bool = (
-        False  # Options.autoRoundNumIPUs: a number of IPUs that is no power of two is rounded up
-    )
+    rounds: bool = False  # Options.autoRoundNumIPUs: round a number of IPUs up to a power of two
     stream_latency: int = (
         0  # cycles, of each stage that has host input, and of each that has output
     )

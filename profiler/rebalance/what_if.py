@@ -255,7 +255,8 @@ def _notes(costs: Costs, ipus: int) -> list[str]:
     if attached == ipus:
         return []
     idle = (
-        f"{ipus} IPUs are no power of two: {attached} are attached, {attached - ipus} of them idle"
+        f"{ipus} IPUs are not a power of two: {attached} are attached, {attached - ipus} of them"
+        " idle"
     )
     return [
         (

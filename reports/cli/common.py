@@ -66,7 +66,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         dest="form",
         action="store_const",
         const="csv",
-        help="the (first) table for spreadsheets and pandas, with the profile as first column",
+        help="the (first) table as CSV, with the profile as its first column",
     )
 
 
@@ -95,8 +95,13 @@ def add_iteration(parser: argparse.ArgumentParser) -> None:
 
 def add_drawing(parser: argparse.ArgumentParser) -> None:
     """--width and --ascii."""
-    parser.add_argument("--width", type=count, metavar="COLUMNS", help="instead of the terminal's")
-    parser.add_argument("--ascii", action="store_true", help="no characters but ASCII")
+    parser.add_argument(
+        "--width",
+        type=count,
+        metavar="COLUMNS",
+        help="columns to use instead of the terminal's width",
+    )
+    parser.add_argument("--ascii", action="store_true", help="ASCII characters only")
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
@@ -106,14 +111,14 @@ def add_top(parser: argparse.ArgumentParser, default: int) -> None:
         type=count,
         default=default,
         metavar="N",
-        help=f"rows for people to read, 0 for all (default: {default}); --json and --csv have all",
+        help=f"rows to print, 0 for all (default: {default}); --json and --csv always have all",
     )
 
 
 def count(words: str) -> int:
     """An argparse type: a whole number from 0."""
     if not words.isdecimal():
-        raise argparse.ArgumentTypeError(f"{words!r} is no whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 0")
     return int(words)
 
 

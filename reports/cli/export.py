@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--level",
         choices=("steps", "tasks"),
         default="steps",
-        help="of the trace's detail (default: steps)",
+        help="how detailed the trace is (default: steps)",
     )
     parser.add_argument(
         "--table",
         choices=_TABLES,
         default="steps",
-        help="what .csv and .parquet hold (default: steps)",
+        help="the table to write as .csv or .parquet (default: steps)",
     )
     common.add_run(parser)
     parser.add_argument(
