@@ -248,6 +248,37 @@ class Report:
         order = np.lexsort((step["position"], step["ipu"]))
         return _frame({name: values[order] for name, values in columns.items()})
 
+    @cached_property
+    def body_steps(self) -> pd.DataFrame:
+        """The steps of every body, one after the other.
+
+        ``body, task, ipu, stage, direction`` are the body's; ``step, op, tensor, kind, purpose,
+        name`` the step's, or the body's where it has no step (-1); ``start`` counts cycles from the
+        body's start.
+        """
+        body, step, rows = self._table(records.Body), self._steps, self._bodies
+        at = np.repeat(np.arange(len(rows.count)), rows.count)
+        no_step = rows.step < 0
+
+        def of_step(name: str, values: np.ndarray) -> np.ndarray:
+            default = (
+                body[name][at] if name in ("kind", "name") else -1 if name != "purpose" else ""
+            )
+            return np.where(no_step, default, _lookup(rows.step, step["id"], values, values[:1]))
+
+        mine = ("task", "ipu", "stage", "direction")
+        theirs = ("op", "tensor", "purpose", "name")
+        return _frame(
+            {
+                "body": body["id"][at],
+                **{name: body[name][at] for name in mine},
+                "step": rows.step,
+                "kind": of_step("kind", self._step_kinds),
+                **{name: of_step(name, step[name]) for name in theirs},
+                "start": rows.start,
+            }
+        )
+
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
         """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles.
 

@@ -39,6 +39,7 @@ from reports.cli import (
     variables,
     view,
     whatif,
+    why,
 )
 from reports.cli.common import CommandError, one_line
 
@@ -46,6 +47,7 @@ from reports.cli.common import CommandError, one_line
 COMMANDS = {
     "summary": summary,
     "insights": insights,
+    "why": why,
     "stages": stages,
     "timeline": timeline,
     "pipeline": pipeline,
@@ -107,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, whole_parser=parser)
     return parser
 
 

@@ -27,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
-    from reports.cli import make_parser
-
-    print(_SHELLS[args.shell](commands_of(make_parser())), end="")
+    print(_SHELLS[args.shell](commands_of(args.whole_parser)), end="")
     return common.OK
 
 

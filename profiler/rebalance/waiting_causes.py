@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler import records
+from profiler.enums import Direction
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
 CAUSES = ("compute", "tile imbalance", "exchange", "recompute", "copies", "host", "update")
 
 
-def blame(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
-    """Cycles that all IPUs together wait for each stage, by cause.
-
-    Columns: ``stage, ipu, blocks``, those of `CAUSES`, ``total``.
+def waiting_causes(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
+    """A row a stage: ``stage, ipu, blocks``, cycles that all IPUs together wait for it by `CAUSES`,
+    ``total``.
 
     The rows and causes add up to all waiting tasks of the iteration. In a pipeline cycle, IPUs wait
     for the slowest one's work (shared out by what its program steps are: compute as if its tiles
@@ -102,7 +102,7 @@ def _share_out(
 def _causes(
     kind: str, direction: str, stage: int, shares: dict[tuple[int, str], dict[str, float]]
 ) -> dict[str, float]:
-    if direction == "update":
+    if direction == Direction.UPDATE:
         return {"update": 1.0}
     if direction:
         return shares.get((stage, direction), {"compute": 1.0})
@@ -117,7 +117,9 @@ def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
     Shares of its cycles, which add up to 1.
     """
     steps = report.program_steps()
-    steps = steps[steps["direction"].isin(["forward", "backward", "recompute"])]
+    steps = steps[
+        steps["direction"].isin([Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE])
+    ]
     compute = steps["kind"] == "compute"
     even = np.where(compute, steps["cycles"] * steps["tile_balance"].fillna(1.0), 0.0)
     found: dict[tuple[int, str], dict[str, float]] = {}
@@ -127,7 +129,7 @@ def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
         total = float(mine["cycles"].sum())
         if not total:
             continue
-        if direction == "recompute":
+        if direction == Direction.RECOMPUTE:
             found[stage, direction] = {"recompute": 1.0}
             continue
         balanced, lost = float(mine["even"].sum()) / total, float(mine["uneven"].sum()) / total
