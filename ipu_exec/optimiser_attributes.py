@@ -30,9 +30,7 @@ def is_poptorch_optimizer(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def accumulates_in_velocity(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's
-    SGD1).
-    """
+    """Whether gradients are accumulated in the velocities (PopART's SGD1)."""
     return bool(getattr(optimizer, "use_combined_accum", False))
 
 

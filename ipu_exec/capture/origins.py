@@ -89,8 +89,9 @@ class AutogradNodes:
             bisect.insort(self._sequence, sequence)
 
     def forward_op(self, node: Any) -> int:
-        """The forward op that made a node, or the last one before it (an autograd.Function may run
-        none); -1: there is none.
+        """The forward op that created a node; -1 if there is none.
+
+        It may be the last op before the node, because an autograd.Function may run none.
         """
         before = bisect.bisect_right(self._sequence, node._sequence_nr())
         return self._ops[self._sequence[before - 1]] if before else -1

@@ -24,9 +24,7 @@ INPUT, OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 
 
 def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
-    """A view of ``tensor`` with all that it was marked with, and the mark that `note_overlaps`
-    looks for.
-    """
+    """A view of ``tensor`` with its marks and the one that `note_overlaps` looks for."""
     view = tensor.view_as(tensor)
     for name, value in vars(tensor).items():
         if name.startswith("_ipu_") and name != _MARK:

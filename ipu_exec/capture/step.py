@@ -125,8 +125,9 @@ class _Run:
         return args, kwargs
 
     def _trained(self) -> dict[str, torch.Tensor]:
-        """The fake parameters that the optimiser updates, with an accumulator where gradients are
-        added up.
+        """The fake parameters that the optimiser updates.
+
+        Each has an accumulator where gradients are accumulated.
         """
         optimizer = self.step.optimizer
         if optimizer is None:

@@ -114,8 +114,10 @@ class _Emitter:
     # -- forward, backward, update ---
 
     def _forward(self, stage: int) -> Body:
-        """A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
-        longer than it must.
+        """The forward of a stage.
+
+        A tensor goes into its stash as soon as it exists, so that nothing holds it twice for longer
+        than it must.
         """
         body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
         traffic = self.residency.traffic.get(("forward", stage))
@@ -176,8 +178,9 @@ class _Emitter:
         return body
 
     def _phase(self, direction: str, stage: int, body: Body, traffic: Traffic) -> None:
-        """The operators of a stage in phased execution, between what it loads and receives, and
-        what it stores.
+        """The operators of a stage in phased execution, with its loads and stores.
+
+        They run between what the stage loads and receives, and what it stores.
         """
         name, ops = f"stage {stage} {direction}", self._ops(direction, stage)
         self.transfers.remote(traffic.load, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
@@ -235,9 +238,7 @@ class _Emitter:
             self.collectives.exchange(Purpose.ALL_GATHER, {storage: stage}, body, f"{name}/")
 
     def _accumulate(self, op: OpNode, stage: int, body: Body) -> None:
-        """A gradient that goes into an accumulator that replicas share is scattered over them
-        first.
-        """
+        """Scatter a gradient before it goes into an accumulator that replicas share."""
         split = self.residency.places.split
         accumulator = self.residency.places.shared_accumulator(self.graph, op)
         assert accumulator is not None

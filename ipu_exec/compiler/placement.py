@@ -107,8 +107,9 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
 
 
 def check_buffers(graph: Graph, options: CompileOptions) -> None:
-    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has
-    it.
+    """Error where replicas would have to agree on a buffer that the model writes.
+
+    PopTorch refuses the same.
 
     Running statistics of a batch norm are each replica's own there too.
     """

@@ -148,8 +148,7 @@ def _stash(
     kind: Recomputation,
     left_alone: frozenset[int],
 ) -> tuple[list[int], list[OpNode]]:
-    """What a stage stashes between forward and backward, and the forward ops it runs again before
-    the backward.
+    """What a stage stashes for its backward, and the forward ops it runs again.
 
     Without recomputation: whatever the backward reads of the forward. With it: what enters the
     stage and is kept, and the ops that make the rest from those. Where the backward follows at once

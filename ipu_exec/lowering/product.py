@@ -641,8 +641,9 @@ class _ProductSteps:
         return first
 
     def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
-        """What a serial step needs of the weights, which are transposed first where they are
-        ``turned`` and do not lie as planned.
+        """What a serial step needs of the weights.
+
+        They are transposed first where they are ``turned`` and do not lie as planned.
         """
         build, share, splits = self.build, self.share, self.splits
         item, taps, serial = self.unit.item_bytes, self.problem.taps, splits.serial

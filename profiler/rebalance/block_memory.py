@@ -179,8 +179,10 @@ def _add_peaks(
 def _move_calls(
     memory: BlockMemory, shared: np.ndarray, calls: np.ndarray, ipu: np.ndarray | None
 ) -> None:
-    """Calls of code are the Blocks' that make them, unless there are more than an IPU has (a
-    stranger's profile). ``shared``: int64[IPU, tile], ``ipu`` of each Block.
+    """Give calls of code to the Blocks that make them.
+
+    Not where there are more than an IPU has, as in a stranger's profile. ``shared``: int64[IPU,
+    tile], ``ipu`` of each Block.
     """
     if ipu is None or (np.bincount(ipu, calls, len(shared)) > shared.min(axis=1)).any():
         return

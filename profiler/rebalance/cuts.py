@@ -51,8 +51,9 @@ class Ties:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Bytes a micro-batch over a cut behind each Block, int64[Block], if every Block were an IPU's
-    own: forward and back.
+    """Bytes of a micro-batch over a cut behind each Block, forward and back.
+
+    int64[Block], as if every Block had an IPU of its own.
     """
 
     ahead: np.ndarray

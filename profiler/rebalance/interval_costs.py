@@ -54,9 +54,7 @@ def least_maximum(
 
 @dataclass(frozen=True)
 class IntervalCosts:
-    """Costs of all stages of at most ``width`` Blocks, for each way of saving memory that is
-    allowed.
-    """
+    """Costs of all stages of at most ``width`` Blocks, for each way to save memory."""
 
     costs: Costs
     stages: int

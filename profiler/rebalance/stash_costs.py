@@ -15,8 +15,9 @@ from profiler.report import Report
 
 @dataclass(frozen=True)
 class StashCosts:
-    """A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
-    backward: fitted to the tensors that the profile stashes (an estimate for others).
+    """Cycles to stash a tensor: ``base + rate x bytes``, and again for the backward.
+
+    Fitted to the tensors that the profile stashes, an estimate for others.
 
     ``recomputing``, int64[tensor, 4]: a stage that begins with one of the first two Blocks (or
     between them) and has the third stashes so many bytes of it (the fourth), if it recomputes: what
@@ -73,9 +74,7 @@ class StashCosts:
 
 
 def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
-    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes, from those
-    that have one.
-    """
+    """Base and cycles per byte of copying a tensor into its stash, fitted to those that do."""
     steps = report.program_steps()
     steps = steps[steps["purpose"] == Purpose.STASH]
     kept = report.variables
