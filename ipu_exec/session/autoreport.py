@@ -29,9 +29,12 @@ MOST_BESIDE = 1000  # processes that write into one directory
 
 
 class ProfileSession:
-    """Writes the profile of one executable. Does nothing where the options ask for none."""
+    """Writes the profile of one executable into ``folder`` of the directory that the options name.
 
-    def __init__(self, options: Options, executable: Executable, training: bool) -> None:
+    Does nothing where they ask for none.
+    """
+
+    def __init__(self, options: Options, executable: Executable, folder: str) -> None:
         self._wanted = options.profiling()
         self._executable = executable
         self._writer: ProfileWriter | None = None
@@ -39,10 +42,9 @@ class ProfileSession:
         self.path: Path | None = None
         if not self._wanted.enabled:
             return
-        kind = "training" if training else "inference"
         over = executable.overflow
         try:
-            self._writer = _writer(self._wanted.directory, kind)
+            self._writer = _writer(self._wanted.directory, folder)
             self.path = self._writer.path
             self._writer.meta(
                 **header(executable),
