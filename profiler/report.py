@@ -32,6 +32,8 @@ Columns = dict[str, np.ndarray]
 
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 _KEPT_FRAMES = 4  # frames of slices, which may be large
+PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
+PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
 _META = {
     "format": 1,
     "writer": "",
@@ -349,9 +351,31 @@ class Report:
     # -- execution ---
 
     @cached_property
+    def predicted(self) -> bool:
+        """Whether no call was profiled: ``runs`` has the one that the compiled schedule says."""
+        return not len(self._table(records.Run)["id"]) and len(self._table(records.Trace)["id"]) > 0
+
+    @cached_property
+    def _run_columns(self) -> Columns:
+        """The runs' table.
+
+        What was only compiled has its schedule as the one run, from cycle 0 on: large models are
+        too slow to compute here, and cycles do not depend on data.
+        """
+        if not self.predicted:
+            return self._table(records.Run)
+        trace, zero = self._table(records.Trace)["id"][:1], np.zeros(1, dtype=np.int64)
+        name = np.array([PREDICTED], dtype=object)
+        run = {"id": zero, "name": name, "trace": trace, "cycle_start": zero}
+        return {**run, "host_start_us": zero, "host_end_us": zero}
+
+    @cached_property
     def runs(self) -> pd.DataFrame:
-        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs."""
-        run, stored = self._table(records.Run), self._table(records.Trace)
+        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs.
+
+        Of a compiled model the call that its schedule predicts (``predicted``).
+        """
+        run, stored = self._run_columns, self._table(records.Trace)
         missing = ~np.isin(run["trace"], stored["id"])
         if missing.any():
             raise self._reader.damaged(f"the trace of run {missing.argmax()} is missing")
@@ -367,6 +391,7 @@ class Report:
                 "cycles": cycles,
                 "host_start_us": run["host_start_us"],
                 "host_end_us": run["host_end_us"],
+                "predicted": np.full(len(run["id"]), self.predicted),
             }
         )
 
@@ -494,6 +519,20 @@ class Report:
             return _frame({"ipu": ipus, **columns, "total": np.sum(list(columns.values()), axis=0)})
 
         return self._keep(("cycle_proportions", run), make)
+
+    def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
+        """Tasks and slices of one device iteration, from 0 on, and how many a call has.
+
+        As the first run has them or, where the model was only compiled, as it would run. None
+        without a trace.
+        """
+        stored = self._table(records.Trace)
+        if not len(stored["id"]):
+            return None
+        at = self._trace_of(0) if len(self._table(records.Run)["id"]) else 0
+        tasks = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
+        self._check_size(len(tasks))
+        return tasks, self._slices(tasks), int(stored["iterations"][at])
 
     # -- memory ---
 
@@ -732,7 +771,7 @@ class Report:
 
     def _trace_of(self, run: int) -> int:
         """Row of the traces' table that a run executed."""
-        runs = self._table(records.Run)
+        runs = self._run_columns
         if not 0 <= run < len(runs["id"]):
             held = f"holds runs 0 to {len(runs['id']) - 1}" if len(runs["id"]) else "holds no run"
             raise IndexError(f"{self.path} {held}, not run {run}")
@@ -755,10 +794,11 @@ class Report:
 
     def _offset(self, run: int, iteration: int) -> int:
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
-        return int(self._table(records.Run)["cycle_start"][run]) + int(iteration) * cycles
+        return int(self._run_columns["cycle_start"][run]) + int(iteration) * cycles
 
     def _tasks(self, run: int, ipu: int | None, iteration: int | None) -> Tasks:
-        one = self._keep(("iteration", run), lambda: self._one_iteration(run))
+        at = self._trace_of(run)
+        one = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
         iterations = self._iterations(run, iteration)
         if ipu is not None:
             one = one.where(one.ipu == ipu)
@@ -766,26 +806,27 @@ class Report:
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
-    def _one_iteration(self, run: int) -> Tasks:
-        """A run's device iteration from 0 on, sorted by IPU and start.
+    def _tasks_of_trace(self, at: int) -> Tasks:
+        """The device iteration in a row of the traces' table, from 0 on, sorted by IPU and start.
 
         Bodies are rows of their table.
         """
-        stored, at = self._table(records.Trace), self._trace_of(run)
+        stored = self._table(records.Trace)
+        what = f"the trace {stored['id'][at]}"
         names = ("pipeline_cycle", "ipu", "body", "micro_batch", "start", "end")
         vectors = self._reader.vectors(stored[f"task_{name}"][at] for name in names)
         columns = {name: vectors[int(stored[f"task_{name}"][at])] for name in names}
         size = len(columns["start"])
         if any(len(values) != size for values in columns.values()):
-            raise self._reader.damaged(f"the trace of run {run} has columns of different lengths")
+            raise self._reader.damaged(f"{what} has columns of different lengths")
         body = self._table(records.Body)["id"]
         by_id = np.argsort(body, kind="stable")
         columns["body"] = by_id[
-            self._found(columns["body"], body, by_id, f"run {run} has the body", waits=False)
+            self._found(columns["body"], body, by_id, f"{what} has the body", waits=False)
         ]
         body_ipu = self._table(records.Body)["ipu"][columns["body"]]
         wrong = integrity.of_tasks(columns, body_ipu, self.target.ipus_per_replica)
-        self._sound(wrong and f"run {run}: {wrong}")
+        self._sound(wrong and f"{what}: {wrong}")
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
 

@@ -24,6 +24,7 @@ from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
 from profiler import records, schedules
 from profiler.memory import including_gaps
+from profiler.names import unique
 
 _CODE = (
     "vertexCode",
@@ -55,9 +56,8 @@ COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
 EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
 SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
 CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
-EXTERNAL_EXCHANGE_INSTRUCTIONS = (
-    24  # estimate: packet set-up of one copy to or from another IPU or the host
-)
+# estimate: packet set-up of one copy to or from another IPU or the host
+EXTERNAL_EXCHANGE_INSTRUCTIONS = 24
 PACKET_BYTES = 1024  # to the host, at most (estimate)
 HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 
@@ -103,6 +103,7 @@ class Code:
     blocks: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
     variables: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)  # step -> the first that runs its code
 
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
         """The code of each Block, and the code that Blocks share.
@@ -139,6 +140,7 @@ def variables(
     uses: set[tuple[int, int]] = set()
     code = Code()
     for ipu in range(placement.num_ipus):
+        begin = len(found)
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
         maker.in_place()
@@ -153,6 +155,9 @@ def variables(
             if placement.ipus[stage] == ipu
         }
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
+        mine = found[begin:]
+        for variable, name in zip(mine, unique(one.name for one in mine), strict=True):
+            variable.name = name  # programs that read profiles key bytes by it
     return found, [records.Use(op, variable) for op, variable in sorted(uses)], code
 
 
@@ -451,6 +456,7 @@ class _Maker:
         control = np.zeros(target.tiles, np.int64)
         on_tile: dict[str, np.ndarray] = {}
         seen: set[tuple[int, ...]] = set()
+        first_of: dict[tuple[int, ...], int] = {}
         digests = _Digests()
         for index, (body, _) in zip(self.start, self.bodies, strict=True):
             called: tuple[int, int] | None = None
@@ -463,6 +469,7 @@ class _Maker:
                     )
                 op = self.graph.ops[step.op] if step.op >= 0 else None
                 key = digests.of(step, op)
+                code.first[step_id] = first_of.setdefault(key, step_id)
                 if step.plan is not None:
                     code.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
                 if key in seen:

@@ -37,9 +37,8 @@ from profiler import records, schedules
 from profiler.enums import Purpose
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
-BUFFERS_ACROSS = (
-    3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
-)
+# PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+BUFFERS_ACROSS = 3
 
 
 class Transfers:
@@ -96,7 +95,8 @@ class Transfers:
         cycles = ceil(
             (self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz
         )
-        names = ", ".join(self.graph.storages[s].name for s in storages)
+        copied = ", ".join(self.graph.storages[s].name for s in storages)
+        names = f"{'copyToHost' if to_host else 'copyFromHost'}/{copied}"  # as Poplar has them
         lies = self.mapping.bytes(storages, stage)
         if beside:
             lands = machine.on_io_tiles(int(lies.sum()))
@@ -159,9 +159,8 @@ class Transfers:
         after the other; a tile takes 4 bytes a cycle. Every replica begins at a whole board, or all
         of it is on one.
         """
-        if (
-            self.placement.num_ipus == 1 or self.placement.phases
-        ):  # a phase receives at its beginning
+        # a phase receives at its beginning
+        if self.placement.num_ipus == 1 or self.placement.phases:
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)

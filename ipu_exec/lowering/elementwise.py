@@ -382,9 +382,8 @@ def _kinds(spec: OpSpec) -> tuple[str, ...]:
         }
         power = spec.args[1]
         kinds = by_power.get(power, kinds) if isinstance(power, int | float) else kinds
-    if (
-        name == "lerp" and len(spec.operands) == 2
-    ):  # by a number: popops::scaledAddTo(a, 1 - w, b, w)
+    # by a number: popops::scaledAddTo(a, 1 - w, b, w)
+    if name == "lerp" and len(spec.operands) == 2:
         return ("scaled_add",)
     if name == "gelu" and dict(spec.kwargs).get("approximate", "none") == "none":
         return ("gelu_erf",)
@@ -503,3 +502,5 @@ describe(
 describe(*aten("empty empty_like empty_strided new_empty new_empty_strided"), leaves_unwritten=True)
 describe(*aten("_to_copy clone"), copy=True)
 describe(*aten("clone copy_ new_zeros"), moves=True)
+describe(*aten("_to_copy"), popart_name="Cast")
+describe(*aten("clamp clamp_"), popart_name="Clip")

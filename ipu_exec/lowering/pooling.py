@@ -19,6 +19,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
@@ -87,9 +88,8 @@ def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
     along = np.minimum(field[-1], share)
     rows = ceil_div(share, np.maximum(along, 1))
     met = prod(pooling.kernel)
-    if (
-        pooling.backward
-    ):  # of a gradient's elements every stride-th is in the same place of its window
+    # of a gradient's elements every stride-th is in the same place of its window
+    if pooling.backward:
         met = prod(
             -(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True)
         )
@@ -329,3 +329,17 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * grad.elements)
     return build.plan((lies.layout(out.dtype),))
+
+
+describe(
+    *aten(
+        "max_pool1d max_pool2d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+    ),
+    popart_name="MaxPool",
+)
+describe(
+    *aten("max_pool2d_with_indices_backward max_pool3d_with_indices_backward"),
+    popart_name="MaxPoolGrad",
+)
+describe(*aten("avg_pool1d avg_pool2d avg_pool3d"), popart_name="AveragePool")
+describe(*aten("avg_pool2d_backward avg_pool3d_backward"), popart_name="AveragePoolGrad")
