@@ -87,6 +87,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
+        """Whether the column holds text."""
         return self.write in (text, whole_text, sentence)
 
     @property
@@ -112,6 +113,7 @@ class Table:
 
     @property
     def shown(self) -> pd.DataFrame:
+        """The rows to print."""
         return self.frame if self.most is None else self.frame.head(self.most)
 
 

@@ -126,7 +126,7 @@ def _kind(popart_name: str) -> str:
 
 
 def _torch_schema(aten: str) -> str:
-    """ "aten::addmm" of "aten.addmm.default", as PyTorch's own tools write it."""
+    """The name "aten::addmm" of "aten.addmm.default", as PyTorch's own tools write it."""
     space, _, name = aten.partition(".")
     return f"{space}::{name.split('.')[0]}"
 
