@@ -341,7 +341,7 @@ def _check_header(path: Path) -> tuple[int, bool]:
         raise ProfileError(path, "the file is empty", _DAMAGED)
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
         raise ProfileError(
-            path, "this is no profile (it does not begin like a SQLite database)", _FOREIGN
+            path, "this is not a profile (it does not begin like a SQLite database)", _FOREIGN
         )
     page_size, pages = struct.unpack_from(">H10xI", header, 16)
     version, application = struct.unpack_from(">I4xI", header, 60)

@@ -357,8 +357,10 @@ class Report:
 
     @cached_property
     def _run_columns(self) -> Columns:
-        """The runs' table. What was only compiled has its schedule as the one run, from cycle 0 on:
-        large models are too slow to compute here, and cycles do not depend on data.
+        """The runs' table.
+
+        What was only compiled has its schedule as the one run, from cycle 0 on: large models are
+        too slow to compute here, and cycles do not depend on data.
         """
         if not self.predicted:
             return self._table(records.Run)
@@ -369,8 +371,9 @@ class Report:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs. Of a compiled
-        model the call that its schedule predicts (``predicted``).
+        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs.
+
+        Of a compiled model the call that its schedule predicts (``predicted``).
         """
         run, stored = self._run_columns, self._table(records.Trace)
         missing = ~np.isin(run["trace"], stored["id"])
@@ -518,9 +521,10 @@ class Report:
         return self._keep(("cycle_proportions", run), make)
 
     def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
-        """Tasks and slices of one device iteration, from 0 on, and how many a call has: as the
-        first run has them or, where the model was only compiled, as it would run. None without a
-        trace.
+        """Tasks and slices of one device iteration, from 0 on, and how many a call has.
+
+        As the first run has them or, where the model was only compiled, as it would run. None
+        without a trace.
         """
         stored = self._table(records.Trace)
         if not len(stored["id"]):

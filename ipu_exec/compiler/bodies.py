@@ -104,8 +104,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class ProgramTree:
-    """All bodies, in program order on each IPU, and what of lowering and residency later passes
-    read beside them.
+    """All bodies, in program order on each IPU.
+
+    Beside them, what later passes read of lowering and residency.
     """
 
     bodies: tuple[Body, ...]

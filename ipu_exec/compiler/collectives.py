@@ -49,8 +49,9 @@ class Collectives:
         return body
 
     def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Gradients of an IPU that are all-reduced, and those that are scattered, each with its
-        stage.
+        """Gradients of an IPU that are all-reduced, and those that are scattered.
+
+        Each comes with its stage.
         """
         places = self.mapping.residency.places
         summed: dict[int, dict[int, int]] = {}

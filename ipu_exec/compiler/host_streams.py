@@ -23,8 +23,9 @@ def inputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions)
 
 
 def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
-    """Outputs leave the stage that makes them. What leaves once is not overlapped, nor what the
-    backward makes.
+    """Outputs leave the stage that makes them.
+
+    What leaves once is not overlapped, nor what the backward makes.
     """
     makers: dict[int, int] = {}
     for op in graph.ops:

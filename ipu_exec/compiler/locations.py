@@ -133,8 +133,9 @@ def _weight_of(storage: Storage) -> int:
 def _remote(
     graph: Graph, locations: Locations, shared: set[int], waits: set[int], phased: bool
 ) -> set[int]:
-    """What goes to streaming memory. ``shared``: by several stages; ``waits``: activations that
-    wait for a backward.
+    """What goes to streaming memory.
+
+    ``shared``: by several stages; ``waits``: activations that wait for a backward.
     """
     remote, common = set(), []
     for storage in graph.storages.values():
@@ -215,7 +216,7 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
     """How replicas are grouped for a weight, or for the weight of a gradient or state.
 
-    None: they are all alike.
+    None means that all replicas have the same value: nothing has to be told apart.
     """
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage

@@ -131,9 +131,10 @@ class Code:
 def variables(
     graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
 ) -> tuple[list[records.Variable], list[records.Use], Code]:
-    """All that lies in tile memory of one replica, IPU by IPU, ids from 0.
+    """The variables in one replica's tile memory, their uses, and the code of each Block.
 
-    Which operators use what; and whose the code is.
+    Variables have ids from 0, IPU by IPU. Second, which operators use them; third, the operators
+    that share code.
     """
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()

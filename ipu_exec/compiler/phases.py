@@ -33,8 +33,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether
-    after every phase.
+    """``traffic`` by (direction, stage).
+
+    ``moving``: storages that leave the chip, and whether after every phase.
     """
 
     traffic: Mapping[tuple[str, int], Traffic]
@@ -181,9 +182,7 @@ class _Finder:
         self._load(traffic, storage, self._each_phase)
 
     def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
-        """Accumulators that were added to, and gradients that the update reads, wait in streaming
-        memory.
-        """
+        """Keep accumulators, and gradients that the update reads, in streaming memory."""
         for op in self.ops.get(("backward", stage), []):
             for value in (*op.outputs, *op.writes):
                 if value is None:

@@ -107,8 +107,9 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
 
 
 def check_buffers(graph: Graph, options: CompileOptions) -> None:
-    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has
-    it.
+    """Error where replicas would have to agree on a buffer that the model writes.
+
+    PopTorch refuses the same.
 
     Running statistics of a batch norm are each replica's own there too.
     """
@@ -254,8 +255,9 @@ def _place_ops(
 def _find_transfers(
     graph: Graph, op_stage: Sequence[int], home: Mapping[int, int]
 ) -> tuple[Transfer, ...]:
-    """What a stage needs and another makes. A backward op that reads what the forward made needs it
-    forward.
+    """What a stage needs and another makes.
+
+    A backward op that reads what the forward made needs it forward.
     """
     made: dict[int, tuple[int, str]] = {}
     wanted: dict[tuple[int, str, int, bool], int] = {}
@@ -380,8 +382,9 @@ def _named_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace
 
 
 def _phased_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace:
-    """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group
-    is.
+    """Phases keep their stages apart.
+
+    A stage that nobody put anywhere is where its phase's group is.
     """
     place = _named_stage(stage, blocks)
     asked = [

@@ -13,8 +13,9 @@ logger = logging.getLogger("ipu_exec")
 
 
 def log_placement(graph: Graph, placed: Placement) -> None:
-    """Say in the debug log where each operator runs, as PopTorch does: PopART's names, a number
-    after the first.
+    """Say in the debug log where each operator runs, as PopTorch does.
+
+    PopART's names, a number after the first.
     """
     if not logger.isEnabledFor(logging.DEBUG):
         return

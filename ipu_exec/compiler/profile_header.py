@@ -34,8 +34,9 @@ def header(executable: Executable) -> dict[str, Any]:
 
 
 def _recomputation(executable: Executable) -> dict[str, list[Any]]:
-    """What recomputation costs each Block: as it was compiled, or else as a pipeline of them would
-    have it.
+    """What recomputation costs each Block.
+
+    As it was compiled, or else as a pipeline of them would have it.
     """
     graph = executable.graph
     setting = executable.options.recomputation

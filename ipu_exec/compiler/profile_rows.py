@@ -1,5 +1,6 @@
-"""The rows of an executable's profile: target, options, stages, operators, and all others in the
-order in which they are written.
+"""The rows of an executable's profile.
+
+Target, options, stages, operators, and all others in the order in which they are written.
 
 `ipu_exec.compiler.block_rows` has the Blocks, `ipu_exec.compiler.program_rows` the program's tree,
 `ipu_exec.compiler.profile_header` the header; variables and the trace are rows already.
@@ -21,9 +22,7 @@ from profiler.names import popart_names
 
 
 def rows(executable: Executable) -> Iterator[list[Any]]:
-    """The rows of the profile but for its runs, in a few batches to be written one after the
-    other.
-    """
+    """The rows of the profile without its runs, in batches to be written in order."""
     timeline = executable.timeline
     yield [target_row(executable), *option_rows(executable)]
     yield [*stage_rows(executable), *block_rows(executable), *op_rows(executable)]

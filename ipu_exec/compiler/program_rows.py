@@ -82,8 +82,9 @@ class _Rows:
             self.positions[body.ipu] += 1
 
     def _compute_set(self, step: StepDraft, code: int, ipu: int) -> int:
-        """The id of the step's compute set, -1 where it has none. Steps with the same ``code`` (the
-        first step that runs it) share theirs.
+        """The id of the step's compute set, -1 where it has none.
+
+        Steps with the same ``code`` (the first step that runs it) share theirs.
         """
         if step.type != records.ON_TILE_EXECUTE:
             return -1

@@ -211,8 +211,9 @@ class Transfers:
         return body
 
     def receive(self, storages: Sequence[int], stage: int, body: Body) -> None:
-        """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
-        as `copies`).
+        """Copies from other IPUs that a phase needs, after a sync with them.
+
+        The rates and latencies are those of `copies` [JIA].
         """
         if not storages:
             return

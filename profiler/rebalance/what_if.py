@@ -173,9 +173,10 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
 def laid_out(
     costs: schedules.Costs, micro_batches: int, pipelined: bool, most: int = MOST_LAID_OUT
 ) -> tuple[Schedule, int]:
-    """The schedule of so many micro-batches, or of the first ``most`` (four for each stage, if
-    that is more), and the cycles of all of them. Exact: between ramp-up and ramp-down one pipeline
-    cycle is like another.
+    """The schedule of the first micro-batches, and the cycles of all of them.
+
+    It has ``most`` micro-batches, or four for each stage if that is more. The cycles are exact,
+    because between ramp-up and ramp-down one pipeline cycle is like another.
     """
     run = schedules.pipelined if pipelined else schedules.sharded
     shown = min(micro_batches, max(most, 4 * len(costs.forward)))
@@ -277,7 +278,8 @@ def _notes(costs: Costs, ipus: int) -> list[str]:
     if attached == ipus:
         return []
     idle = (
-        f"{ipus} IPUs are no power of two: {attached} are attached, {attached - ipus} of them idle"
+        f"{ipus} IPUs are not a power of two: {attached} are attached, {attached - ipus} of them"
+        " idle"
     )
     return [
         (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Page
 
-HELP = "whether the profile is whole and agrees with itself"
+HELP = "check that a profile is complete and consistent"
 EXAMPLES = """  ipu-report doctor demo/training
   ipu-report doctor 'runs/*/training' && echo all are well
   ipu-report doctor --upgrade old/profile.pop
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_form(parser)
     parser.add_argument(
-        "--upgrade", action="store_true", help="rewrite profiles of an older format in today's"
+        "--upgrade",
+        action="store_true",
+        help="rewrite profiles of an older format in the current one",
     )
 
 

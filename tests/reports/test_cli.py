@@ -421,7 +421,7 @@ def test_whatif_says_what_would_not_compile(runs: Path, capsys: pytest.CaptureFi
         ("0,1,0,1", "stages must count"),
         ("2-2-1", "gives 5 Blocks"),
         ("B1/B2/B3", "leaves out B4"),
-        ("B1/B2/B3/B5", "'B5' is no Block"),
+        ("B1/B2/B3/B5", "'B5' is not a Block"),
         ("B1,B2/B2,B3,B4", "'B2' is in stage 0 and in stage 1"),
         ("B1/B2,B3,B4@x", "'x' is no IPU"),
     ],
