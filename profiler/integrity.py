@@ -123,6 +123,12 @@ RANGES: dict[type[Any], tuple[Range, ...]] = {
     ),
     records.Program: (Range("position", 0, 1 << 31), Range("repeat", 0, 1 << 40)),
     records.Step: (*_cycles("cycles"), Range("tensor", -1, 1 << 40)),
+    records.MovedTensor: (
+        *_sizes("bytes"),
+        Range("tensor", -1, 1 << 40),
+        Range("source", -1, 1 << 16),
+        Range("target", -1, 1 << 16),
+    ),
     records.ComputeSet: (Range("flops", 0, 1 << 60),),
     records.VertexType: (Range("code_bytes", 0, 1 << 31), Range("state_bytes", 0, 1 << 31)),
     records.Variable: (
@@ -154,6 +160,7 @@ REFERENCES: dict[type[Any], tuple[Reference, ...]] = {
         Reference("op", records.Op),
         Reference("compute_set", records.ComputeSet),
     ),
+    records.MovedTensor: (Reference("step", records.Step, optional=False),),
     records.ComputeSet: (Reference("op", records.Op),),
     records.VertexUse: (
         Reference("compute_set", records.ComputeSet, optional=False),

@@ -48,7 +48,7 @@ def upgrade(path: str | os.PathLike[str]) -> Path:
                 for record in (
                     records.STORED
                 ):  # in the engine's order: a trace's tasks need the bodies before them
-                    if reader.version > 1 or record not in records.SINCE_2:
+                    if reader.version >= records.FIRST_FORMAT.get(record, 1):
                         writer.add(_rows(reader, record))
                 if reader.count(records.Variable):
                     writer.add(tile_memory(report))

@@ -110,7 +110,12 @@ class Reader:
     # -- tables ---
 
     def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
-        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1."""
+        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1.
+
+        A table that the file's format does not have is empty.
+        """
+        if self.version < records.FIRST_FORMAT.get(record, 1):
+            return {c.name: self._column(record, c, ()) for c in schema.columns(record)}
         columns = self._stored(record)
         if self.version < schema.VERSION and record in records.SINCE_3:
             return older.completed(record, columns, self._stored)

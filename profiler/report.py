@@ -277,6 +277,15 @@ class Report:
             }
         )
 
+    @cached_property
+    def moved_tensors(self) -> pd.DataFrame:
+        """Tensors that steps move over the edge of a chip.
+
+        ``step, tensor, name, source, target`` (IPUs of the replica, -1: the host or streaming
+        memory; the same one twice: between replicas) and ``bytes``. Empty for older profiles.
+        """
+        return _frame(self._table(records.MovedTensor))
+
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
         """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, StepDraft, the_one
+from ipu_exec.compiler.bodies import Body, Move, StepDraft, the_one
 from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
@@ -78,9 +78,8 @@ class Collectives:
         target = self.machines[body.ipu].target
         apart = 1 << (self.placement.num_ipus - 1).bit_length()
         for (members, stride), mine in self._rings(where).items():
-            nbytes = sum(
-                (self.mapping.bytes([s], where[s]) for s in mine), np.zeros(target.tiles, np.int64)
-            )
+            each = {s: self.mapping.bytes([s], where[s]) for s in mine}
+            nbytes = sum(each.values(), np.zeros(target.tiles, np.int64))
             if members == 1 or not nbytes.any():
                 continue
             cycles = ring_cycles(
@@ -99,6 +98,9 @@ class Collectives:
                     bytes_out=moved.copy(),
                     purpose=purpose,
                     tensor=the_one(mine),
+                    moves=tuple(
+                        Move(s, int(part.sum()), body.ipu, body.ipu) for s, part in each.items()
+                    ),
                 )
             )
             for storage in mine:
