@@ -49,7 +49,7 @@ ACTIVITIES = (
     Activity("other work", "o", ""),
     IDLE,
 )
-_BY_DIRECTION = {
+_BY_DIRECTION: dict[str, int] = {
     Direction.FORWARD: 0,
     Direction.BACKWARD: 1,
     Direction.RECOMPUTE: 2,

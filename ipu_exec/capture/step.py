@@ -52,6 +52,7 @@ from ipu_exec.graph import Asked, BlockInfo, Graph, OpNode, Storage, Value, Valu
 from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
 from ipu_exec.optimiser_attributes import combined, kept_as
+from profiler.enums import Direction, Role
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -134,7 +135,7 @@ def _capture(
     with mode:
         recorder = Recorder(training=optimizer is not None, contents=contents)
         for name, tensor in fake_state.items():
-            recorder.know(tensor, "weight" if name in parameters else "buffer", name)
+            recorder.know(tensor, Role.WEIGHT if name in parameters else Role.BUFFER, name)
         fake_args, fake_kwargs = tree_map(
             lambda leaf: on_nothing(leaf) if isinstance(leaf, torch.Tensor) else leaf,
             (args, kwargs),
@@ -145,7 +146,7 @@ def _capture(
             if isinstance(leaf, torch.Tensor)
         ]
         recorder.graph.inputs = tuple(
-            recorder.know(leaf, "input", f"input.{index}") for index, leaf in enumerate(leaves)
+            recorder.know(leaf, Role.INPUT, f"input.{index}") for index, leaf in enumerate(leaves)
         )
         fake_optimizer = None
         trained: dict[str, torch.Tensor] = {}
@@ -161,7 +162,9 @@ def _capture(
             for name, parameter in trained.items():
                 if accumulate:
                     parameter.grad = torch.zeros_like(parameter)
-                    recorder.know(parameter.grad, "accumulator", f"{name}/accumulator", parameter)
+                    recorder.know(
+                        parameter.grad, Role.ACCUMULATOR, f"{name}/accumulator", parameter
+                    )
             fake_optimizer = _fake_optimizer(optimizer, state)
             _make_optimizer_state(fake_optimizer, trained, recorder, mode)
 
@@ -191,7 +194,7 @@ def _capture(
                         )
                     loss = find_loss(returned)
                     recorder.graph.loss = recorder.value(loss)
-                    recorder.direction = "backward"
+                    recorder.direction = Direction.BACKWARD
                     if loss.requires_grad:  # else every weight is frozen, as `find_loss` saw
                         loss.backward()
             return returned
@@ -202,7 +205,7 @@ def _capture(
         returned = torch.func.functional_call(step, fakes, fake_args, fake_kwargs)
         if fake_optimizer is not None:
             with context, recorder:
-                recorder.direction = "update"
+                recorder.direction = Direction.UPDATE
                 fake_optimizer.step()
                 if accumulate:
                     for parameter in trained.values():
@@ -262,7 +265,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = Graph(training=training)
         self._contents = iter(contents)
-        self.direction = "forward"
+        self.direction = Direction.FORWARD
         self._alive: list[Any] = []  # keeps ids of tensors and storages unique
         self._values: dict[int, int] = {}
         self._storages: dict[int, int] = {}
@@ -279,7 +282,7 @@ class Recorder(TorchDispatchMode):
     # -- tensors ---
 
     def know(
-        self, tensor: torch.Tensor, role: str, name: str, parameter: torch.Tensor | None = None
+        self, tensor: torch.Tensor, role: Role, name: str, parameter: torch.Tensor | None = None
     ) -> int:
         """Register a tensor that exists before the step; returns its value."""
         value = self.value(tensor)
@@ -318,7 +321,7 @@ class Recorder(TorchDispatchMode):
                 self._storages[key],
                 untyped.nbytes() // max(tensor.element_size(), 1),
                 dtype,
-                "activation",
+                Role.ACTIVATION,
                 "",
             )
         storage = self._storages[key]
@@ -368,7 +371,9 @@ class Recorder(TorchDispatchMode):
         while (producer := values[value].producer) >= 0:
             op = self.graph.ops[producer]
             operator = info(op.aten)
-            bias = len(op.inputs) == 2 and storages[values[op.inputs[1]].storage].role == "weight"
+            bias = (
+                len(op.inputs) == 2 and storages[values[op.inputs[1]].storage].role == Role.WEIGHT
+            )
             if operator.uses_memory_proportion:
                 return op
             seen_through = operator.view or operator.copy or (operator.addition and bias)
@@ -385,7 +390,9 @@ class Recorder(TorchDispatchMode):
         """
         if combined(optimizer):
             storages = self.graph.storages
-            accumulators = {s.parameter: s.id for s in storages.values() if s.role == "accumulator"}
+            accumulators = {
+                s.parameter: s.id for s in storages.values() if s.role == Role.ACCUMULATOR
+            }
             velocities = [s.id for s in storages.values() if s.name.endswith("/momentum_buffer")]
             same = {
                 v: accumulators[storages.pop(v).parameter]
@@ -411,8 +418,8 @@ class Recorder(TorchDispatchMode):
         for name, parameter in trained.items():
             if parameter.grad is not None:
                 storage = self.graph.storages[self.graph.values[self.value(parameter.grad)].storage]
-                if storage.role != "accumulator":
-                    storage.role, storage.name = "gradient", f"{name}/gradient"
+                if storage.role != Role.ACCUMULATOR:
+                    storage.role, storage.name = Role.GRADIENT, f"{name}/gradient"
                     storage.parameter = self.graph.values[self.value(parameter)].storage
 
     # -- calls ---
@@ -425,7 +432,11 @@ class Recorder(TorchDispatchMode):
         if name == "aten._local_scalar_dense.default":
             return self._content(args[0])
         parts = decomposition(func)
-        if self.direction == "backward" and name == "aten.index.Tensor" and _is_mask(args[1]):
+        if (
+            self.direction == Direction.BACKWARD
+            and name == "aten.index.Tensor"
+            and _is_mask(args[1])
+        ):
             parts = _under_mask
         if parts is not None:
             with self:
@@ -454,11 +465,11 @@ class Recorder(TorchDispatchMode):
     def _content(self, tensor: torch.Tensor) -> float:
         # Optimisers read their step counter on the host; every step costs the same, so any number
         # will do.
-        if self.direction == "update":
+        if self.direction == Direction.UPDATE:
             return 2.0
         if in_argument_check():
             return 0.0
-        if self.direction == "forward":
+        if self.direction == Direction.FORWARD:
             for value in self._contents:
                 return value
         file, line = self._location()
@@ -538,16 +549,18 @@ class Recorder(TorchDispatchMode):
                 storage = self.graph.storages[self.graph.values[output].storage]
                 if not storage.name:
                     storage.name = f"{op.name}:{index}"
-                    storage.role = "gradient" if self.direction == "backward" else "activation"
+                    storage.role = (
+                        Role.GRADIENT if self.direction == Direction.BACKWARD else Role.ACTIVATION
+                    )
         if (
             block_ended()
             and self.graph.outside < 0
-            and self.direction == "forward"
+            and self.direction == Direction.FORWARD
             and not is_view(aten)
         ):
             self.graph.outside = op.id
         group = multi_conv()
-        if group is not None and self.direction == "forward":
+        if group is not None and self.direction == Direction.FORWARD:
             self._groups[id(group)] = group
             if is_convolution(aten):
                 group.convolutions.append(op.id)
@@ -555,8 +568,8 @@ class Recorder(TorchDispatchMode):
 
     def _asked(self, forward_op: int) -> Asked:
         """The open attributes; a gradient's operators have those of what it is the gradient of."""
-        found = attributes() if self.direction == "forward" else ()
-        if self.direction == "backward" and forward_op >= 0:
+        found = attributes() if self.direction == Direction.FORWARD else ()
+        if self.direction == Direction.BACKWARD and forward_op >= 0:
             found = self.graph.ops[forward_op].asked.attributes
         return Asked(attributes=found) if found else _NOTHING
 
@@ -565,13 +578,17 @@ class Recorder(TorchDispatchMode):
         be matched.
         """
         short = op.aten.split(".")[1].strip("_")
-        if op.direction == "update":
+        if op.direction == Direction.UPDATE:
             weight = self._updated_weight(op)
             op.module = weight.rpartition("/")[0]
             name = f"{weight or 'optimiser'}/update/{short}"
         else:
             scope = op.module + "/" if op.module else ""
-            name = f"{scope}gradient/{short}" if op.direction == "backward" else f"{scope}{short}"
+            name = (
+                f"{scope}gradient/{short}"
+                if op.direction == Direction.BACKWARD
+                else f"{scope}{short}"
+            )
         count = self._names.get(name, 0)
         self._names[name] = count + 1
         return f"{name}_{count}" if count else name
@@ -584,7 +601,7 @@ class Recorder(TorchDispatchMode):
             storage = self.graph.storages[self.graph.values[value].storage]
             if storage.parameter >= 0:
                 storage = self.graph.storages[storage.parameter]
-            if storage.role == "weight":
+            if storage.role == Role.WEIGHT:
                 return storage.name.replace(".", "/")
             if "/update/" in storage.name:
                 return storage.name.split("/update/")[0]
@@ -593,7 +610,7 @@ class Recorder(TorchDispatchMode):
     def _origin(self) -> tuple[int, int, str, tuple[str, int]]:
         """(forward op, block, module path, source line) of the call being recorded."""
         ops = self.graph.ops
-        if self.direction == "forward":
+        if self.direction == Direction.FORWARD:
             # also where no gradient is asked for: what an autograd.Function runs belongs to its
             # node, which is there
             self._made_node(len(ops))
@@ -603,7 +620,7 @@ class Recorder(TorchDispatchMode):
                 "/".join(part for part in self._module_stack if part),
                 self._location(),
             )
-        if self.direction == "backward":
+        if self.direction == Direction.BACKWARD:
             forward = self._forward_of(torch._C._current_autograd_node())
             if forward >= 0:
                 op = ops[forward]
@@ -612,7 +629,7 @@ class Recorder(TorchDispatchMode):
                 ):  # a checkpointed layer runs again, and will have a backward of its own
                     self._made_node(forward)
                 return forward, op.block, op.module, (op.file, op.line)
-            block = max((op.block for op in ops if op.direction == "forward"), default=-1)
+            block = max((op.block for op in ops if op.direction == Direction.FORWARD), default=-1)
             return -1, block, "", ("", 0)
         return -1, -1, "", ("", 0)
 
@@ -843,7 +860,7 @@ def _make_optimizer_state(
         parameter.grad = kept[name]
         for key, tensor in optimizer.state[parameter].items():
             if isinstance(tensor, torch.Tensor):
-                recorder.know(tensor, "optimiser state", f"{name}/{key}", parameter)
+                recorder.know(tensor, Role.OPTIMISER_STATE, f"{name}/{key}", parameter)
 
 
 class _ScalarsAsTwo(TorchDispatchMode):

@@ -11,7 +11,7 @@ from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Direction, Purpose, Role
 
 
 class Collectives:
@@ -119,16 +119,16 @@ class Collectives:
         themselves.
         """
         storages = self.graph.storages.values()
-        accumulators = [s.id for s in storages if s.role == "accumulator"]
+        accumulators = [s.id for s in storages if s.role == Role.ACCUMULATOR]
         if accumulators:
             return accumulators
         read = {
             self.mapping.storage(v)
             for op in self.graph.ops
-            if op.direction == "update"
+            if op.direction == Direction.UPDATE
             for v in op.inputs
         }
-        found = [s.id for s in storages if s.role == "gradient" and s.id in read]
+        found = [s.id for s in storages if s.role == Role.GRADIENT and s.id in read]
         for storage in found:
             self.placement.home.setdefault(
                 storage, self.placement.op_stage[self.mapping.makers[storage]]

@@ -48,11 +48,11 @@ from ipu_exec.lowering import generic, info, lower
 from ipu_exec.lowering.plan import ITEM_BYTES, Operand, OpSpec, Plan
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Direction, Purpose, Role
 
-_PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
-_STASHED = ("activation", "input", "gradient")
-_KEPT = ("weight", "optimiser state")  # what a weight update changes
+_PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
+_STASHED = (Role.ACTIVATION, Role.INPUT, Role.GRADIENT)
+_KEPT = (Role.WEIGHT, Role.OPTIMISER_STATE)  # what a weight update changes
 
 
 def build(
@@ -104,7 +104,7 @@ class _Builder:
         forward = [
             op
             for op in self.graph.ops
-            if op.direction == "forward" and not self.graph.only_aliases(op)
+            if op.direction == Direction.FORWARD and not self.graph.only_aliases(op)
         ]
         self.kept = kept(self.graph, forward, self.options.recompute)
         self.near_loss = after_last_checkpoint(self.graph, forward, self.kept)
@@ -119,19 +119,25 @@ class _Builder:
         forwards, backwards, updates = [], [], []
         for stage in self.stages:
             body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
-            self._compute(ops.get(("forward", stage), []), "forward", stage, body, stashed[stage])
+            self._compute(
+                ops.get((Direction.FORWARD, stage), []),
+                Direction.FORWARD,
+                stage,
+                body,
+                stashed[stage],
+            )
             forwards.append(body)
         for stage in reversed(self.stages):
             if not self.graph.training:
                 break
             backwards += self._backward(
-                stage, ops.get(("backward", stage), []), again[stage], stashed[stage]
+                stage, ops.get((Direction.BACKWARD, stage), []), again[stage], stashed[stage]
             )
         for ipu in range(self.placement.num_ipus):
             body = Body(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
             for stage in self.stages:
                 if self.placement.ipus[stage] == ipu:
-                    self._update(ops.get(("update", stage), []), stage, body)
+                    self._update(ops.get((Direction.UPDATE, stage), []), stage, body)
             if body.steps:
                 updates.append(body)
         streams_in, streams_out = self.transfers.streams(forwards)
@@ -232,7 +238,7 @@ class _Builder:
         """Weights that a phase reads and of which replicas keep parts; where the backward turns
         they are there.
         """
-        if direction == "backward" and stage in self._turning():
+        if direction == Direction.BACKWARD and stage in self._turning():
             return []
         read = dict.fromkeys(self.mapping.storage(v) for op in ops for v in read_values(op))
         return [s for s in read if self.mapping.is_parted_weight(s)]
@@ -248,7 +254,7 @@ class _Builder:
         """
         if self.placement.phases:
             body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
-            self._compute(ops, "backward", stage, body)
+            self._compute(ops, Direction.BACKWARD, stage, body)
             return [body]
         away = set(stashed)
         order = list(sequence(self.graph, again, ops, self._stays(stage)))
@@ -275,7 +281,9 @@ class _Builder:
             for storage in back:
                 self._stash(storage, stage, body, Purpose.RESTORE)
             away.difference_update(back)
-            self._run(op, "backward", stage, body, self.op_plans[op.id] if is_again else None)
+            self._run(
+                op, Direction.BACKWARD, stage, body, self.op_plans[op.id] if is_again else None
+            )
         return bodies
 
     def _machine(self, op: OpNode, ipu: int) -> Machine:
@@ -340,7 +348,7 @@ class _Builder:
             body.temporaries.append(
                 Use(
                     step_name(op.name, temporary.name),
-                    "temporary",
+                    Role.TEMPORARY,
                     temporary.bytes,
                     at[temporary.first],
                     at[temporary.last],
@@ -374,7 +382,7 @@ class _Builder:
         storage = self.graph.storages[value.storage]
         # a plan asks only whether something stays: a layer that is run again in the backward is the
         # same operators
-        role = storage.role if storage.role in _PERSISTENT else "activation"
+        role = storage.role if storage.role in _PERSISTENT else Role.ACTIVATION
         if shard is not None and prod(value.shape) == self.graph.storages[shard.weight].elements:
             layout = shard.layout(value.dtype) if placed else None
             return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)
@@ -472,7 +480,10 @@ class _Builder:
         """
         if not self.graph.training or self.placement.phases:
             return [], []
-        forward, backward = ops.get(("forward", stage), []), ops.get(("backward", stage), [])
+        forward, backward = (
+            ops.get((Direction.FORWARD, stage), []),
+            ops.get((Direction.BACKWARD, stage), []),
+        )
         made_here = {s for op in forward for s in made_by(self.graph, op)}
         stays = made_here if self.options.recompute is Recomputation.NONE else self._stays(stage)
         again, needed = run_again(self.graph, forward, backward, stays)
@@ -518,7 +529,10 @@ class _Builder:
         """
         states: dict[int, list[int]] = {}
         for storage in self.graph.storages.values():
-            if storage.role == "optimiser state" and self.placement.home.get(storage.id) == stage:
+            if (
+                storage.role == Role.OPTIMISER_STATE
+                and self.placement.home.get(storage.id) == stage
+            ):
                 states.setdefault(storage.parameter, []).append(storage.id)
         gather: dict[int, Use] = {}
         for weight, mine in by_weight(self.graph, ops).items():
@@ -612,8 +626,8 @@ class _Builder:
                 self._slice(shard, storage, body)
                 gather[storage] = self.mapping.use_of_part(shard, storage, first, first)
             elif role in (
-                "accumulator",
-                "gradient",
+                Role.ACCUMULATOR,
+                Role.GRADIENT,
             ):  # its part came of the scatter, mostly that of all gradients
                 since = first if self.mapping.reduced_late(storage) else 0
                 gather[storage] = self.mapping.use_of_part(shard, storage, since, since)

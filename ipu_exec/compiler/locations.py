@@ -24,12 +24,13 @@ from ipu_exec.graph import Graph, OpNode, Storage
 from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.replica_groups import Grouping, Groupings
+from profiler.enums import Direction, Role
 
 _KINDS = {
-    "weight": "weight",
-    "optimiser state": "state",
-    "accumulator": "accumulator",
-    "activation": "activation",
+    Role.WEIGHT: "weight",
+    Role.OPTIMISER_STATE: "state",
+    Role.ACCUMULATOR: "accumulator",
+    Role.ACTIVATION: "activation",
 }
 
 
@@ -72,7 +73,7 @@ class Locations:
     def sharded(self, storage: Storage) -> bool:
         """Whether each replica keeps its part of it only."""
         location = self._of(storage)
-        if location is None or storage.role == "activation" or self.replicas == 1:
+        if location is None or storage.role == Role.ACTIVATION or self.replicas == 1:
             return False
         return location.sharded and storage.elements >= location.least_sharded
 
@@ -156,22 +157,28 @@ def locate(
     waits = set() if phases or placement.pipelined else _read_backward(graph, placement, ops, again)
     common, refused, apart = [], [], []
     for storage in graph.storages.values():
-        fixed = storage.id in shared or (phases and storage.role != "optimiser state")
+        fixed = storage.id in shared or (phases and storage.role != Role.OPTIMISER_STATE)
         if (
             locations.off_chip(storage)
             and not fixed
-            and (storage.role != "activation" or storage.id in waits)
+            and (storage.role != Role.ACTIVATION or storage.id in waits)
         ):
             places.remote.add(storage.id)
         elif (
-            storage.role == "weight"
+            storage.role == Role.WEIGHT
             and storage.id in shared
             and not phases
             and locations.moves(storage)
         ):
             common.append(storage.name)
     updates = by_weight(
-        graph, [op for (direction, _), mine in ops.items() if direction == "update" for op in mine]
+        graph,
+        [
+            op
+            for (direction, _), mine in ops.items()
+            if direction == Direction.UPDATE
+            for op in mine
+        ],
     )
     for storage in graph.storages.values():
         weight = storage.parameter if storage.parameter >= 0 else storage.id
@@ -181,7 +188,7 @@ def locate(
             apart.append(storage.name)
         elif not all(_can_part(graph, weight, op) for op in updates.get(weight, ())):
             refused.append(storage.name)
-        elif storage.id not in shared and (storage.role != "accumulator" or not phases):
+        elif storage.id not in shared and (storage.role != Role.ACCUMULATOR or not phases):
             places.split.add(storage.id)
             places.updated_in_parts |= {weight} & updates.keys()
     _say("TensorLocations.setWeightLocation", common, "stages share them")
@@ -209,7 +216,7 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
     made: dict[int, int] = {}
 
     def owner(storage: Storage) -> int:
-        if storage.role == "weight":
+        if storage.role == Role.WEIGHT:
             return storage.id
         return storage.parameter if storage.parameter >= 0 else made.get(storage.id, -1)
 
@@ -229,7 +236,7 @@ def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping
     """
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage
-    return groupings.get(weight.name) if weight.role == "weight" else None
+    return groupings.get(weight.name) if weight.role == Role.WEIGHT else None
 
 
 def _say(option: str, names: list[str], why: str) -> None:
@@ -248,9 +255,9 @@ def _read_backward(
     """
     found: set[int] = set()
     for stage in range(len(placement.stages)):
-        made = {s for op in ops.get(("forward", stage), ()) for s in made_by(graph, op)}
+        made = {s for op in ops.get((Direction.FORWARD, stage), ()) for s in made_by(graph, op)}
         made -= {s for op in again[stage] for s in made_by(graph, op)}
-        late = (*again[stage], *ops.get(("backward", stage), ()))
+        late = (*again[stage], *ops.get((Direction.BACKWARD, stage), ()))
         found |= made & {graph.values[v].storage for op in late for v in read_values(op)}
     return found
 

@@ -42,6 +42,7 @@ from ipu_exec.options import (
 from ipu_exec.replica_groups import Groupings
 from ipu_exec.session import executable_file as executables
 from profiler import records, schedules
+from profiler.enums import Direction, Role
 
 Progress = Callable[[float, str], None]
 logger = logging.getLogger("ipu_exec")
@@ -61,9 +62,9 @@ _NOT_COMPILED = (
 )
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _DIRECTION = {
-    schedules.FORWARD: "forward",
-    schedules.RECOMPUTE: "backward",
-    schedules.BACKWARD: "backward",
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.RECOMPUTE: Direction.BACKWARD,
+    schedules.BACKWARD: Direction.BACKWARD,
 }
 
 
@@ -264,7 +265,7 @@ def _log_placement(graph: Graph, placed: placement.Placement) -> None:
     logger.debug("enablePipelining set to value %d", placed.pipelined)
     met: Counter[str] = Counter()
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
-        if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
+        if op.direction == Direction.FORWARD and op.outputs and op.outputs[0] is not None:
             short = op.aten.split(".")[1].strip("_")
             kind = info(op.aten).popart_name or "".join(
                 part.capitalize() for part in short.split("_")
@@ -297,9 +298,9 @@ def _check_buffers(graph: Graph, options: Options) -> None:
     if int(options.replication_factor) == 1 or not options.broadcast_buffers:
         return
     for op in graph.ops:
-        for value in op.writes if op.direction == "forward" else ():
+        for value in op.writes if op.direction == Direction.FORWARD else ():
             storage = graph.storages[graph.values[value].storage]
-            if storage.role == "buffer" and not storage.name.endswith(_STATISTICS):
+            if storage.role == Role.BUFFER and not storage.name.endswith(_STATISTICS):
                 raise Error(
                     "PopTorch does not support broadcasting buffers. If your model is able to"
                     " tolerate buffers becoming out of sync between replicas, you can disable"
@@ -462,7 +463,8 @@ class Executable:
         kind = asked_for(setting, self.placement.pipelined) or Recomputation.PIPELINE
         ops = [op for op in self.graph.ops if not self.graph.only_aliases(op)]
         forward, backward = (
-            [op for op in ops if op.direction == way] for way in ("forward", "backward")
+            [op for op in ops if op.direction == way]
+            for way in (Direction.FORWARD, Direction.BACKWARD)
         )
         return by_block(self.graph, forward, backward, kind, self.tree.op_cycles)
 
@@ -507,7 +509,7 @@ class Executable:
         stages = len(self.placement.stages)
         updates: dict[int, int] = {}
         for op, stage in zip(self.graph.ops, self.placement.op_stage, strict=True):
-            if op.direction == "update":
+            if op.direction == Direction.UPDATE:
                 updates[stage] = updates.get(stage, 0) + self.tree.op_cycles.get(op.id, 0)
         stashes = self.placement.pipelined and self.training
         return [
@@ -522,7 +524,7 @@ class Executable:
                 schedules.stash_depth(stages, stage) if stashes else 0,
                 self._sum(stage, "stash"),
                 self._sum(stage, "weight"),
-                self.placement.cut_bytes(self.graph, stage, "forward"),
+                self.placement.cut_bytes(self.graph, stage, Direction.FORWARD),
             )
             for stage, place in enumerate(self.placement.stages)
         ]
@@ -536,8 +538,8 @@ class Executable:
             for step in body.steps:
                 if step.op >= 0:
                     op = self.graph.ops[step.op]
-                    direction = _DIRECTION.get(body.task, "update")
-                    block = op.block if direction != "update" else self._update_block(op.id)
+                    direction = _DIRECTION.get(body.task, Direction.UPDATE)
+                    block = op.block if direction != Direction.UPDATE else self._update_block(op.id)
                     if (
                         body.stage >= 0
                         and block >= 0
@@ -547,7 +549,7 @@ class Executable:
                     spent[block, direction] = spent.get((block, direction), 0) + step.cycles
         weights: dict[int, int] = {}
         for variable in self.variables:
-            if variable.role == "weight":
+            if variable.role == Role.WEIGHT:
                 weights[variable.block] = weights.get(variable.block, 0) + variable.bytes
         # What would cross each cut: placed as if every Block were a stage.
         alone = placement.place(
@@ -565,8 +567,8 @@ class Executable:
                 spent.get((block.id, "update"), 0),
                 weights.get(block.id, 0),
                 inputs.get(block.id, 0),
-                alone.cut_bytes(self.graph, block.id, "forward"),
-                alone.cut_bytes(self.graph, block.id, "backward"),
+                alone.cut_bytes(self.graph, block.id, Direction.FORWARD),
+                alone.cut_bytes(self.graph, block.id, Direction.BACKWARD),
             )
             for block in self.graph.blocks
         ]
@@ -578,7 +580,7 @@ class Executable:
         for op in self.graph.ops:
             for value in op.inputs:
                 storage = self.graph.values[value].storage
-                if self.graph.storages[storage].role == "input" and storage not in seen:
+                if self.graph.storages[storage].role == Role.INPUT and storage not in seen:
                     seen.add(storage)
                     found[op.block] = found.get(op.block, 0) + placement.storage_bytes(
                         self.graph, storage
@@ -590,10 +592,10 @@ class Executable:
         """Weight storage -> block of its first use."""
         found: dict[int, int] = {}
         for op in self.graph.ops:
-            if op.direction == "forward":
+            if op.direction == Direction.FORWARD:
                 for value in op.inputs:
                     storage = self.graph.values[value].storage
-                    if self.graph.storages[storage].role == "weight":
+                    if self.graph.storages[storage].role == Role.WEIGHT:
                         found.setdefault(storage, op.block)
         return found
 
@@ -603,7 +605,7 @@ class Executable:
         found: dict[int, int] = {}
         made: dict[int, int] = {}
         for op in self.graph.ops:
-            if op.direction != "update":
+            if op.direction != Direction.UPDATE:
                 continue
             block = -1
             for value in op.inputs:

@@ -18,6 +18,7 @@ from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering.layouts import linear
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Plan
 from ipu_exec.machine import Machine
+from profiler.enums import Role
 
 
 class TileMapping:
@@ -75,7 +76,7 @@ class TileMapping:
                 )
             else:
                 self.layouts[storage_id, stage] = self.linear(storage_id)
-        elif storage.role not in ("weight", "buffer"):
+        elif storage.role not in (Role.WEIGHT, Role.BUFFER):
             self.layouts[storage_id, stage] = self.linear(storage_id)
         return self.layouts.get((storage_id, stage))
 
@@ -127,11 +128,11 @@ class TileMapping:
         """This replica's part of something that has the size of a weight, from step to step."""
         storage = self.graph.storages[storage_id]
         nbytes = self.machine.whole(shard.layout(storage.dtype).bytes)
-        return Use(f"{storage.name}/part", "temporary", nbytes, first, last)
+        return Use(f"{storage.name}/part", Role.TEMPORARY, nbytes, first, last)
 
     def is_parted_weight(self, storage: int) -> bool:
         """Whether it is a weight of which each replica keeps a part."""
-        return storage in self.places.split and self.graph.storages[storage].role == "weight"
+        return storage in self.places.split and self.graph.storages[storage].role == Role.WEIGHT
 
     def stored(self, storage: int, stage: int) -> np.ndarray:
         """Bytes on each tile of what this replica keeps of a storage."""
@@ -157,6 +158,6 @@ class TileMapping:
         waits = gradient in self.places.remote and not self.placement.phases
         return (
             waits
-            and self.graph.storages[gradient].role == "accumulator"
+            and self.graph.storages[gradient].role == Role.ACCUMULATOR
             and gradient not in self.places.split
         )

@@ -33,7 +33,7 @@ from ipu_exec.machine import (
     link_rate,
 )
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Direction, Purpose, Role
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
 BUFFERS_ACROSS = (
@@ -95,7 +95,7 @@ class Transfers:
         )
 
     def _made_forward(self, storage: int) -> bool:
-        return self.graph.ops[self.mapping.makers[storage]].direction == "forward"
+        return self.graph.ops[self.mapping.makers[storage]].direction == Direction.FORWARD
 
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
         """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
@@ -156,7 +156,7 @@ class Transfers:
             step.purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
         copies = BUFFERS_ACROSS if self.options.across else BUFFERS
         self.buffers.append(
-            Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
+            Use(f"{names}/stream buffer", Role.STREAM_BUFFER, copies * lands, stage, stage, op)
         )
         for storage in storages:
             body.touch(storage, first, first + len(steps) - 1)

@@ -29,7 +29,11 @@ EXAMPLES = """  ipu-report pipeline demo/training
   ipu-report pipeline --json demo/training | jq '.[0].bubble.time_measured'
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
 """
-_LETTERS = {Direction.FORWARD: "F", Direction.BACKWARD: "B", Direction.RECOMPUTE: "R"}
+_LETTERS: dict[str, str] = {
+    Direction.FORWARD: "F",
+    Direction.BACKWARD: "B",
+    Direction.RECOMPUTE: "R",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

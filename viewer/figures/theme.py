@@ -66,7 +66,9 @@ _BY_DIRECTION = {
     Direction.UPDATE: "weight update",
 }
 BY_KIND = {kind: NAMES.index(name) for kind, name in _BY_KIND.items()}
-BY_DIRECTION = {direction: NAMES.index(name) for direction, name in _BY_DIRECTION.items()}
+BY_DIRECTION: dict[str, int] = {
+    direction: NAMES.index(name) for direction, name in _BY_DIRECTION.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
