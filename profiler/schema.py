@@ -63,7 +63,7 @@ class Column:
 
 def columns(record: type[Any]) -> tuple[Column, ...]:
     """The columns of a record's table, in order."""
-    found = []
+    known = []
     for item in fields(record):
         annotation = str(item.type)
         if annotation not in _SQL_TYPES:
@@ -71,8 +71,8 @@ def columns(record: type[Any]) -> tuple[Column, ...]:
                 f"{record.__name__}.{item.name}: a table has no column for {annotation!r}"
             )
         kind = "vector" if annotation.startswith("Vector") else annotation
-        found.append(Column(item.name, kind, annotation.endswith("None")))
-    return tuple(found)
+        known.append(Column(item.name, kind, annotation.endswith("None")))
+    return tuple(known)
 
 
 def create_table(record: type[Any]) -> str:
@@ -307,13 +307,13 @@ def _comments(record: type[Any]) -> dict[str, str]:
     """The comment beside each field, from the source."""
     source = inspect.getsource(record)
     lines = source.splitlines()
-    found = {}
+    comments = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             name = re.match(r"\s+(\w+):", lines[token.start[0] - 1])
             if name:
-                found[name[1]] = token.string.lstrip("# ")
-    return found
+                comments[name[1]] = token.string.lstrip("# ")
+    return comments
 
 
 def _table_lines(record: type[Any]) -> Iterator[str]:

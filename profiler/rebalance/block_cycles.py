@@ -101,8 +101,8 @@ def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
     names = ("again", "again_end", "again_final", "closed")
     written = written_recomputation(report, len(forward))
     if written is not None:
-        found = {name: written[name] for name in names}
-        return {**found, "closed": found["closed"] > 0}
+        cycles = {name: written[name] for name in names}
+        return {**cycles, "closed": cycles["closed"] > 0}
     stages = report.stages[report.stages["recompute_cycles"] > 0]
     difference = stages["forward_cycles"] - stages["recompute_cycles"]
     less = round(float(difference.mean())) if len(stages) else 0

@@ -57,12 +57,12 @@ def best_block_cut(
         if not halves.cycles.forward[block] or not halves.cycles.forward[block + 1]:
             continue
         try:
-            found = best_split(halves, stages)
+            split = best_split(halves, stages)
         except ValueError:
             continue
-        if found.prediction.problems or (limit is not None and found.prediction.total >= limit):
+        if split.prediction.problems or (limit is not None and split.prediction.total >= limit):
             continue
-        limit = found.prediction.total
+        limit = split.prediction.total
         names = report.ops["name"]
         after, before = forward_ops[number - 1], forward_ops[number]
         best = BlockCut(
@@ -72,7 +72,7 @@ def best_block_cut(
             str(names.at[before]),
             int(halves.cuts.ahead[block]),
             halves,
-            found,
+            split,
         )
     return best
 
@@ -286,8 +286,8 @@ def _read_by(report: Report, ops: set[int]) -> list[int]:
     if report.format < 2:
         return []
     uses = report.columns_of(records.Use)
-    found: list[int] = uses["variable"][np.isin(uses["op"], list(ops))].tolist()
-    return found
+    variables: list[int] = uses["variable"][np.isin(uses["op"], list(ops))].tolist()
+    return variables
 
 
 def _part(whole: int, some: int) -> float:

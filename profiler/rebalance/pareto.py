@@ -44,13 +44,13 @@ def pareto(
     allowed = tuple(choices) or (Choice.profiled(costs),)
     endless = costs.with_tile_bytes(INFINITE // 2)
     table = interval_costs(endless, stages, allowed, longest(costs), spare=1)
-    found: list[Point] = []
+    points: list[Point] = []
     below = INFINITE
-    while len(found) < most:
+    while len(points) < most:
         loads = [_loads(table, k, below) for k in range(stages)]
         reached = least_maximum(loads.__getitem__, stages)
         if reached is None:
-            return found
+            return points
         slowest = reached[0]
         sizes = [_sizes(table, k, slowest) for k in range(stages)]
         least = least_maximum(sizes.__getitem__, stages)
@@ -62,14 +62,14 @@ def pareto(
             for k, (a, b) in enumerate(zip(starts, ends, strict=True))
         )
         plain = (Choice.profiled(costs),) * stages
-        found.append(
+        points.append(
             Point(
                 slowest,
                 below,
                 Assignment(starts, tuple(range(stages)), () if chosen == plain else chosen),
             )
         )
-    return found
+    return points
 
 
 def _ways(table: IntervalCosts, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -83,18 +83,18 @@ def _ways(table: IntervalCosts, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _loads(table: IntervalCosts, k: int, below: int) -> np.ndarray:
     """Least cycles of stage k in fewer bytes than ``below``."""
-    found: np.ndarray = np.minimum.reduce(
+    least: np.ndarray = np.minimum.reduce(
         [np.where(size < below, cycles, INFINITE) for cycles, size in _ways(table, k)]
     )
-    return found
+    return least
 
 
 def _sizes(table: IntervalCosts, k: int, slowest: int) -> np.ndarray:
     """Least bytes of stage k in at most ``slowest`` cycles."""
-    found: np.ndarray = np.minimum.reduce(
+    nbytes: np.ndarray = np.minimum.reduce(
         [np.where(cycles <= slowest, size, INFINITE) for cycles, size in _ways(table, k)]
     )
-    return found
+    return nbytes
 
 
 def _choice(table: IntervalCosts, k: int, first: int, last: int, slowest: int) -> Choice:

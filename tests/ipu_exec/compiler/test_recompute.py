@@ -313,7 +313,7 @@ def test_what_a_stranger_says_of_costs_is_checked(tmp_path, key):
         report.__dict__["meta"] = {**header, key: wrong}
         costs = Costs.from_report(report)
         assert pace(report).cycles > 0
-        assert not costs.across and what_if(costs, Assignment((0, 3), (0, 1))).total > 0
+        assert not costs.streams.across and what_if(costs, Assignment((0, 3), (0, 1))).total > 0
 
 
 @pytest.mark.parametrize("kind", [None, 4])
