@@ -66,7 +66,7 @@ TARGETS = {
 SYNC_CYCLES = 100  # internal: 80-123 in the vendor's model [TUT4], 64-117 on hardware [LBM]
 EXTERNAL_SYNC_CYCLES = 600  # the vendor's global-sync constant; 501-642 measured over 16 IPUs [JIA]
 # A tensor into one slot of something larger, or out of it, on each tile (docs/cycles.md#gather):
-# 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements, v of them to 8 bytes: 4 bytes take one
+# 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements, v of them to 8 bytes: a cycle for 4 bytes
 SLICE_CYCLES = 25 + 6 * (39 + 24)
 SLICE_BYTES_PER_CYCLE = 4
 STREAM_STEP_CYCLES = 257  # begin, mid and end of a stream copy, each [TUT4]

@@ -26,7 +26,10 @@ from benchmarks.memory import configure, optimiser
 from benchmarks.rebalance import others
 from benchmarks.rebalance.random_costs import random_costs
 from examples.models import Example, build, split
-from ipu_exec.compiler.passes import Executable, compile_step
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.profile_header import header
+from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.session.compilation import compile_step
 from profiler import ProfileWriter, Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.split import ALL_CHOICES
@@ -54,9 +57,9 @@ def profile(executable: Executable, folder: Path) -> Report:
     """The compile's profile, without runs."""
     folder.mkdir()
     with ProfileWriter(folder / "profile.pop") as writer:
-        writer.meta(**executable.header())
-        for rows in executable.rows():
-            writer.add(rows)
+        writer.meta(**header(executable))
+        for batch in rows(executable):
+            writer.add(batch)
         writer.publish()
     return open_report(folder)
 

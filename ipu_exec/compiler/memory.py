@@ -386,7 +386,7 @@ class _Maker:
             groups[0] = (0, groups[0][1])
             return [*groups, copied] if copied and copied[0] > groups[-1][1] else groups
         if copied:
-            sent_late = _direction(self.placement, storage, stage) == "backward"
+            sent_late = _direction(self.placement, storage, stage) == Direction.BACKWARD
             index = -1 if sent_late else 0
             groups[index] = (groups[index][0], max(groups[index][1], copied[1]))
         return groups
@@ -556,7 +556,7 @@ class _Digests:
         if id(step.plan) not in self._plans:
             parts = tuple(_digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
-        outline = hash(op.asked.outline) if op is not None else 0
+        outline = hash(op.attributes.outline) if op is not None else 0
         return (
             self._plans[id(step.plan)],
             outline,
