@@ -1,5 +1,6 @@
-"""The vendor's module names answered by ours: ``poptorch`` is `ipu_exec`, ``popart`` the values of
-its options, ``pva`` `profiler.pva`.
+"""The vendor's module names answered by ours.
+
+``poptorch`` is `ipu_exec`, ``popart`` the values of its options, ``pva`` `profiler.pva`.
 
 ``ipu-run`` asks for it in a script's process, and the environment in those that load its data.
 """
@@ -23,8 +24,9 @@ _STANDS_FOR = {
 
 
 def stand_in() -> None:
-    """Make our packages answer to the vendor's names, each module under both, so that its classes
-    exist once.
+    """Make our packages answer to the vendor's names.
+
+    Each module is registered under both, so that its classes exist once.
 
     Processes that load data are told by the environment to do so too.
     """

@@ -59,8 +59,10 @@ def machine(clock_hz: float) -> dict[str, float]:
 def completed(
     record: type[Any], columns: Columns, stored: Callable[[type[Any]], Columns]
 ) -> Columns:
-    """The columns of an older file's table with those that its format did not have, in the order of
-    the record's fields. ``stored`` gives what the file has of other tables.
+    """The columns of an older file's table with those its format did not have.
+
+    They come in the order of the record's fields. ``stored`` gives what the file has of other
+    tables.
     """
     if record is records.Body:
         return {**columns, "task": body_tasks(columns)}
@@ -145,8 +147,10 @@ def _moved(step: str, tensors: dict[str, int]) -> int:
 
 
 def _code_of_exchange(variables: Columns, steps: Columns) -> np.ndarray:
-    """Of each variable with the code of an exchange the step; of steps that have operator and name
-    in common, the first have the variables of that name, in order. -1 for others.
+    """Of each variable with the code of an exchange the step.
+
+    Of steps that have operator and name in common, the first have the variables of that name, in
+    order. -1 for others.
     """
     waiting: dict[tuple[int, int, str], list[int]] = {}
     order = np.lexsort((steps["position"], steps["ipu"]))

@@ -1,5 +1,6 @@
-"""What vectors hold, as rows: so that plain SQL, and SQL written for the vendor's files, can be
-asked of a profile.
+"""What vectors hold, as rows.
+
+So that plain SQL, and SQL written for the vendor's files, can be asked of a profile.
 
 Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on
 tiles, the steps of bodies, the tasks of traces) are therefore also kept as rows, each in its most
@@ -32,8 +33,9 @@ def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
 
 
 def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivity]:
-    """Of each step, from its vectors over tiles; an exchange's tiles are those that receive or
-    send.
+    """Of each step, from its vectors over tiles.
+
+    An exchange's tiles are those that receive or send.
     """
     known: dict[int, tuple[int, int, int, float, float]] = {}
     for step in steps:
@@ -58,8 +60,10 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
 
 
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
-    """Of cycles over tiles: how many tiles work, cycles until the first and the last of them has
-    finished, and mean over most work, of all tiles and of those.
+    """Of cycles over tiles.
+
+    How many tiles work, cycles until the first and the last of them has finished, and mean over
+    most work, of all tiles and of those.
     """
     busy = cycles[cycles > 0]
     most = int(cycles.max(initial=0))
@@ -115,12 +119,14 @@ class Known:
     executed: int = 0  # steps of the runs so far
 
     def copy(self) -> Known:
+        """An independent copy, to go back to after an error."""
         return Known(dict(self.steps_of), dict(self.traces), self.executed)
 
 
 def derived(rows: Iterable[Any], known: Known) -> list[Any]:
-    """The rows to keep beside ``rows``, but for variables, whose vectors the writer knows the ids
-    of.
+    """The plain rows to keep beside ``rows``, except those of variables.
+
+    The ids of their vectors are known to the writer only.
 
     ``known`` gains what is among them.
     """

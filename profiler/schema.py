@@ -55,6 +55,7 @@ class Column:
 
     @property
     def sql(self) -> str:
+        """The statement that creates it."""
         reference = " REFERENCES vectors(id)" if self.kind == "vector" else ""
         return f"{self.name} {_SQL_TYPES['Vector' if self.kind == 'vector' else self.kind]}" + (
             reference if self.optional else f" NOT NULL{reference}"
@@ -76,8 +77,9 @@ def columns(record: type[Any]) -> tuple[Column, ...]:
 
 
 def create_table(record: type[Any]) -> str:
-    """The DDL of a record's table. A first column ``id``, an option's name, or what ``key`` says is
-    its key.
+    """The DDL of a record's table.
+
+    A first column ``id``, an option's name, or what ``key`` says is its key.
     """
     lines = [column.sql for column in columns(record)]
     if lines[0].startswith("id ") or record is records.Option:
@@ -96,8 +98,9 @@ def create_table(record: type[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view with plain names over the tables. ``vendor``: named as in the vendor's files
-    (docs/libpva.md#files-of-a-run).
+    """A view with plain names over the tables.
+
+    ``vendor``: named as in the vendor's files (docs/libpva.md#files-of-a-run).
     """
 
     name: str
@@ -108,6 +111,7 @@ class View:
 
     @property
     def sql(self) -> str:
+        """The statement that creates it."""
         return f"CREATE VIEW {self.name}({self.columns}) AS {self.select}"
 
 

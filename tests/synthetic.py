@@ -333,8 +333,9 @@ def _program_memory(profile: _Profile, ipu: int) -> None:
 def _model_memory(
     profile: _Profile, ipu: int, depth: int, forward: Computes, backward: Computes
 ) -> tuple[int, int]:
-    """Weights and what belongs to them, stash, activations, gradients; (bytes of weights, bytes of
-    the stash).
+    """Weights and what belongs to them, stash, activations, gradients.
+
+    (bytes of weights, bytes of the stash).
     """
     always = [
         ("weight", "weight", 20_000),

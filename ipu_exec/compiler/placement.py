@@ -1,5 +1,6 @@
-"""Placement: ops to stages, stages to IPUs, and the copies between them
-(docs/poptorch-semantics.md#placement).
+"""Placement: ops to stages, stages to IPUs, and the copies between them.
+
+See docs/poptorch-semantics.md#placement.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage
-    and input.
+    """Where everything runs.
+
+    ``op_stage`` has a stage per op; ``home`` one per persistent storage and input.
     """
 
     pipelined: bool
@@ -61,10 +63,12 @@ class Placement:
 
     @property
     def ipus(self) -> tuple[int, ...]:
+        """The IPUs that have a stage, ascending."""
         return tuple(stage.ipu for stage in self.stages)
 
     @property
     def num_ipus(self) -> int:
+        """IPUs of one replica: the highest used and all below it."""
         return max(self.ipus) + 1
 
     def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
@@ -333,8 +337,9 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
 def resolve_stages(
     strategy: StrategyOptions, blocks: Sequence[BlockInfo], begins_outside: bool = False
 ) -> list[StagePlace]:
-    """The forward stages of a strategy for the Blocks a model opened
-    (docs/poptorch-semantics.md#placement).
+    """The forward stages of a strategy for the Blocks a model opened.
+
+    See docs/poptorch-semantics.md#placement.
 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's
     stage is its ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU

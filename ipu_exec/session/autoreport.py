@@ -1,5 +1,6 @@
-"""autoreport: a compiled model and its first runs into ``profile.pop``
-(docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options).
+"""autoreport: a compiled model and its first runs into ``profile.pop``.
+
+See docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options.
 
 ``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. A profile that cannot
 be written costs the run nothing: one warning that says why, and no profile.
@@ -54,8 +55,9 @@ class ProfileSession:
             self._give_up(error)
 
     def record_run(self, host_start_us: int, host_end_us: int) -> None:
-        """Add a run, if it is among the first that are kept. The profile at ``path`` is then
-        complete.
+        """Add a run, if it is among the first that are kept.
+
+        The profile at ``path`` is then complete.
         """
         if (
             self._writer is None

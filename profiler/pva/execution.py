@@ -18,9 +18,10 @@ _STREAMS = ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd")
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The executed steps of a device iteration, in order of time: step s has the parts ``first[s] :
-    first[s + 1]``, one for each IPU that takes part: ``ipu``, ``step`` (in ``Model.steps``),
-    ``start`` and ``end`` (cycles).
+    """The executed steps of a device iteration, in order of time.
+
+    Step s has the parts ``first[s] : first[s + 1]``, one for each IPU that takes part: ``ipu``,
+    ``step`` (in ``Model.steps``), ``start`` and ``end`` (cycles).
     """
 
     first: np.ndarray
@@ -51,8 +52,9 @@ def iteration_of(model: Model, run: int) -> Iteration:
 
 
 class Cycles(Shown):
-    """When the first and the last tile did something: a time on the clock that all IPUs and runs
-    share.
+    """When the first and the last tile did something.
+
+    A time on the clock that all IPUs and runs share.
     """
 
     __slots__ = ("max", "min")
@@ -75,8 +77,9 @@ class CycleRange(Shown):
 
 
 class StepOnIpu(Shown):
-    """A step's part on one IPU. An IPU that takes no part has 0 cycles, from and to the step's
-    start.
+    """A step's part on one IPU.
+
+    An IPU that takes no part has 0 cycles, from and to the step's start.
     """
 
     __slots__ = ("_end", "_model", "_start", "_step")
@@ -87,10 +90,12 @@ class StepOnIpu(Shown):
 
     @property
     def cycles(self) -> int:
+        """Cycles from the begin of the step to its end."""
         return self._end - self._start
 
     @property
     def activeCycles(self) -> CycleRange:
+        """When the first and last working tile begin and end."""
         early = self._end
         if self._step is not None:
             early = min(early, self._start + int(self._model.activity["first"][self._step]))
@@ -98,6 +103,7 @@ class StepOnIpu(Shown):
 
     @property
     def allCycles(self) -> CycleRange:
+        """When the first and last tile begin and end."""
         return CycleRange(Cycles(self._start, self._start), Cycles(self._end, self._end))
 
     @property
@@ -107,6 +113,7 @@ class StepOnIpu(Shown):
 
     @property
     def dataOut(self) -> int:
+        """Bytes that its tiles send."""
         return 0 if self._step is None else int(self._model.steps["sent"][self._step])
 
     @property
@@ -133,14 +140,17 @@ class ExecutedComputeSet(Shown):
 
     @property
     def name(self) -> str:
+        """The name."""
         return self._set.name
 
     @property
     def cyclesByTile(self) -> list[int]:
+        """Cycles of each tile."""
         return self._step.cyclesByTile
 
     @property
     def estimatedCyclesByTile(self) -> list[int]:
+        """Estimated cycles of each tile; a model's are all estimates."""
         return self._set.estimatedCyclesByTile
 
 
@@ -159,6 +169,7 @@ class ExecutionStep(Shown):
 
     @property
     def program(self) -> Program:
+        """The program that ran."""
         step = int(self._iteration.step[self._parts[0]])
         return make_program(self._model, int(self._model.steps["node"][step]))
 
@@ -235,12 +246,15 @@ class Run(Shown):
 
     @property
     def name(self) -> str:
+        """The name."""
         return str(self._model.report.runs["name"].iloc[self._run])
 
     @property
     def microseconds(self) -> Microseconds:
-        """When it ran on the modelled device, never less than one long: from its cycles and the
-        clock, for what the host took to compute the numbers says nothing about an IPU.
+        """When it ran on the modelled device, never less than one long.
+
+        From its cycles and the clock, for what the host took to compute the numbers says nothing
+        about an IPU.
         """
         clock = self._model.target.clock_hz
         start, end = (round(self._of(name) / clock * 1e6) for name in ("start", "end"))
@@ -248,6 +262,7 @@ class Run(Shown):
 
     @property
     def cycles(self) -> int:
+        """Cycles from the begin of the step to its end."""
         return self._of("cycles")
 
     @property
@@ -279,6 +294,7 @@ class TotalCycles(int):
 
     @property
     def total(self) -> int:
+        """Cycles of all runs; 0 if nothing ran."""
         return int(self)
 
 
@@ -314,6 +330,7 @@ class ExecutionReport(Shown):
 
     @property
     def runs(self) -> list[Run]:
+        """The runs that were profiled, in order."""
         return list(self._runs)
 
     @property

@@ -33,6 +33,7 @@ _ALLOWED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     parser.add_argument("sql", metavar="SQL", help="one SELECT")
     common.add_profiles(parser)
     common.add_top(parser, 100)
@@ -40,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         import pandas as pd
 
