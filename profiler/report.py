@@ -261,7 +261,9 @@ class Report:
         no_step = rows.step < 0
 
         def of_step(name: str, values: np.ndarray) -> np.ndarray:
-            default = body[name][at] if name in ("kind", "name") else -1 if name != "purpose" else ""
+            default = (
+                body[name][at] if name in ("kind", "name") else -1 if name != "purpose" else ""
+            )
             return np.where(no_step, default, _lookup(rows.step, step["id"], values, values[:1]))
 
         mine = ("task", "ipu", "stage", "direction")

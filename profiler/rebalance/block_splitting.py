@@ -36,8 +36,9 @@ class BlockCut:
 def best_block_cut(
     report: Report, costs: Costs, stages: int, block: int | None = None
 ) -> BlockCut | None:
-    """The cut inside a Block (default: the longest) that makes the best split shortest; None where
-    none does so.
+    """The cut inside a Block (default: the longest) that makes the best split shortest.
+
+    None where none does so.
 
     A cut is between two forward operators of the Block; the backward of each goes with it. Cycles,
     weights and what is saved are those of the operators themselves; both halves are taken to peak
@@ -187,8 +188,9 @@ def _cycles_in_two(
 def _memory_in_two(
     report: Report, costs: Costs, halves: _Halves, first: set[int]
 ) -> tuple[BlockMemory, float, float]:
-    """Memory but for numbers of tensors, and what the first half has of what is saved and of the
-    weights: shares from 0 to 1.
+    """Memory but for numbers of tensors, and the first half's shares of saved tensors and weights.
+
+    Shares are from 0 to 1.
     """
     memory, block = costs.memory, halves.block
     variables = report.variables

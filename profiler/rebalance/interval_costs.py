@@ -22,8 +22,9 @@ INFINITE = int(np.iinfo(np.int64).max // 4)
 def least_maximum(
     cost: Callable[[int], np.ndarray], stages: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The least maximum of ``cost(k)`` (of all intervals, as stage k) over the stages of a split,
-    and the stages' first Blocks.
+    """The least maximum of ``cost(k)`` over the stages of a split, and the stages' first Blocks.
+
+    ``cost(k)`` has the cost of all intervals, as stage k.
 
     None where every split has an `INFINITE` stage.
     """
@@ -53,9 +54,7 @@ def least_maximum(
 
 @dataclass(frozen=True)
 class IntervalCosts:
-    """Costs of all stages of at most ``width`` Blocks, for each way of saving memory that is
-    allowed.
-    """
+    """Costs of all stages of at most ``width`` Blocks, for each allowed way of saving memory."""
 
     costs: Costs
     stages: int
@@ -112,8 +111,9 @@ def interval_costs(
     memory: bool = True,
     spare: int = 0,
 ) -> IntervalCosts:
-    """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in
-    one stage.
+    """All stages that take ``most`` cycles at most.
+
+    ``together``: groups of Blocks that must be in one stage.
 
     ``spare``: bytes beyond the tile up to which memory must be exact.
     """

@@ -22,8 +22,9 @@ from profiler.rebalance.what_if import Assignment
 
 @dataclass(frozen=True)
 class Point:
-    """A split on the Pareto front: cycles a micro-batch of its slowest stage, bytes of its fullest
-    tile.
+    """A split on the Pareto front.
+
+    Cycles a micro-batch of its slowest stage, and bytes of its fullest tile.
     """
 
     bottleneck: int
@@ -34,8 +35,9 @@ class Point:
 def pareto(
     costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int = 100
 ) -> list[Point]:
-    """The Pareto front of splits into so many stages, one an IPU, the shortest bottleneck first; at
-    most ``most`` of it.
+    """The Pareto front of splits into so many stages, one an IPU.
+
+    The shortest bottleneck comes first; there are at most ``most``.
 
     A tile's limit plays no role: points beyond it say what a larger tile would give. Exact: each
     step down in memory finds the least bottleneck there is under it, then the least memory under

@@ -73,8 +73,9 @@ def prove(
 
 
 def furthest(table: IntervalCosts, most: int) -> list[np.ndarray]:
-    """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it:
-    bool[Block].
+    """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it.
+
+    bool[Block] each.
     """
     count, width = table.final.shape
     last = np.arange(count)[:, None] + np.arange(width)[None, :]

@@ -189,8 +189,9 @@ def _revisiting(
 
 
 def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> Assignment:
-    """The split with the least sum of bottleneck and copies, exactly, of those with one stage an
-    IPU.
+    """The split with the least sum of bottleneck and copies, exactly.
+
+    Of those with one stage an IPU.
     """
     costs, stages = table.costs, table.stages
     value, starts = _least_sum(table)

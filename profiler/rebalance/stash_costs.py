@@ -15,7 +15,9 @@ from profiler.report import Report
 
 @dataclass(frozen=True)
 class StashCosts:
-    """A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
+    """What stages stash, and the cycles that takes.
+
+    A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
     backward: fitted to the tensors that the profile stashes (an estimate for others).
 
     ``recomputing``, int64[tensor, 4]: a stage that begins with one of the first two Blocks (or
@@ -34,8 +36,10 @@ class StashCosts:
     def from_report(
         cls, report: Report, stage: np.ndarray, entering: np.ndarray, machine: MachineCosts
     ) -> StashCosts:
-        """``entering``: bytes that enter each Block, int64[Block]. Profiles whose compiler did not
-        write what is stashed have one tensor that enters a stage (an estimate).
+        """``entering``: bytes that enter each Block, int64[Block].
+
+        Profiles whose compiler did not write what is stashed have one tensor that enters a stage
+        (an estimate).
         """
         base, rate = _fit(report, machine)
         written = written_recomputation(report, len(stage))
@@ -52,8 +56,9 @@ class StashCosts:
 
     @cached_property
     def tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Bytes and tensors that stages [first, last] stash: with recomputation, and without what
-        Blocks save.
+        """Bytes and tensors that stages [first, last] stash.
+
+        With recomputation, and without what Blocks save.
         """
 
         def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -70,8 +75,9 @@ class StashCosts:
 
 
 def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
-    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes, from those
-    that have one.
+    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes.
+
+    From the tensors that have one.
     """
     steps = report.program_steps()
     steps = steps[steps["purpose"] == Purpose.STASH]

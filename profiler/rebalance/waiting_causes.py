@@ -21,8 +21,9 @@ CAUSES = ("compute", "tile imbalance", "exchange", "recompute", "copies", "host"
 
 
 def waiting_causes(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
-    """A row a stage: ``stage, ipu, blocks``, cycles that all IPUs together wait for it by `CAUSES`,
-    ``total``.
+    """Cycles that all IPUs together wait for each stage, by `CAUSES`.
+
+    A row a stage: ``stage, ipu, blocks``, the causes and their ``total``.
 
     The rows and causes add up to all waiting tasks of the iteration. In a pipeline cycle, IPUs wait
     for the slowest one's work (shared out by what its program steps are: compute as if its tiles
