@@ -30,6 +30,14 @@ class UsageError(Error, AssertionError, TypeError, ValueError):
     """
 
 
+class PipelineDepthError(UsageError):
+    """A call has too few micro-batches to fill the pipeline; ``least`` are needed."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
+
+
 class FrozenError(Error, AttributeError):
     """Options that are in use were to be changed."""
 

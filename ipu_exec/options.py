@@ -128,6 +128,10 @@ class _Group:
             raise UsageError(f"{method} takes one of {known}, not {member!r}")
         return self._set(**{name: member})
 
+    def toDict(self) -> dict[str, Any]:
+        """The values by name, as they are."""
+        return dict(self._values)
+
     def _flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         for name, value in self._values.items():
             if isinstance(value, _Group):

@@ -1,4 +1,4 @@
-"""The error of this package: a profile that cannot be read or written."""
+"""The errors of this package: a profile that cannot be read or written, or not now."""
 
 from __future__ import annotations
 
@@ -19,3 +19,7 @@ class ProfileError(Exception):
 
     def __reduce__(self) -> tuple[type[ProfileError], tuple[str, str, str]]:
         return type(self), (self.path, self.problem, self.remedy)
+
+
+class ProfileTaken(ProfileError):
+    """A profile that another process is writing."""

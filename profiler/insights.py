@@ -173,16 +173,16 @@ def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     if len(report.runs):
         cycles = report.pipeline_cycles(0, 0)
         phases, lengths = cycles["phase"].to_numpy(), cycles["cycles"].to_numpy()
+        whole = int(lengths.sum())
     else:
-        schedule = present.schedule
+        schedule, whole = present.schedule, present.total
         phases, lengths = np.array(schedule.phases), schedule.cycle_end - schedule.cycle_start
     ramps = int(lengths[np.isin(phases, ["ramp-up", "ramp-down"])].sum())
     more = costs.micro_batches * _MORE_MICRO_BATCHES
     name = "gradient accumulation" if costs.training else "device iterations"
     return [
         Insight(
-            f"ramp-up and ramp-down take {ramps / max(1, int(lengths.sum())):.0%} of"
-            f" {_turn(costs)}",
+            f"ramp-up and ramp-down take {ramps / max(1, whole):.0%} of {_turn(costs)}",
             f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each time.",
             f"{name} of {more} instead of {costs.micro_batches} would take {gain:,} cycles less for"
             " as many samples",

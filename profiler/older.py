@@ -13,6 +13,7 @@ import numpy as np
 
 from profiler import records
 from profiler.enums import BodyTask, Purpose, Role
+from profiler.names import popart_names
 
 Columns = dict[str, np.ndarray]
 
@@ -66,12 +67,15 @@ def completed(
     """
     if record is records.Body:
         return {**columns, "task": body_tasks(columns)}
+    if record is records.Op:
+        return {**columns, "popart_name": _words(popart_names(columns["name"], _kinds(columns)))}
     if record is records.Step:
         tensors = _tensors(stored(records.Variable))
         return {
             **columns,
             "purpose": step_purposes(columns, stored(records.Body)),
             "tensor": _numbers([_moved(name, tensors) for name in columns["name"]]),
+            "code": np.full(len(columns["id"]), -1, dtype=np.int64),
         }
     tensors = _tensors(columns)
     return {
@@ -85,6 +89,12 @@ def completed(
         ),
         "step": _code_of_exchange(columns, stored(records.Step)),
     }
+
+
+def _kinds(ops: Columns) -> list[str]:
+    """Of each operator, PyTorch's words for it, capitalised."""
+    words = (str(aten).split(".")[1:2] or [""] for aten in ops["aten"])
+    return ["".join(part.capitalize() for part in word.split("_")) for (word,) in words]
 
 
 def body_tasks(bodies: Columns) -> np.ndarray:

@@ -34,6 +34,7 @@ MAX_ELEMENTS = 1 << 26  # of all vectors asked for at once whose length nothing 
 _NO_VECTOR = -1
 VECTOR_CACHE_BYTES = 1 << 28
 _HEADER_BYTES = 100
+_WAL = 2  # read and write version in the header of a database that keeps a write-ahead log
 _MAGIC = b"SQLite format 3\0"
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _FOREIGN = "Give a profile.pop that IPUscope wrote, or the directory of one"
@@ -71,15 +72,19 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
 
 
 class Reader:
-    """Columns and vectors of one profile. May be shared between threads."""
+    """Columns and vectors of one profile. May be shared between threads.
+
+    ``uri``: how SQLite opens what is read, strictly read-only, without a file made beside it.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_profile(path)
+        self.uri = ""
         self._lock = threading.RLock()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._vectors: dict[int, np.ndarray] = {}
         self._vector_bytes = 0
-        self.version = _check_header(self.path)
+        self.version, self._keeps_log = _check_header(self.path)
         self.partial = self.path.name.endswith(schema.PARTIAL_SUFFIX)
         try:
             self._connection = self._open()
@@ -128,6 +133,12 @@ class Reader:
         """Columns that the file's format has."""
         later = records.SINCE_3.get(record, ()) if self.version < schema.VERSION else ()
         return tuple(column for column in schema.columns(record) if column.name not in later)
+
+    def ids(self, record: type[Any]) -> np.ndarray:
+        """The ids of a table's rows, int64, in order."""
+        self._check_columns(record)
+        cells = tuple(row[0] for row in self._query(f"SELECT id FROM main.{record.table}"))
+        return self._column(record, schema.columns(record)[0], cells)
 
     def count(self, record: type[Any]) -> int:
         """Rows of a table."""
@@ -242,16 +253,20 @@ class Reader:
 
     def _open(self) -> sqlite3.Connection:
         with self._errors():
-            if not self.partial:
-                # A published profile never changes in place; immutable keeps SQLite from looking
-                # for journals.
-                return _connect(self.path, "mode=ro&immutable=1")
+            if not self.partial or self._keeps_log:
+                # A published profile never changes in place, and our partial files never have a
+                # log: immutable keeps SQLite from looking for journals, and from making any.
+                return self._connect(self.path, "mode=ro&immutable=1")
             try:
-                connection = _connect(self.path, "mode=ro")
+                connection = self._connect(self.path, "mode=ro")
                 connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
                 return connection
             except sqlite3.Error:
                 return self._recover()
+
+    def _connect(self, path: Path, mode: str) -> sqlite3.Connection:
+        self.uri = f"file:{quote(os.fsencode(path.absolute()))}?{mode}"
+        return _connect(self.uri)
 
     def _recover(self) -> sqlite3.Connection:
         """Open a copy of a partial file whose writer died in a commit.
@@ -266,7 +281,7 @@ class Reader:
         # delete that file.
         if journal.is_file() and not journal.read_bytes().endswith(_JOURNAL_MAGIC):
             shutil.copyfile(journal, copy.with_name(journal.name))
-        return _connect(copy, "mode=rw")
+        return self._connect(copy, "mode=rw")
 
     def _check_tables(self) -> set[str]:
         rows = self._query(
@@ -290,8 +305,7 @@ class Reader:
         return meta
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    uri = f"file:{quote(str(path.absolute()))}?{mode}"
+def _connect(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     for limit, value in (
         (sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES),
@@ -308,10 +322,10 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _check_header(path: Path) -> int:
-    """The format's version, after checks of the first 100 bytes.
+def _check_header(path: Path) -> tuple[int, bool]:
+    """The format's version, and whether the file says that it keeps a log beside it.
 
-    Magic, application id, version, size of the file.
+    After checks of the first 100 bytes: magic, application id, version, size of the file.
 
     Source: SQLite's file format, section 1.3.
     """
@@ -346,7 +360,7 @@ def _check_header(path: Path) -> int:
     expected = (65536 if page_size == 1 else page_size) * pages
     if size < expected and not path.name.endswith(schema.PARTIAL_SUFFIX):
         raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
-    return int(version)
+    return int(version), _WAL in header[18:20]
 
 
 def one_row(reader: Reader, record: type[Any]) -> Any:

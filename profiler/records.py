@@ -164,6 +164,8 @@ class Op:
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
     plan: str  # how it was split over tiles and what the model asked for, in words; "": neither
+    # as PopART names it, each name once: "layer.3/attention/MatMul/1" is the second of its module
+    popart_name: str = ""
 
 
 @dataclass(slots=True)
@@ -204,6 +206,7 @@ class Step:
     bytes_out: Vector | None
     purpose: str = Purpose.OPERATOR  # of profiler.enums.Purpose
     tensor: int = -1  # that it moves; -1: none, or several
+    code: int = -1  # the first step of its IPU that runs the same code, maybe itself; -1: itself
 
 
 @dataclass(slots=True)
@@ -228,7 +231,7 @@ class VertexType:
     id: int
     name: str
     code_bytes: int  # on each tile that has one (an estimate)
-    state_bytes: int  # of each instance
+    state_bytes: int  # of each instance, without its fields (category vertexFieldData)
 
 
 @dataclass(slots=True)
@@ -415,7 +418,11 @@ class BodyStep:
 
 @dataclass(slots=True)
 class Task:
-    """A Body running in a device iteration of a trace."""
+    """A Body running in a device iteration of a trace.
+
+    Waiting is time of an external sync, as it is on the machine: of the next one, where the IPU
+    waits for it, or of one that is nothing else.
+    """
 
     table: ClassVar[str] = "tasks"
     key: ClassVar[str] = "trace, position"
@@ -430,6 +437,7 @@ class Task:
     pipeline_cycle: int
     start: int  # cycles, relative to the device iteration
     end: int
+    waited: int  # cycles of it that the IPU waited for others
 
 
 @dataclass(slots=True)
@@ -481,7 +489,8 @@ STORED = (
 )
 SINCE_2 = (Use,)  # tables that format 1 did not have
 SINCE_3 = {  # columns that formats 1 and 2 did not have
-    Step: ("purpose", "tensor"),
+    Op: ("popart_name",),
+    Step: ("purpose", "tensor", "code"),
     Variable: ("tensor", "parameter", "step"),
     Body: ("task",),
 }

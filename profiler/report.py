@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from profiler import records, trace
+from profiler import integrity, records, trace
 from profiler.liveness import Peaks, resampled
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Columns = dict[str, np.ndarray]
 
-MAX_SLICES = 20_000_000  # of one frame: about 3 GB
+MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 _KEPT_FRAMES = 4  # frames of slices, which may be large
 _META = {
     "format": 1,
@@ -93,6 +93,7 @@ class Report:
     def meta(self) -> dict[str, Any]:
         """The header. ``warnings`` says what is missing from the file of an unfinished run."""
         meta: dict[str, Any] = {**_META, **self._reader.meta}
+        self._sound(integrity.of_header(meta))
         warnings = (
             list(meta["warnings"])
             if isinstance(meta["warnings"], list)
@@ -121,13 +122,7 @@ class Report:
     def target(self) -> records.Target:
         """The modelled machine."""
         target: records.Target = one_row(self._reader, records.Target)
-        for name, most in (
-            ("num_ipus", 1 << 16),
-            ("tiles_per_ipu", 1 << 16),
-            ("bytes_per_tile", 1 << 40),
-        ):
-            if not 0 < getattr(target, name) <= most:
-                raise self._reader.damaged(f"a target cannot have {name} = {getattr(target, name)}")
+        self._sound(integrity.of_target(target))
         return target
 
     @cached_property
@@ -221,6 +216,7 @@ class Report:
         total, largest, busy = self._vector_sums(cycles)
         bytes_in, _, receivers = self._vector_sums(received)
         bytes_out, _, senders = self._vector_sums(sent)
+        self._sound(integrity.of_sums("program_steps", total, bytes_in, bytes_out))
         with np.errstate(divide="ignore", invalid="ignore"):
             balance = np.where(
                 cycles < 0, np.nan, np.where(largest > 0, total / (self._tiles * largest), 1.0)
@@ -291,7 +287,7 @@ class Report:
             name: int(self._steps[name][at]) for name in ("tile_cycles", "bytes_in", "bytes_out")
         }
         return {
-            name.removeprefix("tile_"): None if id < 0 else self._reader.vector(id, self._tiles)
+            name.removeprefix("tile_"): None if id < 0 else self.vector(id)
             for name, id in ids.items()
         }
 
@@ -333,7 +329,7 @@ class Report:
             raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
         here = np.unique(steps["compute_set"][(steps["ipu"] == ipu) & (steps["compute_set"] >= 0)])
         rows = np.flatnonzero(np.isin(use["compute_set"], here))
-        vectors = self._reader.vectors(np.unique(use["count"][rows]), self._tiles)
+        vectors = self._over_tiles(np.unique(use["count"][rows]))
         count = np.array([vectors[id][tile] for id in use["count"][rows].tolist()], dtype=np.int64)
         kind = use["vertex_type"][rows][count > 0]
         unique, which = np.unique(kind, return_inverse=True)
@@ -499,6 +495,19 @@ class Report:
 
         return self._keep(("cycle_proportions", run), make)
 
+    def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
+        """Tasks and slices of one device iteration, from 0 on, and how many a call has: as the
+        first run has them or, where the model was only compiled, as it would run. None without a
+        trace.
+        """
+        stored = self._table(records.Trace)
+        if not len(stored["id"]):
+            return None
+        at = self._trace_of(0) if len(self._table(records.Run)["id"]) else 0
+        tasks = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
+        self._check_size(len(tasks))
+        return tasks, self._slices(tasks), int(stored["iterations"][at])
+
     # -- memory ---
 
     @cached_property
@@ -513,7 +522,7 @@ class Report:
         at = _position(columns["id"], id)
         if at is None:
             raise KeyError(f"no variable {id} in {self.path}")
-        return self._reader.vector(int(columns["tile_bytes"][at]), self._tiles)
+        return self.vector(int(columns["tile_bytes"][at]))
 
     def tiles(self, ipu: int) -> pd.DataFrame:
         """Bytes by tile, as `profiler.memory.tile_totals` defines them."""
@@ -628,6 +637,11 @@ class Report:
     # -- columns behind the frames, for the rest of this package ---
 
     @property
+    def uri(self) -> str:
+        """How SQLite opens the file as the report does: read-only, leaving nothing beside it."""
+        return self._reader.uri
+
+    @property
     def format(self) -> int:
         """Version of the file's format."""
         return self._reader.version
@@ -641,7 +655,7 @@ class Report:
 
     def vector(self, id: int) -> np.ndarray:
         """A vector over tiles by its id, int64, read-only."""
-        return self._reader.vector(id, self._tiles)
+        return self._over_tiles([id])[id]
 
     def ipu_variables(self, ipu: int) -> IpuVariables:
         """The variables of an IPU as columns."""
@@ -655,10 +669,28 @@ class Report:
         with self._lock:
             if record not in self._columns:
                 columns = self._reader.columns(record)
-                if "id" in columns and len(np.unique(columns["id"])) < len(columns["id"]):
-                    raise self._reader.damaged(f"the table {record.table} has an id twice")
+                known = integrity.Known(
+                    lambda: self.target.ipus_per_replica, self._ids, self.meta["complete"]
+                )
+                self._sound(integrity.of_table(record, columns, known))
                 self._columns[record] = columns
             return self._columns[record]
+
+    def _ids(self, record: type[Any]) -> np.ndarray:
+        columns = self._columns.get(record)
+        return self._reader.ids(record) if columns is None else columns["id"]
+
+    def _sound(self, wrong: str) -> None:
+        """ProfileError where `profiler.integrity` found something wrong."""
+        if wrong:
+            raise self._reader.damaged(wrong)
+
+    def _over_tiles(self, ids: Iterable[int]) -> dict[int, np.ndarray]:
+        """Vectors of cycles, bytes or counts over tiles, by id."""
+        found = self._reader.vectors(ids, self._tiles)
+        for vector in found.values():
+            self._sound(integrity.of_vector(vector))
+        return found
 
     @cached_property
     def _steps(self) -> Columns:
@@ -684,10 +716,11 @@ class Report:
     @cached_property
     def _body_vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         columns = self._table(records.Body)
-        vectors = self._reader.vectors(np.concatenate([columns["steps"], columns["starts"]]))
-        return [vectors[id] for id in columns["steps"].tolist()], [
-            vectors[id] for id in columns["starts"].tolist()
-        ]
+        found = self._reader.vectors(np.concatenate([columns["steps"], columns["starts"]]))
+        steps = [found[id] for id in columns["steps"].tolist()]
+        stored = self._table(records.Step)
+        self._sound(integrity.of_bodies(steps, columns["ipu"], stored["id"], stored["ipu"]))
+        return steps, [found[id] for id in columns["starts"].tolist()]
 
     @cached_property
     def _bodies(self) -> Bodies:
@@ -701,7 +734,7 @@ class Report:
         unique, where = np.unique(ids, return_inverse=True)
         sums = np.zeros((3, len(unique)), dtype=np.int64)
         for at in range(0, len(unique), 1000):  # not all in memory at once
-            vectors = self._reader.vectors(unique[at : at + 1000], self._tiles)
+            vectors = self._over_tiles(unique[at : at + 1000])
             for i, id in enumerate(unique[at : at + 1000].tolist(), at):
                 if id >= 0:
                     sums[:, i] = vectors[id].sum(), vectors[id].max(), np.count_nonzero(vectors[id])
@@ -738,7 +771,8 @@ class Report:
         return int(self._table(records.Run)["cycle_start"][run]) + int(iteration) * cycles
 
     def _tasks(self, run: int, ipu: int | None, iteration: int | None) -> Tasks:
-        one = self._keep(("iteration", run), lambda: self._one_iteration(run))
+        at = self._trace_of(run)
+        one = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
         iterations = self._iterations(run, iteration)
         if ipu is not None:
             one = one.where(one.ipu == ipu)
@@ -746,25 +780,27 @@ class Report:
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
-    def _one_iteration(self, run: int) -> Tasks:
-        """A run's device iteration from 0 on, sorted by IPU and start.
+    def _tasks_of_trace(self, at: int) -> Tasks:
+        """The device iteration in a row of the traces' table, from 0 on, sorted by IPU and start.
 
         Bodies are rows of their table.
         """
-        stored, at = self._table(records.Trace), self._trace_of(run)
+        stored = self._table(records.Trace)
+        what = f"the trace {stored['id'][at]}"
         names = ("pipeline_cycle", "ipu", "body", "micro_batch", "start", "end")
         vectors = self._reader.vectors(stored[f"task_{name}"][at] for name in names)
         columns = {name: vectors[int(stored[f"task_{name}"][at])] for name in names}
         size = len(columns["start"])
         if any(len(values) != size for values in columns.values()):
-            raise self._reader.damaged(f"the trace of run {run} has columns of different lengths")
-        if (columns["end"] < columns["start"]).any():
-            raise self._reader.damaged(f"a task of run {run} ends before it starts")
+            raise self._reader.damaged(f"{what} has columns of different lengths")
         body = self._table(records.Body)["id"]
         by_id = np.argsort(body, kind="stable")
         columns["body"] = by_id[
-            self._found(columns["body"], body, by_id, f"run {run} has the body", waits=False)
+            self._found(columns["body"], body, by_id, f"{what} has the body", waits=False)
         ]
+        body_ipu = self._table(records.Body)["ipu"][columns["body"]]
+        wrong = integrity.of_tasks(columns, body_ipu, self.target.ipus_per_replica)
+        self._sound(wrong and f"{what}: {wrong}")
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
 
@@ -838,21 +874,18 @@ class Report:
         here = {name: values[columns["ipu"] == ipu] for name, values in columns.items()}
         steps = int(np.count_nonzero(self._steps["ipu"] == ipu))
         always = here["always_live"] != 0
-        wrong = ~always & (
-            (here["start"] < 0) | (here["start"] > here["stop"]) | (here["stop"] > steps)
-        )
+        wrong = (here["start"] < 0) | (here["start"] > here["stop"]) | (here["stop"] > steps)
         if wrong.any():
             raise self._reader.damaged(
                 f"the variable {here['id'][wrong][0]} is live outside the {steps} steps of IPU"
                 f" {ipu}"
             )
         unique, row = np.unique(here["tile_bytes"], return_inverse=True)
-        tile_bytes = self._reader.vectors(unique, self._tiles)
-        vectors = np.array([tile_bytes[id] for id in unique.tolist()], dtype=np.int64).reshape(
+        found = self._over_tiles(unique)
+        vectors = np.array([found[id] for id in unique.tolist()], dtype=np.int64).reshape(
             -1, self._tiles
         )
-        if vectors.min(initial=0) < 0:
-            raise self._reader.damaged("a variable has fewer than 0 bytes on a tile")
+        self._sound(integrity.of_sums("variables", vectors.sum(axis=1)[row]))
         return IpuVariables(
             ipu,
             steps,

@@ -145,3 +145,37 @@ def slices(tasks: Tasks, bodies: Bodies) -> Slices:
     if (end < start).any():
         raise ValueError("a task ends before its last step begins")
     return Slices(task, bodies.step[at], start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What became of waits (`waits_as_syncs`). An entry per task or slice that was given.
+
+    ``kept``: False for a wait that its IPU's next sync has taken over; ``start``: with it, that
+    sync's; ``waited``: cycles of each that were waiting.
+    """
+
+    kept: np.ndarray
+    start: np.ndarray
+    waited: np.ndarray
+
+
+def waits_as_syncs(
+    ipu: np.ndarray, start: np.ndarray, end: np.ndarray, wait: np.ndarray, sync: np.ndarray
+) -> Waits:
+    """Waiting as an IPU spends it: in an external sync, which lasts until the others are there.
+
+    ``wait`` and ``sync`` are masks over tasks or slices that are sorted by IPU and start and follow
+    one another on each IPU without a gap. The waits right before an external sync become a part of
+    it. Any other wait (for the host's transfers of another IPU, say) stays, an external sync of its
+    own.
+    """
+    row = np.arange(len(ipu))
+    others = np.flatnonzero(~wait)
+    after = np.append(others, len(ipu))[np.searchsorted(others, row)]
+    after = np.minimum(after, len(ipu) - 1)  # a row itself, where it is no wait
+    taken = wait & sync[after] & (ipu[after] == ipu)
+    length = end - start
+    waited = np.where(wait & ~taken, length, 0)
+    np.add.at(waited, after[taken], length[taken])
+    return Waits(~taken, np.where(sync, start - waited, start), waited)

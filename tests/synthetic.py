@@ -211,6 +211,7 @@ def _computing(
                 if direction == "backward" and at // 3 < len(forward_ops)
                 else -1
             )
+            met = sum(known.module == layer for known in profile.ops)
             profile.ops.append(
                 Op(
                     op,
@@ -228,6 +229,7 @@ def _computing(
                     0,
                     0,
                     "split over all tiles",
+                    f"{layer}/Addmm" + (f"/{met}" if met else ""),
                 )
             )
         if at % 3 == 0:

@@ -99,6 +99,7 @@ class GuardedDash(Dash):
         """The page's HTML, with an escaped title and a nonce on its scripts."""
         # A brace would be taken for one of the frame's own places.
         words = html.escape(str(title)).replace("{", "&#123;")
+        words = words.encode("utf-8", "replace").decode()  # a directory's name may be no text
         page: str = super().interpolate_index(title=words, **parts)
         return _SCRIPT.sub(f'<script nonce="{_nonce()}"', page)
 

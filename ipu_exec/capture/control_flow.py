@@ -7,13 +7,14 @@ for, and a call that takes another one is compiled anew.
 
 from __future__ import annotations
 
-import copy
 import sys
 from types import FrameType
 from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ipu_exec.capture.unchanged import unchanged
 
 Contents = tuple[bool | int | float, ...]
 _ARGUMENT_CHECKS = {"gaussian_nll_loss"}  # in torch.nn.functional: that no variance is negative
@@ -34,10 +35,16 @@ class Reads(TorchDispatchMode):
 
 
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
-    """What the forward of a micro-batch reads, found by running a copy of the model."""
-    own = copy.deepcopy(model)
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training), Reads() as reads:
-        own(*args, **kwargs)
+    """What the forward of a micro-batch reads, found by running the model, which is left as it
+    was.
+    """
+    with (
+        unchanged(model),
+        torch.random.fork_rng(devices=[]),
+        torch.set_grad_enabled(training),
+        Reads() as reads,
+    ):
+        model(*args, **kwargs)
     return tuple(reads.values)
 
 

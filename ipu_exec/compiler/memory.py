@@ -25,6 +25,7 @@ from ipu_exec.machine import Machine, Target
 from profiler import records, schedules
 from profiler.enums import Direction, Role
 from profiler.memory import including_gaps
+from profiler.names import unique
 
 _CODE = (
     "vertexCode",
@@ -104,6 +105,7 @@ class Code:
     blocks: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
     variables: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)  # step -> the first that runs its code
 
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
         """The code of each Block, and the code that Blocks share.
@@ -139,6 +141,7 @@ def variables(
     uses: set[tuple[int, int]] = set()
     code = Code()
     for ipu in range(placement.num_ipus):
+        begin = len(found)
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
         maker.in_place()
@@ -153,6 +156,9 @@ def variables(
             if placement.ipus[stage] == ipu
         }
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
+        mine = found[begin:]
+        for variable, name in zip(mine, unique(one.name for one in mine), strict=True):
+            variable.name = name  # programs that read profiles key bytes by it
     return found, [records.Use(op, variable) for op, variable in sorted(uses)], code
 
 
@@ -451,6 +457,7 @@ class _Maker:
         control = np.zeros(target.tiles, np.int64)
         on_tile: dict[str, np.ndarray] = {}
         seen: set[tuple[int, ...]] = set()
+        first_of: dict[tuple[int, ...], int] = {}
         digests = _Digests()
         for index, (body, _) in zip(self.start, self.bodies, strict=True):
             called: tuple[int, int] | None = None
@@ -463,6 +470,7 @@ class _Maker:
                     )
                 op = self.graph.ops[step.op] if step.op >= 0 else None
                 key = digests.of(step, op)
+                code.first[step_id] = first_of.setdefault(key, step_id)
                 if step.plan is not None:
                     code.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
                 if key in seen:

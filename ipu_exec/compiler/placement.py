@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import AutoStage
-from ipu_exec.errors import Error, UsageError, warn_once
+from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
@@ -326,11 +326,12 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
             f" Please note that a model with {stages} pipeline stages in PopTorch will have an"
             f" additional {least - stages} stages when training."
         )
-        raise UsageError(
+        raise PipelineDepthError(
             f"poptorch.Options().{name} must be greater than or equal to the number of pipeline"
             f" stages ({least}) when using"
             f" poptorch.PipelinedExecution.{doubled if training else ''} It is {micro_batches}: set"
-            f" {name}({least}) or more, or use fewer stages"
+            f" {name}({least}) or more, or use fewer stages",
+            least,
         )
 
 

@@ -96,7 +96,8 @@ class Transfers:
         cycles = ceil(
             (self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz
         )
-        names = ", ".join(self.graph.storages[s].name for s in storages)
+        copied = ", ".join(self.graph.storages[s].name for s in storages)
+        names = f"{'copyToHost' if to_host else 'copyFromHost'}/{copied}"  # as Poplar has them
         lies = self.mapping.bytes(storages, stage)
         if beside:
             lands = machine.on_io_tiles(int(lies.sum()))

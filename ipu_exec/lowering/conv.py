@@ -400,3 +400,5 @@ describe(
     *aten("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     promotion=Promotion.OPERANDS,
 )
+describe(*aten("convolution _convolution conv1d conv2d conv3d"), popart_name="Conv")
+describe(*aten("convolution_backward"), popart_name="ConvGrad")

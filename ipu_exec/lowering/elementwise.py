@@ -504,3 +504,5 @@ describe(
 describe(*aten("empty empty_like empty_strided new_empty new_empty_strided"), leaves_unwritten=True)
 describe(*aten("_to_copy clone"), copy=True)
 describe(*aten("clone copy_ new_zeros"), moves=True)
+describe(*aten("_to_copy"), popart_name="Cast")
+describe(*aten("clamp clamp_"), popart_name="Clip")

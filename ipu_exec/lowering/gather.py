@@ -609,3 +609,10 @@ describe(
     uses_memory_proportion=True,
 )
 describe(*aten("index index_select gather embedding_dense_backward"), moves=True)
+describe(*aten("embedding index_select gather"), popart_name="Gather")
+describe(*aten("embedding_dense_backward"), popart_name="GatherGrad")
+describe(*aten("scatter scatter_"), popart_name="Scatter")
+describe(
+    *aten("scatter_add scatter_add_ scatter_reduce scatter_reduce_"),
+    popart_name="ScatterReduce",
+)

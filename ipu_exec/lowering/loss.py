@@ -17,6 +17,7 @@ from ipu_exec.lowering.layouts import (
     result_key,
     split_evenly,
 )
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
@@ -298,3 +299,7 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(
         (Spread(("ctc", 0, digest("ctc", batch), out.shape), made).layout(out.dtype),)
     )
+
+
+describe(*aten("nll_loss_forward nll_loss nll_loss2d_forward nll_loss2d"), popart_name="Nll")
+describe(*aten("nll_loss_backward nll_loss2d_backward"), popart_name="NllGrad")

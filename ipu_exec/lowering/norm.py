@@ -303,3 +303,21 @@ def batch_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 # A norm of float16 may have parameters in float32.
 describe(*aten("layer_norm group_norm"), promotion=Promotion.PARAMETERS)
+describe(
+    *aten("native_layer_norm layer_norm native_group_norm group_norm"),
+    popart_name="GroupNormalization",
+)
+describe(
+    *aten("native_layer_norm_backward native_group_norm_backward"),
+    popart_name="GroupNormalizationGrad",
+)
+describe(
+    *aten(
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional batch_norm"
+    ),
+    popart_name="BatchNormalization",
+)
+describe(
+    *aten("native_batch_norm_backward batch_norm_backward"),
+    popart_name="BatchNormalizationGrad",
+)

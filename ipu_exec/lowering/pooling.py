@@ -19,6 +19,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
@@ -329,3 +330,17 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * grad.elements)
     return build.plan((lies.layout(out.dtype),))
+
+
+describe(
+    *aten(
+        "max_pool1d max_pool2d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+    ),
+    popart_name="MaxPool",
+)
+describe(
+    *aten("max_pool2d_with_indices_backward max_pool3d_with_indices_backward"),
+    popart_name="MaxPoolGrad",
+)
+describe(*aten("avg_pool1d avg_pool2d avg_pool3d"), popart_name="AveragePool")
+describe(*aten("avg_pool2d_backward avg_pool3d_backward"), popart_name="AveragePoolGrad")

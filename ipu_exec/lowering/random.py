@@ -77,3 +77,5 @@ def random(spec: OpSpec, machine: Machine) -> Plan:
 
 
 describe(*aten("rand_like randn_like randint_like"), unread=(0,))
+describe(*aten("native_dropout dropout"), popart_name="Dropout")
+describe(*aten("native_dropout_backward"), popart_name="DropoutGrad")

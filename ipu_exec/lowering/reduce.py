@@ -270,3 +270,10 @@ def variance(spec: OpSpec, machine: Machine) -> Plan:
 
 describe(*aten("linalg_vector_norm norm sum mean"), reduces_parts=True)
 describe(*aten("max min amax amin argmax"), compares=True)
+describe(*aten("sum"), popart_name="ReduceSum")
+describe(*aten("mean"), popart_name="ReduceMean")
+describe(*aten("amax max"), popart_name="ReduceMax")
+describe(*aten("amin min"), popart_name="ReduceMin")
+describe(*aten("prod"), popart_name="ReduceProd")
+describe(*aten("argmax"), popart_name="ArgMax")
+describe(*aten("argmin"), popart_name="ArgMin")

@@ -241,3 +241,5 @@ def cell(spec: OpSpec, machine: Machine) -> Plan:
 
 
 describe("aten.mkldnn_rnn_layer", uses_memory_proportion=True)
+describe("ipu_rnn.lstm", popart_name="LSTM")
+describe("ipu_rnn.gru", popart_name="GRU")

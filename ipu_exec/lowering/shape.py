@@ -311,3 +311,7 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
 
 describe(*aten("cat stack slice_backward select_backward"), moves=True)
 describe("aten.topk", compares=True)
+describe(*aten("cat concat concatenate"), popart_name="Concat")
+describe(*aten("topk"), popart_name="TopK")
+describe(*aten("cumsum"), popart_name="CumSum")
+describe(*aten("constant_pad_nd pad"), popart_name="Pad")

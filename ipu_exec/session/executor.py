@@ -134,6 +134,7 @@ class PoplarExecutor:
         if options is not None:
             options._freeze()
         self._training = training
+        self._report_folder = "training" if training else "inference"  # of its profile
         self._optimizer: torch.optim.Optimizer | None = None
         self._attributes = AttributeTracker(bool(self._options.relax_optimizer_checks))
         self._executable: Any = None
@@ -341,7 +342,7 @@ class PoplarExecutor:
         if self._options.profiling().enabled:
             from ipu_exec.session.autoreport import ProfileSession
 
-            self._session = ProfileSession(self._options, executable, self._training)
+            self._session = ProfileSession(self._options, executable, self._report_folder)
             self._closer = weakref.finalize(
                 self, self._session.close
             )  # at the latest when Python ends

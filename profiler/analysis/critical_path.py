@@ -152,15 +152,15 @@ def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
 def _steps(body_steps: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFrame:
     """The steps of pieces, the last of each lasting until the piece ends."""
     rows = pieces.assign(piece=np.arange(len(pieces))).merge(body_steps, on="body", how="left")
-    rows = rows.fillna({name: -1 for name in ("ipu", "stage", "step", "op", "tensor")})
-    rows = rows.fillna({name: "" for name in ("task", "direction", "purpose")})
+    rows = rows.fillna(dict.fromkeys(("ipu", "stage", "step", "op", "tensor"), -1))
+    rows = rows.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))
     rows = rows.fillna({"kind": WAITING, "name": WAITING, "start": 0})
     piece, start = rows["piece"].to_numpy(), rows["start"].to_numpy(dtype=np.int64)
     last = np.append(piece[1:] != piece[:-1], [True] * bool(len(piece)))
     stop = np.where(last, rows["length"], np.append(start[1:], 0)[: len(start)])
     cause = map(_cause, rows["kind"].tolist(), rows["purpose"].tolist(), rows["task"].tolist())
     named = rows.assign(cause=list(cause), cycles=(stop - start) * rows["times"])
-    ids = {name: np.int64 for name in ("ipu", "stage", "step", "op", "tensor")}
+    ids = dict.fromkeys(("ipu", "stage", "step", "op", "tensor"), np.int64)
     columns = ("phase", "cause", "ipu", "stage", "direction", "task", "body", "step", "op")
     return named[[*columns, "tensor", "name", "times", "cycles"]].astype(ids)
 

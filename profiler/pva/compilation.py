@@ -27,7 +27,7 @@ class Graph(Shown):
     @property
     def numComputeSets(self) -> int:
         """Compute sets of one replica."""
-        return int(np.count_nonzero(self._model.steps["compute_set"] >= 0))
+        return len(self._model.compute_set_steps)
 
     @property
     def numVertices(self) -> int:
@@ -212,15 +212,15 @@ class CompilationReport(Shown):
 
     @property
     def programs(self) -> LazyList[Program]:
-        """All of them, depth-first."""
-        return LazyList(len(self._model.tree["id"]), lambda i: make_program(self._model, i))
+        """All of them, depth-first; steps that run the same code are one."""
+        model = self._model
+        first = np.flatnonzero(model.code_node == np.arange(len(model.code_node)))
+        return LazyList(len(first), lambda i: make_program(model, int(first[i])))
 
     @property
     def computeSets(self) -> LazyList[ComputeSet]:
         """By id."""
-        ids = self._model.steps["compute_set"]
-        steps = np.flatnonzero(ids >= 0)
-        steps = steps[np.argsort(ids[steps], kind="stable")]
+        steps = self._model.compute_set_steps
         return LazyList(len(steps), lambda i: ComputeSet(self._model, int(steps[i])))
 
     @property

@@ -46,19 +46,21 @@ class VertexInstances(Shown):
 
 
 class ComputeSet(Shown):
-    """Vertices that run at once. Two are equal where they are the same one of the same profile."""
+    """Vertices that run at once. Two are equal where they are the same one of the same profile;
+    programs that are the same code share theirs, under the first one's name.
+    """
 
     __slots__ = ("_model", "_step", "id")
     _shown = ("id", "name")
 
     def __init__(self, model: Model, step: int) -> None:
-        self._model, self._step = model, step
         self.id = int(model.steps["compute_set"][step])
+        self._model, self._step = model, model.step_of_compute_set[self.id]
 
     @property
     def name(self) -> str:
         """The name of the compute set."""
-        return str(self._model.steps["name"][self._step])
+        return self._model.program_names[int(self._model.steps["node"][self._step])]
 
     @property
     def estimatedCyclesByTile(self) -> list[int]:
@@ -90,7 +92,8 @@ class ComputeSet(Shown):
 class Program(Shown):
     """A node of the program tree; a sync is a plain one.
 
-    Programs are equal where they are the same node.
+    Programs are equal, and have one id, where they are the same node, or steps that run the same
+    code: what the compiler outlines is in memory once. Each keeps its own name.
     """
 
     Type: ClassVar[type[ProgramType]] = ProgramType
@@ -102,7 +105,7 @@ class Program(Shown):
 
     @property
     def _id(self) -> int:
-        return int(self._model.tree["id"][self._at])
+        return int(self._model.tree["id"][self._model.code_node[self._at]])
 
     @property
     def type(self) -> ProgramType:
@@ -115,10 +118,7 @@ class Program(Shown):
 
         Of a sync "Internal" (of one chip's tiles) or "External" (with others).
         """
-        step = self._step
-        if step is not None and self._model.steps["type"][step] == records.SYNC:
-            return "External" if self._model.steps["kind"][step] == "external sync" else "Internal"
-        return str(self._model.tree["name"][self._at])
+        return self._model.program_names[self._at]
 
     @property
     def repeat(self) -> int:
@@ -159,10 +159,14 @@ class Program(Shown):
         return self._model.step_of_node.get(self._at)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self._model is other._model and self._at == other._at
+        return (
+            isinstance(other, Program)
+            and self._model is other._model
+            and self._model.code_node[self._at] == self._model.code_node[other._at]
+        )
 
     def __hash__(self) -> int:
-        return hash((id(self._model), self._at))
+        return hash((id(self._model), int(self._model.code_node[self._at])))
 
 
 class _StepProgram(Program):
@@ -206,13 +210,11 @@ class DoExchangeProgram(_StepProgram):
 
     @property
     def codeBytesByTile(self) -> list[int]:
-        """Bytes of its code on each tile of the device.
-
-        What equal exchanges share is the first one's.
-        """
+        """Bytes of its code on each tile of the device, which equal exchanges share."""
         model, step = self._model, self._own_step
         ipu = int(model.steps["ipu"][step])
-        row = model.code_of_exchange.get(step)
+        first = model.step_of_node[int(model.code_node[self._at])]
+        row = model.code_of_exchange.get(first)
         return model.over_device({} if row is None else {ipu: model.vector_of(row)})
 
 

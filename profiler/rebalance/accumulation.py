@@ -46,10 +46,6 @@ def least_accumulation(costs: Costs, assignment: Assignment, share: float) -> Ac
     lost = one - least * cycle
     wanted = max(least, ceil(round(lost * (1 - share) / (share * max(1, cycle)), 9)))
     batch = costs.samples * costs.micro_batches
-    fits = [
-        size
-        for size in range(1, costs.samples + 1)
-        if batch % size == 0 and batch // size >= wanted
-    ]
-    size = max(fits, default=0)
+    largest = min(costs.samples, batch // wanted)
+    size = next((size for size in range(largest, 0, -1) if batch % size == 0), 0)
     return Accumulation(wanted, lost, cycle, size, batch // size if size else 0)

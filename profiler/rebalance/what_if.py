@@ -16,6 +16,10 @@ from profiler.rebalance.costs import Costs
 from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
 from profiler.schedules import Schedule, stash_depth
 
+# Micro-batches that are laid out one by one. Those beyond are alike and only multiplied, so that
+# neither time nor memory follows a number that someone wrote.
+MOST_LAID_OUT = 2048
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -69,7 +73,8 @@ class Prediction:
     """What an assignment would give.
 
     Cycles; bytes; ``problems`` says why it would not compile (empty: it would), ``notes`` what to
-    set for it.
+    set for it. ``schedule`` is of at most `MOST_LAID_OUT` micro-batches (or four for each stage),
+    the other numbers of all.
     """
 
     assignment: Assignment
@@ -143,21 +148,18 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         across=costs.streams.across,
         host_sync=_host_groups(costs, max(assignment.ipus) + 1),
     )
-    run = schedules.pipelined if costs.pipelined else schedules.sharded
-    schedule = run(stage_costs, costs.micro_batches if legal else _least(stages, costs.training))
+    wanted = costs.micro_batches if legal else _least(stages, costs.training)
+    schedule, total = laid_out(stage_costs, wanted, costs.pipelined)
     fullest = _fullest(costs, parts, assignment.ipus)
     steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
     length = schedule.cycle_end - schedule.cycle_start
     pace = int(length[steady].max()) if steady else int(length.max(initial=0))
-    rate = (
-        costs.samples * costs.micro_batches * costs.machine.clock_hz / schedule.total
-        if schedule.total and legal
-        else 0.0
-    )
+    samples = costs.samples * costs.micro_batches
+    rate = samples * costs.machine.clock_hz / total if total and legal else 0.0
     return Prediction(
         assignment,
         schedule,
-        schedule.total,
+        total,
         pace,
         forward,
         backward if costs.training else (),
@@ -166,6 +168,23 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         tuple(_problems(costs, stages, fullest, legal)),
         tuple(_notes(costs, len(fullest))),
     )
+
+
+def laid_out(
+    costs: schedules.Costs, micro_batches: int, pipelined: bool, most: int = MOST_LAID_OUT
+) -> tuple[Schedule, int]:
+    """The schedule of so many micro-batches, or of the first ``most`` (four for each stage, if
+    that is more), and the cycles of all of them. Exact: between ramp-up and ramp-down one pipeline
+    cycle is like another.
+    """
+    run = schedules.pipelined if pipelined else schedules.sharded
+    shown = min(micro_batches, max(most, 4 * len(costs.forward)))
+    schedule = run(costs, shown)
+    if shown == micro_batches:
+        return schedule, schedule.total
+    middle = len(schedule.phases) // 2
+    each = int(schedule.cycle_end[middle] - schedule.cycle_start[middle])
+    return schedule, schedule.total + (micro_batches - shown) * each
 
 
 def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:

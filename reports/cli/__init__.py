@@ -13,6 +13,7 @@ nor (but for `view`) Dash is ever loaded.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -118,6 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Usage errors and --help raise SystemExit, as in argparse.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may be in any encoding
+            stream.reconfigure(errors="backslashreplace")
     args = make_parser().parse_args(argv)
     from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
 

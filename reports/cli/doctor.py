@@ -69,6 +69,7 @@ def _checks(report: Report) -> Iterator[tuple[str, str]]:
             lambda r: "" if r.meta["complete"] else "the profile was not finished",
         ),
         ("every table can be read", _tables),
+        ("rows refer to what is there", _rows),
         ("stages cost what their bodies do", _stages),
         ("memory of every IPU can be read", _memory),
         ("no tile is too full", _overflow),
@@ -100,6 +101,21 @@ def _tables(report: Report) -> str:
         if not len(frame)
     ]
     return f"nothing in {', '.join(empty)}" if empty else ""
+
+
+def _rows(report: Report) -> str:
+    """`profiler.integrity` over everything: reading it is the check."""
+    from profiler import records
+
+    if report.meta["complete"]:
+        for record in records.STORED:
+            if record is not records.Use or report.format > 1:
+                report.columns_of(record)
+    report.program_steps()
+    for run in report.runs["run"].tolist():
+        if report.runs["iterations"].iloc[run]:
+            report.steps(run, iteration=0)
+    return ""
 
 
 def _stages(report: Report) -> str:
@@ -142,7 +158,9 @@ def _time(report: Report) -> str:
     from profiler import records
 
     for run in report.runs["run"].tolist():
-        every = report.tasks(run)
+        if not report.runs["iterations"].iloc[run]:
+            return f"run {run} has no device iteration"
+        every = report.tasks(run, iteration=0)  # the others repeat it
         for ipu, tasks in every[every["kind"] != records.BESIDE].groupby("ipu"):
             wrong = tasks["start"].to_numpy()[1:] != tasks["end"].to_numpy()[:-1]
             if wrong.any():
@@ -152,6 +170,8 @@ def _time(report: Report) -> str:
 
 def _cycles(report: Report) -> str:
     for run in report.runs["run"].tolist():
+        if not report.runs["iterations"].iloc[run]:
+            return f"run {run} has none"
         cycles = report.pipeline_cycles(run)
         if not len(cycles):
             return f"run {run} has none"

@@ -7,13 +7,11 @@ they add up to it exactly. Only what is on it is worth shortening.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reports.cli import common
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from profiler import Report
     from reports.tables import Page
 
@@ -41,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
         path = critical_path(report)
         rows = entries(path)
-        rows.insert(0, "what", [describe(row, report) for row in rows.itertuples(index=False)])
+        rows.insert(0, "what", [describe(row) for row in rows.itertuples(index=False)])
         table = waterfall(path)
         phases = [phase for phase in PHASES if phase in table.columns]
         by_phase = Table(
@@ -88,7 +86,7 @@ _SAYS = {
 }
 
 
-def describe(row: pd.Series, report: Report) -> str:
+def describe(row: Any) -> str:
     """An entry of the path in a few words, the operator or tensor that has most of it last."""
     said = _SAYS.get(row.cause, row.cause).format(stage=row.stage)
     if row.stage < 0 and "stage" in said:

@@ -51,7 +51,7 @@ COLUMNS = {
     ),
     "ops": (
         "name aten direction block stage ipu module file line forward_op flops cycles estimated"
-        " plan block_name"
+        " plan popart_name block_name"
     ),
     "program": "id parent position type name repeat",
     "bodies": "body name ipu stage kind direction cycles task steps",
@@ -95,6 +95,7 @@ TEXTS = {
     "module",
     "file",
     "plan",
+    "popart_name",
     "block_name",
     "type",
     "kind",
@@ -103,6 +104,8 @@ TEXTS = {
     "phase",
     "category",
     "role",
+    "purpose",
+    "task",
     "dtype",
     "shape",
     "vertex_type",

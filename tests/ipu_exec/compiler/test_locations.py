@@ -5,6 +5,7 @@ See docs/pipeline-schedules.md#sharded-state.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
@@ -82,7 +83,8 @@ def state_in_parts(options: ipu_exec.Options) -> None:
 
 
 def named(made: Executable, name: str) -> list[records.Variable]:
-    return [v for v in made.variables if v.name == name]
+    """Those of a name: that live at several times have numbers behind it."""
+    return [v for v in made.variables if re.fullmatch(re.escape(name) + r"(/\d+)?", v.name)]
 
 
 def one(made: Executable, name: str) -> records.Variable:
