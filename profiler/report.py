@@ -32,6 +32,8 @@ Columns = dict[str, np.ndarray]
 
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 _KEPT_FRAMES = 4  # frames of slices, which may be large
+PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
+PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
 _META = {
     "format": 1,
     "writer": "",
@@ -349,9 +351,28 @@ class Report:
     # -- execution ---
 
     @cached_property
+    def predicted(self) -> bool:
+        """Whether no call was profiled: ``runs`` has the one that the compiled schedule says."""
+        return not len(self._table(records.Run)["id"]) and len(self._table(records.Trace)["id"]) > 0
+
+    @cached_property
+    def _run_columns(self) -> Columns:
+        """The runs' table. What was only compiled has its schedule as the one run, from cycle 0 on:
+        large models are too slow to compute here, and cycles do not depend on data.
+        """
+        if not self.predicted:
+            return self._table(records.Run)
+        trace, zero = self._table(records.Trace)["id"][:1], np.zeros(1, dtype=np.int64)
+        name = np.array([PREDICTED], dtype=object)
+        run = {"id": zero, "name": name, "trace": trace, "cycle_start": zero}
+        return {**run, "host_start_us": zero, "host_end_us": zero}
+
+    @cached_property
     def runs(self) -> pd.DataFrame:
-        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs."""
-        run, stored = self._table(records.Run), self._table(records.Trace)
+        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs. Of a compiled
+        model the call that its schedule predicts (``predicted``).
+        """
+        run, stored = self._run_columns, self._table(records.Trace)
         missing = ~np.isin(run["trace"], stored["id"])
         if missing.any():
             raise self._reader.damaged(f"the trace of run {missing.argmax()} is missing")
@@ -367,6 +388,7 @@ class Report:
                 "cycles": cycles,
                 "host_start_us": run["host_start_us"],
                 "host_end_us": run["host_end_us"],
+                "predicted": np.full(len(run["id"]), self.predicted),
             }
         )
 
@@ -745,7 +767,7 @@ class Report:
 
     def _trace_of(self, run: int) -> int:
         """Row of the traces' table that a run executed."""
-        runs = self._table(records.Run)
+        runs = self._run_columns
         if not 0 <= run < len(runs["id"]):
             held = f"holds runs 0 to {len(runs['id']) - 1}" if len(runs["id"]) else "holds no run"
             raise IndexError(f"{self.path} {held}, not run {run}")
@@ -768,7 +790,7 @@ class Report:
 
     def _offset(self, run: int, iteration: int) -> int:
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
-        return int(self._table(records.Run)["cycle_start"][run]) + int(iteration) * cycles
+        return int(self._run_columns["cycle_start"][run]) + int(iteration) * cycles
 
     def _tasks(self, run: int, ipu: int | None, iteration: int | None) -> Tasks:
         at = self._trace_of(run)

@@ -57,9 +57,8 @@ COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
 EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
 SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
 CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
-EXTERNAL_EXCHANGE_INSTRUCTIONS = (
-    24  # estimate: packet set-up of one copy to or from another IPU or the host
-)
+# estimate: packet set-up of one copy to or from another IPU or the host
+EXTERNAL_EXCHANGE_INSTRUCTIONS = 24
 PACKET_BYTES = 1024  # to the host, at most (estimate)
 HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 

@@ -285,9 +285,8 @@ def _stashes(
         nbytes, home = storage_bytes(graph, storage), made.get(storage, -1)
         before = home
         for least in sorted(by):
-            if (
-                least > before
-            ):  # it enters a stage that begins behind where it is made, and behind its last reader
+            # it enters a stage that begins behind where it is made, and behind its last reader
+            if least > before:
                 found.append([before + 1, least, least, nbytes])
                 before = least
         if storage in kept and max(by) >= home >= 0:

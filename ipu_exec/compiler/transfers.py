@@ -37,9 +37,8 @@ from profiler import records, schedules
 from profiler.enums import Purpose, Role
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
-BUFFERS_ACROSS = (
-    3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
-)
+# PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+BUFFERS_ACROSS = 3
 
 
 class Transfers:
@@ -160,9 +159,8 @@ class Transfers:
         after the other; a tile takes 4 bytes a cycle. Every replica begins at a whole board, or all
         of it is on one.
         """
-        if (
-            self.placement.num_ipus == 1 or self.placement.phases
-        ):  # a phase receives at its beginning
+        # a phase receives at its beginning
+        if self.placement.num_ipus == 1 or self.placement.phases:
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)

@@ -383,9 +383,8 @@ def _kinds(spec: OpSpec) -> tuple[str, ...]:
         }
         power = spec.args[1]
         kinds = by_power.get(power, kinds) if isinstance(power, int | float) else kinds
-    if (
-        name == "lerp" and len(spec.operands) == 2
-    ):  # by a number: popops::scaledAddTo(a, 1 - w, b, w)
+    # by a number: popops::scaledAddTo(a, 1 - w, b, w)
+    if name == "lerp" and len(spec.operands) == 2:
         return ("scaled_add",)
     if name == "gelu" and dict(spec.kwargs).get("approximate", "none") == "none":
         return ("gelu_erf",)

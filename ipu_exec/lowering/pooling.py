@@ -88,9 +88,8 @@ def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
     along = np.minimum(field[-1], share)
     rows = ceil_div(share, np.maximum(along, 1))
     met = prod(pooling.kernel)
-    if (
-        pooling.backward
-    ):  # of a gradient's elements every stride-th is in the same place of its window
+    # of a gradient's elements every stride-th is in the same place of its window
+    if pooling.backward:
         met = prod(
             -(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True)
         )

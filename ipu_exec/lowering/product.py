@@ -361,9 +361,8 @@ class Share:
     outs: Array
     groups: Array
     in_index: Array  # position along the split of input channels, which shares the outputs
-    field_index: (
-        Array  # position among the tiles that take the same weights, and share in storing them
-    )
+    # position among the tiles that take the same weights, and share in storing them
+    field_index: Array
 
     @property
     def field(self) -> Array:

@@ -86,9 +86,8 @@ def load(
     """
     exported = executables.read_model(filename)
     options = exported["options"]
-    if (
-        options.connection_type is ConnectionType.Never
-    ):  # it was compiled without a device, to run with one
+    # it was compiled without a device, to run with one
+    if options.connection_type is ConnectionType.Never:
         options.connectionType(ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(options)

@@ -366,7 +366,9 @@ class Block(Shown):
 
 
 class ExecutionReport(Shown):
-    """What is known from running: empty where the model was only compiled."""
+    """What is known from running. Of a model that was only compiled the one run that its schedule
+    predicts, which its name says; empty where there is no schedule.
+    """
 
     _shown = ("runs", "totalCycles")
 

@@ -27,9 +27,8 @@ from profiler.rebalance.revisiting import least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import Choice, ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 
-_WHOLE_SCHEDULES = (
-    400  # Blocks x stages up to which neighbours are tried by laying out their schedules
-)
+# Blocks x stages up to which neighbours are tried by laying out their schedules
+_WHOLE_SCHEDULES = 400
 _ROUNDS = 3  # of neighbours, of larger ones
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 

@@ -66,6 +66,8 @@ def commands_of(parser: argparse.ArgumentParser) -> list[Command]:
 def _command(name: str, help: str, parser: argparse.ArgumentParser) -> Command:
     options, words = [], tuple[str, ...]()
     for action in parser._actions:
+        if action.help is argparse.SUPPRESS:
+            continue
         choices = tuple(str(choice) for choice in action.choices or ())
         if action.option_strings:
             said = (action.help or "").replace("%%", "%")

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         import pandas as pd
 
         from profiler import Report, migrate
-        from reports.tables import Column, Page, Table, say, text
+        from reports.tables import Column, Page, Table, say, sentence, text
 
         if args.upgrade and migrate.is_old(report):
             report = Report(migrate.upgrade(report.path))
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         frame = pd.DataFrame(rows).assign(ok=lambda f: f["found"] == "")
         well = well and bool(frame["ok"].all())
         shown = frame.assign(found=frame["found"].where(~frame["ok"], "well"))
-        columns = (Column("check", "check", text), Column("found", "found", text))
+        columns = (Column("check", "check", text), Column("found", "found", sentence))
         notes = [say(f"note: {words}") for words in report.meta["warnings"]]
         return Page(str(report.path), (Table("checks", shown, columns), *notes))
 

@@ -1,6 +1,6 @@
 """Live bytes over the program steps of an IPU.
 
-The fullest steps, or (--json, --csv, --top 0) all of them in order.
+The fullest steps, or (--top 0; --json and --csv without --top) all of them in order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
         common.check_ipu(report, args.ipu)
         frame = report.liveness(args.ipu)
-        if args.form == "text" and args.top:
+        if common.top(args):
             frame = frame.sort_values("total", ascending=False, kind="stable")
         columns = (
             Column("position", "step", integer),

@@ -75,7 +75,8 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
     """The fullest tile of each IPU, and how many tiles do not fit."""
     import pandas as pd
 
-    from reports.tables import Column, Table, identity, integer, kibibytes, percent
+    from profiler.units import percent
+    from reports.tables import Column, Table, identity, integer, kibibytes
 
     limit = report.target.bytes_per_tile
     rows = []

@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
 
     def page(report: Report) -> Page:
         from profiler import analysis
-        from reports.tables import Column, Page, Table, identity, percent, text
+        from profiler.units import percent
+        from reports.tables import Column, Page, Table, identity, text
 
         frame = common.filtered(analysis.operators(report), "name", args.name)
         if args.stage is not None:

@@ -1,4 +1,4 @@
-"""The program tree: sequences, repeats ('x 10'), and the steps in them."""
+"""The program tree: sequences, repeats (with how many times), and the steps in them."""
 
 from __future__ import annotations
 
@@ -46,13 +46,11 @@ def run(args: argparse.Namespace) -> int:
                 f"{report.path}: no such node. It has {len(report.program):,}"
             )
         said = [
-            "  " * depth + name + (f" x {repeat:,}" if repeat != 1 else "")
-            for depth, name, repeat in zip(
-                frame["depth"], frame["name"], frame["repeat"], strict=True
-            )
+            "  " * depth + name for depth, name in zip(frame["depth"], frame["name"], strict=True)
         ]
         columns = (
             Column("said", "program", text),
+            Column("repeat", "times"),
             Column("type", "type", text),
             Column("cycles", "cycles a call"),
         )

@@ -93,7 +93,7 @@ def _one_an_ipu(split: Split) -> None:
     ipus = split.prediction.assignment.ipus
     if len(set(ipus)) < len(ipus):
         raise common.CommandError(
-            "this answer is of one stage an IPU: leave --ipus out", common.USAGE
+            "this answer is of one stage an IPU: leave --stage-ipus out", common.USAGE
         )
 
 
@@ -108,7 +108,7 @@ def _pareto(
     import pandas as pd
 
     from profiler.rebalance.pareto import pareto
-    from reports.tables import Column, Table, kibibytes, text
+    from reports.tables import Column, Table, kibibytes, sentence, text
 
     _one_an_ipu(split)
     rows = [
@@ -125,13 +125,13 @@ def _pareto(
         rows, columns=pd.Index(["split", "cycles", "fullest_tile", "fits", "saves"])
     )
     columns = [
-        Column("split", "Blocks a stage", text),
+        Column("split", "Blocks a stage", sentence),
         Column("cycles", "cycles of the\nslowest stage"),
         Column("fullest_tile", "fullest\ntile KiB", kibibytes),
         Column("fits", "fits", text),
     ]
     if any(frame["saves"]):
-        columns.append(Column("saves", "saves memory by", text))
+        columns.append(Column("saves", "saves memory by", sentence))
     return [
         Table(
             "pareto",
@@ -272,7 +272,7 @@ def _prices(
     import pandas as pd
 
     from profiler.rebalance.prices import prices
-    from reports.tables import Column, Table, text
+    from reports.tables import Column, Table, sentence
 
     _one_an_ipu(split)
     rows = [
@@ -281,7 +281,7 @@ def _prices(
     ]
     frame = pd.DataFrame(rows, columns=pd.Index(["what", "now", "then", "worth"]))
     columns = (
-        Column("what", "what", text),
+        Column("what", "what", sentence),
         Column("then", "slowest\nstage then"),
         Column("worth", "cycles a\nmicro-batch less"),
     )
@@ -292,7 +292,8 @@ def _blame(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
     from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
-    from reports.tables import Column, Table, identity, percent
+    from profiler.units import percent
+    from reports.tables import Column, Table, identity
 
     common.check_run(report, 0)
     frame = waiting_causes(report)

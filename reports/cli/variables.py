@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             Column("role", "role", text),
             Column("dtype", "dtype", text),
             Column("bytes", "bytes", integer),
-            Column("life", "steps", text),
+            Column("life", "steps", str),
         )
         shown = frame.assign(life=life) if args.form == "text" else frame
         return Page(str(report.path), (Table("variables", shown, columns, most=common.top(args)),))
