@@ -945,19 +945,19 @@ class Report:
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = make()
-            found: T = self._kept[key]
-            return found
+            answer: T = self._kept[key]
+            return answer
 
     def _remember(self, key: Any, make: Callable[[], T]) -> T:
         """As `_keep`, for large things: the latest few only."""
         with self._lock:
-            found: T | None = self._recent.pop(key, None)
-            if found is None:
-                found = make()
-            self._recent[key] = found
+            answer: T | None = self._recent.pop(key, None)
+            if answer is None:
+                answer = make()
+            self._recent[key] = answer
             while len(self._recent) > _KEPT_FRAMES:
                 self._recent.popitem(last=False)
-            return found
+            return answer
 
 
 # -- small helpers ---
@@ -1017,13 +1017,13 @@ def _position(ids: np.ndarray, id: int) -> int | None:
 
 def _lookup(ids: np.ndarray, known: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
     """``values`` where ``known`` has the id, ``default`` elsewhere."""
-    found = np.full(len(ids), default, dtype=values.dtype)
+    values_of = np.full(len(ids), default, dtype=values.dtype)
     if len(known):
         order = np.argsort(known, kind="stable")
         at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
         fits = known[order][at] == ids
-        found[fits] = values[order][at[fits]]
-    return found
+        values_of[fits] = values[order][at[fits]]
+    return values_of
 
 
 def _bounds(part: slice | None, size: int, name: str) -> tuple[int, int]:
@@ -1039,11 +1039,11 @@ def _depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) ->
     order = np.lexsort((ids, positions))[::-1]
     for row, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
         children.setdefault(parent, []).append(row)
-    pending, found, name = children.get(-1, []).copy(), list[int](), ids.tolist()
+    pending, rows, name = children.get(-1, []).copy(), list[int](), ids.tolist()
     # Ids are unique and a node has one parent, so that each is met once; those of a cycle are never
     # met.
     while pending:
         row = pending.pop()
-        found.append(row)
+        rows.append(row)
         pending.extend(children.get(name[row], ()))
-    return np.array(found, dtype=np.int64) if len(found) == len(name) else None
+    return np.array(rows, dtype=np.int64) if len(rows) == len(name) else None

@@ -12,7 +12,7 @@ from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Direction, Purpose, Role
 
 
 class Collectives:
@@ -128,16 +128,16 @@ class Collectives:
         The accumulators, or the gradients themselves.
         """
         storages = self.graph.storages.values()
-        accumulators = [s.id for s in storages if s.role == "accumulator"]
+        accumulators = [s.id for s in storages if s.role == Role.ACCUMULATOR]
         if accumulators:
             return accumulators
         read = {
             self.mapping.storage(v)
             for op in self.graph.ops
-            if op.direction == "update"
+            if op.direction == Direction.UPDATE
             for v in op.inputs
         }
-        return [s.id for s in storages if s.role == "gradient" and s.id in read]
+        return [s.id for s in storages if s.role == Role.GRADIENT and s.id in read]
 
     def _home(self, gradient: int) -> int:
         """The stage of its weight, or of what makes it."""

@@ -36,7 +36,7 @@ from ipu_exec.machine import (
     link_rate,
 )
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Purpose, Role
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
 # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
@@ -143,7 +143,7 @@ class Transfers:
             step.purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
         copies = BUFFERS_ACROSS if self.across else BUFFERS
         self.buffers.append(
-            Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
+            Use(f"{names}/stream buffer", Role.STREAM_BUFFER, copies * lands, stage, stage, op)
         )
         for storage in storages:
             body.touch(storage, first, first + len(steps) - 1)

@@ -96,17 +96,17 @@ def recomputes(report: Report, pipelined_training: bool) -> bool:
 
 
 def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
-    """``again``, ``again_end``, ``again_final`` and ``closed``.
+    """``again``, ``again_end``, ``again_final`` and ``closed``, by name.
 
-    What the compiler wrote (`ipu_exec.compiler.recompute.by_block`); of profiles without that,
-    estimates: no checkpoints, and a mean over the profiled stages of what a stage does not run
-    again at its end.
+    They are what the compiler wrote (`ipu_exec.compiler.recompute.by_block`); of profiles without
+    that, estimates: no checkpoints, and a mean over the profiled stages of what a stage does not
+    run again at its end.
     """
     names = ("again", "again_end", "again_final", "closed")
     written = written_recomputation(report, len(forward))
     if written is not None:
-        found = {name: written[name] for name in names}
-        return {**found, "closed": found["closed"] > 0}
+        cycles = {name: written[name] for name in names}
+        return {**cycles, "closed": cycles["closed"] > 0}
     stages = report.stages[report.stages["recompute_cycles"] > 0]
     difference = stages["forward_cycles"] - stages["recompute_cycles"]
     less = round(float(difference.mean())) if len(stages) else 0

@@ -58,12 +58,12 @@ def best_block_cut(
         if not halves.cycles.forward[block] or not halves.cycles.forward[block + 1]:
             continue
         try:
-            found = best_split(halves, stages)
+            split = best_split(halves, stages)
         except ValueError:
             continue
-        if found.prediction.problems or (limit is not None and found.prediction.total >= limit):
+        if split.prediction.problems or (limit is not None and split.prediction.total >= limit):
             continue
-        limit = found.prediction.total
+        limit = split.prediction.total
         names = report.ops["name"]
         after, before = forward_ops[number - 1], forward_ops[number]
         best = BlockCut(
@@ -73,7 +73,7 @@ def best_block_cut(
             str(names.at[before]),
             int(halves.cuts.ahead[block]),
             halves,
-            found,
+            split,
         )
     return best
 
@@ -188,9 +188,9 @@ def _cycles_in_two(
 def _memory_in_two(
     report: Report, costs: Costs, halves: _Halves, first: set[int]
 ) -> tuple[BlockMemory, float, float]:
-    """The memory of a Block's two halves, without numbers of tensors.
+    """Memory but for numbers of tensors, and the first half's shares of saved tensors and weights.
 
-    What the first half has of what is saved and of the weights are shares from 0 to 1.
+    Shares are from 0 to 1.
     """
     memory, block = costs.memory, halves.block
     variables = report.variables
@@ -292,8 +292,8 @@ def _read_by(report: Report, ops: set[int]) -> list[int]:
     if report.format < 2:
         return []
     uses = report.columns_of(records.Use)
-    found: list[int] = uses["variable"][np.isin(uses["op"], list(ops))].tolist()
-    return found
+    variables: list[int] = uses["variable"][np.isin(uses["op"], list(ops))].tolist()
+    return variables
 
 
 def _part(whole: int, some: int) -> float:

@@ -1,6 +1,6 @@
 """What each Block costs, read off one profile.
 
-The groups that `Costs` is made of, each in a module of its own.
+The groups that `Costs` is made of are in a module each.
 """
 
 from __future__ import annotations
@@ -174,7 +174,10 @@ class Costs:
 
     @cached_property
     def moves(self) -> np.ndarray:
-        """Cycles of a weight update to move each Block's optimiser state: int64[Block]."""
+        """Cycles of a weight update for each Block's optimiser state to come and go: int64[Block].
+
+        Of state that is off the chip.
+        """
         state = self.memory.state.sum(axis=1)
         cycles = self.machine.offload_cycles(state, self.memory.state_weights)
         return np.ceil(cycles).astype(np.int64)

@@ -51,9 +51,9 @@ class Ties:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Bytes of a micro-batch over a cut behind each Block, forward and back.
+    """Bytes a micro-batch over a cut behind each Block, forward and back: int64[Block].
 
-    int64[Block], as if every Block had an IPU of its own.
+    As if every Block were an IPU's own.
     """
 
     ahead: np.ndarray
@@ -61,9 +61,10 @@ class Cuts:
     ties: Ties = Ties()
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes forward and back over a cut behind each Block.
+        """Bytes forward and back over a cut behind each Block, where stages begin with ``starts``.
 
-        ``starts`` are the Blocks with which stages begin.
+        Without the tied weights that do not travel, as the Block that reads one is on the IPU that
+        has it, or in a stage that got it already.
         """
         ahead, back = self.ahead, self.back
         for (home, *readers), nbytes in zip(self.ties.blocks, self.ties.nbytes, strict=True):

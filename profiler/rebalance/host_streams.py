@@ -19,10 +19,10 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class HostStreams:
-    """Cycles of host transfers: int64[Block].
+    """Cycles of host transfers, int64[Block].
 
-    Each stage with input pays ``latency`` besides, and each with output. ``load`` and ``unload`` go
-    over I/O tiles.
+    Besides these each stage that has input pays ``latency``, and each that has output. ``load`` and
+    ``unload`` go over I/O tiles.
     """
 
     input_bytes: np.ndarray  # that the Block is the first to read: int64[Block]
@@ -39,9 +39,9 @@ class HostStreams:
 
     @classmethod
     def from_report(cls, report: Report, stage: np.ndarray, input_bytes: np.ndarray) -> HostStreams:
-        """Host cycles by Block, as the profile has them by stage.
+        """Cycles of the streams' bodies, on the Blocks of their stages.
 
-        A stage's inputs belong to the Blocks that first read them, its outputs to its last Block.
+        Inputs are those of the Blocks that first read them, outputs the last Block's.
         """
         bodies = report.bodies
 
@@ -74,10 +74,10 @@ class HostStreams:
 def _on_blocks(
     measured: dict[int, int], stage: np.ndarray, weight: np.ndarray, latency: int
 ) -> np.ndarray:
-    """A stage's host cycles divided among its Blocks by ``weight``, without the latency.
+    """A stage's host cycles on its Blocks, by ``weight``, without the latency.
 
-    The first Block gets all where nothing has weight. A Block with weight gets at least one cycle,
-    because its stage has a transfer.
+    They are the first Block's where nothing weighs. What weighs anything has a cycle at the least:
+    its stage has a transfer.
     """
     cycles_of = np.zeros(len(stage), dtype=np.int64)
     for k, cycles in measured.items():

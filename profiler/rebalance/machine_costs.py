@@ -77,9 +77,10 @@ class MachineCosts:
     def offload_cycles(
         self, nbytes: np.ndarray | int, weights: np.ndarray | int
     ) -> np.ndarray | float:
-        """Cycles of a weight update to load and store an IPU's optimiser state.
+        """Cycles of a weight update for an IPU's optimiser state to move there and back.
 
-        It takes one transfer each way for each weight.
+        It is of so many weights, comes from streaming memory and goes back, in a transfer a weight
+        each way.
         """
         steps = 2 * self.stream_step * weights
         return 2 * (steps + nbytes / self.streaming_bytes_per_cycle)

@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -121,6 +120,8 @@ def _rows(report: Report) -> str:
 
 
 def _stages(report: Report) -> str:
+    from profiler.enums import Direction
+
     bodies = report.bodies[report.bodies["kind"] == "task"]
     cycles_of: dict[tuple[int, str], int] = {}
     for stage, direction, cycles in zip(

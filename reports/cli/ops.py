@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -28,6 +27,9 @@ EXAMPLES = """  ipu-report ops demo/training
 
 _SORT = ("cycles", "flops", "name")
 
+# Of profiler.enums.Direction, which would load numpy for --help.
+DIRECTIONS = ("forward", "backward", "recompute", "update")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
     parser.add_argument(
         "--direction",
-        choices=[direction.value for direction in Direction],
+        choices=DIRECTIONS,
         help="only this direction",
     )
     common.add_top(parser, 20)

@@ -20,7 +20,8 @@ import pandas as pd
 import pytest
 
 from profiler import open_report
-from reports.cli import COMMANDS, main, make_parser
+from profiler.enums import Direction
+from reports.cli import COMMANDS, main, make_parser, ops
 from reports.cli.completion import commands_of
 from reports.cli.view import free_port
 from tests.synthetic import synthetic_profile
@@ -675,3 +676,7 @@ def test_html_writes_one_file(
     assert "-o FILE" in complain(
         capsys, 1, "html", runs / "training", "-o", tmp_path / "no" / "such" / "report.html"
     )
+
+
+def test_operators_are_asked_for_by_the_directions_there_are() -> None:
+    assert tuple(Direction) == ops.DIRECTIONS
