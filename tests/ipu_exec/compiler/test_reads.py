@@ -8,7 +8,8 @@ from torch import nn
 
 import ipu_exec
 from ipu_exec import PipelinedExecution
-from ipu_exec.compiler.passes import Executable, compile_step
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.session.compilation import compile_step
 
 
 class Pooled(nn.Module):
