@@ -231,13 +231,13 @@ class _Lowering:
 
     def _machine(self, op: OpNode, ipu: int) -> Machine:
         """The IPU as the operator is planned for it: with what the model asks for that one."""
-        machine, asked = self.machines[ipu], op.asked
+        machine, attributes = self.machines[ipu], op.attributes
         return replace(
             machine,
-            proportion=asked.proportion or machine.proportion,
-            partials=asked.partials or machine.partials,
+            proportion=attributes.proportion or machine.proportion,
+            partials=attributes.partials or machine.partials,
             dithering=info(op.aten).convolution
-            and (machine.dithering if asked.dithering is None else asked.dithering),
+            and (machine.dithering if attributes.dithering is None else attributes.dithering),
         )
 
     def _widened(self, plan: Plan, machine: Machine) -> Plan:

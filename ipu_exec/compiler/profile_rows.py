@@ -91,7 +91,7 @@ def op_rows(executable: Executable) -> Iterator[records.Op]:
     blocks = update_blocks(executable.graph)
     for op, stage in zip(executable.graph.ops, placement.op_stage, strict=True):
         plan = tree.op_plans.get(op.id)
-        notes = (plan.note if plan else "", str(op.asked))
+        notes = (plan.note if plan else "", str(op.attributes))
         yield records.Op(
             op.id,
             op.name,
