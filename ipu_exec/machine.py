@@ -42,10 +42,6 @@ class Target:
     def board_link_bytes_per_cycle(self) -> float:
         return self.board_link_bytes_per_second / self.clock_hz
 
-    @property
-    def host_bytes_per_cycle(self) -> float:
-        return self.host_bytes_per_second / self.clock_hz
-
     def seconds(self, cycles: float) -> float:
         return cycles / self.clock_hz
 
