@@ -51,18 +51,7 @@ class DataLoader(torch.utils.data.DataLoader):
         rebatched_worker_size: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(options, Options):
-            raise UsageError(
-                "DataLoader(options, dataset, ...) takes Options first, not"
-                f" {type(options).__name__}"
-            )
-        if not isinstance(mode, DataLoaderMode):
-            raise UsageError(f"DataLoader: mode is one of DataLoaderMode, not {mode!r}")
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise UsageError(
-                "DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not"
-                f" {batch_size!r}"
-            )
+        _check_arguments(options, mode, batch_size)
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
         combined = None if batch_size is None else batch_size * options.batch_factor
@@ -184,6 +173,20 @@ def _join(parts: list[Any]) -> Any:
         for column in columns
     ]
     return tree_unflatten(leaves, structure)
+
+
+def _check_arguments(options: Any, mode: Any, batch_size: Any) -> None:
+    if not isinstance(options, Options):
+        raise UsageError(
+            f"DataLoader(options, dataset, ...) takes Options first, not {type(options).__name__}"
+        )
+    if not isinstance(mode, DataLoaderMode):
+        raise UsageError(f"DataLoader: mode is one of DataLoaderMode, not {mode!r}")
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise UsageError(
+            "DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not"
+            f" {batch_size!r}"
+        )
 
 
 def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: Options) -> None:

@@ -272,17 +272,25 @@ def _stashes(
             if graph.storages[storage].role in ("activation", "input"):
                 needed.setdefault(storage, set()).add(block(op))
     found = []
-    for storage, by in sorted(needed.items()):
+    for storage, readers_of in sorted(needed.items()):
         if storage not in made and graph.storages[storage].role != "input":
             continue  # the backward's own
-        nbytes, home = storage_bytes(graph, storage), made.get(storage, -1)
-        before = home
-        for least in sorted(by):
-            if (
-                least > before
-            ):  # it enters a stage that begins behind where it is made, and behind its last reader
-                found.append([before + 1, least, least, nbytes])
-                before = least
-        if storage in kept and max(by) >= home >= 0:
-            found.append([0, home, min(least for least in by if least >= home), nbytes])
+        home = made.get(storage, -1)
+        ranges = _entered(home, readers_of)
+        if storage in kept and max(readers_of) >= home >= 0:
+            ranges.append([0, home, min(least for least in readers_of if least >= home)])
+        found += [[*one, storage_bytes(graph, storage)] for one in ranges]
     return found
+
+
+def _entered(home: int, readers: set[int]) -> list[list[int]]:
+    """[from, to, least] of stages that a tensor enters: those that begin behind the Block where it
+    is made, and behind its last reader.
+    """
+    ranges = []
+    before = home
+    for least in sorted(readers):
+        if least > before:
+            ranges.append([before + 1, least, least])
+            before = least
+    return ranges

@@ -6,7 +6,7 @@ What replicas exchange is in `ipu_exec.compiler.collectives`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 import numpy as np
@@ -25,7 +25,7 @@ from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.lowering.build import messages
-from ipu_exec.lowering.plan import Exchange
+from ipu_exec.lowering.plan import Exchange, Layout
 from ipu_exec.machine import (
     EXTERNAL_SYNC_CYCLES,
     Machine,
@@ -164,27 +164,17 @@ class Transfers:
         crossing, hops = [], 1
         leaving: Counter[float] = Counter()  # rate of a link -> bytes
         arriving: Counter[float] = Counter()
-        for transfer in self.placement.transfers:
-            if self.placement.ipus[transfer.source] == self.placement.ipus[transfer.target]:
-                continue  # both stages are on one IPU (BERT's tied embedding): it is there already
-            step = 1 if transfer.target > transfer.source else -1
-            for stage in range(transfer.source, transfer.target, step):
-                a, b = self.placement.ipus[stage], self.placement.ipus[stage + step]
-                if a == b or ipu not in (a, b):
-                    continue
-                layout = self.mapping.layout(transfer.storage, transfer.source)
-                if layout is None:
-                    continue
-                crossing.append(transfer.storage)
-                hops = max(hops, link_hops(a, b))
-                rate, total = link_rate(target, a, b), int(layout.bytes.sum())
-                nbytes = self.machines[ipu].whole(layout.bytes)
-                if a == ipu:
-                    sent += nbytes
-                    leaving[rate] += total
-                if b == ipu:
-                    received += nbytes
-                    arriving[rate] += total
+        for storage, layout, a, b in self._crossings(ipu):
+            crossing.append(storage)
+            hops = max(hops, link_hops(a, b))
+            rate, total = link_rate(target, a, b), int(layout.bytes.sum())
+            nbytes = self.machines[ipu].whole(layout.bytes)
+            if a == ipu:
+                sent += nbytes
+                leaving[rate] += total
+            else:
+                received += nbytes
+                arriving[rate] += total
         if not crossing:
             return None
         slowest_tile = max(int(sent.max()), int(received.max())) / target.exchange_bytes_per_cycle
@@ -206,6 +196,19 @@ class Transfers:
         for storage in crossing:
             body.touch(storage, 0, 0)
         return body
+
+    def _crossings(self, ipu: int) -> Iterator[tuple[int, Layout, int, int]]:
+        """What an IPU sends or receives: the storage, how it lies, from which IPU and to which."""
+        for transfer in self.placement.transfers:
+            layout = self.mapping.layout(transfer.storage, transfer.source)
+            ipus = self.placement.ipus
+            if layout is None or ipus[transfer.source] == ipus[transfer.target]:
+                continue  # both stages are on one IPU (BERT's tied embedding): it is there already
+            step = 1 if transfer.target > transfer.source else -1
+            for stage in range(transfer.source, transfer.target, step):
+                a, b = ipus[stage], ipus[stage + step]
+                if a != b and ipu in (a, b):
+                    yield transfer.storage, layout, a, b
 
     def receive(self, storages: Sequence[int], stage: int, body: Body) -> None:
         """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
