@@ -44,20 +44,25 @@ HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a p
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Pieces of code by what they are (`_Digests`): the Blocks whose operators run one, and its
-    variables on each IPU that has it; and the bytes of control code on every tile that an
-    operator's calls of them take. An operator of no Block has the number -1 for it.
+    """Pieces of code by what they are (`_Digests`).
+
+    The Blocks whose operators run one, and its variables on each IPU that has it; and the bytes of
+    control code on every tile that an operator's calls of them take. An operator of no Block has
+    the number -1 for it.
     """
 
     blocks: Mapping[tuple[int, ...], set[int]] = field(default_factory=dict)
     variables: Mapping[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     calls: Mapping[int, int] = field(default_factory=dict)
+    first: Mapping[int, int] = field(default_factory=dict)  # step -> the first that runs its code
 
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
-        """``calls``: bytes on each tile of every Block's operators (``block_of`` gives an
-        operator's Block). ``shared``: Blocks, ids of the variables with the code that exactly these
-        have in common, ids of the same on further IPUs; what operators of no Block run too is left
-        out.
+        """The code of each Block, and the code that Blocks share.
+
+        ``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's
+        Block). ``shared``: Blocks, ids of the variables with the code that exactly these have in
+        common, and ids of the same on further IPUs. Code that operators outside all Blocks run too
+        is left out.
         """
         found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         for key, users in self.blocks.items():
@@ -77,7 +82,7 @@ class Code:
 class Add(Protocol):
     """Adds an always-live variable of an IPU; gives its id, or None where it has no byte."""
 
-    def __call__(
+    def __call__(  # noqa: D102  (the class says it)
         self,
         name: str,
         category: str,
@@ -98,9 +103,11 @@ class SharedCode:
         self.blocks: dict[tuple[int, ...], set[int]] = {}
         self.variables: dict[tuple[int, ...], list[list[int]]] = {}
         self.calls: dict[int, int] = {}
+        self.first: dict[int, int] = {}
 
     def code(self) -> Code:
-        return Code(self.blocks, self.variables, self.calls)
+        """What was gathered."""
+        return Code(self.blocks, self.variables, self.calls, self.first)
 
 
 class CodeOfIpu:
@@ -111,6 +118,7 @@ class CodeOfIpu:
         self.control = np.zeros(tiles, np.int64)
         self.on_tile: dict[str, np.ndarray] = {}  # vertex type -> tiles that have its code
         self.seen: set[tuple[int, ...]] = set()
+        self.first_of: dict[tuple[int, ...], int] = {}  # code -> the first step that runs it
         self.digests = _Digests()
 
     def body(self, body: Body, first_step: int) -> None:
@@ -141,6 +149,7 @@ class CodeOfIpu:
     def _step(self, body: Body, step: StepDraft, step_id: int) -> None:
         op = self.graph.ops[step.op] if step.op >= 0 else None
         key = self.digests.of(step, op)
+        self.shared.first[step_id] = self.first_of.setdefault(key, step_id)
         if step.plan is not None:
             self.shared.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
         if key in self.seen:
@@ -205,16 +214,18 @@ def _code_bytes(step: StepDraft) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 class _Digests:
-    """What tells steps apart that are different code. Plans are cached and live on, so their ids
-    tell them apart.
+    """What tells steps apart that are different code.
+
+    Plans are cached and live on, so their ids tell them apart.
     """
 
     def __init__(self) -> None:
         self._plans: dict[int, int] = {}
 
     def of(self, step: StepDraft, op: OpNode | None) -> tuple[int, ...]:
-        """Equal for steps that are the same code: over tiles the same, in operators that are the
-        same in all steps.
+        """Equal for steps that are the same code.
+
+        Over tiles the same, in operators that are the same in all steps.
 
         Operators whose outline attributes differ are not (PopART's ``__outline``).
         """

@@ -30,8 +30,9 @@ class Collectives:
         )
 
     def reduce(self, ipu: int) -> Body | None:
-        """What replicas do with gradients before the weight update, all at once: an all-reduce, or
-        a reduce-scatter where each replica updates its part of the weight.
+        """What replicas do with gradients before the weight update, all at once.
+
+        An all-reduce, or a reduce-scatter where each replica updates its part of the weight.
         """
         if self.options.replicas == 1 or not self.graph.training:
             return None
@@ -48,8 +49,9 @@ class Collectives:
         return body
 
     def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Gradients of an IPU that are all-reduced, and those that are scattered, each with its
-        stage.
+        """Gradients of an IPU that are all-reduced, and those that are scattered.
+
+        Each comes with its stage.
         """
         places = self.mapping.residency.places
         summed: dict[int, dict[int, int]] = {}
@@ -103,8 +105,9 @@ class Collectives:
                 body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
-        """Storages by the replicas that exchange them: how many, and how many replicas from one to
-        the next.
+        """Storages by the replicas that exchange them.
+
+        How many, and how many replicas from one to the next.
         """
         found: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
@@ -118,8 +121,9 @@ class Collectives:
         return found
 
     def _gradients(self) -> list[int]:
-        """Storages the optimiser reads gradients from: the accumulators, or the gradients
-        themselves.
+        """Storages the optimiser reads gradients from.
+
+        The accumulators, or the gradients themselves.
         """
         storages = self.graph.storages.values()
         accumulators = [s.id for s in storages if s.role == "accumulator"]
@@ -135,11 +139,10 @@ class Collectives:
 
     def _home(self, gradient: int) -> int:
         """The stage of its weight, or of what makes it."""
-        home = self.placement.home.get(gradient)
-        maker = self.mapping.makers.get(gradient)
-        return (
-            home if home is not None else self.placement.op_stage[maker] if maker is not None else 0
-        )
+        home, maker = self.placement.home.get(gradient), self.mapping.makers.get(gradient)
+        if home is not None:
+            return home
+        return self.placement.op_stage[maker] if maker is not None else 0
 
 
 def _joined(by_stage: Mapping[int, Mapping[int, int]]) -> dict[int, int]:

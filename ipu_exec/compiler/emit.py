@@ -114,7 +114,9 @@ class _Emitter:
     # -- forward, backward, update ---
 
     def _forward(self, stage: int) -> Body:
-        """A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
+        """The forward of a stage.
+
+        A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
         longer than it must.
         """
         body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
@@ -133,8 +135,9 @@ class _Emitter:
         return body
 
     def _backward(self, stage: int) -> list[Body]:
-        """The backward of a stage, cut where it turns from running forward operators again to its
-        own and back.
+        """The backward of a stage, in bodies.
+
+        It is cut where it turns from running forward operators again to its own and back.
 
         A stashed tensor comes back right before its first use (PopART gives a restore the least
         priority there is).
@@ -177,8 +180,9 @@ class _Emitter:
         return body
 
     def _phase(self, direction: str, stage: int, body: Body, traffic: Traffic) -> None:
-        """The operators of a stage in phased execution, between what it loads and receives, and
-        what it stores.
+        """The operators of a stage in phased execution.
+
+        Before them it loads and receives, and behind them it stores.
         """
         name, ops = f"stage {stage} {direction}", self._ops(direction, stage)
         self.transfers.remote(traffic.load, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
@@ -193,8 +197,9 @@ class _Emitter:
         self.stores[body.task, stage] = body.cycles - before
 
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
-        """Weights that a phase reads and of which replicas keep parts; where the backward turns
-        they are there.
+        """Weights that a phase reads and of which replicas keep parts.
+
+        Where the backward turns they are there.
         """
         if direction == "backward" and stage in self.residency.turning:
             return []
@@ -204,8 +209,7 @@ class _Emitter:
     # -- one operator ---
 
     def _run(self, op: OpNode, direction: str, stage: int, body: Body) -> None:
-        """An operator of forward or backward, between what it needs brought to the chip and what
-        has to leave it again.
+        """An operator of forward or backward, with what comes to the chip for it and leaves again.
 
         A tensor comes before its first use, once for the forward and once for recomputation and
         backward together (PopART's streaming contexts), and what was changed leaves after the last
@@ -236,9 +240,7 @@ class _Emitter:
             self.collectives.exchange(Purpose.ALL_GATHER, {storage: stage}, body, f"{name}/")
 
     def _accumulate(self, op: OpNode, stage: int, body: Body) -> None:
-        """A gradient that goes into an accumulator that replicas share is scattered over them
-        first.
-        """
+        """Add a gradient to an accumulator that replicas share: it is scattered over them first."""
         split = self.residency.places.split
         accumulator = self.residency.places.shared_accumulator(self.graph, op)
         assert accumulator is not None
@@ -265,8 +267,9 @@ class _Emitter:
                 self.transfers.remote([storage], name, stage, body, Purpose.REMOTE_STORE)
 
     def _stash(self, storage: int, stage: int, body: Body, purpose: Purpose) -> None:
-        """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on
-        every tile.
+        """Copy a tensor into its slot of the stash, or back out of it.
+
+        A dynamic update or slice on every tile.
         """
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]

@@ -33,8 +33,9 @@ def makers(graph: Graph) -> dict[int, int]:
 
 
 def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
-    """Outputs leave the stage that makes them. What leaves once is not overlapped, nor what the
-    backward makes.
+    """Outputs leave the stage that makes them.
+
+    What leaves once is not overlapped, nor what the backward makes.
     """
     made_by = makers(graph)
     outputs: Streams = {}

@@ -1,5 +1,6 @@
-"""From when to when a tensor is on an IPU, as intervals of positions: the IPU's steps in program
-order.
+"""From when to when a tensor is on an IPU, as intervals of positions.
+
+The IPU's steps in program order.
 """
 
 from __future__ import annotations
@@ -81,9 +82,10 @@ class Lifetimes:
         )
 
     def _while_on_chip(self, storage: int, stage: int) -> list[Span]:
-        """From being loaded (or made) to being stored (or last read). In phased execution phase by
-        phase, or until the end of the forward or backward; else in the forward, in recomputation
-        with backward, and in the update.
+        """From being loaded (or made) to being stored (or last read).
+
+        In phased execution phase by phase, or until the end of the forward or backward; else in the
+        forward, in recomputation with backward, and in the update.
         """
         spans: dict[int | str, Span] = {}
         for number, (body, at) in enumerate(self.bodies):

@@ -162,8 +162,9 @@ class _Lowering:
                 self.layouts.decide(state.id, stage)
 
     def unused(self) -> None:
-        """What no operator asked for: what the host sends or takes, what passes through a stage on
-        its way, and gradients that replicas reduce.
+        """Decide where the rest is, for which no operator asked.
+
+        That is what the host sends or takes, and what passes through a stage on its way.
         """
         for by_stage in (inputs_by_stage, outputs_by_stage):
             for (stage, _), storages in by_stage(self.graph, self.placement, self.options).items():
@@ -212,8 +213,9 @@ class _Lowering:
     # -- one operator ---
 
     def _lower(self, op: OpNode, stage: int, shard: Shard | None = None) -> None:
-        """Plan an operator, and say where its operands lie. ``shard``: on a replica's part of the
-        weight.
+        """Plan an operator, and say where its operands lie.
+
+        ``shard``: on a replica's part of the weight.
         """
         machine = self._machine(op, self.placement.ipus[stage])
         spec = self._spec(op, stage, shard)

@@ -22,6 +22,7 @@ from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import Layout
 from ipu_exec.machine import Machine
 from profiler import records, schedules
+from profiler.names import unique
 
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
 
@@ -33,8 +34,9 @@ def _first_steps(tree: ProgramTree) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class TileMemory:
-    """The variables in one replica's tile memory, IPU by IPU, ids from 0; the operators that use
-    them; and the operators that share code.
+    """The variables in one replica's tile memory, IPU by IPU, ids from 0.
+
+    With them the operators that use them; and the operators that share code.
     """
 
     variables: list[records.Variable]
@@ -50,6 +52,7 @@ def tile_memory(
     uses: set[tuple[int, int]] = set()
     shared = SharedCode(graph)
     for ipu in range(placement.num_ipus):
+        begin = len(variables)
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], variables)
         maker.storages()
         maker.in_place()
@@ -64,6 +67,9 @@ def tile_memory(
             if placement.ipus[stage] == ipu
         }
         uses.update((v.op, v.id) for v in variables[first:] if v.op in here)
+        mine = variables[begin:]
+        for variable, name in zip(mine, unique(one.name for one in mine), strict=True):
+            variable.name = name  # programs that read profiles key bytes by it
     rows = [records.Use(op, variable) for op, variable in sorted(uses)]
     return TileMemory(variables, rows, shared.code())
 
@@ -120,8 +126,6 @@ class _Maker:
         *,
         op: int = -1,
         stage: int = -1,
-        dtype: str = "",
-        shape: tuple[int, ...] | None = None,
         interleaved: bool = False,
         tensor: int = -1,
         step: int = -1,
@@ -135,7 +139,10 @@ class _Maker:
             return None
         start, stop = (0, self.steps) if interval is None else (interval[0], interval[1] + 1)
         block = self.graph.ops[op].block if op >= 0 else -1
-        parameter = self.graph.storages[tensor].parameter if tensor >= 0 else -1
+        parameter, dtype, shape = -1, "", None
+        if tensor >= 0:
+            storage, shape = self.graph.storages[tensor], self.shapes.get(tensor)
+            parameter, dtype = storage.parameter, storage.dtype
         self.variables.append(
             records.Variable(
                 len(self.variables),
@@ -172,8 +179,9 @@ class _Maker:
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.variables)))
 
     def in_place(self) -> None:
-        """An elementwise operator writes over an input that nobody reads after it: what lies there
-        is its output.
+        """An elementwise operator writes over an input that nobody reads after it.
+
+        What lies there is its output.
 
         PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the
         update of an optimiser is one expression over its operands, whatever it is made of (popart's
@@ -223,8 +231,6 @@ class _Maker:
         about: dict[str, Any] = {
             "op": self.makers.get(storage_id, -1),
             "stage": stage,
-            "dtype": storage.dtype,
-            "shape": self.shapes.get(storage_id),
             "tensor": storage_id,
         }
         part = self.tree.parts.get((storage_id, stage))
@@ -259,8 +265,9 @@ class _Maker:
             self.add(f"{storage.name}/stash", "variable", "stash", nbytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
-        """The first op that uses a weight (or the weight of a state): where its memory is looked
-        for.
+        """The first op that uses a weight (or the weight of a state).
+
+        Where its memory is looked for.
         """
         storage = self.graph.storages[storage_id]
         owner = storage.parameter if storage.parameter >= 0 else storage_id

@@ -65,8 +65,9 @@ class StrategyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of one kind of tensor. The least elements are PopART's defaults
-    [POPART, willow/include/popart/sessionoptions.hpp].
+    """Of one kind of tensor.
+
+    The least elements are PopART's defaults [POPART, willow/include/popart/sessionoptions.hpp].
     """
 
     off_chip: bool = False
@@ -155,9 +156,11 @@ class CompileOptions:
 
     @property
     def host_latency(self) -> float:
-        """Seconds before a transfer's first byte; 0 where the host has it ready: from two
-        micro-batches on nobody waits for the host to turn up, only for the bytes (PopTorch's guide,
-        'Prefetch and multibuffering': begin and end of a copy vanish there; that this is all of the
-        latency is an estimate). The buffers are the host's.
+        """Seconds before a transfer's first byte.
+
+        None pass where the host has it ready: from two micro-batches on nobody waits for the host
+        to turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end of a
+        copy vanish there; that this is all of the latency is an estimate). The buffers are the
+        host's.
         """
         return 0 if self.buffering > 1 else HOST_LATENCY_SECONDS

@@ -1,5 +1,6 @@
-"""Whether the tiles hold everything: the most bytes at one step on each, and the worst tile over a
-limit.
+"""Whether the tiles hold everything.
+
+The most bytes at one step on each, and the worst tile over a limit.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Overflow:
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """Most bytes at one step on each tile of an IPU (arrays over tiles), and the first step at
-    which they are.
+    """The most bytes at one step on each tile of an IPU, and the first such step.
+
+    Both are arrays over tiles.
     """
 
     ipu: int
@@ -133,8 +135,9 @@ def _overflow(
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per tile, the most bytes live at one step and the first step at which they are. One running
-    sum.
+    """Per tile, the most bytes live at one step and the first step at which they are.
+
+    One running sum.
     """
     changes: dict[int, np.ndarray] = {}
     for variable in variables:

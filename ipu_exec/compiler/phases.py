@@ -1,5 +1,4 @@
-"""Phased execution: what each phase loads from streaming memory, stores there and receives from
-other IPUs.
+"""Phased execution: what each phase loads, stores and receives from other IPUs.
 
 A phase's weights come before its forward and again before its backward; gradients go to streaming
 memory after the backward, where the weight update finds them. Activations that a backward reads
@@ -22,8 +21,9 @@ from ipu_exec.graph import Graph, OpNode
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Storages that one body of phased execution loads before it computes, receives, and stores
-    behind it.
+    """What one body of phased execution loads, receives and stores.
+
+    It loads and receives before it computes, and stores afterwards.
     """
 
     load: tuple[int, ...] = ()
@@ -33,8 +33,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether
-    after every phase.
+    """``traffic`` by (direction, stage).
+
+    ``moving``: storages that leave the chip, and whether after every phase.
     """
 
     traffic: Mapping[tuple[str, int], Traffic]
@@ -158,8 +159,9 @@ class _Finder:
         return self.options.strategy.liveness is Liveness.OffChipAfterEachPhase
 
     def _leaves(self, storage: int) -> bool:
-        """Whether something leaves the chip after each phase. Where activations lie says nothing of
-        other tensors.
+        """Whether something leaves the chip after each phase.
+
+        Where activations lie says nothing of other tensors.
         """
         return self._each_phase and (
             self.graph.storages[storage].role != "activation" or self._off_chip(storage)
@@ -187,9 +189,7 @@ class _Finder:
         self._load(traffic, storage, self._each_phase)
 
     def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
-        """Accumulators that were added to, and gradients that the update reads, wait in streaming
-        memory.
-        """
+        """Store accumulators that were added to, and gradients that the update reads."""
         for op in self.ops.get(("backward", stage), []):
             for value in (*op.outputs, *op.writes):
                 if value is None:

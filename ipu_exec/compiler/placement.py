@@ -1,5 +1,6 @@
-"""Placement: ops to stages, stages to IPUs, and the copies between them
-(docs/poptorch-semantics.md#placement).
+"""Placement: ops to stages, stages to IPUs, and the copies between them.
+
+See docs/poptorch-semantics.md#placement.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import AutoStage
-from ipu_exec.errors import Error, UsageError, warn_once
+from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
@@ -46,8 +47,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage
-    and input.
+    """Where everything runs.
+
+    ``op_stage`` has a stage per op; ``home`` one per persistent storage and input.
     """
 
     pipelined: bool
@@ -60,10 +62,12 @@ class Placement:
 
     @property
     def ipus(self) -> tuple[int, ...]:
+        """The IPUs that have a stage, ascending."""
         return tuple(stage.ipu for stage in self.stages)
 
     @property
     def num_ipus(self) -> int:
+        """IPUs of one replica: the highest used and all below it."""
         return max(self.ipus) + 1
 
     def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
@@ -103,8 +107,9 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
 
 
 def check_buffers(graph: Graph, options: CompileOptions) -> None:
-    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has
-    it.
+    """Error where replicas would have to agree on a buffer that the model writes.
+
+    PopTorch refuses it too.
 
     Running statistics of a batch norm are each replica's own there too.
     """
@@ -229,10 +234,7 @@ def _place_ops(
         for output in op.outputs:
             if output is not None:
                 made_at.setdefault(graph.values[output].storage, stage)
-    # beside its weight, whichever stage adds to it first: a weight that two stages share
-    owned = [state for state in graph.storages.values() if state.parameter >= 0]
-    beside = {state.id: home.get(state.parameter, 0) for state in owned}
-    return tuple(op_stage), home | beside
+    return tuple(op_stage), home
 
 
 def _update_stage(
@@ -250,8 +252,9 @@ def _update_stage(
 def _find_transfers(
     graph: Graph, op_stage: Sequence[int], home: Mapping[int, int]
 ) -> tuple[Transfer, ...]:
-    """What a stage needs and another makes. A backward op that reads what the forward made needs it
-    forward.
+    """What a stage needs and another makes.
+
+    A backward op that reads what the forward made needs it forward.
     """
     made: dict[int, tuple[int, str]] = {}
     wanted: dict[tuple[int, str, int, bool], int] = {}
@@ -320,19 +323,21 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
             f" Please note that a model with {stages} pipeline stages in PopTorch will have an"
             f" additional {least - stages} stages when training."
         )
-        raise UsageError(
+        raise PipelineDepthError(
             f"poptorch.Options().{name} must be greater than or equal to the number of pipeline"
             f" stages ({least}) when using"
             f" poptorch.PipelinedExecution.{doubled if training else ''} It is {micro_batches}: set"
-            f" {name}({least}) or more, or use fewer stages"
+            f" {name}({least}) or more, or use fewer stages",
+            least,
         )
 
 
 def resolve_stages(
     strategy: StrategyOptions, blocks: Sequence[BlockInfo], begins_outside: bool = False
 ) -> list[StagePlace]:
-    """The forward stages of a strategy for the Blocks a model opened
-    (docs/poptorch-semantics.md#placement).
+    """The forward stages of a strategy for the Blocks a model opened.
+
+    See docs/poptorch-semantics.md#placement.
 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's
     stage is its ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU
@@ -374,8 +379,9 @@ def _named_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace
 
 
 def _phased_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace:
-    """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group
-    is.
+    """Phases keep their stages apart.
+
+    A stage that nobody put anywhere is where its phase's group is.
     """
     place = _named_stage(stage, blocks)
     asked = [

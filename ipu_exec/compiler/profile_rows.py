@@ -1,5 +1,6 @@
-"""The rows of an executable's profile: target, options, stages, operators, and all others in the
-order in which they are written.
+"""The rows of an executable's profile.
+
+Target, options, stages, operators, and all others in the order in which they are written.
 
 `ipu_exec.compiler.block_rows` has the Blocks, `ipu_exec.compiler.program_rows` the program's tree,
 `ipu_exec.compiler.profile_header` the header; variables and the trace are rows already.
@@ -15,12 +16,15 @@ from ipu_exec.compiler import overflow
 from ipu_exec.compiler.block_rows import block_rows, update_blocks
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.program_rows import program_rows
+from ipu_exec.lowering import popart_name
 from profiler import records, schedules
+from profiler.names import popart_names
 
 
 def rows(executable: Executable) -> Iterator[list[Any]]:
-    """The rows of the profile but for its runs, in a few batches to be written one after the
-    other.
+    """All rows of the profile but its runs.
+
+    They come in a few batches to be written one after the other.
     """
     timeline = executable.timeline
     yield [target_row(executable), *option_rows(executable)]
@@ -89,7 +93,9 @@ def op_rows(executable: Executable) -> Iterator[records.Op]:
     """One a captured operator, views among them."""
     placement, tree = executable.placement, executable.tree
     blocks = update_blocks(executable.graph)
-    for op, stage in zip(executable.graph.ops, placement.op_stage, strict=True):
+    ops = executable.graph.ops
+    names = popart_names([op.name for op in ops], [popart_name(op.aten) for op in ops])
+    for op, stage, name in zip(ops, placement.op_stage, names, strict=True):
         plan = tree.op_plans.get(op.id)
         notes = (plan.note if plan else "", str(op.attributes))
         yield records.Op(
@@ -108,4 +114,5 @@ def op_rows(executable: Executable) -> Iterator[records.Op]:
             tree.op_cycles.get(op.id, 0),
             int(plan.estimated) if plan else 0,
             "; ".join(words for words in notes if words),
+            name,
         )

@@ -68,8 +68,9 @@ class Residency:
         return self.places.remote | self.moving.keys()
 
     def not_always_whole(self) -> dict[int, bool]:
-        """Storages that are not whole on the chip all the time, and whether they come anew for each
-        part of a step.
+        """Storages that are not whole on the chip all the time.
+
+        The value says whether they come anew for each part of a step.
         """
         return {**self.moving, **dict.fromkeys(self.places.remote | self.parted_weights, True)}
 
@@ -147,8 +148,7 @@ def _stash(
     kind: Recomputation,
     left_alone: frozenset[int],
 ) -> tuple[list[int], list[OpNode]]:
-    """What a stage stashes between forward and backward, and the forward ops it runs again before
-    the backward.
+    """What a stage stashes, and what it runs again.
 
     Without recomputation: whatever the backward reads of the forward. With it: what enters the
     stage and is kept, and the ops that make the rest from those. Where the backward follows at once
@@ -211,8 +211,9 @@ def _updates(
 
 
 def _clears_whole(graph: Graph, op: OpNode, places: Places) -> bool:
-    """Whether an op empties an accumulator that a replica keeps whole: that is no part of the
-    update.
+    """Whether an op empties an accumulator that a replica keeps whole.
+
+    Such an op is no part of the update.
     """
     written = {graph.values[v].storage for v in op.writes}
     return op.aten.startswith("aten.zero_") and not written & places.split

@@ -1,5 +1,6 @@
-"""When inputs and outputs of the last call travelled, on the modelled clock, and PopTorch's
-latencies from that.
+"""When inputs and outputs of the last call travelled, on the modelled clock.
+
+PopTorch's latencies follow from that.
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ def _column(
 def _times(
     executable: Executable, kind: int, stage: int | None, micro_batch: int
 ) -> tuple[int, int]:
-    """Start and end of a transfer; without a stage, the start of the first task of the micro-batch,
-    twice.
+    """Start and end of a transfer.
+
+    Without a stage, the start of the first task of the micro-batch, twice.
     """
     schedule = executable.timeline.schedule
     mine = schedule.micro_batch == micro_batch
@@ -121,8 +123,9 @@ def _times(
 
 
 def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
-    """Cycles by which a transfer is drawn in another device iteration than its own
-    (`schedules.Costs.across`).
+    """Cycles by which a transfer is drawn outside its own device iteration.
+
+    See `schedules.Costs.across`.
     """
     schedule, trace = executable.timeline.schedule, executable.timeline.trace
     if not executable.timeline.costs.across:

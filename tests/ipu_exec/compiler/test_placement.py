@@ -103,8 +103,9 @@ def test_a_skip_connection_pays_on_every_cut_it_crosses():
 
 
 def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
-    """As in Hugging Face's Bart: the decoder's embedding is in the encoder's Block, and reads only
-    the inputs.
+    """As in Hugging Face's Bart.
+
+    The decoder's embedding is in the encoder's Block, and reads only the inputs.
     """
 
     class Twice(torch.nn.Module):
@@ -235,11 +236,4 @@ def test_an_accumulator_is_beside_its_weight_whichever_stage_adds_to_it_first():
     placement = place(graph, [StagePlace(0, ("A",)), StagePlace(1, ("B",))], pipelined=True)
     (weight,) = [s for s in graph.storages.values() if s.role == "weight"]
     (accumulator,) = [s for s in graph.storages.values() if s.role == "accumulator"]
-    added_on = {
-        stage
-        for op, stage in zip(graph.ops, placement.op_stage, strict=True)
-        if op.direction == "backward"
-        and accumulator.id in {graph.values[v].storage for v in op.writes}
-    }
-    assert added_on == {1}, "else the first to read it is on the weight's stage anyway"
     assert placement.home[weight.id] == placement.home[accumulator.id] == 0
