@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, StepDraft
+from ipu_exec.compiler.bodies import Body, ProgramStep
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
@@ -146,7 +146,7 @@ class CodeOfIpu:
         self.control += nbytes
         self.shared.calls[op] = self.shared.calls.get(op, 0) + nbytes
 
-    def _step(self, body: Body, step: StepDraft, step_id: int) -> None:
+    def _step(self, body: Body, step: ProgramStep, step_id: int) -> None:
         op = self.graph.ops[step.op] if step.op >= 0 else None
         key = self.digests.of(step, op)
         self.shared.first[step_id] = self.first_of.setdefault(key, step_id)
@@ -176,7 +176,7 @@ class CodeOfIpu:
         if number is not None:
             self.shared.variables.setdefault(key, []).append([number])
 
-    def _step_code(self, body: Body, step: StepDraft, step_id: int) -> list[int]:
+    def _step_code(self, body: Body, step: ProgramStep, step_id: int) -> list[int]:
         """Vertex state, fields and exchange code of a step: ids of its variables."""
         about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
         found = []
@@ -185,7 +185,7 @@ class CodeOfIpu:
         return [number for number in found if number is not None]
 
 
-def _code_bytes(step: StepDraft) -> Iterator[tuple[str, str, np.ndarray]]:
+def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
     """What of the step is in code, its category, and bytes on each tile."""
     if step.vertices:
         count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
@@ -222,7 +222,7 @@ class _Digests:
     def __init__(self) -> None:
         self._plans: dict[int, int] = {}
 
-    def of(self, step: StepDraft, op: OpNode | None) -> tuple[int, ...]:
+    def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
         """Equal for steps that are the same code.
 
         Over tiles the same, in operators that are the same in all steps.
@@ -256,7 +256,7 @@ def _digest(step: Compute | Exchange) -> int:
     )
 
 
-def _control_instructions(step: StepDraft) -> np.ndarray | int:
+def _control_instructions(step: ProgramStep) -> np.ndarray | int:
     """Of one step, over tiles."""
     if step.vertices:
         count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))

@@ -159,8 +159,8 @@ class CompileOptions:
         """Seconds before a transfer's first byte.
 
         None pass where the host has it ready: from two micro-batches on nobody waits for the host
-        to turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end of a
-        copy vanish there; that this is all of the latency is an estimate). The buffers are the
-        host's.
+        to turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and
+        end of a copy vanish there; that this is all of the latency is an estimate). The buffers are
+        the host's.
         """
         return 0 if self.buffering > 1 else HOST_LATENCY_SECONDS

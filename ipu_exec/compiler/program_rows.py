@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipu_exec.compiler.bodies import Body, StepDraft
+from ipu_exec.compiler.bodies import Body, ProgramStep
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.vertices import STATE_BYTES
@@ -81,7 +81,7 @@ class _Rows:
             )
             self.positions[body.ipu] += 1
 
-    def _compute_set(self, step: StepDraft, code: int, ipu: int) -> int:
+    def _compute_set(self, step: ProgramStep, code: int, ipu: int) -> int:
         """The id of the step's compute set, -1 where it has none.
 
         Steps with the same ``code`` (the first step that runs it) share theirs.

@@ -13,10 +13,10 @@ import numpy as np
 
 from ipu_exec.compiler.bodies import (
     Body,
-    StepDraft,
+    ProgramStep,
     Use,
-    drafts,
     one_step,
+    program_steps,
     stream_steps,
     the_one,
 )
@@ -146,9 +146,9 @@ class Transfers:
 
     def _exchanged(
         self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine
-    ) -> list[StepDraft]:
+    ) -> list[ProgramStep]:
         step = Exchange(name, into, out, messages(into, out))
-        return drafts(step, machine.target.name)
+        return program_steps(step, machine.target.name)
 
     def copies(self, ipu: int) -> Body | None:
         """What an IPU sends and receives at the end of a pipeline cycle.
@@ -226,7 +226,7 @@ class Transfers:
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
         body.steps.append(
-            StepDraft(
+            ProgramStep(
                 records.SYNC,
                 f"{body.name}/External",
                 EXTERNAL_SYNC_CYCLES,
@@ -236,7 +236,7 @@ class Transfers:
         name = f"{body.name}/receive"
         none = np.zeros_like(received)
         body.steps.append(
-            StepDraft(
+            ProgramStep(
                 records.GLOBAL_EXCHANGE,
                 name,
                 cycles,
