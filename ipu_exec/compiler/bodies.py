@@ -28,6 +28,21 @@ from ipu_exec.machine import (
 from profiler import records
 from profiler.enums import Purpose
 
+OFF_CHIP = -1  # the host, or streaming memory: where a `Move` comes from or goes to
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A storage that a step moves, ``bytes`` in all, from an IPU of the replica to another.
+
+    From an IPU to itself: between the replicas.
+    """
+
+    storage: int
+    bytes: int
+    source: int
+    target: int
+
 
 @dataclass(slots=True)
 class ProgramStep:
@@ -47,6 +62,7 @@ class ProgramStep:
     part: int = -1  # which step of the plan; equal parts of equal plans share their code
     purpose: Purpose = Purpose.OPERATOR
     tensor: int = -1  # storage that it moves; -1: none, or several
+    moves: tuple[Move, ...] = ()  # over the edge of the chip
 
 
 @dataclass(slots=True)
@@ -207,12 +223,13 @@ def stream_steps(
 ) -> list[ProgramStep]:
     """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
 
-    It moves the storages ``tensors``, ``nbytes`` on each tile; ``purpose`` says which way.
+    ``nbytes`` on each tile; ``purpose`` says which way.
     """
     none = np.zeros_like(nbytes)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
-    about: dict[str, Any] = {"purpose": purpose, "tensor": the_one(tensors)}
+    tensor = the_one([move.storage for move in moves])
+    about: dict[str, Any] = {"purpose": purpose, "tensor": tensor}
     return [
         ProgramStep(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES, **about),
         ProgramStep(
@@ -221,6 +238,7 @@ def stream_steps(
             cycles,
             bytes_in=bytes_in,
             bytes_out=bytes_out,
+            moves=tuple(moves),
             **about,
         ),
         ProgramStep(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES, **about),

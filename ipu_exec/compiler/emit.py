@@ -24,7 +24,7 @@ from ipu_exec.graph import OpNode
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Direction, Purpose
 
 
 def emit(mapping: TileMapping, options: CompileOptions) -> ProgramTree:
@@ -120,16 +120,16 @@ class _Emitter:
         longer than it must.
         """
         body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
-        traffic = self.residency.traffic.get(("forward", stage))
+        traffic = self.residency.traffic.get((Direction.FORWARD, stage))
         if traffic is not None:
-            self._phase("forward", stage, body, traffic)
+            self._phase(Direction.FORWARD, stage, body, traffic)
             return body
-        ops, stashed = self._ops("forward", stage), self.residency.stashed[stage]
+        ops, stashed = self._ops(Direction.FORWARD, stage), self.residency.stashed[stage]
         ready: dict[int, list[int]] = {}
         for storage, index in last_touch(self.graph, ops, stashed).items():
             ready.setdefault(index, []).append(storage)
         for index, op in enumerate(ops):
-            self._run(op, "forward", stage, body)
+            self._run(op, Direction.FORWARD, stage, body)
             for storage in ready.get(index, ()):
                 self._stash(storage, stage, body, Purpose.STASH)
         return body
@@ -142,10 +142,10 @@ class _Emitter:
         A stashed tensor comes back right before its first use (PopART gives a restore the least
         priority there is).
         """
-        traffic = self.residency.traffic.get(("backward", stage))
+        traffic = self.residency.traffic.get((Direction.BACKWARD, stage))
         if traffic is not None:
             body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
-            self._phase("backward", stage, body, traffic)
+            self._phase(Direction.BACKWARD, stage, body, traffic)
             return [body]
         away = set(self.residency.stashed[stage])
         bodies: list[Body] = []
@@ -160,13 +160,13 @@ class _Emitter:
                 if storage in away:
                     self._stash(storage, stage, bodies[-1], Purpose.RESTORE)
                     away.discard(storage)
-            self._run(op, "backward", stage, bodies[-1])
+            self._run(op, Direction.BACKWARD, stage, bodies[-1])
         return bodies
 
     def _backward_order(self, stage: int) -> list[tuple[OpNode, bool]]:
         """Its operators, each with whether it runs again. It begins with what runs again."""
         again, stays = self.residency.again[stage], self.residency.stays[stage]
-        order = list(sequence(self.graph, again, self._ops("backward", stage), set(stays)))
+        order = list(sequence(self.graph, again, self._ops(Direction.BACKWARD, stage), set(stays)))
         flags = [is_again for _, is_again in order]
         first = flags.index(True) if True in flags else 0
         turn = next((i for i in range(first, len(flags)) if not flags[i]), first)
@@ -201,7 +201,7 @@ class _Emitter:
 
         Where the backward turns they are there.
         """
-        if direction == "backward" and stage in self.residency.turning:
+        if direction == Direction.BACKWARD and stage in self.residency.turning:
             return []
         read = dict.fromkeys(self.mapping.storage(v) for op in ops for v in read_values(op))
         return [s for s in read if s in self.residency.parted_weights]

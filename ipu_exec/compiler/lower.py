@@ -24,8 +24,9 @@ from ipu_exec.graph import Graph, OpNode, ValueRef
 from ipu_exec.lowering import generic, info, lower
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand, OpSpec, Plan
 from ipu_exec.machine import Machine
+from profiler.enums import Direction, Role
 
-_PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
+_PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
 def lower_graph(
@@ -87,7 +88,7 @@ class _Layouts:
                 elements = like.bytes // ITEM_BYTES[owner.dtype]
                 return Layout(like.key, elements * ITEM_BYTES[storage.dtype])
             return self._linear(storage_id)
-        return None if storage.role in ("weight", "buffer") else self._linear(storage_id)
+        return None if storage.role in (Role.WEIGHT, Role.BUFFER) else self._linear(storage_id)
 
     def _linear(self, storage_id: int) -> Layout:
         return linear_layout_of(self.graph, storage_id, self.machine)
@@ -137,10 +138,10 @@ class _Lowering:
 
     def forward_and_backward(self) -> None:
         for stage in self.stages:
-            for op in self.residency.ops.get(("forward", stage), ()):
+            for op in self.residency.ops.get((Direction.FORWARD, stage), ()):
                 self._lower(op, stage)
         for stage in reversed(self.stages):
-            for op in self.residency.ops.get(("backward", stage), ()):
+            for op in self.residency.ops.get((Direction.BACKWARD, stage), ()):
                 self._lower(op, stage, self._shard_of_accumulator(op, stage))
 
     def updates(self) -> None:
@@ -158,7 +159,7 @@ class _Lowering:
                 self._lower(op, stage, None if op.id in update.whole else shard)
         for state in self.graph.storages.values():
             here = self.placement.home.get(state.id) == stage
-            if here and state.role == "optimiser state":
+            if here and state.role == Role.OPTIMISER_STATE:
                 self.layouts.decide(state.id, stage)
 
     def unused(self) -> None:
@@ -274,7 +275,7 @@ class _Lowering:
         storage = self.graph.storages[value.storage]
         # a plan asks only whether something stays: a layer that is run again in the backward is the
         # same operators
-        role = storage.role if storage.role in _PERSISTENT else "activation"
+        role = storage.role if storage.role in _PERSISTENT else Role.ACTIVATION
         if shard is not None and prod(value.shape) == self.graph.storages[shard.weight].elements:
             layout = shard.layout(value.dtype) if placed else None
             return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)

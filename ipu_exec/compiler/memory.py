@@ -197,7 +197,7 @@ class _Maker:
             for op_id, end in ends.items():
                 op = self.graph.ops[op_id]
                 operator = info(op.aten)
-                updates = op.direction == "update"
+                updates = op.direction == Direction.UPDATE
                 in_place = operator.fused_in_update if updates else operator.in_place
                 if not in_place or op.outputs[0] is None or end == at:
                     continue
@@ -210,7 +210,7 @@ class _Maker:
                 ):
                     dies = self.variables[index]
                     overlaid = (
-                        dies.role in ("activation", "gradient")
+                        dies.role in (Role.ACTIVATION, Role.GRADIENT)
                         and dies.start < end
                         and dies.stop == end + 1
                     )
@@ -247,7 +247,7 @@ class _Maker:
                 self.add(
                     f"{storage.name}/gathered",
                     "variable",
-                    "temporary",
+                    Role.TEMPORARY,
                     nbytes,
                     (first, last),
                     **about,
@@ -262,7 +262,7 @@ class _Maker:
             self.add(storage.name, "variable", storage.role, nbytes, (first, last), **about)
         if storage_id in self.tree.stashed.get(stage, ()):
             depth = schedules.stash_depth(len(self.placement.stages), stage)
-            self.add(f"{storage.name}/stash", "variable", "stash", nbytes * depth, **about)
+            self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
         """The first op that uses a weight (or the weight of a state).
@@ -280,7 +280,7 @@ class _Maker:
                 self.add(
                     use.name,
                     "variable",
-                    "temporary",
+                    Role.TEMPORARY,
                     use.tile_bytes,
                     (at + use.first, at + use.last),
                     op=use.op,

@@ -13,13 +13,14 @@ from ipu_exec.enums import AutoStage, HalfFloatCastingBehavior, Liveness, Output
 from ipu_exec.graph import Storage
 from ipu_exec.machine import HOST_LATENCY_SECONDS
 from ipu_exec.replica_groups import Groupings
+from profiler.enums import Role
 
 _ONCE = (OutputMode.Final, OutputMode.Sum)
 _KINDS = {
-    "weight": "weight",
-    "optimiser state": "state",
-    "accumulator": "accumulator",
-    "activation": "activation",
+    Role.WEIGHT: "weight",
+    Role.OPTIMISER_STATE: "state",
+    Role.ACCUMULATOR: "accumulator",
+    Role.ACTIVATION: "activation",
 }
 
 
@@ -103,7 +104,7 @@ class Locations:
     def sharded(self, storage: Storage) -> bool:
         """Whether each replica keeps its part of it only."""
         location = self._of(storage)
-        if location is None or storage.role == "activation" or self.replicas == 1:
+        if location is None or storage.role == Role.ACTIVATION or self.replicas == 1:
             return False
         return location.sharded and storage.elements >= location.least_sharded
 

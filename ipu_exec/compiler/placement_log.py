@@ -8,6 +8,7 @@ from collections import Counter
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import popart_name
+from profiler.enums import Direction
 
 logger = logging.getLogger("ipu_exec")
 
@@ -22,7 +23,7 @@ def log_placement(graph: Graph, placed: Placement) -> None:
     logger.debug("enablePipelining set to value %d", placed.pipelined)
     met: Counter[str] = Counter()
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
-        if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
+        if op.direction == Direction.FORWARD and op.outputs and op.outputs[0] is not None:
             kind = popart_name(op.aten)
             name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
             again = f"/{met[name]}" if met[name] else ""

@@ -18,6 +18,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.program_rows import program_rows
 from ipu_exec.lowering import popart_name
 from profiler import records, schedules
+from profiler.enums import Direction
 from profiler.names import popart_names
 
 
@@ -65,7 +66,7 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
     stashes = placement.pipelined and executable.options.training
     updates: dict[int, int] = {}
     for op, stage in zip(graph.ops, placement.op_stage, strict=True):
-        if op.direction == "update":
+        if op.direction == Direction.UPDATE:
             updates[stage] = updates.get(stage, 0) + tree.op_cycles.get(op.id, 0)
 
     def total(stage: int, role: str) -> int:
@@ -83,7 +84,7 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
             schedules.stash_depth(stages, stage) if stashes else 0,
             total(stage, "stash"),
             total(stage, "weight"),
-            placement.cut_bytes(graph, stage, "forward"),
+            placement.cut_bytes(graph, stage, Direction.FORWARD),
         )
 
     return [row(stage, place.ipu) for stage, place in enumerate(placement.stages)]

@@ -80,6 +80,18 @@ class _Rows:
                 )
             )
             self.positions[body.ipu] += 1
+            storages = self.executable.graph.storages
+            self.steps += [
+                records.MovedTensor(
+                    step_id,
+                    move.storage,
+                    storages[move.storage].name,
+                    move.source,
+                    move.target,
+                    move.bytes,
+                )
+                for move in step.moves
+            ]
 
     def _compute_set(self, step: ProgramStep, code: int, ipu: int) -> int:
         """The id of the step's compute set, -1 where it has none.

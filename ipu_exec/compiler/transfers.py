@@ -12,6 +12,7 @@ from math import ceil
 import numpy as np
 
 from ipu_exec.compiler.bodies import (
+    OFF_CHIP,
     Body,
     ProgramStep,
     Use,
@@ -34,7 +35,7 @@ from ipu_exec.machine import (
     link_rate,
 )
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Purpose, Role
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
 # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
@@ -91,7 +92,9 @@ class Transfers:
         body = Body(name, self.placement.ipus[stage], stage, task)
         machine = self.machines[body.ipu]
         target = machine.target
-        total = sum(storage_bytes(self.graph, storage) for storage in storages)
+        ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
+        moves = [Move(s, storage_bytes(self.graph, s), *ends) for s in storages]
+        total = sum(move.bytes for move in moves)
         cycles = ceil(
             (self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz
         )
@@ -100,11 +103,11 @@ class Transfers:
         lies = self.mapping.bytes(storages, stage)
         if beside:
             lands = machine.on_io_tiles(int(lies.sum()))
-            body.steps += stream_steps(names, cycles, lands, purpose, storages)
+            body.steps += stream_steps(names, cycles, lands, purpose, moves)
             return body
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
         # reads it rearranges it
-        body.steps += stream_steps(names, cycles, lies, purpose, storages)
+        body.steps += stream_steps(names, cycles, lies, purpose, moves)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
@@ -139,7 +142,7 @@ class Transfers:
             step.purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
         copies = BUFFERS_ACROSS if self.across else BUFFERS
         self.buffers.append(
-            Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
+            Use(f"{names}/stream buffer", Role.STREAM_BUFFER, copies * lands, stage, stage, op)
         )
         for storage in storages:
             body.touch(storage, first, first + len(steps) - 1)
@@ -164,7 +167,8 @@ class Transfers:
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
-        crossing, hops = [], 1
+        crossing: list[Move] = []
+        hops = 1
         leaving: Counter[float] = Counter()  # rate of a link -> bytes
         arriving: Counter[float] = Counter()
         for storage, layout, a, b in self._crossings(ipu):
@@ -195,8 +199,9 @@ class Transfers:
             Purpose.COPY,
         )
         body.steps[0].bytes_in, body.steps[0].bytes_out = received, sent
-        body.steps[0].tensor = the_one(list(dict.fromkeys(crossing)))
-        for storage in crossing:
+        storages = list(dict.fromkeys(move.storage for move in crossing))
+        body.steps[0].tensor, body.steps[0].moves = the_one(storages), tuple(crossing)
+        for storage in storages:
             body.touch(storage, 0, 0)
         return body
 
@@ -244,10 +249,20 @@ class Transfers:
                 bytes_out=none,
                 purpose=Purpose.COPY,
                 tensor=the_one(storages),
+                moves=tuple(self._received(storages, body.ipu)),
             )
         )
         for storage in storages:
             body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+
+    def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
+        """What comes from the IPUs that make it."""
+        for storage in storages:
+            maker = self.mapping.makers.get(storage)
+            source = ipu
+            if maker is not None:
+                source = self.placement.ipus[self.placement.op_stage[maker]]
+            yield Move(storage, storage_bytes(self.graph, storage), source, ipu)
 
     def remote(
         self, storages: Sequence[int], name: str, stage: int, body: Body, purpose: Purpose
@@ -259,9 +274,13 @@ class Transfers:
         if not storages:
             return
         target = self.machines[body.ipu].target
-        nbytes = np.sum([self.mapping.stored(s, stage) for s in storages], axis=0)
+        stored = {s: self.mapping.stored(s, stage) for s in storages}
+        nbytes = np.sum(list(stored.values()), axis=0)
+        to_host = purpose is Purpose.REMOTE_STORE
+        ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
+        moves = [Move(s, int(part.sum()), *ends) for s, part in stored.items()]
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         first = len(body.steps)
-        body.steps += stream_steps(name, cycles, nbytes, purpose, storages)
+        body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
         for storage in storages:
             body.touch(storage, first, len(body.steps) - 1)

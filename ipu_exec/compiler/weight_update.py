@@ -19,10 +19,10 @@ from ipu_exec.compiler.residency import WeightUpdate
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.compiler.transfers import Transfers
 from ipu_exec.graph import OpNode
-from profiler.enums import Purpose
+from profiler.enums import Purpose, Role
 
-_CHANGED = ("weight", "optimiser state")  # roles of what a weight update changes
-_REDUCED = ("accumulator", "gradient")
+_CHANGED = (Role.WEIGHT, Role.OPTIMISER_STATE)  # roles of what a weight update changes
+_REDUCED = (Role.ACCUMULATOR, Role.GRADIENT)
 
 
 class WeightUpdates:
