@@ -22,6 +22,7 @@ from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import Layout
 from ipu_exec.machine import Machine
 from profiler import records, schedules
+from profiler.enums import Direction, Role
 from profiler.names import unique
 
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
