@@ -219,7 +219,7 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
 
 
 def stream_steps(
-    name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, tensors: Sequence[int]
+    name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, moves: Sequence[Move]
 ) -> list[ProgramStep]:
     """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
 

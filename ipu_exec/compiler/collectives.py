@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, ProgramStep, the_one
+from ipu_exec.compiler.bodies import Body, Move, ProgramStep, the_one
 from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping

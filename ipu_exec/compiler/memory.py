@@ -22,9 +22,10 @@ from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import Layout
 from ipu_exec.machine import Machine
 from profiler import records, schedules
+from profiler.enums import Direction, Role
 from profiler.names import unique
 
-_ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
+_ALWAYS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
 def _first_steps(tree: ProgramTree) -> list[int]:

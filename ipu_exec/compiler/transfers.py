@@ -14,6 +14,7 @@ import numpy as np
 from ipu_exec.compiler.bodies import (
     OFF_CHIP,
     Body,
+    Move,
     ProgramStep,
     Use,
     one_step,
@@ -172,9 +173,9 @@ class Transfers:
         leaving: Counter[float] = Counter()  # rate of a link -> bytes
         arriving: Counter[float] = Counter()
         for storage, layout, a, b in self._crossings(ipu):
-            crossing.append(storage)
             hops = max(hops, link_hops(a, b))
             rate, total = link_rate(target, a, b), int(layout.bytes.sum())
+            crossing.append(Move(storage, total, a, b))
             nbytes = self.machines[ipu].whole(layout.bytes)
             if a == ipu:
                 sent += nbytes
