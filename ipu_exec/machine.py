@@ -65,6 +65,10 @@ TARGETS = {
 # Costs of the fixed steps, in cycles (docs/machine.md, from docs/machine.md#exchange on).
 SYNC_CYCLES = 100  # internal: 80-123 in the vendor's model [TUT4], 64-117 on hardware [LBM]
 EXTERNAL_SYNC_CYCLES = 600  # the vendor's global-sync constant; 501-642 measured over 16 IPUs [JIA]
+# A tensor into one slot of something larger, or out of it, on each tile (docs/cycles.md#gather):
+# 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements, v of them to 8 bytes: a cycle for 4 bytes
+SLICE_CYCLES = 25 + 6 * (39 + 24)
+SLICE_BYTES_PER_CYCLE = 4
 STREAM_STEP_CYCLES = 257  # begin, mid and end of a stream copy, each [TUT4]
 HOST_LATENCY_SECONDS = 9e-6  # [JIA]: 8.8 us to one tile, 9.9 us to all
 LINK_LATENCY_SECONDS = 0.7e-6  # [JIA]: 0.54-0.83 us to a neighbour
@@ -72,6 +76,22 @@ LINK_HOP_SECONDS = 0.16e-6  # [JIA]: each further hop; 1.76 us across 16 IPUs
 EXCHANGE_BASE_LATENCY = 170  # [IS]: 170 + 2 x row of the farther tile
 EXCHANGE_ROW_LATENCY = 2
 EXCHANGE_FRAGMENT_CYCLES = 3  # [IS]: control instructions a received fragment
+
+
+def header(target: Target) -> dict[str, float]:
+    """What the header of a profile says of the machine: cycles, and bytes a cycle one way."""
+    return {
+        "external_sync": EXTERNAL_SYNC_CYCLES,
+        "stream_step": STREAM_STEP_CYCLES,
+        "slice_cycles": SLICE_CYCLES,
+        "slice_bytes_per_cycle": SLICE_BYTES_PER_CYCLE,
+        "link_latency": round(LINK_LATENCY_SECONDS * target.clock_hz),
+        "link_hop_latency": LINK_HOP_SECONDS * target.clock_hz,
+        "link_bytes_per_cycle": target.link_bytes_per_cycle,
+        "link_bytes_per_cycle_between_boards": target.board_link_bytes_per_cycle,
+        "ipus_per_board": target.ipus_per_board,
+        "streaming_bytes_per_cycle": target.streaming_bytes_per_second / target.clock_hz,
+    }
 
 
 def link_hops(a: int, b: int) -> int:

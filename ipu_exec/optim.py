@@ -2,7 +2,7 @@
 
 The extra arguments say how an IPU keeps states and scales losses. They are checked and kept as
 attributes; the update of a float32 weight is PyTorch's, bit for bit, before states are rounded to
-the types they name (`kept_as`), which is done by who runs the update
+the types they name (`state_dtype`), which is done by who runs the update
 (`ipu_exec.numerics.precision`). A float16 weight is updated in float32 there.
 """
 

@@ -1,4 +1,4 @@
-"""The words that columns of a profile are made of, as enums whose values are what the file holds."""
+"""The words in a profile's columns, as enums whose values are what the file holds."""
 
 from __future__ import annotations
 

@@ -43,6 +43,19 @@ _MOVED = ("/stash", "/restore")
 _CODE = "/exchange code"
 
 
+def machine(clock_hz: float) -> dict[str, float]:
+    """What headers did not say of the machine in formats 1 and 2: cycles, and bytes a cycle."""
+    return {
+        "host_latency": round(9e-6 * clock_hz),
+        "link_hop_latency": 0.16e-6 * clock_hz,
+        "external_sync": 600,
+        "stream_step": 257,
+        "slice_cycles": 403,
+        "slice_bytes_per_cycle": 4,
+        "streaming_bytes_per_cycle": 5e9 / clock_hz,
+    }
+
+
 def completed(
     record: type[Any], columns: Columns, stored: Callable[[type[Any]], Columns]
 ) -> Columns:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from profiler import records
-
-if TYPE_CHECKING:
-    from profiler.report import Report
 
 
 def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
@@ -148,15 +145,3 @@ def derived(rows: Iterable[Any], known: Known) -> list[Any]:
             found.append(records.Iteration(run.id, i, run.trace, known.executed + i * steps, start))
         known.executed += iterations * steps
     return found
-
-
-def tile_memory(report: Report) -> Iterator[records.TileMemory]:
-    """What a report's variables take on each tile: for profiles whose writer did not know."""
-    for ipu in range(report.target.num_ipus):
-        frame = report.tiles(ipu)
-        columns = [
-            frame[name].tolist()
-            for name in ("total", "total_excluding_gaps", "always_live", "overflow")
-        ]
-        for tile, values in enumerate(zip(*columns, strict=True)):
-            yield records.TileMemory(ipu, tile, *values)

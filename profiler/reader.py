@@ -24,7 +24,6 @@ import numpy as np
 
 from profiler import codec, older, records, schema
 from profiler.errors import ProfileError
-from profiler.writer import PARTIAL_SUFFIX
 
 # Where a run leaves its profile below a directory, in the order in which they are tried
 # (docs/libpva.md#files-of-a-run).
@@ -57,12 +56,12 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
         for name in NAMES:
             if (given / name).is_file():
                 return given / name
-        partial = [given / (name + PARTIAL_SUFFIX) for name in NAMES]
+        partial = [given / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
         problem = f"the directory has neither of {', '.join(NAMES)}"
     elif given.exists():
         return given
     else:
-        partial = [given.with_name(given.name + PARTIAL_SUFFIX)]
+        partial = [given.with_name(given.name + schema.PARTIAL_SUFFIX)]
         problem = "there is no such file"
     unfinished = [str(file) for file in partial if file.is_file()]
     if unfinished:
@@ -86,7 +85,7 @@ class Reader:
         self._vectors: dict[int, np.ndarray] = {}
         self._vector_bytes = 0
         self.version, self._keeps_log = _check_header(self.path)
-        self.partial = self.path.name.endswith(PARTIAL_SUFFIX)
+        self.partial = self.path.name.endswith(schema.PARTIAL_SUFFIX)
         try:
             self._connection = self._open()
             self._tables = self._check_tables()
@@ -354,7 +353,7 @@ def _check_header(path: Path) -> tuple[int, bool]:
     if version < 1:
         raise ProfileError(path, f"the profile has format {version}, which never was", _DAMAGED)
     expected = (65536 if page_size == 1 else page_size) * pages
-    if size < expected and not path.name.endswith(PARTIAL_SUFFIX):
+    if size < expected and not path.name.endswith(schema.PARTIAL_SUFFIX):
         raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
     return int(version), _WAL in header[18:20]
 

@@ -22,6 +22,8 @@ APPLICATION_ID = 0x49505553  # "IPUS"
 # are for, as columns (`profiler.enums`)
 VERSION = 3
 
+PARTIAL_SUFFIX = ".partial"  # of a file that is being written
+
 META = """CREATE TABLE meta (
   key TEXT PRIMARY KEY,
   value TEXT NOT NULL
@@ -282,7 +284,12 @@ SELECT * FROM tile_headroom;         -- how much memory is left, and where it is
 
 `key TEXT, value TEXT`; values are JSON. `format` (schema version), `writer`, `created` (ISO 8601,
 UTC), `kind` ("training" or "inference"), `model`, `state` ("compiled", "executed", "out of
-memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list of text).
+memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list of text). Of the
+machine, in cycles, and bytes a cycle one way: `external_sync`, `stream_step` (begin of a stream
+copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each further rung),
+`link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,
+`streaming_bytes_per_cycle`, `slice_cycles` and `slice_bytes_per_cycle` (a tile copies into one slot
+of a larger tensor).
 
 ## Arrays: `vectors`
 

@@ -26,7 +26,6 @@ import numpy as np
 from profiler import codec, lock, plain, records, schema
 from profiler.errors import ProfileError, ProfileTaken
 
-PARTIAL_SUFFIX = ".partial"
 _REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
 
 
@@ -41,7 +40,7 @@ class ProfileWriter:
 
     def __init__(self, path: str | os.PathLike[str], *, writer: str = "IPUscope") -> None:
         self.path = Path(path)
-        self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
+        self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
         self._vectors: dict[bytes, int] = {}
         self._runs_of: set[int] = set()  # vectors whose runs are stored
         self._known = plain.Known()

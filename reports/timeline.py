@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler import records
+from profiler.enums import Direction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,12 @@ ACTIVITIES = (
     Activity("other work", "o", ""),
     IDLE,
 )
-_BY_DIRECTION = {"forward": 0, "backward": 1, "recompute": 2, "update": 3}
+_BY_DIRECTION: dict[str, int] = {
+    Direction.FORWARD: 0,
+    Direction.BACKWARD: 1,
+    Direction.RECOMPUTE: 2,
+    Direction.UPDATE: 3,
+}
 _BY_KIND = {
     "global exchange": 4,
     "sync": 5,

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import ipu_exec
-from ipu_exec.compiler.passes import compile_step
 from ipu_exec.machine import STREAM_STEP_CYCLES, TARGETS
+from ipu_exec.session.compilation import compile_step
 from profiler.schedules import FORWARD
 
 DTYPES = {

@@ -55,7 +55,7 @@ def compiled(case: Case) -> Any:
 
     import ipu_exec
     from examples.models import bert, build, split
-    from ipu_exec.compiler.passes import compile_step
+    from ipu_exec.session.compilation import compile_step
     from tests.models import Mnist, mnist_batch
 
     options = ipu_exec.Options().showCompilationProgressBar(False).deviceIterations(case.iterations)
@@ -76,14 +76,16 @@ def compiled(case: Case) -> Any:
 
 def write(executable: Any, path: Path) -> float:
     """Seconds to write the profile with one run."""
+    from ipu_exec.compiler.profile_header import header
+    from ipu_exec.compiler.profile_rows import rows
     from profiler import ProfileWriter
     from profiler.records import Run
 
     start = time.perf_counter()
     with ProfileWriter(path) as writer:
-        writer.meta(**executable.header())
-        for rows in executable.rows():
-            writer.add(rows)
+        writer.meta(**header(executable))
+        for batch in rows(executable):
+            writer.add(batch)
         writer.meta(state="executed")
         writer.add([Run(0, "run 0", 0, 0, 0, 1)])
         writer.publish()

@@ -2,7 +2,7 @@
 ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
-statistics have the dtype that the model gives them [POPTORCH, python/options.py]. It
+statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
 promotes those of products and norms too, which PyTorch refuses (`Casting.promoted`); in a model
 without such nothing here is active.
 """
@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ipu_exec.enums import HalfFloatCastingBehavior
 from ipu_exec.lowering.operators import Promotion, info
 
-# Functions that take a second tensor for its dtype or shape, or that set one.
+# Functions and methods of torch, not operators, that take a second tensor for its dtype or shape,
+# or that set one.
 _UNCAST = {
     "to",
     "type_as",

@@ -29,7 +29,7 @@ def is_marked_loss(x: torch.Tensor) -> bool:
 
 
 def frozen(model: torch.nn.Module) -> bool:
-    """Whether no weight requires grad: PopTorch takes such a training model, which then only runs."""
+    """Whether no weight requires grad: PopTorch takes such a training model, and only runs it."""
     return not any(parameter.requires_grad for parameter in model.parameters())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipu_exec.capture.multi_conv import Group
+from ipu_exec.capture.multi_conv import MultiConvGroup
 from ipu_exec.errors import UsageError
 
 
@@ -32,7 +32,7 @@ class OpenAnnotations:
     next_id: int = 0
     layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
     scopes: list[str] = field(default_factory=list)
-    multi_conv: Group | None = None
+    multi_conv: MultiConvGroup | None = None
     attributes: list[tuple[str, str, str]] = field(default_factory=list)
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
@@ -55,11 +55,11 @@ def current_block() -> BlockState | None:
 
 
 def block_ended() -> bool:
-    """True after a ``with Block``, until the next Block begins: PopTorch takes no operator there."""
+    """True after a ``with Block`` until the next begins: PopTorch takes no operator there."""
     return OPEN.ended
 
 
-def multi_conv() -> Group | None:
+def multi_conv() -> MultiConvGroup | None:
     """The multi-convolution that is open."""
     return OPEN.multi_conv
 
@@ -70,7 +70,7 @@ def open_multi_conv(settings: dict[str, Any] | None) -> None:
         raise UsageError(
             "Nested poptorch.MultiConv is not supported: end one before the next begins"
         )
-    OPEN.multi_conv = None if settings is None else Group(dict(settings))
+    OPEN.multi_conv = None if settings is None else MultiConvGroup(dict(settings))
 
 
 def name_scopes() -> list[str]:

@@ -23,7 +23,9 @@ INPUT, OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 
 
 def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
-    """A view of ``tensor`` that `find` knows again, with all that the tensor was marked with."""
+    """A view of ``tensor`` with all that it was marked with, and the mark that `note_overlaps`
+    looks for.
+    """
     view = tensor.view_as(tensor)
     for name, value in vars(tensor).items():
         if name.startswith("_ipu_") and name != _MARK:
@@ -32,16 +34,18 @@ def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
     return view
 
 
-def find(
-    graph: Graph, tensors: Iterable[torch.Tensor], values: dict[int, int], model: torch.nn.Module
+def note_overlaps(
+    graph: Graph, tensors: Iterable[tuple[torch.Tensor, int]], model: torch.nn.Module
 ) -> None:
     """Note in ``graph`` which of its inputs and outputs are overlapped. ``tensors``: all that were
-    met; ``values``: of each, by its id. Error where what is marked is no input or output of the
+    met, each with its value. Error where what is marked is no input or output of the
     ``model``, or is more than that.
     """
+    met = list(tensors)
+    values = {id(tensor): value for tensor, value in met}
     marks = [
-        (place, mode, values[id(source)], values[id(tensor)])
-        for tensor in tensors
+        (place, mode, values[id(source)], view)
+        for tensor, view in met
         for place, mode, source in [getattr(tensor, _MARK, ("", "", None))]
         if place
     ]
@@ -102,8 +106,8 @@ def check(
 ) -> None:
     """Error where something is overlapped and the options do not allow it.
 
-    ``pipelined``: the strategy is; ``explicit_ir``: PopART's IR may be explicit; ``io_tiles``: tiles
-    of an IPU set aside for I/O; ``mode``: the outputs' own.
+    ``pipelined``: the strategy is; ``explicit_ir``: PopART's IR may be explicit; ``io_tiles``:
+    tiles of an IPU set aside for I/O; ``mode``: the outputs' own.
     """
     if not modes(graph):
         return

@@ -7,26 +7,23 @@ stream copy has a beginning and an end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from ipu_exec.compiler.locations import Locations
-from ipu_exec.compiler.phases import PhaseOptions
-from ipu_exec.compiler.recompute import Recomputation
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Plan, Vertices
 from ipu_exec.machine import (
-    HOST_LATENCY_SECONDS,
+    SLICE_CYCLES,
     STREAM_STEP_CYCLES,
     SYNC_CYCLES,
     TARGETS,
     Machine,
     exchange_tile_cycles,
 )
-from ipu_exec.replica_groups import Groupings
 from profiler import records
 from profiler.enums import Purpose
 
@@ -63,10 +60,7 @@ class Use:
     first: int
     last: int
     op: int = -1
-    dtype: str = ""
-    shape: tuple[int, ...] | None = None
     interleaved: bool = False
-    storage: int = -1
 
 
 @dataclass(slots=True)
@@ -103,33 +97,32 @@ class Body:
         self.touched[storage] = (min(old[0], first), max(old[1], last))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ProgramTree:
-    """All bodies, in program order on each IPU, and where every storage lies on each stage."""
+    """All bodies, in program order on each IPU, and what of lowering and residency later passes
+    read beside them.
+    """
 
-    bodies: list[Body]
-    layouts: dict[tuple[int, int], Layout]  # (storage, stage)
-    stashed: dict[int, list[int]]  # stage -> storages
-    recomputed: dict[int, set[int]]  # stage -> storages made again before its backward
-    op_plans: dict[int, Plan]
-    op_cycles: dict[int, int]
-    moving: dict[int, bool] = field(
-        default_factory=dict
-    )  # what leaves the chip, and if after every phase
-    parts: dict[tuple[int, int], Layout] = field(
-        default_factory=dict
-    )  # (weight, stage): a replica's, always there
-    turning: frozenset[int] = (
-        frozenset()
-    )  # phased: stages whose backward follows their forward at once
-    loads: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (task, stage) -> cycles at its body's beginning
-    stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
-    buffers: list[Use] = field(
-        default_factory=list
-    )  # of streams, always there; ``first`` is the stage
-    beside: frozenset[int] = frozenset()  # storages that come or leave over I/O tiles
+    bodies: tuple[Body, ...]
+    layouts: Mapping[tuple[int, int], Layout]  # (storage, stage)
+    stashed: Mapping[int, Sequence[int]]  # stage -> storages
+    recomputed: Mapping[int, set[int]]  # stage -> storages made again before its backward
+    op_plans: Mapping[int, Plan]
+    op_cycles: Mapping[int, int]
+    moving: Mapping[int, bool]  # what leaves the chip, and if after every phase
+    parts: Mapping[tuple[int, int], Layout]  # (weight, stage): a replica's, always there
+    turning: frozenset[int]  # phased: stages whose backward follows their forward at once
+    loads: Mapping[tuple[int, int], int]  # (task, stage) -> cycles at its body's beginning
+    stores: Mapping[tuple[int, int], int]  # ... and at its end
+    buffers: tuple[Use, ...]  # of streams, always there; ``first`` is the stage
+    beside: frozenset[int]  # storages that come or leave over I/O tiles
+    across: bool  # what is overlapped is so from one device iteration into the next
+
+    @property
+    def step_ids(self) -> list[range]:
+        """Ids of the steps body by body, counted over the whole program."""
+        ends = [0, *accumulate(len(body.steps) for body in self.bodies)]
+        return [range(first, end) for first, end in pairwise(ends)]
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """Bodies of these tasks of a stage, in the order in which they run."""
@@ -141,26 +134,6 @@ class ProgramTree:
 
     def cycles(self, task: int, stage: int) -> int:
         return sum(body.cycles for body in self.all_of(stage, task))
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramOptions:
-    """What of the options changes the program."""
-
-    replicas: int = 1
-    stream_out_once: bool = True
-    locations: Locations = field(default_factory=Locations)
-    recompute: Recomputation = Recomputation.NONE
-    estimate: bool = False  # guess an operator that nobody lowered
-    phases: PhaseOptions = field(default_factory=PhaseOptions)
-    groupings: Groupings = field(
-        default_factory=dict
-    )  # weights that differ between replicas, by name
-    host_io: bool = True  # inputs come from the host and outputs go there
-    host_latency: float = (
-        HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
-    )
-    across: bool = False  # what is overlapped is so from one device iteration into the next
 
 
 def one_step(
@@ -225,8 +198,9 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
 def stream_steps(
     name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, tensors: Sequence[int]
 ) -> list[StepDraft]:
-    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies) of storages ``tensors``, ``nbytes``
-    on each tile. Its ``purpose`` says which way it goes.
+    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
+
+    It moves the storages ``tensors``, ``nbytes`` on each tile; ``purpose`` says which way.
     """
     none = np.zeros_like(nbytes)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
@@ -281,7 +255,7 @@ def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)
-    cycles = 25 + 6 * (39 + 24 + -(-2 * per_worker // lanes))
+    cycles = SLICE_CYCLES + 6 * -(-2 * per_worker // lanes)
     return np.where(elements > 0, cycles, 0).astype(np.int64)
 
 

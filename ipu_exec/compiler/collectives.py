@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, ProgramOptions, StepDraft, the_one
+from ipu_exec.compiler.bodies import Body, StepDraft, the_one
 from ipu_exec.compiler.locations import grouping_of
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
@@ -20,7 +21,7 @@ class Collectives:
     Replicas lie one after the other, each on a power of two of IPUs.
     """
 
-    def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
+    def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
         self.mapping, self.options = mapping, options
         self.graph, self.placement, self.machines = (
             mapping.graph,
@@ -35,31 +36,33 @@ class Collectives:
         if self.options.replicas == 1 or not self.graph.training:
             return None
         body = Body("", ipu, -1, schedules.REDUCE)
-        by_kind: dict[tuple[Purpose, int], list[int]] = {}
-        for storage in self._gradients():
-            stage = self.placement.home.get(storage, 0)
-            late = storage in self.mapping.places.split or self.mapping.reduced_late(storage)
-            if self.placement.ipus[stage] == ipu and not late:
-                parts = (
-                    self.graph.storages[storage].parameter in self.mapping.places.updated_in_parts
-                )
-                kind = Purpose.REDUCE_SCATTER if parts else Purpose.ALL_REDUCE
-                by_kind.setdefault((kind, stage), []).append(storage)
-        for purpose in (Purpose.ALL_REDUCE, Purpose.REDUCE_SCATTER):
-            where = {
-                s: stage for (kind, stage), mine in by_kind.items() if kind is purpose for s in mine
-            }
-            self.exchange(purpose, where, body)
-        for (
-            storage,
-            stage,
-        ) in where.items():  # of the scatter, which comes last: parts that wait for the update
-            part = self.mapping.shard(self.graph.storages[storage].parameter, stage)
-            body.temporaries.append(
-                self.mapping.use_of_part(part, storage, len(body.steps) - 1, len(body.steps) - 1)
-            )
-        body.name = f"IPU {ipu} {' and '.join(sorted({kind for kind, _ in by_kind}))} of gradients"
+        summed, scattered = self._reduced_together(ipu)
+        self.exchange(Purpose.ALL_REDUCE, summed, body)
+        self.exchange(Purpose.REDUCE_SCATTER, scattered, body)
+        last = len(body.steps) - 1
+        for storage, stage in scattered.items():  # parts that wait for the update
+            shard = self.mapping.shard(self.graph.storages[storage].parameter, stage)
+            body.temporaries.append(self.mapping.use_of_part(shard, storage, last, last))
+        kinds = [Purpose.ALL_REDUCE] * bool(summed) + [Purpose.REDUCE_SCATTER] * bool(scattered)
+        body.name = f"IPU {ipu} {' and '.join(kinds)} of gradients"
         return body
+
+    def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Gradients of an IPU that are all-reduced, and those that are scattered, each with its
+        stage.
+        """
+        places = self.mapping.residency.places
+        summed: dict[int, dict[int, int]] = {}
+        scattered: dict[int, dict[int, int]] = {}
+        for storage in self._gradients():
+            stage = self._home(storage)
+            late = storage in places.split or self.mapping.reduced_late(storage)
+            if self.placement.ipus[stage] != ipu or late:
+                continue
+            parts = self.graph.storages[storage].parameter in places.updated_in_parts
+            by_stage = scattered if parts else summed
+            by_stage.setdefault(stage, {})[storage] = stage
+        return _joined(summed), _joined(scattered)
 
     def exchange(
         self, purpose: Purpose, where: Mapping[int, int], body: Body, name: str = ""
@@ -128,9 +131,17 @@ class Collectives:
             if op.direction == "update"
             for v in op.inputs
         }
-        found = [s.id for s in storages if s.role == "gradient" and s.id in read]
-        for storage in found:
-            self.placement.home.setdefault(
-                storage, self.placement.op_stage[self.mapping.makers[storage]]
-            )
-        return found
+        return [s.id for s in storages if s.role == "gradient" and s.id in read]
+
+    def _home(self, gradient: int) -> int:
+        """The stage of its weight, or of what makes it."""
+        home = self.placement.home.get(gradient)
+        maker = self.mapping.makers.get(gradient)
+        return (
+            home if home is not None else self.placement.op_stage[maker] if maker is not None else 0
+        )
+
+
+def _joined(by_stage: Mapping[int, Mapping[int, int]]) -> dict[int, int]:
+    """Stage by stage, in the order in which they were met."""
+    return {storage: stage for mine in by_stage.values() for storage, stage in mine.items()}

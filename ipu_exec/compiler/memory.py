@@ -553,7 +553,7 @@ class _Digests:
         if id(step.plan) not in self._plans:
             parts = tuple(_digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
-        outline = hash(op.asked.outline) if op is not None else 0
+        outline = hash(op.attributes.outline) if op is not None else 0
         return (
             self._plans[id(step.plan)],
             outline,

@@ -6,13 +6,13 @@ What replicas exchange is in `ipu_exec.compiler.collectives`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
 
 from ipu_exec.compiler.bodies import (
     Body,
-    ProgramOptions,
     StepDraft,
     Use,
     drafts,
@@ -20,9 +20,10 @@ from ipu_exec.compiler.bodies import (
     stream_steps,
     the_one,
 )
+from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
-from ipu_exec.enums import OverlapMode
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.plan import Exchange
 from ipu_exec.machine import (
@@ -44,8 +45,8 @@ BUFFERS_ACROSS = (
 class Transfers:
     """Makes bodies and steps of them."""
 
-    def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
-        self.mapping, self.options = mapping, options
+    def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
+        self.mapping, self.options, self.across = mapping, options, mapping.residency.across
         self.graph, self.placement, self.machines = (
             mapping.graph,
             mapping.placement,
@@ -58,28 +59,10 @@ class Transfers:
         """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or
         to where an exchange brings it in the forward of its stage.
         """
-        if not self.options.host_io:
-            return [], []
-        no_overlap = OverlapMode.NoOverlap.value
-        inputs: dict[tuple[int, bool], list[int]] = {}
-        for value in self.graph.inputs:
-            storage = self.mapping.storage(value)
-            if storage in self.placement.home:  # an input that nothing reads is not sent
-                beside = self.graph.overlapped_inputs.get(storage, no_overlap) != no_overlap
-                inputs.setdefault((self.placement.home[storage], beside), []).append(storage)
-        outputs: dict[tuple[int, bool], list[int]] = {}
-        for value in self.graph.outputs:
-            storage = self.mapping.storage(value)
-            maker = self.mapping.makers.get(storage)
-            stage, beside = self.placement.home.get(storage, 0), False
-            if maker is not None:
-                stage = self.placement.op_stage[maker]
-                beside = self.graph.overlapped_outputs.get(storage, no_overlap) != no_overlap
-                # what leaves once is not overlapped, nor what the backward makes
-                beside = beside and not self.options.stream_out_once and self._made_forward(storage)
-            outputs.setdefault((stage, beside), []).append(storage)
-        for found, to_host in ((inputs, False), (outputs, True)):
-            for (stage, beside), storages in found.items():
+        inputs = inputs_by_stage(self.graph, self.placement, self.options)
+        outputs = outputs_by_stage(self.graph, self.placement, self.options)
+        for by_stage, to_host in ((inputs, False), (outputs, True)):
+            for (stage, beside), storages in by_stage.items():
                 if beside:
                     self.beside.update(storages)
                     self._between_tiles(forwards[stage], storages, to_host)
@@ -93,9 +76,6 @@ class Transfers:
                 for (stage, beside), storages in sorted(outputs.items())
             ],
         )
-
-    def _made_forward(self, storage: int) -> bool:
-        return self.graph.ops[self.mapping.makers[storage]].direction == "forward"
 
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
         """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
@@ -154,7 +134,7 @@ class Transfers:
         for step in steps:
             step.op, step.tensor = op, the_one(storages)
             step.purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
-        copies = BUFFERS_ACROSS if self.options.across else BUFFERS
+        copies = BUFFERS_ACROSS if self.across else BUFFERS
         self.buffers.append(
             Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
         )
@@ -195,7 +175,6 @@ class Transfers:
                 layout = self.mapping.layout(transfer.storage, transfer.source)
                 if layout is None:
                     continue
-                self.mapping.layouts.setdefault((transfer.storage, stage + step), layout)
                 crossing.append(transfer.storage)
                 hops = max(hops, link_hops(a, b))
                 rate, total = link_rate(target, a, b), int(layout.bytes.sum())
@@ -228,7 +207,7 @@ class Transfers:
             body.touch(storage, 0, 0)
         return body
 
-    def receive(self, storages: list[int], stage: int, body: Body) -> None:
+    def receive(self, storages: Sequence[int], stage: int, body: Body) -> None:
         """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
         as `copies`).
         """
@@ -264,7 +243,7 @@ class Transfers:
             body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     def remote(
-        self, storages: list[int], name: str, stage: int, body: Body, purpose: Purpose
+        self, storages: Sequence[int], name: str, stage: int, body: Body, purpose: Purpose
     ) -> None:
         """Move storages between tiles and streaming memory, in one stream copy: a remote load or
         store.

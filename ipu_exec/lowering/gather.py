@@ -8,7 +8,7 @@ found is exchanged to where the result lies.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -183,6 +183,43 @@ _ADDING = words(
 )
 
 
+@dataclass(frozen=True)
+class _Updates:
+    """Rows that come to a result and are added there, or written."""
+
+    result: np.ndarray  # elements of the result that each tile holds
+    row: int  # elements
+    lookups: int
+    moved: int  # elements of all rows
+    item_bytes: int
+
+    def arriving(self, held: np.ndarray) -> np.ndarray:
+        """Elements that arrive at each tile."""
+        return apportion(self.moved, held)
+
+    def cycles(self, held: np.ndarray, copies: int) -> np.ndarray:
+        """Of each tile, where ``copies`` of the result share the lookups."""
+        piece = np.minimum(held, self.row)
+        hits = np.where(piece > 0, ceil_div(self.arriving(held), np.maximum(piece, 1)), 0)
+        looked_at = np.where(held > 0, ceil_div(self.lookups, copies), 0)
+        return update_cycles(hits, looked_at, piece, self.item_bytes)
+
+    def adding_up(self, copies: int) -> np.ndarray:
+        """Cycles to add up what the copies have gathered, where the result lies."""
+        return reduce_cycles(self.result * copies, self.result, self.item_bytes, True)
+
+    def total(self, copies: int) -> int:
+        """Cycles with so many copies of the result: reading, adding, and adding up."""
+        held = _copied(self.result, copies)
+        reading = ceil_div(self.arriving(held).max() * self.item_bytes, 4)
+        reading = reading + ceil_div(self.lookups, copies)
+        adding_up = 0
+        if copies > 1:
+            partials = self.result.max() * copies * self.item_bytes
+            adding_up = self.adding_up(copies).max() + ceil_div(partials, 4) + PHASE
+        return int(self.cycles(held, copies).max() + reading + adding_up)
+
+
 def update(
     spec: OpSpec,
     machine: Machine,
@@ -201,79 +238,73 @@ def update(
     gradient goes to all its indices).
     """
     build = Builder(spec, machine)
-    out = spec.outputs[0]
+    out, name = spec.outputs[0], base_name(spec)
     assert out is not None
-    if (
-        base is not None and spec.operands[base].elements < out.elements
-    ):  # broadcast to the mask (masked_scatter)
-        source, lies = build.place(base), build.linear(out.elements, out.dtype)
-        need = np.minimum(lies.elements, source.elements)
-        step = build.fetch("input", source, need, broadcast=True)
-        build.hold("input", need * source.item_bytes, step, build.next)
-        build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
-    elif base is not None:
-        lies = build.lead(base)[1]
-        if out.layout is None:
-            build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
-    else:
-        lies = build.linear(out.elements, out.dtype)
-        build.map(f"{base_name(spec)}/zero", "fill", lies.elements, out.dtype, flops=0)
-    moved = lookups * row
+    lies = _initial_result(build, base, out)
+    moved = (lookups if rows is None else rows) * row
     if values is not None and rows is None:
         moved = spec.operands[values].elements
-    elif rows is not None:
-        moved = rows * row
-
-    def updated(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
-        """(elements that arrive, cycles) of each tile."""
-        piece = np.minimum(held, row)
-        arriving = apportion(moved, held)
-        hits = np.where(piece > 0, ceil_div(arriving, np.maximum(piece, 1)), 0)
-        asked = np.where(held > 0, ceil_div(lookups, copies), 0)
-        return arriving, update_cycles(hits, asked, piece, out.item_bytes)
-
-    def added(copies: int) -> np.ndarray:
-        """Cycles to add up what the copies have gathered, where the result lies."""
-        return reduce_cycles(lies.elements * copies, lies.elements, out.item_bytes, True)
-
-    def cost(copies: int) -> int:
-        held = _copied(lies.elements, copies)
-        arriving, cycles = updated(held, copies)
-        adding = (
-            added(copies).max() + ceil_div(lies.elements.max() * copies * out.item_bytes, 4) + PHASE
-        )
-        reading = ceil_div(arriving.max() * out.item_bytes, 4) + ceil_div(lookups, copies)
-        return int(cycles.max() + reading + (adding if copies > 1 else 0))
-
+    updates = _Updates(lies.elements, row, lookups, moved, out.item_bytes)
     # what is written, not added, has one place, unless its copies say what they wrote
-    name = base_name(spec)
     adds = name in _ADDING or (name.startswith("index_put") and spec.args[3:4] == (True,))
-    splits = adds or name in ("scatter", "scatter_")
-    copies = _copies(lies.elements, lookups, out.item_bytes, machine, cost) if splits else 1
+    copies = 1
+    if adds or name in ("scatter", "scatter_"):
+        copies = _copies(lies.elements, lookups, out.item_bytes, machine, updates.total)
     held = _copied(lies.elements, copies)
     if copies > 1:
         step = build.map(f"{name}/zero copies", "fill", held, out.dtype, flops=0)
         build.hold("copies of the result", held * out.item_bytes, step, _END)
     _send_indices(build, indices, held, copies)
-    arriving, cycles = updated(held, copies)
     if values is not None:
-        source = build.place(values)
+        source, arriving = build.place(values), updates.arriving(held)
         step = build.fetch("values", source, arriving, broadcast=rows is not None)
         build.hold("values", arriving * source.item_bytes, step, _END)
     kind = f"popops::MultiUpdateAdd<{poplar_type(out.dtype)},int>"
-    build.compute(f"{name}/update", kind, cycles, moved)
+    build.compute(f"{name}/update", kind, updates.cycles(held, copies), moved)
     if copies > 1:
-        partials = lies.elements * copies * out.item_bytes
-        step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
-        build.hold("partials", partials, step, step + 1)
-        kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
-        build.compute(f"{name}/add up", kind, added(copies), int(lies.elements.sum()) * copies)
-        if not adds:
-            build.exchange(f"{name}/marks", lies.elements * copies, held)
-            build.compute(f"{name}/marked", kind, added(copies), int(lies.elements.sum()) * copies)
-            build.map(f"{name}/take marked", "select", lies.elements, out.dtype)
+        _add_up_copies(build, updates, held, copies, out, adds)
     note = f"{copies} copies" if copies > 1 else ""
     return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)), note=note)
+
+
+def _initial_result(build: Builder, base: int | None, out: Operand) -> Spread:
+    """What the result of `update` holds before it, and where: the operand ``base``, or zeros."""
+    name = base_name(build.spec)
+    if base is None:
+        lies = build.linear(out.elements, out.dtype)
+        build.map(f"{name}/zero", "fill", lies.elements, out.dtype, flops=0)
+        return lies
+    if build.spec.operands[base].elements < out.elements:
+        # broadcast to the mask (masked_scatter)
+        source, lies = build.place(base), build.linear(out.elements, out.dtype)
+        need = np.minimum(lies.elements, source.elements)
+        step = build.fetch("input", source, need, broadcast=True)
+        build.hold("input", need * source.item_bytes, step, build.next)
+        build.map(f"{name}/copy", "copy", lies.elements, out.dtype, flops=0)
+        return lies
+    lies = build.lead(base)[1]
+    if out.layout is None:
+        build.map(f"{name}/copy", "copy", lies.elements, out.dtype, flops=0)
+    return lies
+
+
+def _add_up_copies(
+    build: Builder, updates: _Updates, held: np.ndarray, copies: int, out: Operand, adds: bool
+) -> None:
+    """Bring the copies of a result to where it lies. Of what was written, not added, marks say what
+    it was.
+    """
+    name, elements = base_name(build.spec), updates.result
+    partials = elements * copies * out.item_bytes
+    step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
+    build.hold("partials", partials, step, step + 1)
+    kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
+    cycles, flops = updates.adding_up(copies), int(elements.sum()) * copies
+    build.compute(f"{name}/add up", kind, cycles, flops)
+    if not adds:
+        build.exchange(f"{name}/marks", elements * copies, held)
+        build.compute(f"{name}/marked", kind, cycles, flops)
+        build.map(f"{name}/take marked", "select", elements, out.dtype)
 
 
 @lowering("aten.embedding")

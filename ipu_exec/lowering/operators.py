@@ -55,7 +55,7 @@ class OperatorInfo:
     unread: tuple[int, ...] | Callable[[Arguments], tuple[int, ...]] = ()
 
     def unread_operands(self, arguments: Arguments) -> tuple[int, ...]:
-        """Positions of the tensor operands whose content a call with ``arguments`` leaves unread."""
+        """Positions of tensor operands whose content a call with ``arguments`` leaves unread."""
         return self.unread(arguments) if callable(self.unread) else self.unread
 
 

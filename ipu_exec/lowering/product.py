@@ -520,105 +520,11 @@ def add_product(
     problem = as_placed(build, problem, methods, inputs, weights, dtype)
     splits = search(problem, machine, dtype, methods)
     share = share_out(problem, machine, unit, splits)
-    item, partial = unit.item_bytes, unit.partial_bytes
-    half = "half" if unit.half else "float"
-    partial_type = "half" if partial == 2 else "float"
-    slices = input_elements(
-        problem, splits.method, share.segments, share.width, share.ins, share.groups
-    )
-    step_outs = ceil_div(share.outs, splits.serial)
-    grain_in = grains(problem, unit, splits.method, splits.filter_height)[0]
-    padded_in = ceil_div(share.ins, grain_in) * grain_in
-    step_weights = (
-        padded_in
-        * padded_outs(problem, unit, splits.method, step_outs)
-        * problem.taps
-        * share.groups
-    )
-    f = splits.rows * splits.cols
-    block = weight_block(problem, machine, dtype, splits)
-    stored = stored_weights(share, splits, problem.taps, block)
+    steps = _ProductSteps(build, name, problem, dtype, unit, splits, share)
 
-    # inputs
-    source, in_place = _operand(
-        build, inputs, (problem, dtype, splits, "input"), slices / splits.outs
-    )
-    padded = input_elements(
-        problem, splits.method, share.segments, share.width, padded_in, share.groups
-    )
-    arriving = np.rint(slices * problem.expansion).astype(np.int64) * item
-    lying = spread_of(source, machine.tiles).elements * item
-    if turned[0] and not in_place and not _repeats(build, inputs):
-        _turn(build, f"{name}/transpose inputs", source, half)
-    first = build.next
-    if in_place:
-        home = np.minimum(lying, arriving)
-        peers = np.minimum(splits.outs, ceil_div(arriving, 4))
-        build.exchange(f"{name}/inputs", arriving - home, home, peers, splits.outs % 2 == 0)
-    else:
-        # split outputs take the same inputs, which are sent once
-        unique = apportion(int(arriving.sum()) // splits.outs, lying)
-        build.exchange(
-            f"{name}/inputs", arriving, lying, messages(arriving, unique, 2), splits.outs % 2 == 0
-        )
-    if problem.input_transform:
-        build.compute(
-            f"{name}/expand inputs", f"popops::Transpose2D<{half}>", rearrange_cycles(slices)
-        )
-        build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
-
-    # weights, a serial step at a time
-    source, weights_in_place = _operand(build, weights, (problem, dtype, splits, "weight"), stored)
-    vertex = VERTICES[splits.method].format(t=half, p=partial_type, u=unit.out_group)
-    compute = vertex_cycles(
-        problem,
-        unit,
-        splits.method,
-        splits.filter_height,
-        share.segments,
-        share.width,
-        share.ins,
-        step_outs,
-        share.groups,
-    )
-    compute = np.where(share.field > 0, compute, 0)
-    per_step = share.field * padded_outs(problem, unit, splits.method, step_outs) * share.groups
-    weight_bytes = step_weights * item
-    real_weights = share.ins * share.outs * problem.taps * share.groups
-    wanted = ceil_div(real_weights, splits.serial) * item
-    lying = spread_of(source, machine.tiles).elements * item
-    lying = lying if splits.serial == 1 else apportion(int(lying.sum()) // splits.serial, lying)
-    if turned[1] and not weights_in_place and not _repeats(build, weights):
-        _turn(build, f"{name}/transpose weights", source, half)
-    if weights_in_place:
-        home = np.minimum(lying, wanted)
-        fetched, sent, peers = (
-            wanted - home,
-            home,
-            np.minimum(f - 1, ceil_div(wanted - home, block * item)),
-        )
-    else:
-        fetched, sent = wanted, lying
-        peers = messages(
-            wanted, apportion(int(wanted.sum()) // f, lying), 2, block_of(source) * item
-        )
-    for serial in range(splits.serial):
-        tail = f"/{serial + 1}" if splits.serial > 1 else ""
-        weights_step = build.exchange(f"{name}/weights{tail}", fetched, sent, peers)
-        if not (unit.half and weights_in_place):
-            # [TUT4] shows this copy before an fp32 product; [PSP]'s fp32 rows agree with it, its
-            # fp16 rows have none
-            build.compute(
-                f"{name}/pre-arrange{tail}",
-                f"poplin::PreArrange<{half}>",
-                copy_cycles(weight_bytes),
-            )
-        convolve = build.compute(
-            f"{name}/convolve{tail}", vertex, compute, 2 * problem.macs // splits.serial
-        )
-        build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, convolve)
-        _reduce(build, f"{name}/reduce{tail}", per_step, share, splits, partial, convolve)
-    build.hold(f"{name}/inputs", padded * item, first, convolve)
+    first = steps.send_inputs(inputs, turned[0])
+    last = steps.convolve(steps.weight_traffic(weights, turned[1]))
+    build.hold(f"{name}/inputs", steps.padded_inputs * unit.item_bytes, first, last)
 
     real = share.field * share.outs * share.groups
     elements = piece(real, share.in_index, splits.ins)
@@ -626,6 +532,164 @@ def add_product(
     run = int((share.field if field_first else share.outs).max())
     spread = Spread((out_key[0], run, *out_key[2:]), elements)
     return Product(spread, share, splits, np.minimum(share.outs * share.groups, elements))
+
+
+Wanted = tuple[Problem, str, Splits, str]  # of a plan: its problem, dtype and cuts; which side
+
+
+@dataclass(frozen=True)
+class _WeightTraffic:
+    """What each tile receives and sends of the weights before a serial step, in bytes."""
+
+    received: Array
+    sent: Array
+    messages: Array
+    in_place: bool  # they lie as planned
+
+
+@dataclass(frozen=True)
+class _ProductSteps:
+    """A planned product whose steps are appended to ``build``."""
+
+    build: Builder
+    name: str
+    problem: Problem
+    dtype: str
+    unit: amp.Unit
+    splits: Splits
+    share: Share
+
+    @property
+    def half(self) -> str:
+        """The element type in the names of vertices."""
+        return "half" if self.unit.half else "float"
+
+    @property
+    def padded_ins(self) -> Array:
+        """Input channels of each tile, in whole grains."""
+        grain = grains(self.problem, self.unit, self.splits.method, self.splits.filter_height)[0]
+        return ceil_div(self.share.ins, grain) * grain
+
+    @property
+    def padded_inputs(self) -> Array:
+        """Elements of the inputs that each tile holds while it computes."""
+        return self._input_elements(self.padded_ins)
+
+    @property
+    def step_outs(self) -> Array:
+        """Output channels of a serial step."""
+        return ceil_div(self.share.outs, self.splits.serial)
+
+    @property
+    def step_padded_outs(self) -> Array:
+        """The same in whole groups of the vertex."""
+        return padded_outs(self.problem, self.unit, self.splits.method, self.step_outs)
+
+    @property
+    def step_weight_bytes(self) -> Array:
+        """Of the weights of a serial step, padded."""
+        weights = self.padded_ins * self.step_padded_outs * self.problem.taps * self.share.groups
+        return weights * self.unit.item_bytes
+
+    def _input_elements(self, ins: Array) -> Array:
+        share = self.share
+        return input_elements(
+            self.problem, self.splits.method, share.segments, share.width, ins, share.groups
+        )
+
+    def _about(self, what: str) -> Wanted:
+        return self.problem, self.dtype, self.splits, what
+
+    def send_inputs(self, inputs: int | Operand, turned: bool) -> int:
+        """Bring the inputs; returns the first step of that."""
+        build, name, splits = self.build, self.name, self.splits
+        slices = self._input_elements(self.share.ins)
+        source, in_place = _operand(build, inputs, self._about("input"), slices / splits.outs)
+        item = self.unit.item_bytes
+        arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
+        lying = spread_of(source, build.machine.tiles).elements * item
+        if turned and not in_place and not _repeats(build, inputs):
+            _turn(build, f"{name}/transpose inputs", source, self.half)
+        first = build.next
+        even = splits.outs % 2 == 0
+        if in_place:
+            home = np.minimum(lying, arriving)
+            peers = np.minimum(splits.outs, ceil_div(arriving, 4))
+            build.exchange(f"{name}/inputs", arriving - home, home, peers, even)
+        else:
+            # split outputs take the same inputs, which are sent once
+            unique = apportion(int(arriving.sum()) // splits.outs, lying)
+            peers = messages(arriving, unique, 2)
+            build.exchange(f"{name}/inputs", arriving, lying, peers, even)
+        if self.problem.input_transform:
+            kind = f"popops::Transpose2D<{self.half}>"
+            build.compute(f"{name}/expand inputs", kind, rearrange_cycles(slices))
+            build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
+        return first
+
+    def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
+        """What a serial step needs of the weights, which are transposed first where they are
+        ``turned`` and do not lie as planned.
+        """
+        build, share, splits = self.build, self.share, self.splits
+        item, taps, serial = self.unit.item_bytes, self.problem.taps, splits.serial
+        block = weight_block(self.problem, build.machine, self.dtype, splits)
+        stored = stored_weights(share, splits, taps, block)
+        source, in_place = _operand(build, weights, self._about("weight"), stored)
+        wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
+        lying = spread_of(source, build.machine.tiles).elements * item
+        lying = lying if serial == 1 else apportion(int(lying.sum()) // serial, lying)
+        if turned and not in_place and not _repeats(build, weights):
+            _turn(build, f"{self.name}/transpose weights", source, self.half)
+        fields = splits.rows * splits.cols  # tiles that want the same weights
+        if in_place:
+            home = np.minimum(lying, wanted)
+            peers = np.minimum(fields - 1, ceil_div(wanted - home, block * item))
+            return _WeightTraffic(wanted - home, home, peers, in_place)
+        unique = apportion(int(wanted.sum()) // fields, lying)
+        peers = messages(wanted, unique, 2, block_of(source) * item)
+        return _WeightTraffic(wanted, lying, peers, in_place)
+
+    def convolve(self, traffic: _WeightTraffic) -> int:
+        """Compute the product, a serial step at a time; returns the last step that computes."""
+        build, name, share, splits = self.build, self.name, self.share, self.splits
+        partial_type = "half" if self.unit.partial_bytes == 2 else "float"
+        vertex = VERTICES[splits.method].format(t=self.half, p=partial_type, u=self.unit.out_group)
+        cycles, outputs = self._vertex_cycles(), share.field * self.step_padded_outs * share.groups
+        weight_bytes = self.step_weight_bytes
+        last = build.next
+        for serial in range(splits.serial):
+            tail = f"/{serial + 1}" if splits.serial > 1 else ""
+            weights_step = build.exchange(
+                f"{name}/weights{tail}", traffic.received, traffic.sent, traffic.messages
+            )
+            if not (self.unit.half and traffic.in_place):
+                # [TUT4] shows this copy before an fp32 product; [PSP]'s fp32 rows agree with it,
+                # its fp16 rows have none
+                kind = f"poplin::PreArrange<{self.half}>"
+                build.compute(f"{name}/pre-arrange{tail}", kind, copy_cycles(weight_bytes))
+            flops = 2 * self.problem.macs // splits.serial
+            last = build.compute(f"{name}/convolve{tail}", vertex, cycles, flops)
+            build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, last)
+            partial = self.unit.partial_bytes
+            _reduce(build, f"{name}/reduce{tail}", outputs, share, splits, partial, last)
+        return last
+
+    def _vertex_cycles(self) -> Array:
+        """Of each tile in a serial step."""
+        share, splits = self.share, self.splits
+        cycles = vertex_cycles(
+            self.problem,
+            self.unit,
+            splits.method,
+            splits.filter_height,
+            share.segments,
+            share.width,
+            share.ins,
+            self.step_outs,
+            share.groups,
+        )
+        return np.where(share.field > 0, cycles, 0)
 
 
 def no_product(
@@ -684,7 +748,7 @@ def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
 
 
 def _operand(
-    build: Builder, which: int | Operand, plan: tuple[Problem, str, Splits, str], want: Array
+    build: Builder, which: int | Operand, plan: Wanted, want: Array
 ) -> tuple[Operand, bool]:
     """An operand on tiles and whether it lies as planned; one that nobody placed is, in proportion
     to ``want``.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ipu_exec.capture.step import Recorder
+from ipu_exec.capture.recorder import Recorder
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph
@@ -200,16 +200,16 @@ class _Finder(Recorder):
         self._wanted, self._found, self._exceptions = names, found, exceptions
         self._operands = Operands(False, False, False)
 
-    def _content(self, tensor: torch.Tensor) -> Any:
+    def read_content(self, tensor: torch.Tensor) -> Any:
         return torch.ops.aten._local_scalar_dense.default(tensor)
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._exceptions:
             self._operands = look_at(args, kwargs)
         return func(*args, **kwargs)
 
-    def _record(self, func: Any, aten: str, args: Any, kwargs: Any, out: Any) -> None:
-        super()._record(func, aten, args, kwargs, out)
+    def record(self, func: Any, aten: str, args: Any, kwargs: Any, out: Any) -> None:
+        super().record(func, aten, args, kwargs, out)
         if self._exceptions:
             check(self.graph.ops[-1], self._operands, out)
         name = self.graph.ops[-1].name

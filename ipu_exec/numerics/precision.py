@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from ipu_exec.capture.casts import Casting
 from ipu_exec.errors import UsageError
 from ipu_exec.lowering import info
-from ipu_exec.optimiser_attributes import is_poptorchs, kept_as, loss_scaling
+from ipu_exec.optimiser_attributes import is_poptorch_optimizer, loss_scaling, state_dtype
 
 HALF_MAX = 65504.0
 # PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings
@@ -170,7 +170,7 @@ class Precision:
         self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]
     ) -> None:
         """Round gradients that are being added up, where the optimiser keeps them in float16."""
-        if kept_as(optimizer, "accumulator") is torch.float16:
+        if state_dtype(optimizer, "accumulator") is torch.float16:
             for parameter in parameters:
                 if parameter.grad is not None and parameter.grad.dtype is torch.float32:
                     parameter.grad.copy_(self._rounded(parameter.grad))
@@ -184,7 +184,7 @@ class Precision:
         float16. PopTorch's optimisers then round the states that they keep in float16; PyTorch's
         are left to PyTorch, where nothing of this is asked for.
         """
-        if self.rounding is None and self.scaler is None and not is_poptorchs(optimizer):
+        if self.rounding is None and self.scaler is None and not is_poptorch_optimizer(optimizer):
             yield
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -208,7 +208,9 @@ class Precision:
                 parameter.data = place
         for parameter in parameters:
             for name, value in optimizer.state.get(parameter, {}).items():
-                if kept_as(optimizer, name) is torch.float16 and isinstance(value, torch.Tensor):
+                if state_dtype(optimizer, name) is torch.float16 and isinstance(
+                    value, torch.Tensor
+                ):
                     # PopTorch keeps velocities scaled as the loss is, so that small ones are not
                     # lost
                     scale = loss_scaling(optimizer) if name == "momentum_buffer" else 1.0

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import torch
 
-from ipu_exec.compiler.passes import Executable
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.profile_header import header
+from ipu_exec.compiler.profile_rows import rows
 from ipu_exec.options import Options
 from profiler import ProfileError, ProfileTaken, ProfileWriter, records
 
@@ -42,13 +44,13 @@ class ProfileSession:
             self._writer = _writer(self._wanted.directory, kind)
             self.path = self._writer.path
             self._writer.meta(
-                **executable.header(),
+                **header(executable),
                 model=options.model_name or "",
                 torch=torch.__version__,
                 python=platform.python_version(),
                 state="compiled" if over is None else "out of memory",
             )
-            for batch in executable.rows():
+            for batch in rows(executable):
                 self._writer.add(batch)
             if over is not None:
                 self._writer.publish()

@@ -58,7 +58,7 @@ class Stored:
     """What a file holds but for its model."""
 
     header: dict[str, Any]
-    executable: Any  # without options
+    executable: Any  # without the user's options
     inputs: dict[str, Any]  # as arguments.describe gives them
     state: dict[str, Any]  # what else the program depends on, see PoplarExecutor
     rng_state: list[int] | None
@@ -83,7 +83,7 @@ def write(
         "compiler": fingerprint(),
         "model": model is not None,
     }
-    bare = dataclasses.replace(stored.executable, options=None)
+    bare = dataclasses.replace(stored.executable, settings={})
     try:
         content = pickle.dumps((bare, stored.inputs, stored.state, stored.rng_state), protocol=5)
         buffer = io.BytesIO()

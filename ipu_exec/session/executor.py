@@ -36,7 +36,7 @@ from ipu_exec.optim import (
     check_supported,
     constants,
 )
-from ipu_exec.optimiser_attributes import STATES, combined, kept_as, loss_scaling
+from ipu_exec.optimiser_attributes import STATES, accumulates_in_velocity, loss_scaling, state_dtype
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.replica_groups import GroupedParameter
 from ipu_exec.session import arguments
@@ -294,7 +294,7 @@ class PoplarExecutor:
         """``contents``: what the forward reads off tensors; found by running it, where it does read
         some.
         """
-        from ipu_exec.compiler.passes import compile_step
+        from ipu_exec.session.compilation import compile_step
 
         start = time.perf_counter()
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
@@ -457,7 +457,7 @@ class PoplarExecutor:
             )
         self._release()
         self._inputs, self._state = stored.inputs, stored.state
-        self._take(replace(stored.executable, options=self._options))
+        self._take(replace(stored.executable, settings=self._options.flat()))
         if stored.rng_state is not None:
             self.rng_state = stored.rng_state
             self._seeded = True
@@ -607,9 +607,9 @@ class PoplarExecutor:
                 "the optimiser has none of the model's parameters; make it from model.parameters()"
             )
         check_supported(optimizer)
-        if getattr(optimizer, "accum_type", torch.float32) is torch.float16 and not combined(
-            optimizer
-        ):
+        if getattr(
+            optimizer, "accum_type", torch.float32
+        ) is torch.float16 and not accumulates_in_velocity(optimizer):
             self._keep_running_means()
         self._attributes.check(optimizer)
         if self._executable is not None and self._optimizer is not None:
@@ -759,8 +759,8 @@ def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
         }
         groups.append((tuple(tuple(p.shape) for p in group["params"]), tuple(settings.items())))
     extras = {name: getattr(optimizer, name, None) for name in _STRUCTURAL}
-    extras |= {name: str(kept_as(optimizer, name)) for name in STATES} | {
-        "combined": combined(optimizer)
+    extras |= {name: str(state_dtype(optimizer, name)) for name in STATES} | {
+        "combined": accumulates_in_velocity(optimizer)
     }
     return (type(optimizer).__name__, tuple(groups), tuple(extras.items()))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ipu_exec.compiler.passes import Executable
+from ipu_exec.compiler.executable import Executable
 from ipu_exec.enums import OutputMode
 from profiler import schedules
 
@@ -33,7 +33,7 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     graph, placement = executable.graph, executable.placement
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
     seconds = 1 / executable.target.clock_hz
-    replicas = int(executable.options.replication_factor)
+    replicas = executable.options.replicas
     count = int(schedule.micro_batch.max()) + 1
     across = executable.timeline.costs.across
 
@@ -82,7 +82,7 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     ]
     once = mode in (OutputMode.Final, OutputMode.Sum)
     sent = [(trace.iterations - 1, -1)] if once else every[period - 1 :: period]
-    if executable.options.synthetic_data:  # nothing travels
+    if not executable.options.host_io:  # nothing travels
         every, sent = [], []
     makers: dict[int, int] = {}
     for op in graph.ops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from profiler import records
+from profiler.enums import Direction
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def movement_of_ops(report: Report) -> pd.DataFrame:
     """
     steps, ops = report.program_steps(), report.ops
     steps = steps[
-        (steps["op"] >= 0) & (steps["kind"] == "exchange") & (steps["direction"] != "recompute")
+        (steps["op"] >= 0)
+        & (steps["kind"] == "exchange")
+        & (steps["direction"] != Direction.RECOMPUTE)
     ]
     found = (
         steps.assign(steps=1).groupby("op", as_index=False)[["steps", "bytes_in", "cycles"]].sum()

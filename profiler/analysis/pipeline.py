@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import schedules
+from profiler.enums import Direction
 from profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_WORK = ("forward", "backward", "recompute")
+_WORK = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def bubble(report: Report, run: int = 0, iteration: int = 0) -> Bubble:
     pipelined = report.meta.get("strategy", "pipelined") == "pipelined" and count > 1
     # A stage's slots are its pipeline cycles, forward and backward apart: a cycle may have one of
     # each.
-    filled = work[work["direction"] != "recompute"].drop_duplicates(
+    filled = work[work["direction"] != Direction.RECOMPUTE].drop_duplicates(
         ["stage", "direction", "pipeline_cycle"]
     )
     slots = (2 if training else 1) * count * len(in_pipeline)
@@ -119,7 +120,11 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
             continue
         kinds = list(zip(part["direction"].tolist(), part["stage"].tolist(), strict=True))
         direction, k = kinds[0]
-        key = (-1 if direction == "update" else int(k), int(part["ipu"].iloc[0]), str(direction))
+        key = (
+            -1 if direction == Direction.UPDATE else int(k),
+            int(part["ipu"].iloc[0]),
+            str(direction),
+        )
         name, most = largest.get(key, ("", 0))
         said = ", ".join(
             f"{direction} of stage {k}" if k >= 0 else f"weight {direction}"
@@ -160,7 +165,7 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
     """
     steps, ops = report.program_steps(), report.ops
     steps = steps[steps["op"] >= 0]
-    stage = steps["stage"].where(steps["direction"] != "update", -1)
+    stage = steps["stage"].where(steps["direction"] != Direction.UPDATE, -1)
     spent = steps["cycles"].groupby([stage, steps["ipu"], steps["direction"], steps["op"]]).sum()
     found: dict[tuple[int, int, str], tuple[str, int]] = {}
     keys: list[Any] = spent.index.tolist()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler.enums import Role
 from profiler.pva.lists import LazyList, Shown
 from profiler.pva.model import Model
 from profiler.pva.programs import Program, make_program
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 _MADE = (
-    "activation",
-    "gradient",
+    Role.ACTIVATION,
+    Role.GRADIENT,
 )  # of the other roles an operator is only where their memory is looked for
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, bands, depth_of, least_maximum
+from profiler.rebalance.interval_costs import INFINITE, depth_of, interval_costs, least_maximum
 from profiler.rebalance.split import least_bottleneck
 from profiler.rebalance.tile_memory import Choice
 
@@ -68,14 +68,14 @@ def _with(
 ) -> int:
     """The least bottleneck with so many more bytes on the tiles of some stages."""
 
-    table = bands(costs, stages, choices, now, spare=max(more.values()))
+    table = interval_costs(costs, stages, choices, now, spare=max(more.values()))
 
     def load(k: int) -> np.ndarray:
-        depth, limit = depth_of(costs, stages, k), costs.bytes_per_tile + more.get(k, 0)
+        depth, limit = depth_of(costs, stages, k), costs.machine.bytes_per_tile + more.get(k, 0)
         early = [table.final] * len(choices) if k == stages - 1 else table.early
         ways = [
             np.where(one.fullest(depth) <= limit, cycles, INFINITE)
-            for cycles, one in zip(early, table.rooms or (), strict=True)
+            for cycles, one in zip(early, table.memory or (), strict=True)
         ]
         found: np.ndarray = np.minimum.reduce(ways)
         return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, bands, least_maximum, with_cycles
+from profiler.rebalance.interval_costs import INFINITE, interval_costs, least_maximum, with_cycles
 from profiler.rebalance.split import least_bottleneck
 from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.what_if import Assignment, what_if
@@ -50,7 +50,7 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
     # What takes longer than the best split in its worst case is no candidate: it is never less
     # wrong.
     reach = int(np.ceil(nominal * ((1 + off) / (1 - off)) ** 2)) + 1
-    table = bands(costs, stages, choices, reach)
+    table = interval_costs(costs, stages, choices, reach)
     count, width = table.final.shape
     regret = [np.full((count, width), INFINITE, dtype=np.int64) for _ in range(stages)]
     loads = [table.load(k) for k in range(stages)]
@@ -94,7 +94,4 @@ def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:
     """The costs with some Blocks' cycles up by ``off`` and the others' down by it."""
     factor = np.full(len(costs), 1 - off)
     factor[list(longer)] = 1 + off
-    parts = ("forward", "backward", "again", "again_end", "again_final")
-    return replace(
-        costs, **{name: np.rint(getattr(costs, name) * factor).astype(np.int64) for name in parts}
-    )
+    return replace(costs, cycles=costs.cycles.scaled(factor))

@@ -119,7 +119,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     forward, backward = zip(
         *(stage_cycles(costs, part, k == stages - 1) for k, part in enumerate(parts)), strict=True
     )
-    update = costs.update.copy()
+    update = costs.cycles.update.copy()
     for part in parts:
         if part.choice.offload:
             update[part.first : part.last + 1] += costs.moves[part.first : part.last + 1]
@@ -132,14 +132,14 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         backward=backward if costs.training else (),
         update=_per_ipu(update, spans, assignment.ipus) if costs.training else (),
         reduce=tuple([costs.reduce] * (max(assignment.ipus) + 1)) if costs.reduce else (),
-        stream_in=_streams(costs.stream_in, spans, costs.stream_latency),
-        stream_out=_streams(costs.stream_out, spans, costs.stream_latency),
-        stream_out_once=costs.stream_out_once,
+        stream_in=_streams(costs.streams.stream_in, spans, costs.streams.latency),
+        stream_out=_streams(costs.streams.stream_out, spans, costs.streams.latency),
+        stream_out_once=costs.streams.out_once,
         copies=_copies(costs, spans, assignment.ipus),
-        sync=costs.sync,
-        load=_streams(costs.load, spans, costs.stream_latency),
-        unload=_streams(costs.unload, spans, costs.stream_latency),
-        across=costs.across,
+        sync=costs.machine.sync,
+        load=_streams(costs.streams.load, spans, costs.streams.latency),
+        unload=_streams(costs.streams.unload, spans, costs.streams.latency),
+        across=costs.streams.across,
         host_sync=_host_groups(costs, max(assignment.ipus) + 1),
     )
     wanted = costs.micro_batches if legal else _least(stages, costs.training)
@@ -148,7 +148,8 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
     length = schedule.cycle_end - schedule.cycle_start
     pace = int(length[steady].max()) if steady else int(length.max(initial=0))
-    rate = costs.samples * costs.micro_batches * costs.clock_hz / total if total and legal else 0.0
+    batch = costs.samples * costs.micro_batches
+    rate = batch * costs.machine.clock_hz / total if total and legal else 0.0
     return Prediction(
         assignment,
         schedule,
@@ -185,7 +186,10 @@ def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
     recomputes only what checkpoints within it ask for.
     """
     some = slice(part.first, part.last + 1)
-    forward, backward = int(costs.forward[some].sum()), int(costs.backward[some].sum())
+    forward, backward = (
+        int(costs.cycles.forward[some].sum()),
+        int(costs.cycles.backward[some].sum()),
+    )
     if final or not costs.pipelined or not costs.training:
         return forward, backward + int(costs.again_at_once(part.first, part.last))
     stash = int(costs.stash_cycles(part.first, part.last, part.choice.recompute))
@@ -208,9 +212,9 @@ def _least(stages: int, training: bool) -> int:
 
 def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
     """With whom each IPU waits for the host, as `profiler.schedules.Costs` takes it."""
-    if costs.host_sync == "alone":
+    if costs.streams.sync == "alone":
         return tuple(range(ipus))
-    return tuple(ipu % 2 for ipu in range(ipus)) if costs.host_sync == "sides" else ()
+    return tuple(ipu % 2 for ipu in range(ipus)) if costs.streams.sync == "sides" else ()
 
 
 def _per_ipu(
@@ -236,17 +240,17 @@ def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received
     latency = np.zeros(count)
-    over, over_back = costs.crossing([first for first, _ in spans], ipus)
+    over, over_back = costs.cuts.crossing([first for first, _ in spans], ipus)
     for k in range(len(spans) - 1):
         here, there, cut = ipus[k], ipus[k + 1], spans[k][1]
         ahead, back = int(over[cut]), int(over_back[cut])
         if here == there or not ahead + back:
             continue
-        rate = costs.link_rate(here, there)
+        rate = costs.machine.link_rate(here, there)
         ways[:, here] += ahead / rate, back / rate
         ways[:, there] += back / rate, ahead / rate
         for ipu in (here, there):
-            latency[ipu] = max(latency[ipu], costs.hop_latency(here, there))
+            latency[ipu] = max(latency[ipu], costs.machine.hop_latency(here, there))
     cycles = np.where(latency > 0, np.ceil(latency + ways.max(axis=0)), 0)
     return tuple(int(c) for c in cycles) if cycles.any() else ()
 
@@ -284,8 +288,8 @@ def _problems(costs: Costs, stages: int, fullest: tuple[int, ...], legal: bool) 
             f" {costs.micro_batches}"
         )
     for ipu, size in enumerate(fullest):
-        if size > costs.bytes_per_tile:
-            over = size - costs.bytes_per_tile
+        if size > costs.machine.bytes_per_tile:
+            over = size - costs.machine.bytes_per_tile
             problems.append(
                 f"IPU {ipu}: its fullest tile would hold {over:,} bytes more than it has"
             )

@@ -24,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from reports.cli import make_parser
-
-    print(_SHELLS[args.shell](commands_of(make_parser())), end="")
+    print(_SHELLS[args.shell](commands_of(args.whole_parser)), end="")
     return common.OK
 
 

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _stages(report: Report) -> str:
     for stage in report.stages["stage"]:
         if (stage, "backward") in cycles_of:
             cycles_of[stage, "backward"] += cycles_of.get((stage, "recompute"), 0)
-    for direction in ("forward", "recompute", "backward"):
+    for direction in (Direction.FORWARD, Direction.RECOMPUTE, Direction.BACKWARD):
         for stage, cycles in zip(
             report.stages["stage"], report.stages[f"{direction}_cycles"], strict=True
         ):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
     parser.add_argument(
         "--direction",
-        choices=("forward", "backward", "recompute", "update"),
+        choices=[direction.value for direction in Direction],
         help="only this direction",
     )
     common.add_top(parser, 20)

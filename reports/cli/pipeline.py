@@ -13,6 +13,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
+from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ EXAMPLES = """  ipu-report pipeline demo/training
   ipu-report pipeline --json demo/training | jq '.[0].bubble.time_measured'
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
 """
-_LETTERS = {"forward": "F", "backward": "B", "recompute": "R"}
+_LETTERS: dict[str, str] = {
+    Direction.FORWARD: "F",
+    Direction.BACKWARD: "B",
+    Direction.RECOMPUTE: "R",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -157,11 +157,11 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
 def _groups(costs: Costs, words: str) -> list[list[int]]:
     """Blocks to be kept together, as the option says them."""
     if words.strip() == "tied" and "tied" not in costs.names:
-        if not costs.tied:
+        if not costs.cuts.ties:
             raise ValueError(
                 "no weight is read by more than one Block: there is nothing to keep together"
             )
-        return [list(blocks) for _, blocks in costs.tied]
+        return [list(blocks) for blocks in costs.cuts.ties.blocks]
     return [_blocks(costs, words)]
 
 
@@ -172,7 +172,7 @@ def _parted(costs: Costs, assignment: Assignment) -> list[str]:
         f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on"
         " different IPUs: it moves between them for every micro-batch (--together tied keeps them"
         " on one)"
-        for name, blocks in costs.tied
+        for name, blocks in zip(costs.cuts.ties.names, costs.cuts.ties.blocks, strict=True)
         if len({ipus[block] for block in blocks}) > 1
     ]
 

@@ -14,7 +14,8 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution
-from ipu_exec.compiler.passes import compile_step
+from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.session.compilation import compile_step
 from profiler import ProfileError, ProfileWriter, open_report, pva, records
 from tests.models import Mnist, mnist_batch
 from tests.paths import ROOT
@@ -36,8 +37,8 @@ def path(tmp_path_factory):
     optimizer = torch.optim.AdamW(model.parameters())
     executable = compile_step(model, mnist_batch(8), {}, options, optimizer, True)
     with ProfileWriter(tmp_path_factory.mktemp("pva") / "profile.pop") as writer:
-        for rows in executable.rows():
-            writer.add(rows)
+        for batch in rows(executable):
+            writer.add(batch)
         for run in range(2):
             writer.add([records.Run(run, f"run {run}", 0, run * executable.cycles_per_call, 5, 9)])
         return writer.publish()

@@ -12,6 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from profiler.enums import Role
 from viewer.figures import units
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme
 from viewer.figures.units import plain
@@ -29,10 +30,10 @@ _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 # What bytes are for, from the model's own to the machine's: (name, roles or categories, light,
 # dark)
 KINDS = (
-    ("weights and buffers", ("weight", "buffer"), "#0072b2", "#3d9be0"),
+    ("weights and buffers", (Role.WEIGHT, Role.BUFFER), "#0072b2", "#3d9be0"),
     ("optimiser state", ("optimiser state",), "#56b4e9", "#8fd0f5"),
-    ("accumulators and gradients", ("accumulator", "gradient"), "#e69f00", "#f0b23a"),
-    ("activations and inputs", ("activation", "input"), "#009e73", "#2cbf93"),
+    ("accumulators and gradients", (Role.ACCUMULATOR, Role.GRADIENT), "#e69f00", "#f0b23a"),
+    ("activations and inputs", (Role.ACTIVATION, Role.INPUT), "#009e73", "#2cbf93"),
     ("stash", ("stash",), "#b6d94c", "#c9e86e"),
     ("temporaries", ("temporary",), "#cc4f8f", "#e07bb0"),
     ("constants", ("constant",), "#8c6bb1", "#b49ad3"),

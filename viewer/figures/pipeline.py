@@ -16,6 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
+from profiler.enums import Direction
 from viewer.figures import theme as themes
 from viewer.figures.lod import Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, Look
@@ -200,9 +201,9 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
         )
     )
     parts = {
-        "forward": "forward_cycles",
-        "recompute": "recompute_cycles",
-        "backward": "backward_cycles",
+        Direction.FORWARD: "forward_cycles",
+        Direction.RECOMPUTE: "recompute_cycles",
+        Direction.BACKWARD: "backward_cycles",
     }
     total = stages["forward_cycles"].to_numpy() + stages["backward_cycles"].to_numpy()
     for name, column in parts.items():

@@ -14,6 +14,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from profiler import records
+from profiler.enums import Direction
 
 FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 
@@ -59,13 +60,15 @@ _BY_KIND = {
     "idle": "waiting",
 }
 _BY_DIRECTION = {
-    "forward": "forward",
-    "backward": "backward",
-    "recompute": "recompute",
-    "update": "weight update",
+    Direction.FORWARD: "forward",
+    Direction.BACKWARD: "backward",
+    Direction.RECOMPUTE: "recompute",
+    Direction.UPDATE: "weight update",
 }
 BY_KIND = {kind: NAMES.index(name) for kind, name in _BY_KIND.items()}
-BY_DIRECTION = {direction: NAMES.index(name) for direction, name in _BY_DIRECTION.items()}
+BY_DIRECTION: dict[str, int] = {
+    direction: NAMES.index(name) for direction, name in _BY_DIRECTION.items()
+}
 
 
 @dataclass(frozen=True, slots=True)

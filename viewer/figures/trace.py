@@ -91,11 +91,12 @@ def flat(steps: pd.DataFrame, ipus: int) -> Trace:
     )
 
 
-def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
-    """One IPU: its tasks, beneath them the modules by the levels of their path, then the steps; at
-    the bottom those of its I/O tiles, if any.
+def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -> Trace:
+    """One IPU: its tasks, beneath them the modules and operators by the levels of their path, then
+    the steps; at the bottom those of its I/O tiles, if any.
 
-    ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start.
+    ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start;
+    ``operators`` are the names of operators by id.
     """
     import pandas as pd
 
@@ -104,7 +105,8 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
     name, names = pd.factorize(steps["name"])
     start, end = steps["start"].to_numpy(), steps["end"].to_numpy()
     task = np.searchsorted(tasks["start"].to_numpy(), start, side="right") - 1
-    paths = [str(words).split("/")[:-1] for words in names]
+    op, ops = pd.factorize(steps["op"])
+    paths = [str(words).split("/") if words else [] for words in operators.reindex(ops).fillna("")]
     levels = min(MAX_LEVELS, max((len(path) for path in paths), default=0))
     labels = [*map(str, names)]
     pieces: list[tuple[np.ndarray, ...]] = []
@@ -127,7 +129,7 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
                 for path in paths
             ]
         )
-        of = prefix[name] if len(name) else np.zeros(0, dtype=np.int64)
+        of = prefix[op] if len(op) else np.zeros(0, dtype=np.int64)
         first = (
             np.flatnonzero(np.append(True, (np.diff(of) != 0) | (np.diff(task) != 0)))
             if len(of)

@@ -101,7 +101,9 @@ def rows_of(
     def make() -> Trace:
         if form == "flame":
             return figures.flame(
-                report.steps(run, ipu or 0, iteration), report.tasks(run, ipu or 0, iteration)
+                report.steps(run, ipu or 0, iteration),
+                report.tasks(run, ipu or 0, iteration),
+                report.ops["name"],
             )
         steps = report.steps(run, ipu, iteration)
         made = figures.flat(steps, report.target.ipus_per_replica)

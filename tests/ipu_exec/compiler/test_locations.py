@@ -16,7 +16,7 @@ import torch
 import ipu_exec
 import profiler
 from ipu_exec import PipelinedExecution, ShardedExecution
-from ipu_exec.compiler.passes import Executable
+from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import costs
 from ipu_exec.machine import TARGETS, link_hops, link_latency_cycles, link_rate
 from profiler import records, schedules

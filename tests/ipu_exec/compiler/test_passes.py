@@ -15,9 +15,12 @@ import torch
 import ipu_exec
 import profiler
 from ipu_exec import PipelinedExecution, ShardedExecution
+from ipu_exec.compiler.block_rows import block_rows
+from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.memory import find_overflow, tile_bytes
-from ipu_exec.compiler.passes import Executable, compile_step
+from ipu_exec.compiler.profile_rows import op_rows, rows, stage_rows
 from ipu_exec.lowering.plan import Compute, Exchange
+from ipu_exec.session.compilation import compile_step
 from profiler import schedules
 from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE, REDUCE, STREAM_IN, UPDATE
 from reports.cli import main as ipu_report
@@ -139,7 +142,7 @@ def test_recomputation_runs_the_forward_again_but_on_the_last_stage(mnist):
             assert kept.tree.of(RECOMPUTE, stage) is None
     assert kept.cycles_per_call < mnist.cycles_per_call
     assert sum(kept.timeline.costs.forward) > 0
-    row = mnist._stage_rows()[1]
+    row = stage_rows(mnist)[1]
     assert row.recompute_cycles == mnist.tree.cycles(RECOMPUTE, 1) < row.backward_cycles
     kinds = mnist.timeline.schedule.kind
     assert (kinds == RECOMPUTE).sum() == 3 * 10 and (kinds == BACKWARD).sum() == 4 * 10
@@ -244,7 +247,7 @@ def test_replicas_add_an_all_reduce_before_the_update():
     accumulators = sum(v.bytes for v in two.variables if v.role == "accumulator" and v.ipu == 2)
     # a ring over two replicas sends and receives all of it once
     assert reduce.steps[0].bytes_in.sum() == pytest.approx(accumulators, rel=0.01)
-    assert two.rows().__next__()[0].num_ipus == 8
+    assert rows(two).__next__()[0].num_ipus == 8
 
 
 def test_inference_runs_forward_only_and_drains_once():
@@ -347,8 +350,8 @@ def failed_checks(path, capsys):
 def written(executable, folder):
     folder.mkdir()
     with profiler.ProfileWriter(folder / "profile.pop") as writer:
-        for rows in executable.rows():
-            writer.add(rows)
+        for batch in rows(executable):
+            writer.add(batch)
         writer.publish()
     return profiler.open_report(folder)
 
@@ -388,8 +391,8 @@ def test_profile_says_what_was_compiled(tmp_path):
 
 
 def test_blocks_add_up_to_their_stage(mnist):
-    blocks = {row.name: row for row in mnist._block_rows()}
-    for stage, row in enumerate(mnist._stage_rows()):
+    blocks = {row.name: row for row in block_rows(mnist)}
+    for stage, row in enumerate(stage_rows(mnist)):
         block = blocks[f"B{stage + 1}"]
         stash = row.forward_cycles - block.forward_cycles
         assert 0 <= stash < 1_000  # the stash of inputs belongs to no Block
@@ -402,7 +405,7 @@ def test_an_unknown_operator_may_be_guessed_and_is_marked():
             return torch.hypot(x, x) * 2
 
     opts = ipu_exec.Options().estimateUnknownOperators()
-    rows = list(compile_step(Exotic(), (torch.randn(100, 32),), {}, opts, None, False)._op_rows())
+    rows = list(op_rows(compile_step(Exotic(), (torch.randn(100, 32),), {}, opts, None, False)))
     marked = {row.aten: (row.estimated, row.cycles) for row in rows}
     assert marked["aten.hypot.default"][0] == 1
     assert marked["aten.hypot.default"][1] > marked["aten.mul.Tensor"][1] > 0

@@ -17,7 +17,7 @@ from torch import nn
 import ipu_exec as poptorch
 import profiler
 from ipu_exec import Error, Liveness, Phase, Stage
-from ipu_exec.compiler.passes import Executable
+from ipu_exec.compiler.executable import Executable
 from profiler import records, schedules
 from profiler.analysis import pipeline
 from profiler.insights import insights

@@ -89,7 +89,7 @@ def compiled(
         return Executable(fits=options.model_name != "too large")
 
     for name, content in (
-        ("compiler.passes", {"compile_step": compile_step}),
+        ("session.compilation", {"compile_step": compile_step}),
         ("session.autoreport", {"ProfileSession": Session}),
     ):
         module = types.ModuleType(f"ipu_exec.{name}")

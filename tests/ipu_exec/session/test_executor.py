@@ -454,7 +454,7 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("it compiles")
 
-    monkeypatch.setattr("ipu_exec.compiler.passes._compile_graph", refuse)
+    monkeypatch.setattr("ipu_exec.compiler.passes.compile_graph", refuse)
 
 
 def test_a_file_with_its_model_runs_as_it_was_compiled(

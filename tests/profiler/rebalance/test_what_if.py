@@ -144,7 +144,7 @@ def test_the_best_split_is_not_worse_than_any_other(four: Report) -> None:
 
 
 def test_a_split_that_does_not_fit_is_not_proposed(four: Report) -> None:
-    costs = replace(Costs.from_report(four), bytes_per_tile=1000)
+    costs = Costs.from_report(four).with_tile_bytes(1000)
     with pytest.raises(ValueError, match="Block B"):
         best_split(costs, 2)
     assert any(
