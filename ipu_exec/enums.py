@@ -83,8 +83,9 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """Which values of a weight that differs between replicas the host sees; see
-    `ipu_exec.replica_groups`.
+    """Which values of a weight that differs between replicas the host sees.
+
+    See `ipu_exec.replica_groups`.
     """
 
     OnePerGroup = 0

@@ -26,8 +26,9 @@ class Storage:
 
 @dataclass(slots=True)
 class Value:
-    """A tensor: a strided view of a storage. ``producer`` is an index into ``Graph.ops``, -1 for a
-    graph input.
+    """A tensor: a strided view of a storage.
+
+    ``producer`` is an index into ``Graph.ops``, -1 for a graph input.
     """
 
     id: int

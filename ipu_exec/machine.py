@@ -1,5 +1,6 @@
-"""The modelled machine: constants of each IPU generation and the costs that do not depend on an
-operator.
+"""The modelled machine.
+
+Constants of each IPU generation and the costs that do not depend on an operator.
 
 Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
 bytes.
@@ -36,17 +37,21 @@ class Target:
 
     @property
     def link_bytes_per_cycle(self) -> float:
+        """Bytes per cycle to a neighbour on the same board, in one direction."""
         return self.link_bytes_per_second / self.clock_hz
 
     @property
     def board_link_bytes_per_cycle(self) -> float:
+        """Bytes per cycle between boards, in one direction."""
         return self.board_link_bytes_per_second / self.clock_hz
 
     @property
     def host_bytes_per_cycle(self) -> float:
+        """Bytes per cycle from or to the host."""
         return self.host_bytes_per_second / self.clock_hz
 
     def seconds(self, cycles: float) -> float:
+        """Seconds that so many cycles take."""
         return cycles / self.clock_hz
 
 
@@ -95,9 +100,10 @@ def header(target: Target) -> dict[str, float]:
 
 
 def link_hops(a: int, b: int) -> int:
-    """Links between two IPUs of a pod, 1 at least. IPU-Links are a ladder with two IPUs to a rung,
-    so that IPUs of a board are neighbours and 16 IPUs lie 7 apart at the most (1.76 us there
-    [JIA]).
+    """Links between two IPUs of a pod, 1 at least.
+
+    IPU-Links are a ladder with two IPUs to a rung, so that IPUs of a board are neighbours and 16
+    IPUs lie 7 apart at the most (1.76 us there [JIA]).
     """
     return max(1, abs(a // 2 - b // 2))
 
@@ -108,8 +114,9 @@ def link_latency_cycles(target: Target, hops: int) -> float:
 
 
 def link_rate(target: Target, a: int, b: int) -> float:
-    """Bytes a cycle in one direction between two IPUs of a pod: 55 GB/s on a board, 27.7 GB/s
-    between boards [JIA].
+    """Bytes a cycle in one direction between two IPUs of a pod.
+
+    55 GB/s on a board, 27.7 GB/s between boards [JIA].
     """
     same = a // target.ipus_per_board == b // target.ipus_per_board
     return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
@@ -118,9 +125,10 @@ def link_rate(target: Target, a: int, b: int) -> float:
 def ring_cycles(
     target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int
 ) -> int:
-    """Cycles for a ring of ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the
-    one before, to exchange tensors of ``nbytes`` bytes: a scatter or a gather is one round, an
-    all-reduce is both.
+    """Cycles in which a ring of IPUs exchanges tensors of ``nbytes`` bytes.
+
+    It has ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before. A
+    scatter or a gather is one round, an all-reduce is both.
 
     A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link
     sets the pace: one between boards is enough. From three members on half of the data goes round
@@ -156,26 +164,31 @@ class Machine:
 
     @property
     def product_tiles(self) -> int:
+        """Tiles that a product may use: in a multi-convolution only a part of them."""
         return self.part or self.tiles
 
     @property
     def io_tiles(self) -> int:
-        """Tiles set aside for I/O. They are the IPU's last: which ones GCL takes is not public, and
-        what an exchange costs hardly depends on it (`exchange_latency` is a mean over rows).
+        """Tiles set aside for I/O.
+
+        They are the IPU's last: which ones GCL takes is not public, and what an exchange costs
+        hardly depends on it (`exchange_latency` is a mean over rows).
         """
         return self.target.tiles - self.tiles
 
     def whole(self, compute: np.ndarray) -> np.ndarray:
-        """A vector over the tiles that compute as one over all tiles of the IPU; I/O tiles have
-        none of it.
+        """A vector over the tiles that compute as one over all tiles of the IPU.
+
+        I/O tiles have none of it.
         """
         return (
             np.append(compute, np.zeros(self.io_tiles, compute.dtype)) if self.io_tiles else compute
         )
 
     def on_io_tiles(self, total: int, grain: int = 4) -> np.ndarray:
-        """``total`` bytes over the I/O tiles, as evenly as whole words go: a vector over all tiles
-        of the IPU.
+        """``total`` bytes over the I/O tiles, as evenly as whole words go.
+
+        A vector over all tiles of the IPU.
         """
         share = np.zeros(self.target.tiles, np.int64)
         words = -(-total // grain)
@@ -202,8 +215,9 @@ def exchange_tile_cycles(
     fragments: np.ndarray,
     shared_bus: bool = False,
 ) -> np.ndarray:
-    """Cycles each tile spends in one exchange, latency included; 0 on tiles that neither send nor
-    receive.
+    """Cycles each tile spends in one exchange, latency included.
+
+    0 on tiles that neither send nor receive.
 
     docs/cycles.md#exchange: the larger of words in (two tiles of a pair that take the same data
     share a bus: 8 bytes a cycle), words out, and three control instructions a received fragment.

@@ -6,8 +6,9 @@ import os
 
 
 class ProfileError(Exception):
-    """A profile that cannot be read or written: ``path``, ``problem`` (what is wrong) and
-    ``remedy`` (the way out).
+    """A profile that cannot be read or written.
+
+    ``path``, ``problem`` (what is wrong) and ``remedy`` (the way out).
     """
 
     def __init__(self, path: str | os.PathLike[str], problem: str, remedy: str = "") -> None:

@@ -1,5 +1,6 @@
-"""Sentences with numbers: what limits a run, what acting on it would gain, where to look and what
-to change.
+"""Sentences with numbers.
+
+What limits a run, what acting on it would gain, where to look and what to change.
 
 Gains are predictions of the profile's own costs (`profiler.rebalance`), cycles a weight update
 unless said.
@@ -31,8 +32,9 @@ _LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is 
 
 @dataclass(frozen=True)
 class Insight:
-    """One finding. ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0
-    where unknown.
+    """One finding.
+
+    ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown.
 
     ``where`` is a page of the viewer with its parameters; ``action`` what to change.
     """
@@ -295,8 +297,9 @@ def _memory(report: Report) -> list[Insight]:
 
 
 def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
-    """What it would take to keep optimiser state in streaming memory; the slowest IPU sets the
-    time.
+    """What it would take to keep optimiser state in streaming memory.
+
+    The slowest IPU sets the time.
     """
     if report.options.get("TensorLocations.locationOptimizer.onChipStorage") is False:
         return []

@@ -95,6 +95,7 @@ class Reader:
             raise
 
     def close(self) -> None:
+        """Close the file; closing it again does nothing."""
         if hasattr(self, "_connection"):
             self._connection.close()
         if self._scratch is not None:
@@ -165,8 +166,9 @@ class Reader:
         return values
 
     def _check_columns(self, record: type[Any]) -> None:
-        """A table must be a plain table with our columns: no view or generated column of the file
-        is ever run.
+        """A table must be a plain table with our columns.
+
+        No view or generated column of the file is ever run.
         """
         if record.table not in self._tables:
             raise self.damaged(f"the table {record.table} is missing")
@@ -182,8 +184,9 @@ class Reader:
         return self.vectors([id], length)[id]
 
     def vectors(self, ids: Iterable[int], length: int | None = None) -> dict[int, np.ndarray]:
-        """Vectors by id, each once; negative ids are left out. They are read-only: other readers
-        share them.
+        """Vectors by id, each once; negative ids are left out.
+
+        They are read-only: other readers share them.
         """
         wanted = sorted({int(id) for id in ids if id >= 0})
         with self._lock:
@@ -266,8 +269,9 @@ class Reader:
         return _connect(self.uri)
 
     def _recover(self) -> sqlite3.Connection:
-        """Open a copy of a partial file whose writer died in a commit: its journal is rolled back
-        there, not here.
+        """Open a copy of a partial file whose writer died in a commit.
+
+        Its journal is rolled back there, not here.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="ipuscope-")
         copy = Path(self._scratch.name) / self.path.name
@@ -319,8 +323,9 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 
 def _check_header(path: Path) -> tuple[int, bool]:
-    """The format's version and whether the file says that it keeps a log beside it, after checks of
-    the first 100 bytes: magic, application id, version, size of the file.
+    """The format's version, and whether the file says that it keeps a log beside it.
+
+    After checks of the first 100 bytes: magic, application id, version, size of the file.
 
     Source: SQLite's file format, section 1.3.
     """

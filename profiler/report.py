@@ -54,8 +54,9 @@ def open_report(path: str | os.PathLike[str]) -> Report:
 
 
 def number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """An entry of a profile's header or options, if it is a number that can be: a stranger may have
-    written it.
+    """An entry of a profile's header or options, if it is a number that can be.
+
+    A stranger may have written it.
     """
     value = said.get(key, default)
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -74,6 +75,7 @@ class Report:
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
     def close(self) -> None:
+        """Close the file; frames that were read remain."""
         self._reader.close()
 
     def __enter__(self) -> Self:
@@ -139,8 +141,9 @@ class Report:
 
     @cached_property
     def stages(self) -> pd.DataFrame:
-        """Stages: IPU, Blocks, cycles a micro-batch and their ``share`` of the slowest stage's,
-        memory.
+        """Stages: IPU, Blocks, cycles a micro-batch, memory.
+
+        ``share`` is of the slowest stage's cycles.
         """
         stage, block = self._table(records.Stage), self._table(records.Block)
         cycles = stage["forward_cycles"] + stage["backward_cycles"]
@@ -199,9 +202,10 @@ class Report:
         )
 
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
-        """Program steps by IPU and position. ``bytes_in``/``bytes_out`` are sums over tiles,
-        ``tile_balance`` the mean over the maximum of all tiles' cycles
-        (docs/libpva.md#execution), NaN where no tile's cycles are known.
+        """Program steps by IPU and position.
+
+        ``bytes_in``/``bytes_out`` are sums over tiles, ``tile_balance`` the mean over the maximum
+        of all tiles' cycles (docs/libpva.md#execution), NaN where no tile's cycles are known.
         """
         return self._keep(("program_steps", ipu), lambda: self._of_ipu(self._program_steps, ipu))
 
@@ -240,9 +244,41 @@ class Report:
         order = np.lexsort((step["position"], step["ipu"]))
         return _frame({name: values[order] for name, values in columns.items()})
 
+    @cached_property
+    def body_steps(self) -> pd.DataFrame:
+        """The steps of every body, one after the other.
+
+        ``body, task, ipu, stage, direction`` are the body's; ``step, op, tensor, kind, purpose,
+        name`` the step's, or the body's where it has no step (-1); ``start`` counts cycles from the
+        body's start.
+        """
+        body, step, rows = self._table(records.Body), self._steps, self._bodies
+        at = np.repeat(np.arange(len(rows.count)), rows.count)
+        no_step = rows.step < 0
+
+        def of_step(name: str, values: np.ndarray) -> np.ndarray:
+            default = (
+                body[name][at] if name in ("kind", "name") else -1 if name != "purpose" else ""
+            )
+            return np.where(no_step, default, _lookup(rows.step, step["id"], values, values[:1]))
+
+        mine = ("task", "ipu", "stage", "direction")
+        theirs = ("op", "tensor", "purpose", "name")
+        return _frame(
+            {
+                "body": body["id"][at],
+                **{name: body[name][at] for name in mine},
+                "step": rows.step,
+                "kind": of_step("kind", self._step_kinds),
+                **{name: of_step(name, step[name]) for name in theirs},
+                "start": rows.start,
+            }
+        )
+
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
-        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles; None where there
-        are none.
+        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles.
+
+        None where there are none.
         """
         at = _position(self._steps["id"], step)
         if at is None:
@@ -256,8 +292,9 @@ class Report:
         }
 
     def vertices(self, step: int) -> pd.DataFrame:
-        """Vertices of a step's compute set by type; ``code_bytes`` and ``state_bytes`` are sums
-        over tiles.
+        """Vertices of a step's compute set by type.
+
+        ``code_bytes`` and ``state_bytes`` are sums over tiles.
         """
         at = _position(self._steps["id"], step)
         if at is None:
@@ -279,8 +316,9 @@ class Report:
         return frame.sort_values("count", ascending=False, ignore_index=True)
 
     def tile_vertices(self, ipu: int, tile: int) -> pd.DataFrame:
-        """Vertices on one tile by type: ``vertex_type, compute_sets, count, state_bytes``, the most
-        state first.
+        """Vertices on one tile by type.
+
+        ``vertex_type, compute_sets, count, state_bytes``, the most state first.
         """
         use, types, steps = (
             self._table(records.VertexUse),
@@ -457,6 +495,19 @@ class Report:
 
         return self._keep(("cycle_proportions", run), make)
 
+    def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
+        """Tasks and slices of one device iteration, from 0 on, and how many a call has: as the
+        first run has them or, where the model was only compiled, as it would run. None without a
+        trace.
+        """
+        stored = self._table(records.Trace)
+        if not len(stored["id"]):
+            return None
+        at = self._trace_of(0) if len(self._table(records.Run)["id"]) else 0
+        tasks = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
+        self._check_size(len(tasks))
+        return tasks, self._slices(tasks), int(stored["iterations"][at])
+
     # -- memory ---
 
     @cached_property
@@ -483,8 +534,10 @@ class Report:
         return self._keep(("tiles", ipu), make)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
-        """Bytes by category and role, largest first: always-live ones and, of the others, those
-        live at the step where the IPU holds most; ``bytes`` add up to that peak.
+        """Bytes by category and role, largest first.
+
+        Always-live ones and, of the others, those live at the step where the IPU holds most;
+        ``bytes`` add up to that peak.
         """
 
         def make() -> pd.DataFrame:
@@ -503,8 +556,9 @@ class Report:
         return self._keep(("memory", ipu), make)
 
     def liveness(self, ipu: int) -> pd.DataFrame:
-        """Bytes live at each program step of an IPU: sums over tiles, and the fullest tile, gaps
-        excluded.
+        """Bytes live at each program step of an IPU.
+
+        Sums over tiles, and the fullest tile, gaps excluded.
         """
 
         def make() -> pd.DataFrame:
@@ -557,8 +611,9 @@ class Report:
         return self._remember(("liveness_map", ipu, first, last, left, right, shape, what), make)
 
     def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
-        """Variables live at a program step (by position), largest first; ``bytes`` on the tile, or
-        in sum.
+        """Variables live at a program step (by position), largest first.
+
+        ``bytes`` on the tile, or in sum.
         """
         variables = self._ipu(ipu)
         if not 0 <= step < max(1, variables.steps):
@@ -593,6 +648,7 @@ class Report:
 
     def columns_of(self, record: type[Any]) -> Columns:
         """A table by column, in the order of its rows; vectors as ids, -1 where there is none.
+
         Nobody's to change.
         """
         return self._table(record)
@@ -715,7 +771,8 @@ class Report:
         return int(self._table(records.Run)["cycle_start"][run]) + int(iteration) * cycles
 
     def _tasks(self, run: int, ipu: int | None, iteration: int | None) -> Tasks:
-        one = self._keep(("iteration", run), lambda: self._one_iteration(run))
+        at = self._trace_of(run)
+        one = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
         iterations = self._iterations(run, iteration)
         if ipu is not None:
             one = one.where(one.ipu == ipu)
@@ -723,25 +780,27 @@ class Report:
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
-    def _one_iteration(self, run: int) -> Tasks:
-        """A run's device iteration from 0 on, sorted by IPU and start, bodies as rows of their
-        table.
+    def _tasks_of_trace(self, at: int) -> Tasks:
+        """The device iteration in a row of the traces' table, from 0 on, sorted by IPU and start.
+
+        Bodies are rows of their table.
         """
-        stored, at = self._table(records.Trace), self._trace_of(run)
+        stored = self._table(records.Trace)
+        what = f"the trace {stored['id'][at]}"
         names = ("pipeline_cycle", "ipu", "body", "micro_batch", "start", "end")
         vectors = self._reader.vectors(stored[f"task_{name}"][at] for name in names)
         columns = {name: vectors[int(stored[f"task_{name}"][at])] for name in names}
         size = len(columns["start"])
         if any(len(values) != size for values in columns.values()):
-            raise self._reader.damaged(f"the trace of run {run} has columns of different lengths")
+            raise self._reader.damaged(f"{what} has columns of different lengths")
         body = self._table(records.Body)["id"]
         by_id = np.argsort(body, kind="stable")
         columns["body"] = by_id[
-            self._found(columns["body"], body, by_id, f"run {run} has the body", waits=False)
+            self._found(columns["body"], body, by_id, f"{what} has the body", waits=False)
         ]
         body_ipu = self._table(records.Body)["ipu"][columns["body"]]
         wrong = integrity.of_tasks(columns, body_ipu, self.target.ipus_per_replica)
-        self._sound(wrong and f"run {run}: {wrong}")
+        self._sound(wrong and f"{what}: {wrong}")
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
 
@@ -749,6 +808,7 @@ class Report:
         self, ids: np.ndarray, known: np.ndarray, order: np.ndarray, what: str, waits: bool = True
     ) -> Any:
         """Where ``ids`` are in ``known[order]``; negative ones, where they may be, at 0.
+
         ProfileError for others.
         """
         at = np.searchsorted(known, ids, sorter=order)

@@ -1,5 +1,4 @@
-"""Writing a profile: rows stream into ``path + ".partial"``, a finished copy is renamed to
-``path``.
+"""Writing a profile: rows go to ``path + ".partial"``, then one rename to ``path``.
 
 The run is worth more than its profile: whatever goes wrong with the file (a full disk, an
 unwritable directory) is a `ProfileError` that names the path, and nothing else. The engine catches
@@ -120,8 +119,9 @@ class ProfileWriter:
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Store records of any kinds, any number, as one transaction: all of them or, after an
-        error, none.
+        """Store records of any kinds, any number, as one transaction.
+
+        All of them or, after an error, none.
         """
         given, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
@@ -148,8 +148,9 @@ class ProfileWriter:
         self._known = known
 
     def publish(self) -> Path:
-        """Put what was added so far at ``path``, complete, in one rename; may be called again after
-        more rows.
+        """Put what was added so far at ``path``, complete, in one rename.
+
+        May be called again after more rows.
 
         The copy is on the disk before it takes the place of the old profile, so that even a power
         cut leaves one of the two.
@@ -175,8 +176,9 @@ class ProfileWriter:
         return self.path
 
     def close(self) -> None:
-        """End writing. The partial file goes if everything in it was published, and stays
-        otherwise.
+        """End writing.
+
+        The partial file goes if everything in it was published, and stays otherwise.
         """
         self._connection.close()
         try:

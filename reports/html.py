@@ -292,7 +292,7 @@ _PAGE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
   content="default-src 'none'; script-src @@SCRIPTS@@; style-src 'unsafe-inline';
-    img-src data: blob:; base-uri 'none'; form-action 'none'">
+  img-src data: blob:; base-uri 'none'; form-action 'none'">
 <meta name="referrer" content="no-referrer">
 <title>@@TITLE@@</title>
 <script>@@THEME@@</script>

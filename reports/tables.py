@@ -33,6 +33,7 @@ Line = Sequence[Segment]
 
 
 def integer(value: Any) -> str:
+    """A whole number with thousands separators."""
     return f"{value:,.0f}"
 
 
@@ -47,6 +48,7 @@ def whole_kibibytes(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
+    """A share (0..1) in percent."""
     return f"{value:.1%}"
 
 
@@ -56,13 +58,15 @@ def identity(value: Any) -> str:
 
 
 def text(value: Any) -> str:
+    """Any value as text; empty where there is none."""
     return clean(str(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table: which of the frame's, under what title (of one or two lines),
-    written how.
+    """A column of a terminal table.
+
+    Which of the frame's, under what title (of one or two lines), written how.
     """
 
     key: str
@@ -71,13 +75,16 @@ class Column:
 
     @property
     def is_text(self) -> bool:
+        """Whether the column holds text."""
         return self.write is text
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame by name. JSON and CSV have all of it, the terminal only ``columns`` (none: not at
-    all), and of rows the first ``most``.
+    """A frame by name.
+
+    JSON and CSV have all of it, the terminal only ``columns`` (none: not at all), and of rows the
+    first ``most``.
     """
 
     name: str
@@ -99,14 +106,17 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
+    """A list of names and values."""
+
     name: str
     facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Styled text, for people only: sentences, which wrap between words, or a drawing, which never
-    does.
+    """Styled text, for people only.
+
+    Sentences, which wrap between words, or a drawing, which never does.
     """
 
     lines: tuple[Line, ...]
@@ -127,9 +137,7 @@ def say(words: str, style: str = "") -> Lines:
 
 
 def clean(words: str) -> str:
-    """Without what a terminal would obey (escape sequences, line breaks, changes of writing
-    direction).
-    """
+    """Text without escape sequences, line breaks and changes of writing direction."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words
     )

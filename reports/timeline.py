@@ -70,8 +70,9 @@ _ASCII = str.maketrans({"·": ".", "─": "-", "├": "|", "┤": "|", "│": "|
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Columns of the timeline: ``edges`` (cycles, one more than columns) and, for each cell, its
-    first column.
+    """Columns of the timeline.
+
+    ``edges`` (cycles, one more than columns) and, for each cell, its first column.
     """
 
     edges: np.ndarray
@@ -128,8 +129,9 @@ def activity(kind: str, direction: str) -> int:
 
 
 def lane(found: np.ndarray, code: np.ndarray, micro_batch: np.ndarray) -> Line:
-    """A row of characters: a task's letter, its micro-batch where there is room, and a line to its
-    end.
+    """A row of characters.
+
+    A task's letter, its micro-batch where there is room, and a line to its end.
     """
     segments: list[Segment] = []
     at = 0
@@ -260,8 +262,9 @@ def legend(codes: Iterable[int], width: int) -> list[Line]:
 
 
 def stacked_bar(shares: list[tuple[str, str, float]], width: int) -> Line:
-    """Shares of a whole (letter, style, 0..1) as a bar of ``width`` characters; rounding never
-    loses the total.
+    """Shares of a whole (letter, style, 0..1) as a bar of ``width`` characters.
+
+    Rounding never loses the total.
     """
     edges = np.rint(np.cumsum([0.0, *(share for *_, share in shares)]) * width).astype(int)
     return tuple(

@@ -37,8 +37,9 @@ _COLOURS = {  # names of Catapult's palette, which both viewers know
 def write_trace(
     report: Report, path: Path, run: int = 0, iteration: int | None = None, steps: bool = True
 ) -> int:
-    """Write a run (or one of its device iterations) and give the number of events. OSError where it
-    cannot be.
+    """Write a run (or one of its device iterations) and give the number of events.
+
+    OSError where it cannot be.
 
     ``steps``: with program steps, besides tasks. A path ending in .gz is compressed, which viewers
     read too.
@@ -175,9 +176,7 @@ def _pipeline_cycles(
 
 
 def _flows(tasks: pd.DataFrame, origin: int, micro: float) -> Iterator[dict[str, Any]]:
-    """Arrows along each micro-batch, from the end of its task on an IPU to the begin of its next on
-    another.
-    """
+    """Arrows from each micro-batch's task on an IPU to its next task on another."""
     work = tasks[(tasks["direction"] != "") & (tasks["micro_batch"] >= 0)]
     work = work.sort_values(["iteration", "micro_batch", "start"], kind="stable")
     columns = (work[name].tolist() for name in ("iteration", "micro_batch", "ipu", "start", "end"))

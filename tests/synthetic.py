@@ -211,6 +211,7 @@ def _computing(
                 if direction == "backward" and at // 3 < len(forward_ops)
                 else -1
             )
+            met = sum(known.module == layer for known in profile.ops)
             profile.ops.append(
                 Op(
                     op,
@@ -228,6 +229,7 @@ def _computing(
                     0,
                     0,
                     "split over all tiles",
+                    f"{layer}/Addmm" + (f"/{met}" if met else ""),
                 )
             )
         if at % 3 == 0:
@@ -333,8 +335,9 @@ def _program_memory(profile: _Profile, ipu: int) -> None:
 def _model_memory(
     profile: _Profile, ipu: int, depth: int, forward: Computes, backward: Computes
 ) -> tuple[int, int]:
-    """Weights and what belongs to them, stash, activations, gradients; (bytes of weights, bytes of
-    the stash).
+    """Weights and what belongs to them, stash, activations, gradients.
+
+    (bytes of weights, bytes of the stash).
     """
     always = [
         ("weight", "weight", 20_000),

@@ -59,8 +59,9 @@ def ipus(row: Row) -> int:
 
 
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """In float16 with the types of Graphcore's public configurations: only a second moment is kept
-    in float32.
+    """In float16 with the types of Graphcore's public configurations.
+
+    Only a second moment is kept in float32.
     """
     kept = {"accum_type": torch.float16} if row.dtype == "fp16" else {}
     first = {"first_order_momentum_accum_type": torch.float16} if row.dtype == "fp16" else {}
@@ -196,8 +197,9 @@ RESNET_PROPORTION = 0.12
 
 
 def resnet(row: Row) -> Compiled:
-    """Images of the row's size; batch norm; recomputation, proportion and partials of the public
-    configuration.
+    """Images of the row's size.
+
+    Batch norm; recomputation, proportion and partials of the public configuration.
     """
     from examples.models import resnet as source
 

@@ -117,7 +117,7 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.linear")
 def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
-    """x W^T + b with any leading dimensions of x."""
+    """X W^T + b with any leading dimensions of x."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None

@@ -1,5 +1,6 @@
-"""autoreport: a compiled model and its first runs into ``profile.pop``
-(docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options).
+"""autoreport: a compiled model and its first runs into ``profile.pop``.
+
+See docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options.
 
 ``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. Where another process
 is writing there, ``training-2`` (``-3`` ...) is taken, and the log says so. A profile that cannot be
@@ -28,9 +29,12 @@ MOST_BESIDE = 1000  # processes that write into one directory
 
 
 class ProfileSession:
-    """Writes the profile of one executable. Does nothing where the options ask for none."""
+    """Writes the profile of one executable into ``folder`` of the directory that the options name.
 
-    def __init__(self, options: Options, executable: Executable, training: bool) -> None:
+    Does nothing where they ask for none.
+    """
+
+    def __init__(self, options: Options, executable: Executable, folder: str) -> None:
         self._wanted = options.profiling()
         self._executable = executable
         self._writer: ProfileWriter | None = None
@@ -38,10 +42,9 @@ class ProfileSession:
         self.path: Path | None = None
         if not self._wanted.enabled:
             return
-        kind = "training" if training else "inference"
         over = executable.overflow
         try:
-            self._writer = _writer(self._wanted.directory, kind)
+            self._writer = _writer(self._wanted.directory, folder)
             self.path = self._writer.path
             self._writer.meta(
                 **header(executable),
@@ -58,8 +61,9 @@ class ProfileSession:
             self._give_up(error)
 
     def record_run(self, host_start_us: int, host_end_us: int) -> None:
-        """Add a run, if it is among the first that are kept. The profile at ``path`` is then
-        complete.
+        """Add a run, if it is among the first that are kept.
+
+        The profile at ``path`` is then complete.
         """
         if (
             self._writer is None

@@ -9,6 +9,7 @@ from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
 from profiler.analysis.pace import Pace, efficiency, pace, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
+from profiler.analysis.program import program_cycles
 
 __all__ = [
     "Bubble",
@@ -25,6 +26,7 @@ __all__ = [
     "movement_of_ops",
     "operators",
     "pace",
+    "program_cycles",
     "roofline",
     "step_balance",
     "waiting",

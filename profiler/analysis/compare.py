@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def compare_ops(a: Report, b: Report) -> pd.DataFrame:
-    """Operators of two reports matched by name and direction: ``name, direction, stage_a, stage_b,
-    cycles_a, cycles_b, difference, ratio``, the largest differences first; -1 and 0 where a report
-    has none.
+    """Operators of two reports matched by name and direction.
+
+    ``name, direction, stage_a, stage_b, cycles_a, cycles_b, difference, ratio``, the largest
+    differences first; -1 and 0 where a report has none.
     """
     import pandas as pd
 
@@ -37,8 +38,9 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
 
 
 def compare(a: Report, b: Report) -> pd.DataFrame:
-    """What matters of two reports: ``what, unit, a, b, difference, ratio`` (None where it makes no
-    sense).
+    """What matters of two reports.
+
+    ``what, unit, a, b, difference, ratio`` (None where it makes no sense).
     """
     import pandas as pd
 

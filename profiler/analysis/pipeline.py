@@ -24,8 +24,9 @@ _WORK = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
 
 @dataclass(frozen=True)
 class Bubble:
-    """Shares 0..1 of a device iteration without its weight update. ``measured`` ones are read off
-    the trace.
+    """Shares 0..1 of a device iteration without its weight update.
+
+    ``measured`` ones are read off the trace.
 
     ``time_balanced``: (K-1)/(G+K-1), were all stages equally long and nothing else done.
     ``time_of_stages``: the exact closed form for the stages' own cycles, nothing else done: ramps
@@ -152,16 +153,18 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
 
 
 def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.ndarray:
-    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most: IPUs wait for each
-    other there.
+    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most.
+
+    IPUs wait for each other there.
     """
     spent = tasks[tasks["kind"] == kind].groupby(["pipeline_cycle", "ipu"])["cycles"].sum()
     return spent.groupby(level=0).max().reindex(positions, fill_value=0).to_numpy()
 
 
 def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, int]]:
-    """(stage, or -1 for the weight update, IPU, direction) to the name and cycles of the longest
-    operator there.
+    """Name and cycles of the longest operator by (stage, IPU, direction).
+
+    The stage is -1 for the weight update.
     """
     steps, ops = report.program_steps(), report.ops
     steps = steps[steps["op"] >= 0]
@@ -177,8 +180,7 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
 
 
 def repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """`cycle_table` with a row for each run of pipeline cycles that are alike in all but when they
-    are.
+    """`cycle_table` with one row for each run of equal pipeline cycles.
 
     ``position`` becomes ``first`` and ``last``; ``cycles`` stay those of one.
     """

@@ -78,8 +78,10 @@ def best_block_cut(
 
 
 def _operators(report: Report, block: int) -> tuple[list[int], dict[int, int]]:
-    """The Block's forward operators in the order they run, and for each operator of the Block
-    (forward, backward or made from one) the number of its forward operator among them.
+    """The Block's forward operators in the order in which they run.
+
+    Second, for each operator of the Block (forward, backward or derived from one), the number of
+    its forward operator.
     """
     ops = report.ops
     mine = ops[ops["block"] == block]
@@ -264,8 +266,10 @@ def _streams_in_two(streams: HostStreams, halves: _Halves) -> HostStreams:
 
 
 def _renumbered(stashes: np.ndarray, block: int, over: int) -> np.ndarray:
-    """What stages stash, with a Block cut in two: what enters it does so before its first half,
-    what it keeps is made in the second, and ``over`` bytes enter a stage that begins between them.
+    """What stages stash, with a Block cut in two.
+
+    What enters it does so before its first half, what it keeps is made in the second, and ``over``
+    bytes enter a stage that begins between them.
     """
     begin, end, least, nbytes = stashes.T
     enters = (end == block) & (least == block)
@@ -295,8 +299,9 @@ def _part(whole: int, some: int) -> float:
 
 
 def _over(report: Report, costs: Costs, block: int, first: set[int]) -> int:
-    """Bytes that the first forward operators of a Block make, and later ones of the model read:
-    live at the cut.
+    """Bytes that are live at a cut behind the first forward operators of a Block.
+
+    They make these bytes, and later operators read them.
 
     What lives on there only to be stashed is none of them (nor what is read besides: an estimate).
     """

@@ -56,8 +56,9 @@ class Costs:
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """ValueError where the profile has no Blocks, or was of phased execution: there is nothing
-        to move.
+        """ValueError where the profile has no Blocks, or was of phased execution.
+
+        There is nothing to move.
         """
         blocks = report.blocks.sort_values("block")
         _check(report, len(blocks))
@@ -115,8 +116,9 @@ class Costs:
         return replace(self, cycles=replace(self.cycles, update=update))
 
     def stash_cycles(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
-        """Of stages of Blocks ``first .. last``, for keeping what they stash: in the forward, and
-        again for bringing it back. Ints or arrays that broadcast.
+        """Cycles in which stages of Blocks ``first .. last`` fill their stash, and empty it.
+
+        Ints or arrays that broadcast.
         """
         if not self.training:
             return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
@@ -127,16 +129,18 @@ class Costs:
         return self._stash(first, last, recompute)[0]
 
     def again_cycles(self, first: Index, last: Index) -> np.ndarray:
-        """Cycles of forward that stages of Blocks ``first .. last`` run again, if others follow
-        them.
+        """Forward cycles that stages of Blocks ``first .. last`` run again.
+
+        They do so if other stages follow them.
         """
         total = np.concatenate([[0], np.cumsum(self.cycles.again)])
         cycles: np.ndarray = total[last] - total[first] + self.cycles.again_end[last]
         return cycles
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
-        """The same of stages whose backward follows their forward at once: the last one's, and all
-        in no pipeline.
+        """The same of stages whose backward follows their forward at once.
+
+        The last one's, and all in no pipeline.
 
         One stage of all Blocks is none: by default only pipelines recompute.
         """

@@ -1,5 +1,4 @@
-"""Stages as intervals of Blocks, all of them at once, and the split that keeps the largest of a
-cost least.
+"""Stages as intervals of Blocks, and the split whose largest cost is least.
 
 Costs of intervals are int64[first, width]: what a stage of Blocks ``first .. first + width`` costs.
 Dynamic programming over them finds the least maximum exactly for any cost of (stage, first Block,

@@ -15,8 +15,9 @@ from profiler.rebalance.tile_memory import Choice
 
 @dataclass(frozen=True)
 class Price:
-    """What the bottleneck loses, in cycles a micro-batch, by more of ``what``; ``now`` and ``then``
-    it is as long.
+    """What the bottleneck loses, in cycles a micro-batch, by more of ``what``.
+
+    ``now`` and ``then`` it is as long.
     """
 
     what: str
@@ -25,14 +26,16 @@ class Price:
 
     @property
     def worth(self) -> int:
+        """Cycles that it saves."""
         return self.now - self.then
 
 
 def prices(
     costs: Costs, stages: int, choices: Sequence[Choice] = (), extra: int = 10 * 1024
 ) -> list[Price]:
-    """Of ``extra`` bytes a tile on each stage alone, on all of them, and of one more IPU. Exact,
-    one stage an IPU.
+    """Of ``extra`` bytes a tile on each stage alone, on all of them, and of one more IPU.
+
+    Exact, one stage an IPU.
 
     One more IPU may be worth less than nothing under tight memory: the stages before it stash more.
     ValueError where no split fits as it is.
@@ -67,7 +70,6 @@ def _with(
     costs: Costs, stages: int, choices: tuple[Choice, ...], more: dict[int, int], now: int
 ) -> int:
     """The least bottleneck with so many more bytes on the tiles of some stages."""
-
     table = interval_costs(costs, stages, choices, now, spare=max(more.values()))
 
     def load(k: int) -> np.ndarray:

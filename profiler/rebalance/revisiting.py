@@ -1,5 +1,4 @@
-"""Splits whose list of stages comes back to an IPU, as public BERT pretraining's 0, 1, 2, 3, 0
-does.
+"""Splits whose stages come back to an IPU, like public BERT's 0, 1, 2, 3, 0.
 
 An IPU's cycles are then those of all its stages, and its memory holds them all, so that a split is
 no chain of independent stages. The search goes stage by stage and remembers, besides where it is,
@@ -40,8 +39,9 @@ def least_bottleneck_revisiting(
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
 ) -> tuple[int, Assignment] | None:
-    """The least cycles a micro-batch of the busiest IPU and a split that has it, if that is
-    ``most`` at most.
+    """The least cycles of the busiest IPU per micro-batch, and a split that has them.
+
+    Only if they are at most ``most``.
 
     ``ipus``: of each stage. ``together``: groups of Blocks that must be on one IPU. None where
     there is none.

@@ -1,5 +1,6 @@
-"""The split that is least wrong where the costs are: cycles of every Block may be off by so much,
-each its own way.
+"""The split that is least wrong where the costs are.
+
+Cycles of every Block may be off by so much, each its own way.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from profiler.rebalance.what_if import Assignment, what_if
 
 @dataclass(frozen=True)
 class Robust:
-    """A split, and by how many cycles its bottleneck exceeds the best one's at the most: its
-    ``regret``.
+    """A split and its ``regret``.
+
+    That is by how many cycles its bottleneck exceeds the best one's in the worst case.
 
     ``worst``: its bottleneck where all Blocks take longer at once. ``regret_of_best``: that of the
     split which is best for the costs as they are.
@@ -32,8 +34,9 @@ class Robust:
 
 
 def least_regret(costs: Costs, stages: int, off: float) -> Robust:
-    """The split into so many stages, one an IPU, with the least regret where a Block's cycles are
-    off by ``off``.
+    """The split with the least regret where a Block's cycles are off by ``off``.
+
+    It has as many stages as asked for, one per IPU.
 
     ``off``: 0.1 for up to a tenth more or less. A split regrets most where the Blocks of one of its
     stages all take longer and the others all less: these raise the stage by as much as the best

@@ -103,6 +103,7 @@ def least_bottleneck(
     at_least: int = 0,
 ) -> int:
     """The least cycles a micro-batch of the slowest of so many stages, one an IPU, exactly.
+
     ``memory`` False: with endless memory. ``at_least``: where to begin. ValueError where no split
     fits.
     """
@@ -136,8 +137,9 @@ def table_of_least(
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
-    """``try_most(most)`` finds the least of what is ``most`` at the most: with ever more, until it
-    finds that.
+    """``try_most(most)`` finds the least of what is ``most`` at the most.
+
+    With ever more, until it finds that.
     """
     most += most // (4 * _WIDER)
     while True:
@@ -226,8 +228,9 @@ def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
 def _better_neighbours(
     costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
 ) -> Assignment:
-    """Move cuts by one Block (where that is quick, also several that follow one another) while that
-    makes a weight update shorter, and it fits.
+    """Move cuts by one Block while that shortens a weight update and fits.
+
+    Where it is quick, several neighbouring cuts move together.
     """
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES
@@ -262,8 +265,9 @@ def _better_neighbours(
 
 
 class _Totals:
-    """Cycles of a weight update by the closed form, for one stage an IPU; stages seen before are
-    not counted anew.
+    """Cycles of a weight update by the closed form, for one stage an IPU.
+
+    Stages seen before are not counted anew.
     """
 
     def __init__(self, costs: Costs) -> None:

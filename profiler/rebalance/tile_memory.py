@@ -22,8 +22,9 @@ _FULL = np.iinfo(np.int64).max // 8
 
 @dataclass(frozen=True)
 class Choice:
-    """How a stage saves memory: by running its forward again, by keeping optimiser state off the
-    chip.
+    """How a stage saves memory.
+
+    By running its forward again, by keeping optimiser state off the chip.
     """
 
     recompute: bool
@@ -31,6 +32,7 @@ class Choice:
 
     @classmethod
     def profiled(cls, costs: Costs) -> Choice:
+        """The choice with which the profile was made."""
         return cls(costs.recompute, costs.offload)
 
 
@@ -52,9 +54,10 @@ def stash_bytes(costs: Costs, part: Part) -> int:
 
 
 def waiting(costs: Costs, depth: int, choice: Choice) -> int:
-    """Micro-batches whose kept tensors a stage holds: the last stage has no stash, but its own
-    checkpoints live from its forward to its backward (what enters it is counted with them: an
-    estimate).
+    """Micro-batches whose kept tensors a stage holds.
+
+    The last stage has no stash, but its own checkpoints live from its forward to its backward (what
+    enters it is counted with them: an estimate).
     """
     return max(depth, 1) if choice.recompute and bool(costs.cycles.closed.any()) else depth
 
@@ -86,8 +89,9 @@ def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
 
 
 def _held(costs: Costs, part: Part) -> np.ndarray:
-    """What a stage's Blocks have saved, on each tile, when each of them runs: int64[Block of the
-    stage, tile].
+    """What a stage's Blocks have saved, on each tile, when each of them runs.
+
+    Int64[Block of the stage, tile].
 
     With recomputation a segment's, from the last closed Block on.
     """
@@ -180,8 +184,10 @@ def _upper_bound(
 def _exactly(
     costs: Costs, always: np.ndarray, own: np.ndarray, width: int, recompute: bool
 ) -> np.ndarray:
-    """Bytes of the fullest tile without its stash, int64[first, width]. From where a stage of a
-    first Block is too full, so are its longer ones: they are not looked at, and are full.
+    """Bytes of the fullest tile without its stash, int64[first, width].
+
+    From where a stage of a first Block is too full, so are its longer ones: they are not looked at,
+    and are full.
     """
     count = len(costs)
     total = int(
@@ -240,8 +246,10 @@ def _exactly(
 
 
 def _code_of_blocks(costs: Costs) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
-    """The code of each Block, int64[Block, tile]; and of each, the pieces that the last Block to
-    have them, so many Blocks before it, shares with it: a stage that has both has them once.
+    """The code of each Block, int64[Block, tile].
+
+    And of each, the pieces that the last Block to have them, so many Blocks before it, shares with
+    it: a stage that has both has them once.
     """
     if not len(costs.memory.code):
         return np.zeros((0, costs.machine.tiles), dtype=np.int64), {}

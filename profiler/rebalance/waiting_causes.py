@@ -1,5 +1,6 @@
-"""Whom the others wait for: every waiting cycle of a device iteration, by the stage that is waited
-for and why.
+"""Whom the others wait for.
+
+Every waiting cycle of a device iteration, by the stage that is waited for and why.
 """
 
 from __future__ import annotations
@@ -111,8 +112,9 @@ def _causes(
 
 
 def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
-    """What a stage's forward, backward or recomputation consists of: shares of its cycles, which
-    add up to 1.
+    """What a stage's forward, backward or recomputation consists of.
+
+    Shares of its cycles, which add up to 1.
     """
     steps = report.program_steps()
     steps = steps[

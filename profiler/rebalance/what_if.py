@@ -1,5 +1,6 @@
-"""What another split would give: the engine's own schedule over the profile's costs. A prediction,
-in milliseconds.
+"""What another split would give: the engine's own schedule over the profile's costs.
+
+A prediction, in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ MOST_LAID_OUT = 2048
 
 @dataclass(frozen=True)
 class Assignment:
-    """Contiguous stages: ``starts`` are the first Blocks of each, ``ipus`` where they run,
-    ``choices`` how each saves memory (empty: all as profiled).
+    """Contiguous stages and where they run.
+
+    ``starts`` are the first Blocks of each, ``ipus`` where they run, ``choices`` how each saves
+    memory (empty: all as profiled).
     """
 
     starts: tuple[int, ...]
@@ -32,8 +35,9 @@ class Assignment:
 
     @classmethod
     def of(cls, stage: Sequence[int], ipus: Sequence[int] | None = None) -> Assignment:
-        """From each Block's stage, 0 ... in order. ValueError where a stage is skipped or comes
-        back.
+        """From each Block's stage, 0 ... in order.
+
+        ValueError where a stage is skipped or comes back.
         """
         found = [int(k) for k in stage]
         stages = max(found, default=-1) + 1
@@ -66,9 +70,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an assignment would give. Cycles; bytes; ``problems`` says why it would not compile
-    (empty: it would), ``notes`` what to set for it. ``schedule`` is of at most `MOST_LAID_OUT`
-    micro-batches (or four for each stage), the other numbers of all.
+    """What an assignment would give.
+
+    Cycles; bytes; ``problems`` says why it would not compile (empty: it would), ``notes`` what to
+    set for it. ``schedule`` is of at most `MOST_LAID_OUT` micro-batches (or four for each stage),
+    the other numbers of all.
     """
 
     assignment: Assignment
@@ -148,8 +154,8 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
     length = schedule.cycle_end - schedule.cycle_start
     pace = int(length[steady].max()) if steady else int(length.max(initial=0))
-    batch = costs.samples * costs.micro_batches
-    rate = batch * costs.machine.clock_hz / total if total and legal else 0.0
+    samples = costs.samples * costs.micro_batches
+    rate = samples * costs.machine.clock_hz / total if total and legal else 0.0
     return Prediction(
         assignment,
         schedule,
@@ -182,8 +188,9 @@ def laid_out(
 
 
 def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
-    """Forward and backward cycles of a stage, a micro-batch; the ``final`` one stashes nothing, and
-    recomputes only what checkpoints within it ask for.
+    """Forward and backward cycles of a stage, a micro-batch.
+
+    The ``final`` one stashes nothing, and recomputes only what checkpoints within it ask for.
     """
     some = slice(part.first, part.last + 1)
     forward, backward = (
@@ -234,8 +241,10 @@ def _streams(
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles that each IPU's exchange with the others takes: the latency of the farthest, then the
-    busier way, each neighbour's bytes at the rate of the link to it [JIA].
+    """Cycles that each IPU's exchange with the others takes.
+
+    The latency of the farthest, then the busier way, each neighbour's bytes at the rate of the link
+    to it [JIA].
     """
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received

@@ -28,6 +28,7 @@ _RULE = re.compile(r"(cycles|memory|stage)\s*>\s*([+-]?\d+(?:\.\d+)?)\s*%")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument("other", metavar="OTHER", help="the second profile")
     parser.add_argument(
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     broken: list[str] = []
     other_path = common.find_one(args.other)
 

@@ -1,5 +1,6 @@
-"""A profile for other tools: a trace that Perfetto and chrome://tracing open, or a frame as CSV or
-Parquet.
+"""A profile for other tools.
+
+A trace that Perfetto and chrome://tracing open, or a frame as CSV or Parquet.
 
 The trace has a process for each IPU with a thread for its tasks and one for their program steps,
 and a process for the pipeline cycles; times are microseconds at the machine's clock, cycles are in
@@ -33,6 +34,7 @@ _TABLES = (*_OF_RUN, "ops", "stages", "blocks", "program_steps", "variables", "m
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it"
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     form = _form(args.output)
     with common.open_one(args) as report:
         if form == "json" or args.table in _OF_RUN:

@@ -30,6 +30,7 @@ _SORT = ("cycles", "flops", "name")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument("--sort", choices=_SORT, default="cycles", help="by what (default: cycles)")
     parser.add_argument("--name", metavar="WORDS", help="only operators with this in their name")
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from profiler import analysis
         from reports.tables import Column, Page, Table, identity, percent, text

@@ -31,6 +31,7 @@ ANSWER_BYTES = 1 << 26
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     parser.add_argument("sql", metavar="SQL", help="one SELECT")
     common.add_profiles(parser)
     parser.add_argument(
@@ -45,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         import pandas as pd
 

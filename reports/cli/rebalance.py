@@ -1,5 +1,4 @@
-"""The best split of the model's Blocks into stages, why it cannot be better, and a file that makes
-it so.
+"""The best split of a model's Blocks into stages, why it is best, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and --verify then says what was predicted and what came of it. The
@@ -37,6 +36,7 @@ _WAYS = ("profiled", "choose", "always", "never")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--stages", type=common.count, metavar="N", help="so many (default: what is quickest)"
@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     if sum([args.fewest, args.ipus is not None, args.stages is not None]) > 1:
         raise common.CommandError(
             "--stages, --fewest and --ipus each say how many stages: give one", common.USAGE
@@ -110,8 +111,10 @@ def best(
     choices: Sequence[Choice] = (),
     together: Sequence[Sequence[int]] = (),
 ) -> Split:
-    """The best split into so many stages; or the quickest onto as many IPUs as were profiled, or
-    fewer: one stage each, or the profiled list of stages where that comes back to one.
+    """The best split into so many stages.
+
+    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or the profiled
+    list of stages where that comes back to one.
     """
     from profiler.rebalance import best_split
 

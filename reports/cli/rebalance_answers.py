@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that ask further questions about a split."""
     group = parser.add_argument_group("more answers")
     group.add_argument(
         "--pareto", action="store_true", help="cycles against memory: the splits that nothing beats"

@@ -1,5 +1,6 @@
-"""Who may import whom: the table of docs/architecture.md, read from that page and held against the
-sources.
+"""Who may import whom.
+
+The table of docs/architecture.md, read from that page and held against the sources.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def table() -> dict[str, set[str]]:
 
 
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports at run time, wherever in it; imports for type checkers do not
-    count.
+    """Modules that a file imports at run time, wherever in it.
+
+    Imports for type checkers do not count.
     """
     names: set[str] = set()
 

@@ -1,5 +1,6 @@
-"""Memory: bytes over tiles and program steps, with the limit of a tile drawn wherever it can be
-reached.
+"""Memory: bytes over tiles and program steps, with the limit of a tile.
+
+The limit is drawn wherever it can be reached.
 
 Arrays are bytes, int64, unless said; figures show KiB a tile and MiB an IPU.
 """
@@ -249,8 +250,9 @@ def tiles(
     to_limit: bool = True,
     other: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Bytes of each tile, with and without gaps. ``frame`` is `Report.tiles`, ``other`` that of
-    another profile.
+    """Bytes of each tile, with and without gaps.
+
+    ``frame`` is `Report.tiles`, ``other`` that of another profile.
     """
     x = frame["tile"].to_numpy()
     figure = go.Figure()
@@ -308,8 +310,9 @@ def tiles(
 def chip(
     values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_limit: bool = False
 ) -> go.Figure:
-    """Bytes (or any number) of each tile where it lies on the chip: 64 columns; the order of tiles
-    is assumed.
+    """Bytes (or any number) of each tile where it lies on the chip.
+
+    64 columns; the order of tiles is assumed.
     """
     rows = _ROWS_OF_CHIP.get(len(values), max(1, int(np.sqrt(len(values) / 2.5))))
     columns = -(-len(values) // rows)
@@ -439,8 +442,9 @@ def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
 
 
 def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> go.Figure:
-    """When variables are live, largest first. ``variables``: name, category, role, bytes, start,
-    stop.
+    """When variables are live, largest first.
+
+    ``variables``: name, category, role, bytes, start, stop.
     """
     figure = go.Figure()
     labels = [

@@ -1,5 +1,6 @@
-"""Colours and type, for light and dark pages: the one place that has them (assets/style.css takes
-them from here).
+"""Colours and type, for light and dark pages.
+
+The one place that has them (assets/style.css takes them from here).
 
 What an IPU does is told apart by the Okabe-Ito hues, which colour-blind people can tell apart;
 recomputing a forward pass is forward's hue, paler and hatched. Bytes are drawn in viridis, which
@@ -30,6 +31,7 @@ class Activity:
     dark_text: bool = False  # on its colour, in both themes
 
     def colour(self, theme: Theme) -> str:
+        """Its colour in that theme."""
         return self.dark if theme.name == "dark" else self.light
 
 

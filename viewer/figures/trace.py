@@ -57,8 +57,9 @@ _MODULE_COLOURS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows ready to be drawn. ``label`` is an index into ``labels`` for each slice of ``rows``'
-    frame order.
+    """Rows ready to be drawn.
+
+    ``label`` is an index into ``labels`` for each slice of ``rows``' frame order.
     """
 
     rows: Rows
@@ -92,8 +93,9 @@ def flat(steps: pd.DataFrame, ipus: int) -> Trace:
 
 
 def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -> Trace:
-    """One IPU: its tasks, beneath them the modules and operators by the levels of their path, then
-    the steps; at the bottom those of its I/O tiles, if any.
+    """One IPU: its tasks, beneath them modules and operators by level of their path, then steps.
+
+    At the bottom those of its I/O tiles, if any.
 
     ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start;
     ``operators`` are the names of operators by id.
@@ -254,8 +256,9 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
 
 
 def by_kind(rows: Trace, window: tuple[float, float] | None) -> list[tuple[str, int, int]]:
-    """(activity, cycles, slices) of the steps between two cycles, largest first; exact, whatever is
-    drawn.
+    """(activity, cycles, slices) of the steps between two cycles, largest first.
+
+    Exact, whatever is drawn.
     """
     low, high = window or (0.0, float(rows.end))
     low, high = low + rows.origin, high + rows.origin

@@ -201,8 +201,9 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:
-    """Operators with the cycles that those of the same name, direction and turn have in another
-    profile.
+    """Operators with the cycles of their counterparts in another profile.
+
+    Counterparts have the same name, direction and occurrence.
     """
     keys = ["name", "direction"]
     theirs = other.ops.assign(turn=other.ops.groupby(keys).cumcount()).set_index([*keys, "turn"])[

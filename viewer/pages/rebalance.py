@@ -1,5 +1,6 @@
-"""Rebalance: move Blocks between stages and see at once what that would give; the best split, and
-its placement.
+"""Rebalance: move Blocks between stages and see at once what that would give.
+
+The best split, and its placement.
 """
 
 from __future__ import annotations
@@ -111,8 +112,9 @@ def asked(costs: Costs, starts: Any) -> Assignment:
 
 
 def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[int, ...]:
-    """First Blocks after moving ``block`` one stage on (``by`` 1) or back (-1), with those between
-    it and there.
+    """First Blocks after moving ``block`` one stage on (``by`` 1) or back (-1).
+
+    The Blocks between it and the cut move too.
     """
     stage = assignment.stage_of(len(costs))
     at = stage[block]

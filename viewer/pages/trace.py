@@ -1,5 +1,6 @@
-"""Execution trace: every step of a device iteration (or of a whole call), flat or as a flame by
-module path.
+"""Execution trace: every step of a device iteration or a whole call.
+
+Flat, or as a flame graph by module path.
 """
 
 from __future__ import annotations

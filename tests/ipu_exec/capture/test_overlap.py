@@ -32,8 +32,9 @@ INNER, LOOPS = OverlapMode.OverlapAccumulationLoop, OverlapMode.OverlapDeviceIte
 
 
 class Net(torch.nn.Module):
-    """Blocks of one layer each on the IPUs that are given; inputs and outputs overlapped where a
-    mode is.
+    """Blocks of one layer each on the IPUs that are given.
+
+    Inputs and outputs overlapped where a mode is.
     """
 
     def __init__(self, ipus: tuple[int, ...], mode: OverlapMode | None = None) -> None:

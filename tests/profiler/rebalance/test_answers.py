@@ -182,8 +182,9 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
 
 
 def test_the_least_regret_is_brute_forces() -> None:
-    """Over all corners of the box: every Block up or down. Without recomputation, where it is
-    exact.
+    """Over all corners of the box: every Block up or down.
+
+    Without recomputation, where it is exact.
     """
     random = np.random.default_rng(4)
     better = 0
@@ -437,8 +438,10 @@ def without_regions(costs: Costs) -> Costs:
 def test_code_that_equal_blocks_share_is_counted_once_an_ipu(
     equal_layers: list[Report], profiled: int
 ) -> None:
-    """From any split to any other, to more stages and to fewer: memory is what the other's own
-    profile has. Without gaps: in a model as small as this one they hide it.
+    """From any split to any other, to more stages and to fewer.
+
+    Memory is what the other's own profile has. Without gaps: in a model as small as this one they
+    hide it.
     """
     costs = without_regions(Costs.from_report(equal_layers[profiled]))
     assert (costs.memory.code_users.sum(axis=1) >= 6).any()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -246,13 +246,35 @@ def test_the_choices_reach_what_each_alone_cannot() -> None:
 # -- an integer programme ---
 
 
-def integer_programme(costs: Costs, stages: int) -> int | None:
-    """The least bottleneck by HiGHS, from another formulation: which Block is in which stage, one
-    variable each.
+def _keep_in_order(
+    inside: np.ndarray,
+    begins: np.ndarray,
+    constrain: Callable[[dict[int, float], float, float], None],
+) -> None:
+    """Each Block is in one stage: its predecessor's or the next one, which it then begins.
 
-    A stage's cycles are sums over its Blocks and of what its first one stashes. On each tile, and
-    for each Block b, what a stage holds always, the code that any of its Blocks runs, its stash,
-    what its Blocks up to b save, and b's own peak must fit.
+    ``inside`` and ``begins`` are numbers of variables: int64[Block, stage].
+    """
+    count, stages = inside.shape
+    for k in range(stages):
+        constrain({int(begins[0, k]): 1, int(inside[0, k]): -1}, 0, 0)
+    for b in range(count):
+        constrain({int(inside[b, k]): 1 for k in range(stages)}, 1, 1)
+    for b in range(1, count):
+        for k in range(stages):
+            here, there = int(inside[b, k]), int(inside[b - 1, k])
+            constrain({int(begins[b, k]): 1, here: -1, there: 1}, 0, np.inf)
+            before = {int(inside[b - 1, j]): 1.0 for j in (k - 1, k) if j >= 0}
+            constrain({here: -1.0, **before}, 0, np.inf)
+
+
+def integer_programme(costs: Costs, stages: int) -> int | None:
+    """The least bottleneck by HiGHS, from another formulation.
+
+    There is a variable for each Block and stage: whether the Block is in it. A stage's cycles are
+    sums over its Blocks and of what its first one stashes. On each tile, and for each Block b, what
+    a stage holds always, the code that any of its Blocks runs, its stash, what its Blocks up to b
+    save, and b's own peak must fit.
     """
     optimize = pytest.importorskip("scipy.optimize")
     sparse = pytest.importorskip("scipy.sparse")
@@ -277,20 +299,7 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
         low.append(at_least)
         high.append(at_most)
 
-    for b in range(count):
-        constrain({int(inside[b, k]): 1 for k in range(stages)}, 1, 1)
-        for k in range(stages):
-            if b:
-                constrain(
-                    {int(begins[b, k]): 1, int(inside[b, k]): -1, int(inside[b - 1, k]): 1},
-                    0,
-                    np.inf,
-                )
-                # A Block's stage is its predecessor's or the next one.
-                before = {int(inside[b - 1, j]): 1.0 for j in (k - 1, k) if j >= 0}
-                constrain({int(inside[b, k]): -1.0, **before}, 0, np.inf)
-            else:
-                constrain({int(begins[b, k]): 1, int(inside[b, k]): -1}, 0, 0)
+    _keep_in_order(inside, begins, constrain)
     for k in range(stages):
         constrain({int(begins[b, k]): 1 for b in range(count)}, 1, 1)
         final = k == stages - 1
@@ -363,8 +372,9 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
 
 
 def test_a_thousand_blocks_into_sixty_four_stages_take_no_time() -> None:
-    """Memory of 1,472 tiles included; benchmarks/rebalance has the time. Here a bound that a busy
-    machine keeps.
+    """Memory of 1,472 tiles included; benchmarks/rebalance has the time.
+
+    Here a bound that a busy machine keeps.
     """
     costs = random_costs(
         np.random.default_rng(0), 1000, 1472, stages=64, full=1.6, micro_batches=256

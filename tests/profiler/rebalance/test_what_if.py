@@ -111,8 +111,9 @@ def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
 
 
 def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
-    """Where nothing is pipelined yet, a profile has no stash and no sync: those are the machine's
-    constants.
+    """Where nothing is pipelined yet, a profile has no stash and no sync.
+
+    Those are the machine's constants.
     """
     costs = Costs.from_report(profiled(tmp_path, (0,)))
     assert costs.pipelined and costs.recompute
