@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from profiler.enums import Direction, Role
+
 
 @dataclass(slots=True)
 class Storage:
-    """A piece of memory. ``role`` is one of `profiler.records.ROLES`."""
+    """A piece of memory. ``role`` is one of `profiler.enums.Role`."""
 
     id: int
     elements: int
     dtype: str
-    role: str
+    role: Role
     name: str  # "layer.weight", "layer.weight/exp_avg", "layer/addmm:0"
     parameter: int = (
         -1
@@ -51,9 +53,8 @@ class ValueRef:
 class OperatorAttributes:
     """What the model asks for one operator."""
 
-    proportion: float = (
-        0.0  # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
-    )
+    # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
+    proportion: float = 0.0
     partials: str = ""  # dtype of partial sums (MultiConv); "": as set for all
     dithering: bool | None = None  # MultiConv; None: as set for all
     popart: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `Attribute`
@@ -92,7 +93,7 @@ class OpNode:
     inputs: tuple[int, ...]
     outputs: tuple[int | None, ...]
     writes: tuple[int, ...]  # values changed in place
-    direction: str
+    direction: Direction
     block: int
     module: str
     name: str
@@ -131,9 +132,8 @@ class Graph:
     )  # storages that recomputationCheckpoint names
     training: bool = False
     mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
-    promotes: bool = (
-        False  # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
-    )
+    # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
+    promotes: bool = False
     outside: int = -1  # the first forward op after a ``with Block``, in none
 
     def only_aliases(self, op: OpNode) -> bool:

@@ -37,7 +37,7 @@ _EXAMPLES = """examples:
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
   ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
-  ipu-run --ipus 4 train.py                             with the quickest split of its Blocks
+  ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
 then: ipu-report summary out/training"""
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through."""
     parser = argparse.ArgumentParser(
         prog="ipu-run",
-        description="Run a PopTorch script on modelled IPUs: in it, poptorch is ipu_exec.",
+        description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--placement",
         metavar="FILE",
-        help="stages from this file (ipu-report rebalance -o) instead of the script's",
+        help="take the stages from this file (ipu-report rebalance -o), not from the script",
     )
     parser.add_argument(
-        "--ipus",
+        "--num-ipus",
         type=_count,
         metavar="N",
         help=(
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             " for their costs (it runs up to its first model twice)"
         ),
     )
+    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # of before
     parser.add_argument(
         "--compile-only",
         action="store_true",
@@ -79,8 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("script", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     args = parser.parse_args(argv)
-    if args.ipus is not None and args.placement is not None:
-        parser.error("--ipus chooses a placement, and --placement gives one: leave one of them out")
+    if args.ipus is not None:
+        parser.error(
+            "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
+            f" {args.ipus} for a count (and ipu-report rebalance --stage-ipus 0,1,2,0)"
+        )
+    if args.num_ipus is not None and args.placement is not None:
+        parser.error(
+            "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
+        )
     try:
         with io.open_code(os.path.abspath(args.script)) as file:
             source = file.read()
@@ -89,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.placement is not None:
             load_stages(args.placement)
             os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
-        if args.ipus is not None:
-            os.environ[PLACEMENT_VARIABLE] = placement_for(args.ipus, args.script, args.args)
+        if args.num_ipus is not None:
+            os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
         if args.compile_only:
             os.environ[COMPILE_ONLY_VARIABLE] = "1"
         if args.autoreport is not None:
@@ -105,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _count(words: str) -> int:
     if not words.isdecimal() or not int(words):
-        raise argparse.ArgumentTypeError(f"{words!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
     return int(words)
 
 
@@ -135,15 +143,15 @@ def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
     found = [path for path in found if os.path.isdir(path)]
     if not found:
         last = (process.stderr.strip().splitlines() or ["it compiled no model"])[-1]
-        raise Error(f"--ipus {ipus}: {script} left no profile to choose stages by: {last}")
+        raise Error(f"--num-ipus {ipus}: {script} left no profile to choose stages by: {last}")
     try:
         with open_report(found[0]) as report:
             costs = Costs.from_report(report)
             split = best_split(costs, ipus)
     except (ValueError, ProfileError) as error:
-        raise Error(f"--ipus {ipus}: {error}") from error
+        raise Error(f"--num-ipus {ipus}: {error}") from error
     if split.prediction.problems:
-        raise Error(f"--ipus {ipus}: {'; '.join(split.prediction.problems)}")
+        raise Error(f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)}")
     path = os.path.join(folder.name, "placement.json")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(placement_file(costs, split.prediction.assignment), file)

@@ -18,9 +18,8 @@ from typing import Any
 
 from ipu_exec import on_import
 
-STAND_IN_VARIABLE = (
-    "IPUSCOPE_STAND_IN"  # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
-)
+# set by ipu-run: in processes of the script, too, poptorch is ipu_exec
+STAND_IN_VARIABLE = "IPUSCOPE_STAND_IN"
 _STANDS_FOR = {
     "poptorch": "ipu_exec",
     "popart": "ipu_exec.popart",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import analysis
+from profiler import analysis, units
 from profiler.enums import Direction, Role
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
 from profiler.rebalance.machine_costs import MachineCosts
@@ -56,9 +56,8 @@ def insights(report: Report) -> list[Insight]:
         if costs is not None
         else None
     )
-    if (
-        not pace.cycles and costs is not None and present is not None
-    ):  # compiled only: as the schedule has it
+    # compiled only: as the schedule has it
+    if not pace.cycles and costs is not None and present is not None:
         pace = analysis.Pace(present.total, costs.micro_batches, present.samples_per_second)
     if pace.cycles:
         of_cycles: list[Insight] = []
@@ -147,7 +146,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
         return [Insight(title, detail, action, "/rebalance", if_even)]
     moves = best.why[-1]
     used = len(best.prediction.assignment.ipus)
-    fewer = f" on {used} IPUs" if used < len(costs.ipus) else ""
+    fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
     detail = (
         f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer"
         " cycles."

@@ -97,12 +97,10 @@ class Schedule:
     cycle_start: np.ndarray
     cycle_end: np.ndarray
     slowest_ipu: np.ndarray
-    part: np.ndarray | None = (
-        None  # which of a backward's turns (`split_backward`); None: no backward is cut
-    )
-    head: int = (
-        0  # cycles before the first of a call's device iterations: its first inputs come ...
-    )
+    # which of a backward's turns (`split_backward`); None: no backward is cut
+    part: np.ndarray | None = None
+    # cycles before the first of a call's device iterations: its first inputs come ...
+    head: int = 0
     # ... and after the last: its last outputs leave. Both are 0 but for `Costs.across`, where this
     # device iteration is one amid others: the first and last are at most as long, by a transfer
     # that has none to go with.
@@ -471,11 +469,11 @@ def _groups(costs: Costs) -> tuple[int, ...]:
 
 def _by_group(cycles: np.ndarray, group: Sequence[int]) -> np.ndarray:
     """The most of each IPU's group: [pipeline cycle, IPU]."""
-    found = cycles.copy()
+    slowest = cycles.copy()
     for one in set(group):
         here = np.array(group) == one
-        found[:, here] = cycles[:, here].max(axis=1, keepdims=True)
-    return found
+        slowest[:, here] = cycles[:, here].max(axis=1, keepdims=True)
+    return slowest
 
 
 def _finish(

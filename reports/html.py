@@ -25,6 +25,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from profiler import Report, analysis
+from profiler.report import PREDICTED_NOTE
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
 
@@ -197,6 +198,7 @@ def _about(report: Report) -> str:
         f" {target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each,"
         f" {target.clock_hz / 1e9:.3g} GHz · {report.path} · written {meta['created']} by"
         f" {meta['writer']}. All times are predictions of the modelled machine."
+        f"{' ' + PREDICTED_NOTE if report.predicted else ''}"
     )
 
 

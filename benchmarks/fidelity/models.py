@@ -42,9 +42,8 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
         options.setAvailableMemoryProportion(
             {f"IPU{i}": each[min(i, len(each) - 1)] for i in range(ipus(row))}
         )
-    if (
-        row.dtype == "fp16"
-    ):  # as all public configurations have it: enable_half_partials, half_partial
+    # as all public configurations have it: enable_half_partials, half_partial
+    if row.dtype == "fp16":
         options.Precision.setPartialsType(torch.half)
     if "off-chip" in row.case:
         location = ipu_exec.TensorLocationSettings().useOnChipStorage(False)

@@ -20,9 +20,8 @@ import numpy as np
 
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand
 
-MIN_BYTES_PER_TILE = (
-    128  # Poplibs' mapTensorLinearly: fewer would cost more in exchange than it saves
-)
+# Poplibs' mapTensorLinearly: fewer would cost more in exchange than it saves
+MIN_BYTES_PER_TILE = 128
 GRAIN_BYTES = 8  # the vector width: a grain is never split between tiles
 
 

@@ -88,9 +88,8 @@ def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
     along = np.minimum(field[-1], share)
     rows = ceil_div(share, np.maximum(along, 1))
     met = prod(pooling.kernel)
-    if (
-        pooling.backward
-    ):  # of a gradient's elements every stride-th is in the same place of its window
+    # of a gradient's elements every stride-th is in the same place of its window
+    if pooling.backward:
         met = prod(
             -(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True)
         )
@@ -334,7 +333,8 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 describe(
     *aten(
-        "max_pool1d max_pool2d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+        "max_pool1d max_pool2d"
+        " max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
     ),
     popart_name="MaxPool",
 )

@@ -25,9 +25,8 @@ HALF_MAX = 65504.0
 # release), and the factors and the bound of LossScaleUpdateOpx
 # [POPART, willow/src/popx/op/lossscaleupdatex.cpp].
 BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond it is large
-LARGE_SHARE = (
-    1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
-)
+# thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
+LARGE_SHARE = 1e-7
 UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
 _SETTINGS = {

@@ -2,9 +2,9 @@
 
 See docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options.
 
-``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. Where another
-process is writing there, ``training-2`` (``-3`` ...) is taken, and the log says so. A profile that
-cannot be written costs the run nothing: one warning that says why, and no profile.
+``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. Where another process
+is writing there, ``training-2`` (``-3`` ...) is taken, and the log says so. A profile that cannot
+be written costs the run nothing: one warning that says why, and no profile.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def _open(path: str | os.PathLike[str], *members: str) -> tuple[Any, ...]:
         RecursionError,
     ) as error:
         raise Error(
-            f"{name} is no compiled model ({error}). Write one with compileAndExport"
+            f"{name} is not a compiled model ({error}). Write one with compileAndExport"
         ) from error
 
 
@@ -194,7 +194,7 @@ def _member(archive: zipfile.ZipFile, member: str) -> bytes:
 def _check_header(name: str, header: Any) -> None:
     """Error where it is not one of ours and of this version."""
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise Error(f"{name} is no compiled model. Write one with compileAndExport")
+        raise Error(f"{name} is not a compiled model. Write one with compileAndExport")
     if header.get("version") != VERSION:
         raise Error(
             f"{name} has version {header.get('version')!r}; this IPUscope reads {VERSION}. Compile"

@@ -92,6 +92,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version  # only here: it costs a tenth of a second
+
+        print(f"ipu-report {version('ipuscope')}")
+        parser.exit(0)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of `ipu-report` with all subcommands."""
     parser = _Parser(
@@ -100,6 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
     for name, module in COMMANDS.items():
         command = commands.add_parser(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from reports.cli import common
 
-HELP = "a script that completes ipu-report in bash, zsh or fish"
+HELP = "a shell script that completes ipu-report in bash, zsh or fish"
 EXAMPLES = """  ipu-report completion bash >> ~/.bashrc
   ipu-report completion zsh > ~/.zfunc/_ipu-report    with ~/.zfunc in your fpath, before compinit
   ipu-report completion fish > ~/.config/fish/completions/ipu-report.fish
@@ -66,6 +66,8 @@ def commands_of(parser: argparse.ArgumentParser) -> list[Command]:
 def _command(name: str, help: str, parser: argparse.ArgumentParser) -> Command:
     options, words = [], tuple[str, ...]()
     for action in parser._actions:
+        if action.help is argparse.SUPPRESS:
+            continue
         choices = tuple(str(choice) for choice in action.choices or ())
         if action.option_strings:
             said = (action.help or "").replace("%%", "%")

@@ -1,6 +1,6 @@
 """Live bytes over the program steps of an IPU.
 
-The fullest steps, or (--json, --csv, --top 0) all of them in order.
+The fullest steps, or (--top 0; --json and --csv without --top) all of them in order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Page
 
-HELP = "live bytes over program steps, the fullest first"
+HELP = "live bytes by program step, largest first"
 EXAMPLES = """  ipu-report liveness demo/training                    the fullest steps of IPU 0
   ipu-report liveness --ipu 2 --top 5 demo/training
   ipu-report liveness --ipu 2 --csv demo/training > liveness.csv
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
         common.check_ipu(report, args.ipu)
         frame = report.liveness(args.ipu)
-        if args.form == "text" and args.top:
+        if common.top(args):
             frame = frame.sort_values("total", ascending=False, kind="stable")
         columns = (
             Column("position", "step", integer),

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         choices=("ipu", "category", "tile"),
-        help="one table only: the IPUs, what lies in them, or their tiles (default: the first two)",
+        help="one table only: IPUs, their contents, or their tiles (default: the first two)",
     )
     common.add_top(parser, 20)
     common.add_form(parser)
@@ -75,7 +75,8 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
     """The fullest tile of each IPU, and how many tiles do not fit."""
     import pandas as pd
 
-    from reports.tables import Column, Table, identity, integer, kibibytes, percent
+    from profiler.units import percent
+    from reports.tables import Column, Table, identity, integer, kibibytes
 
     limit = report.target.bytes_per_tile
     rows = []

@@ -14,7 +14,6 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -31,9 +30,9 @@ EXAMPLES = """  ipu-report pipeline demo/training
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
 """
 _LETTERS: dict[str, str] = {
-    Direction.FORWARD: "F",
-    Direction.BACKWARD: "B",
-    Direction.RECOMPUTE: "R",
+    "forward": "F",
+    "backward": "B",
+    "recompute": "R",
 }
 
 
@@ -55,17 +54,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _page(report: Report, args: argparse.Namespace) -> Page:
     from profiler.analysis import pipeline
+    from profiler.units import percent
     from reports.tables import (
         Column,
         Facts,
         Lines,
         Page,
         Table,
+        drawing_width,
         identity,
-        percent,
         say,
         speaks_unicode,
-        terminal_width,
+        whole_text,
     )
     from reports.tables import text as words
     from reports.timeline import timeline
@@ -75,7 +75,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
     tasks = report.tasks(args.which_run, iteration=args.iteration)
     bubble = pipeline.bubble(report, args.which_run, args.iteration)
     drawing = timeline(
-        tasks, table, args.width or terminal_width(), speaks_unicode() and not args.ascii
+        tasks, table, args.width or drawing_width(), speaks_unicode() and not args.ascii
     )
     people = pipeline.repeated(table)
     people = people.assign(
@@ -87,11 +87,11 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         between=people["copy_cycles"] + people["sync_cycles"],
     )
     columns = (
-        Column("position", "cycle", words),
+        Column("position", "cycle", str),
         Column("phase", "phase", words),
         Column("cycles", "cycles"),
         Column("slowest_ipu", "slow\nIPU", identity),
-        Column("work", "work", words),
+        Column("work", "work", whole_text),
         Column("work_cycles", "cycles"),
         Column("host_cycles", "host"),
         Column("between", "copies\n+syncs"),
@@ -108,7 +108,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         Column("cycles", "cycles"),
     )
     parts: list[Table | Facts | Lines] = [
-        Table("pipeline", table, ()),  # first: what --csv has
+        Table("pipeline", table, (), most=args.top or None),  # first: what --csv has
         *([] if args.no_drawing else [Lines(tuple(drawing), as_drawn=True)]),
         Table(
             "cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)
@@ -116,6 +116,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         Table("phases", phases, shown),
         Facts("bubble", _facts(bubble)),
         say(_why(table)),
+        *common.mark(report),
     ]
     return Page(str(report.path), tuple(parts))
 

@@ -1,4 +1,4 @@
-"""The program tree: sequences, repeats ('x 10'), and the steps in them."""
+"""The program tree: sequences, repeats (with how many times), and the steps in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=common.count, metavar="N", help="levels to show (default: all)"
     )
-    parser.add_argument("--name", metavar="WORDS", help="only nodes with this in their name")
+    parser.add_argument("--name", metavar="WORDS", help="only nodes whose name contains this")
     common.add_top(parser, 60)
     common.add_form(parser)
 
@@ -46,13 +46,11 @@ def run(args: argparse.Namespace) -> int:
                 f"{report.path}: no such node. It has {len(report.program):,}"
             )
         said = [
-            "  " * depth + name + (f" x {repeat:,}" if repeat != 1 else "")
-            for depth, name, repeat in zip(
-                frame["depth"], frame["name"], frame["repeat"], strict=True
-            )
+            "  " * depth + name for depth, name in zip(frame["depth"], frame["name"], strict=True)
         ]
         columns = (
             Column("said", "program", text),
+            Column("repeat", "times"),
             Column("type", "type", text),
             Column("cycles", "cycles a call"),
         )

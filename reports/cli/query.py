@@ -63,13 +63,18 @@ def run(args: argparse.Namespace) -> int:
             Column(
                 name,
                 clean(name),
-                _number if all(isinstance(v, (int, float)) for v in frame[name]) else text,
+                _number if _is_number(frame[name].tolist()) else text,
             )
             for name in unique
         )
         return Page(str(report.path), (Table("rows", frame, columns, most=common.top(args)),))
 
     return common.each_profile(args, page)
+
+
+def _is_number(values: list[object]) -> bool:
+    """Whether a column has numbers, and nothing else but NULL."""
+    return all(value is None or isinstance(value, (int, float)) for value in values)
 
 
 def _number(value: float) -> str:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from profiler.rebalance.tile_memory import Choice
     from reports.tables import Page
 
-HELP = "the best split into stages, and a placement file of it"
+HELP = "the best split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the best split, into as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --autoreport after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
-  ipu-report rebalance --ipus 0,1,2,0 --together B1,B4 demo/training    stages that revisit IPU 0
+  ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages revisit IPU 0
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
   ipu-report rebalance --prove --prices --blame demo/training     why, and what more would be worth
 """
@@ -39,12 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
-        "--stages", type=common.count, metavar="N", help="so many (default: what is quickest)"
+        "--stages", type=common.count, metavar="N", help="number of stages (default: the quickest)"
     )
-    parser.add_argument("--fewest", action="store_true", help="as few IPUs as it fits")
     parser.add_argument(
-        "--ipus", metavar="N,N,...", help="the IPU of each stage; may come back to one"
+        "--fewest", action="store_true", help="the fewest IPUs on which the model fits"
     )
+    common.add_stage_ipus(parser, "the IPU of each stage; an IPU may appear more than once")
     parser.add_argument(
         "--together",
         action="append",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             choices=_WAYS,
             default="profiled",
-            help=f"{what}: for each stage as is best, or for all",
+            help=f"{what}: chosen for each stage, or the same for all",
         )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the placement here"
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="of two profiles, hold the second against what the first predicts for its split",
+        help="compare the second of two profiles with what the first predicts for its split",
     )
     rebalance_answers.add_arguments(parser)
     common.add_form(parser)
@@ -76,9 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
-    if sum([args.fewest, args.ipus is not None, args.stages is not None]) > 1:
+    if sum([args.fewest, args.stage_ipus is not None, args.stages is not None]) > 1:
         raise common.CommandError(
-            "--stages, --fewest and --ipus each say how many stages: give one", common.USAGE
+            "--stages, --fewest and --stage-ipus each say how many stages: give one", common.USAGE
         )
     if args.verify:
         if len(args.profiles) != 2:
@@ -147,10 +147,10 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
     together = [group for words in args.together for group in _groups(costs, words)]
     if args.fewest:
         return fewest_ipus(costs, choices, together)
-    if args.ipus is not None:
+    if args.stage_ipus is not None:
         return best_split(
             costs,
-            ipus=common.whole_numbers("--ipus", args.ipus),
+            ipus=common.stage_ipus(args),
             together=together,
             choices=choices,
         )
@@ -184,7 +184,7 @@ def _blocks(costs: Costs, words: str) -> list[int]:
     names = [name.strip() for name in words.split(",")]
     unknown = [name for name in names if name not in costs.names]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is no Block; they are {', '.join(costs.names)}")
+        raise ValueError(f"{unknown[0]!r} is not a Block; they are {', '.join(costs.names)}")
     return [costs.names.index(name) for name in names]
 
 
@@ -208,7 +208,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     import pandas as pd
 
     from profiler.rebalance import Assignment, placement_file, what_if
-    from reports.tables import Column, Page, Table, identity, kibibytes, say, text
+    from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence, text
 
     costs = _costs(report)
     choices = _choices(costs, args)
@@ -270,7 +270,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     if wanted.assignment.choices:
         chosen = wanted.assignment.choices
         frame["saves"] = [rebalance_answers.saves(costs, (one,)) for one in chosen]
-        columns = (*columns, Column("saves", "saves memory by", text))
+        columns = (*columns, Column("saves", "saves memory by", sentence))
         lines.append(
             say(
                 "How stages save memory is predicted only: a placement file does not say it,"
@@ -302,19 +302,17 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         except ValueError as error:
             raise common.CommandError(f"{args.after}: {error}") from error
         pace = analysis.pace(after)
-        rows = []
-        if len(after.runs):  # not compiled only
-            rows = [
-                (
-                    "a weight update" if costs.training else "a device iteration",
-                    predicted.total,
-                    pace.cycles,
-                )
-            ]
-            cycles = after.pipeline_cycles(0, 0)
-            if (cycles["phase"] == "steady").any():
-                steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
-                rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
+        rows = [
+            (
+                "a weight update" if costs.training else "a device iteration",
+                predicted.total,
+                pace.cycles,
+            )
+        ]
+        cycles = after.pipeline_cycles(0, 0)
+        if (cycles["phase"] == "steady").any():
+            steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
+            rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
         rows += [
             (f"stage {k}", int(predicted.stage_cycles[k]), int(cycles))
             for k, cycles in enumerate(after.stages["cycles"].tolist())
@@ -332,6 +330,6 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         Column("what", "cycles of; bytes of", text),
         Column("predicted", "predicted"),
         Column("obtained", "obtained"),
-        Column("off", "off by", text),
+        Column("off", "off by", str),
     )
     return Page(str(report.path), (Table("verify", frame, columns),))

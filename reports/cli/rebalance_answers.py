@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that ask further questions about a split."""
     group = parser.add_argument_group("more answers")
     group.add_argument(
-        "--pareto", action="store_true", help="cycles against memory: the splits that nothing beats"
+        "--pareto", action="store_true", help="splits that no other beats in both cycles and memory"
     )
     group.add_argument(
         "--inside",
@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bubble",
         type=_percent,
         metavar="PERCENT",
-        help="accumulation for ramps of that share at most",
+        help="the accumulation with which ramps take at most this share",
     )
     group.add_argument(
         "--robust",
         type=_percent,
         metavar="PERCENT",
-        help="the split least wrong where costs are off so",
+        help="the split with the least regret if costs are off by this much",
     )
     group.add_argument("--prove", action="store_true", help="why no split is quicker")
     group.add_argument(
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--blame",
         action="store_true",
-        help="whom the others waited for in the profiled run, and why",
+        help="which stages the others waited for in the profiled run, and why",
     )
 
 
@@ -81,7 +81,7 @@ def _percent(words: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"{words!r} is no percentage between 0 and 100")
+        raise argparse.ArgumentTypeError(f"{words!r} is not a percentage between 0 and 100")
     return share
 
 
@@ -93,7 +93,7 @@ def _one_an_ipu(split: Split) -> None:
     ipus = split.prediction.assignment.ipus
     if len(set(ipus)) < len(ipus):
         raise common.CommandError(
-            "this answer is of one stage an IPU: leave --ipus out", common.USAGE
+            "this answer is of one stage an IPU: leave --stage-ipus out", common.USAGE
         )
 
 
@@ -108,7 +108,7 @@ def _pareto(
     import pandas as pd
 
     from profiler.rebalance.pareto import pareto
-    from reports.tables import Column, Table, kibibytes, text
+    from reports.tables import Column, Table, kibibytes, sentence, text
 
     _one_an_ipu(split)
     rows = [
@@ -125,13 +125,13 @@ def _pareto(
         rows, columns=pd.Index(["split", "cycles", "fullest_tile", "fits", "saves"])
     )
     columns = [
-        Column("split", "Blocks a stage", text),
+        Column("split", "Blocks a stage", sentence),
         Column("cycles", "cycles of the\nslowest stage"),
         Column("fullest_tile", "fullest\ntile KiB", kibibytes),
         Column("fits", "fits", text),
     ]
     if any(frame["saves"]):
-        columns.append(Column("saves", "saves memory by", text))
+        columns.append(Column("saves", "saves memory by", sentence))
     return [
         Table(
             "pareto",
@@ -272,7 +272,7 @@ def _prices(
     import pandas as pd
 
     from profiler.rebalance.prices import prices
-    from reports.tables import Column, Table, text
+    from reports.tables import Column, Table, sentence
 
     _one_an_ipu(split)
     rows = [
@@ -281,7 +281,7 @@ def _prices(
     ]
     frame = pd.DataFrame(rows, columns=pd.Index(["what", "now", "then", "worth"]))
     columns = (
-        Column("what", "what", text),
+        Column("what", "what", sentence),
         Column("then", "slowest\nstage then"),
         Column("worth", "cycles a\nmicro-batch less"),
     )
@@ -292,7 +292,8 @@ def _blame(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
     from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
-    from reports.tables import Column, Table, identity, percent
+    from profiler.units import percent
+    from reports.tables import Column, Table, identity
 
     common.check_run(report, 0)
     frame = waiting_causes(report)
@@ -311,5 +312,5 @@ def _blame(
         ),
         Column("total", "cycles"),
     )
-    title = "what all IPUs together waited for: whose, and which part of it, of all waiting"
+    title = "cycles that all IPUs together waited, by the stage and the cause"
     return [Table("blame", frame, columns, title)]

@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _by_stage(report: Report) -> Page:
-    from reports.tables import Column, Page, Table, identity, percent, say, text, whole_kibibytes
+    from profiler.units import percent
+    from reports.tables import Column, Page, Table, identity, say, text, whole_kibibytes
 
     stages = report.stages
     training = bool(stages["backward_cycles"].any())

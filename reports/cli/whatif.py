@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from profiler.rebalance import Assignment, Costs, Prediction
     from reports.tables import Page
 
-HELP = "what any split would give: cycles, speed, memory, legality"
+HELP = "what a given split would cost: cycles, speed, memory, legality"
 EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
   ipu-report whatif demo/training --assign 2-1-1 --assign 1-1-2       which of the two
   ipu-report whatif demo/training --assign B1/B2/B3/B4@0       a stage list that comes back to IPU 0
@@ -40,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPLIT",
         help="which Block in which stage (may be repeated)",
     )
-    parser.add_argument(
-        "--ipus", metavar="N,N,...", help="the IPU of each stage (default: 0, 1, 2 ...)"
-    )
+    common.add_stage_ipus(parser, "the IPU of each stage (default: 0, 1, 2 ...)")
     parser.add_argument(
         "--micro-batches",
         type=common.count,
@@ -65,7 +63,8 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     import pandas as pd
 
     from profiler.rebalance import Costs, parse_assignment, profiled, what_if
-    from reports.tables import Column, Page, Table, identity, kibibytes, percent, say
+    from profiler.units import percent
+    from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
     from reports.tables import text as words
 
     try:
@@ -76,7 +75,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         if args.micro_batches:
             costs = replace(costs, micro_batches=args.micro_batches)
         now = what_if(costs, profiled(costs))
-        ipus = common.whole_numbers("--ipus", args.ipus) if args.ipus is not None else None
+        ipus = common.stage_ipus(args)
         asked = [(text, parse_assignment(costs.names, text, ipus)) for text in args.assign]
         asked = asked or [("as profiled", profiled(costs))]
         found = [(text, what_if(costs, assignment)) for text, assignment in asked]
@@ -89,7 +88,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     )
     several = len(found) > 1
     columns = (
-        Column("split", "split", words),
+        Column("split", "split", sentence),
         Column("cycles", "cycles"),
         Column("change", "change", percent),
         Column("pipeline_cycle", "pipeline\ncycle"),
@@ -99,7 +98,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("legal", "compiles", words),
     )
     shown = (
-        *((Column("split", "split", words),) if several else ()),
+        *((Column("split", "split", sentence),) if several else ()),
         Column("stage", "stage", identity),
         Column("ipu", "IPU", identity),
         Column("blocks", "Blocks", words),

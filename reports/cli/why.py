@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     def page(report: Report) -> Page:
         from profiler.analysis.critical_path import critical_path, entries, waterfall
         from profiler.records import PHASES
-        from reports.tables import Column, Page, Table, identity, percent, text
+        from profiler.units import percent
+        from reports.tables import Column, Page, Table, identity, text
 
         path = critical_path(report)
         rows = entries(path)

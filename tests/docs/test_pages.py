@@ -74,9 +74,8 @@ def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Pa
     argv = (
         [name, *(str(for_words.get(word, word)) for word in given)] if given else [name, str(path)]
     )
-    if (
-        name == "view"
-    ):  # serves until it is ended: its words are checked, and tests/viewer/test_pages.py opens it
+    # serves until it is ended: its words are checked, and tests/viewer/test_pages.py opens it
+    if name == "view":
         assert given == ["PROFILE"]
     else:
         assert main(argv) == 0

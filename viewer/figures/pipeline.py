@@ -159,7 +159,7 @@ def busy(
             y=y,
             orientation="h",
             marker=_marker(code, theme),
-            text=[f"{value:.0f} %" if value >= 4 else "" for value in share],
+            text=[f"{value:.0f}%" if value >= 4 else "" for value in share],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,

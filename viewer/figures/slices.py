@@ -96,9 +96,8 @@ class Canvas:
             if bars is not None and (mine := bars[2] == code).any():
                 made.append(self._bar(look, *(column[mine] for column in bars)))
             if narrow is not None and (mine := narrow[2] == code).any():
-                if (
-                    not made or made[-1].name != look.name
-                ):  # the legend shows squares, whatever is drawn
+                # the legend shows squares, whatever is drawn
+                if not made or made[-1].name != look.name:
                     made.append(
                         go.Bar(
                             name=look.name,

@@ -19,6 +19,7 @@ import plotly.graph_objects as go
 from dash import Dash, Input, Output, State, dcc, html
 
 from profiler import Report
+from profiler.report import PREDICTED_NOTE
 from viewer.figures import theme as themes
 from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
@@ -340,6 +341,11 @@ def facts(rows: Sequence[tuple[str, Children]]) -> Children:
 def message(words: str, kind: str = "note") -> Children:
     """A paragraph; ``kind`` is its CSS class."""
     return html.Div(words, className=f"message {kind}", role="status")
+
+
+def predicted(view: View) -> list[Children]:
+    """A line that says what the times are, where no call was profiled."""
+    return [message(PREDICTED_NOTE)] if view.report.predicted else []
 
 
 def failure(error: BaseException) -> Children:

@@ -25,7 +25,7 @@ def layout(view: View) -> Any:
     """The page."""
     report = view.report
     clock = Clock(report.target.clock_hz)
-    children: list[Any] = [common.controls(view)]
+    children: list[Any] = [common.controls(view), *common.predicted(view)]
     children.append(_numbers(report, clock))
     children.append(html.Div(id="summary-insights", style={"minHeight": "120px"}))
     if len(report.stages):
@@ -34,7 +34,7 @@ def layout(view: View) -> Any:
                 "Stages: cycles of a micro-batch",
                 "stage-costs",
                 pipeline_figures.stage_costs(report.stages, clock, view.theme),
-                note="The slowest stage sets the pace. Even them out by moving Blocks.",
+                note="The slowest stage sets the pace. Move Blocks to even the stages out.",
             )
         )
     left = _cycles(view)
@@ -53,7 +53,7 @@ def layout(view: View) -> Any:
         html.Div(
             [
                 common.card("Machine and program", common.facts(machine(report))),
-                common.card("Options", _options(view), note="as the run had them"),
+                common.card("Options", _options(view), note="as set for the run"),
             ],
             className="row",
         )
@@ -87,7 +87,7 @@ def _insights(found: list[Insight], clock: Clock) -> Any:
                 ]
             )
         )
-    note = "Predicted gains a weight update, largest first; they do not add up."
+    note = "Predicted gains per weight update, largest first; they do not add up."
     return common.card("What to do about it", html.Ol(rows, className="insights"), note=note)
 
 
@@ -103,8 +103,8 @@ def machine(report: Report) -> list[tuple[str, Any]]:
         (
             "machine",
             (
-                f"{target.num_ipus} × {target.name} ({target.architecture}), {target.num_replicas}"
-                " replica(s)"
+                f"{target.num_ipus} × {target.name} ({target.architecture}),"
+                f" {units.count(target.num_replicas, 'replica')}"
             ),
         ),
         ("a tile", f"{units.size(target.bytes_per_tile)}, {target.workers_per_tile} workers"),
@@ -116,7 +116,8 @@ def machine(report: Report) -> list[tuple[str, Any]]:
         (
             "profiled calls",
             ", ".join(
-                f"{row.name}: {row.iterations} iterations" for row in report.runs.itertuples()
+                f"{row.name}: {units.count(row.iterations, 'iteration')}"
+                for row in units.rows_of(report.runs)
             )
             or "none",
         ),
@@ -137,7 +138,8 @@ def _numbers(report: Report, clock: Clock) -> Any:
         boxes += [
             (
                 units.cycles(cycles) + " cycles",
-                f"{what}, {units.seconds(cycles / clock.hz)}, {batches} micro-batches",
+                f"{what}, {units.seconds(cycles / clock.hz)},"
+                f" {units.count(batches, 'micro-batch')}",
             ),
             (f"{speed:,.0f} / s", "samples, predicted"),
         ]
@@ -160,9 +162,7 @@ def _numbers(report: Report, clock: Clock) -> Any:
 def _cycles(view: View) -> Any:
     report = view.report
     if not len(report.runs):
-        return common.card(
-            "Where the cycles go", common.message("No call was profiled: compiled only.")
-        )
+        return common.card("Where the cycles go", common.message("This profile holds no schedule."))
     tasks = report.tasks(0, iteration=0)
     lanes = pipeline_figures.lanes(
         tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages
@@ -170,7 +170,7 @@ def _cycles(view: View) -> Any:
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
     return bars_card(
-        "Where the cycles go", "proportions", figure, more, note="A device iteration, each IPU."
+        "Where the cycles go", "proportions", figure, more, note="One device iteration, by IPU."
     )
 
 

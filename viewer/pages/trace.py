@@ -39,7 +39,7 @@ def layout(view: View) -> Any:
     """The page; its callbacks draw it."""
     report = view.report
     if not len(report.runs):
-        words = "No call was profiled, so there is no trace: the profile ends with the compile."
+        words = "This profile holds no schedule: it ends before the compile did."
         return [common.controls(view), common.card("Execution trace", common.message(words))]
     ipus = [
         ("all", "all"),
@@ -65,10 +65,11 @@ def layout(view: View) -> Any:
             common.hidden(view, "step"),
             dcc.Store(id="trace-marked"),
         ),
+        *common.predicted(view),
         common.card(
             "Overview",
             common.graph("trace-overview", height=84),
-            note="Drag over a part of it to see that.",
+            note="Drag over a part to zoom into it.",
         ),
         common.figure_card(
             "Execution trace",
@@ -85,7 +86,7 @@ def layout(view: View) -> Any:
                 common.card(
                     "In the shown part",
                     common.filled("trace-kinds"),
-                    note="exact, whatever is drawn",
+                    note="exact, however coarse the figure",
                 ),
                 common.card("The chosen step", common.filled("trace-step")),
             ],

@@ -512,7 +512,7 @@ def test_the_random_state_is_saved_and_can_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"text", "no compiled model"), (None, "No such file")]
+    ("content", "says"), [(b"text", "not a compiled model"), (None, "No such file")]
 )
 def test_other_files_are_errors(content: bytes | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / "file"

@@ -542,7 +542,7 @@ def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path
     assert "word.weight is read by embedding, head, which would be on different IPUs" in words
     assert (
         ipu_report(
-            ["rebalance", "--ipus", "0,1,0", "--together", "tied", str(tmp_path / "training")]
+            ["rebalance", "--stage-ipus", "0,1,0", "--together", "tied", str(tmp_path / "training")]
         )
         == 0
     )
