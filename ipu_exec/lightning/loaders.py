@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import lru_cache
 from itertools import islice
@@ -11,7 +12,6 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ipu_exec.dataloader import DataLoader
-from ipu_exec.errors import warn_once
 from ipu_exec.options import Options
 from ipu_exec.structures import learn
 
@@ -35,11 +35,7 @@ class _ForReplicas:
         while group := list(islice(batches, self._replicas)):
             sizes = {_samples(batch) for batch in group}
             if len(group) < self._replicas or len(sizes) > 1:
-                warn_once(
-                    f"the last {len(group)} batches of a data loader are left out: {self._replicas}"
-                    " replicas take as many batches of one size at a time. A number of samples that"
-                    " is a multiple of batch_size x replicas loses none"
-                )
+                _say_left_out(len(group), self._replicas)
                 continue
             yield joined(group)
 
@@ -52,6 +48,15 @@ class _ForReplicas:
     def options(self) -> Options:
         """Those of the model that it loads for."""
         return self._options
+
+
+def _say_left_out(batches: int, replicas: int) -> None:
+    warnings.warn(
+        f"the last {batches} batches of a data loader are left out: {replicas} replicas take as"
+        " many batches of one size at a time. A number of samples that is a multiple of batch_size"
+        " x replicas loses none",
+        stacklevel=2,
+    )
 
 
 class _Wrapped(_ForReplicas):
@@ -111,7 +116,17 @@ def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
     made: Any = object.__new__(type(kind.__name__, (_ForReplicas, *own, DataLoader), {}))
     about = {"_inner": loader, "_replicas": replicas, "_options": options, "_accessor": None}
     vars(made).update(vars(loader) | about | {"_combined": None})
+    left = len(loader) % replicas if _has_length(loader) else 0
+    if left:
+        _say_left_out(left, replicas)
     return made
+
+
+def _has_length(loader: Any) -> bool:
+    try:
+        return len(loader) > 0
+    except TypeError:  # of an iterable data set
+        return False
 
 
 def as_given(loader: Any) -> None:

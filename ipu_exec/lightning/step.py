@@ -49,6 +49,16 @@ class StepModule(torch.nn.Module):
     def training(self, mode: bool) -> None:
         pass
 
+    def named_modules(
+        self,
+        memo: set[torch.nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """With the LightningModule, as itself: its forward adds nothing to an operator's name."""
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        yield prefix, vars(self)["_lightning"]
+
     @classmethod
     def of(cls, module: torch.nn.Module, name: str) -> StepModule:
         """Of a class with the LightningModule's name, which messages and profiles say."""

@@ -21,6 +21,7 @@ from ipu_exec.enums import HalfFloatCastingBehavior, OutputMode
 from ipu_exec.lightning import checks
 from ipu_exec.lightning.library import Library
 from ipu_exec.lightning.loaders import as_given, for_replicas, part, sample
+from ipu_exec.lightning.logged import log_predictions, logging_predictions
 from ipu_exec.lightning.placing import depth_of, replicas_of
 from ipu_exec.lightning.progress import Progress
 from ipu_exec.lightning.stage import StageModel
@@ -89,6 +90,7 @@ class StrategyOnIpu:
         self._depth = 1  # stages of a replica, as far as is known
         self._stages: dict[Any, StageModel] = {}
         self._loaders: list[Any] = []
+        self.predicted: Any = None  # what predict_step logged
         self._progress = Progress()
         self._held = contextlib.ExitStack()
 
@@ -261,6 +263,8 @@ class StrategyOnIpu:
             if batch is None:
                 return
             step = _STEPS[stage.value]
+            if stage == self.lib.RunningStage.PREDICTING:
+                self.on_predict_start()
             batch = self._transferred(batch)
             depth = depth_of(self.lightning_module, step, batch, Options())
         if depth != self._depth:
@@ -304,8 +308,18 @@ class StrategyOnIpu:
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """A micro-batch of each replica."""
-        with self.precision_plugin.predict_step_context():
+        module = self.lightning_module
+        logging = logging_predictions(module, self.predicted, args[0])
+        with self.precision_plugin.predict_step_context(), logging:
             return self._step(self.lib.RunningStage.PREDICTING, 1, args, kwargs)
+
+    def on_predict_start(self) -> None:
+        """Lightning's loop keeps nothing that a predict_step logs."""
+        self.predicted = self.lib.ResultCollection(training=False)
+
+    def on_predict_end(self) -> None:
+        """Give it to callbacks and loggers."""
+        log_predictions(self._trainer, self.predicted)
 
     def _step(
         self, stage: Any, accumulation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
