@@ -26,8 +26,9 @@ class Storage:
 
 @dataclass(slots=True)
 class Value:
-    """A tensor: a strided view of a storage. ``producer`` is an index into ``Graph.ops``, -1 for a
-    graph input.
+    """A tensor: a strided view of a storage.
+
+    ``producer`` is an index into ``Graph.ops``, -1 for a graph input.
     """
 
     id: int
@@ -47,17 +48,14 @@ class ValueRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OperatorAttributes:
     """What the model asks for one operator."""
 
-    proportion: float = (
-        0.0  # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
-    )
+    # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
+    proportion: float = 0.0
     partials: str = ""  # dtype of partial sums (MultiConv); "": as set for all
     dithering: bool | None = None  # MultiConv; None: as set for all
-    attributes: tuple[
-        tuple[str, str, str], ...
-    ] = ()  # (attribute, key, value) of `ipu_exec.Attribute`
+    popart: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `Attribute`
 
     def __str__(self) -> str:
         """For the profile; "" where nothing is asked for."""
@@ -65,7 +63,7 @@ class Asked:
             f"available memory {self.proportion:g}" if self.proportion else "",
             f"{self.partials} partials" if self.partials else "",
             "" if self.dithering is None else f"dithering {'on' if self.dithering else 'off'}",
-            *(f"{attribute} {key}: {value}" for attribute, key, value in self.attributes),
+            *(f"{attribute} {key}: {value}" for attribute, key, value in self.popart),
         ]
         words = ", ".join(part for part in said if part)
         return f"asked for {words}" if words else ""
@@ -73,7 +71,7 @@ class Asked:
     @property
     def outline(self) -> tuple[tuple[str, str, str], ...]:
         """Attributes that keep operators apart which would share their code."""
-        return tuple(item for item in self.attributes if item[0].endswith("__outline"))
+        return tuple(item for item in self.popart if item[0].endswith("__outline"))
 
 
 @dataclass(slots=True)
@@ -100,7 +98,7 @@ class OpNode:
     file: str = ""
     line: int = 0
     forward_op: int = -1
-    asked: Asked = Asked()
+    attributes: OperatorAttributes = OperatorAttributes()
 
 
 @dataclass(slots=True)
@@ -132,9 +130,8 @@ class Graph:
     )  # storages that recomputationCheckpoint names
     training: bool = False
     mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
-    promotes: bool = (
-        False  # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
-    )
+    # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
+    promotes: bool = False
     outside: int = -1  # the first forward op after a ``with Block``, in none
 
     def only_aliases(self, op: OpNode) -> bool:

@@ -1,5 +1,6 @@
-"""What PopTorch's optimisers say beside torch's: the types of their states, combined accumulators,
-loss scaling.
+"""What PopTorch's optimisers say beside torch's.
+
+The types of their states, combined accumulators, loss scaling.
 
 Read off an optimiser's attributes, so that no pass needs the classes of `ipu_exec.optim`.
 """
@@ -20,21 +21,21 @@ STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
 }
 
 
-def is_poptorchs(optimizer: torch.optim.Optimizer) -> bool:
+def is_poptorch_optimizer(optimizer: torch.optim.Optimizer) -> bool:
     """True for those of `ipu_exec.optim`: what they keep states in is theirs to say, not the
     weights'.
     """
     return hasattr(optimizer, "_ipu_names")
 
 
-def combined(optimizer: torch.optim.Optimizer) -> bool:
+def accumulates_in_velocity(optimizer: torch.optim.Optimizer) -> bool:
     """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's
     SGD1).
     """
     return bool(getattr(optimizer, "use_combined_accum", False))
 
 
-def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
+def state_dtype(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
     """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
 
     ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None:
@@ -42,7 +43,7 @@ def kept_as(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
     (PopTorch gives PopART no type for it: popart_compiler, CompilerImpl.cpp), and for what PopTorch
     has no argument for.
     """
-    if not is_poptorchs(optimizer) or combined(optimizer):
+    if not is_poptorch_optimizer(optimizer) or accumulates_in_velocity(optimizer):
         return None
     return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
 

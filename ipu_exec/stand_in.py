@@ -1,6 +1,8 @@
-"""The vendor's module names answered by ours: ``poptorch`` is `ipu_exec`, ``popart`` the values of
-its options, ``pva`` `profiler.pva`. ``lightning_graphcore`` is `ipu_exec.lightning`, which also
-restores Lightning's IPU names when the script imports Lightning; nothing does so before.
+"""The vendor's module names answered by ours.
+
+``poptorch`` is `ipu_exec`, ``popart`` the values of its options, ``pva`` `profiler.pva`.
+``lightning_graphcore`` is `ipu_exec.lightning`, which also restores Lightning's IPU names when the
+script imports Lightning; nothing does so before.
 
 ``ipu-run`` asks for it in a script's process, and the environment in those that load its data.
 """
@@ -16,9 +18,8 @@ from typing import Any
 
 from ipu_exec import on_import
 
-STAND_IN_VARIABLE = (
-    "IPUSCOPE_STAND_IN"  # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
-)
+# set by ipu-run: in processes of the script, too, poptorch is ipu_exec
+STAND_IN_VARIABLE = "IPUSCOPE_STAND_IN"
 _STANDS_FOR = {
     "poptorch": "ipu_exec",
     "popart": "ipu_exec.popart",
@@ -28,8 +29,9 @@ _STANDS_FOR = {
 
 
 def stand_in() -> None:
-    """Make our packages answer to the vendor's names, each module under both, so that its classes
-    exist once.
+    """Make our packages answer to the vendor's names.
+
+    Each module is registered under both, so that its classes exist once.
 
     Processes that load data are told by the environment to do so too.
     """

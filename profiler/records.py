@@ -17,6 +17,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from profiler.enums import Direction, Purpose, Role
+
 Vector = np.ndarray
 
 # Program types, spelled as libpva spells them (docs/libpva.md#programs).
@@ -47,8 +49,7 @@ BESIDE = (  # of I/O tiles, beside the others' time: a kind of its own, none of 
     "overlapped host I/O"
 )
 
-# What a piece of the program is for; empty for copies, syncs and waits.
-DIRECTIONS = ("forward", "backward", "recompute", "update")
+DIRECTIONS = tuple(direction.value for direction in Direction)
 
 # Where a pipeline cycle lies in the schedule.
 PHASES = ("ramp-up", "steady", "ramp-down", "update")
@@ -74,20 +75,7 @@ CATEGORIES = (
     "stack",
 )
 
-# What a variable of category "variable" is to the model; code and the like have the role "program".
-ROLES = (
-    "weight",
-    "buffer",
-    "accumulator",
-    "optimiser state",
-    "stash",
-    "input",
-    "activation",
-    "gradient",
-    "temporary",
-    "stream buffer",
-    "program",
-)
+ROLES = tuple(role.value for role in Role)
 
 
 @dataclass(slots=True)
@@ -164,7 +152,7 @@ class Op:
     id: int
     name: str  # module path and what it does: "layer.3/attention/matmul"
     aten: str  # "aten.addmm.default"
-    direction: str  # of DIRECTIONS
+    direction: str  # of profiler.enums.Direction
     block: int  # -1: none
     stage: int
     ipu: int
@@ -176,6 +164,8 @@ class Op:
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
     plan: str  # how it was split over tiles and what the model asked for, in words; "": neither
+    # as PopART names it, each name once: "layer.3/attention/MatMul/1" is the second of its module
+    popart_name: str = ""
 
 
 @dataclass(slots=True)
@@ -214,10 +204,15 @@ class Step:
     tile_cycles: Vector | None  # over tiles
     bytes_in: Vector | None  # over tiles; exchanges only
     bytes_out: Vector | None
+    purpose: str = Purpose.OPERATOR  # of profiler.enums.Purpose
+    tensor: int = -1  # that it moves; -1: none, or several
+    code: int = -1  # the first step of its IPU that runs the same code, maybe itself; -1: itself
 
 
 @dataclass(slots=True)
 class ComputeSet:
+    """A compute set: what the tiles run between two syncs."""
+
     table: ClassVar[str] = "compute_set_info"
 
     id: int
@@ -229,12 +224,14 @@ class ComputeSet:
 
 @dataclass(slots=True)
 class VertexType:
+    """A type of vertex, with its bytes of code and of state per instance."""
+
     table: ClassVar[str] = "vertex_types"
 
     id: int
     name: str
     code_bytes: int  # on each tile that has one (an estimate)
-    state_bytes: int  # of each instance
+    state_bytes: int  # of each instance, without its fields (category vertexFieldData)
 
 
 @dataclass(slots=True)
@@ -262,7 +259,7 @@ class Variable:
     name: str
     ipu: int
     category: str  # of CATEGORIES
-    role: str  # of ROLES
+    role: str  # of profiler.enums.Role
     op: int  # that makes it; -1: none
     block: int
     stage: int
@@ -274,6 +271,11 @@ class Variable:
     always_live: int
     start: int
     stop: int
+    tensor: int = (
+        -1
+    )  # of the model, that it holds all of or stashes; the same on all IPUs; -1: none
+    parameter: int = -1  # tensor of the weight whose state, accumulator or gradient it is; -1: none
+    step: int = -1  # whose code or vertex state it is; -1: none, or many
 
 
 @dataclass(slots=True)
@@ -289,8 +291,9 @@ class Use:
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that runs as one on one IPU: forward of a stage, a copy, the weight
-    update...
+    """A piece of program that runs as one on one IPU.
+
+    Forward of a stage, a copy, the weight update...
 
     ``starts`` are relative to the body's start; the last step lasts until the end of the task it
     runs in.
@@ -304,16 +307,18 @@ class Body:
     stage: int  # -1: none
     # "task" (its steps say the kinds), or one of KINDS, or BESIDE, where it is all one thing
     kind: str
-    direction: str  # of DIRECTIONS, or ""
+    direction: str  # of profiler.enums.Direction, or ""
     cycles: int
     steps: Vector  # step ids
     starts: Vector  # cycles
+    task: str  # of profiler.enums.BodyTask
 
 
 @dataclass(slots=True)
 class Trace:
-    """The execution of one call, stored by repetition: one device iteration as tasks, and how often
-    it recurs.
+    """The execution of one call, stored by repetition.
+
+    One device iteration as tasks, and how often it recurs.
 
     The six columns have an entry per task. A task is a Body running on its IPU from start to end
     (cycles, relative to the device iteration). Idle time is stored as tasks too: no gaps, no
@@ -366,8 +371,9 @@ class Run:
 
 @dataclass(slots=True)
 class TileRun:
-    """Neighbouring tiles that have the same number of bytes of a variable; tiles with none are left
-    out.
+    """Neighbouring tiles that have the same number of bytes of a variable.
+
+    Tiles with none are left out.
     """
 
     table: ClassVar[str] = "tile_runs"
@@ -412,7 +418,11 @@ class BodyStep:
 
 @dataclass(slots=True)
 class Task:
-    """A Body running in a device iteration of a trace."""
+    """A Body running in a device iteration of a trace.
+
+    Waiting is time of an external sync, as it is on the machine: of the next one, where the IPU
+    waits for it, or of one that is nothing else.
+    """
 
     table: ClassVar[str] = "tasks"
     key: ClassVar[str] = "trace, position"
@@ -427,6 +437,7 @@ class Task:
     pipeline_cycle: int
     start: int  # cycles, relative to the device iteration
     end: int
+    waited: int  # cycles of it that the IPU waited for others
 
 
 @dataclass(slots=True)
@@ -476,6 +487,12 @@ STORED = (
     PipelineCycle,
     Run,
 )
-SINCE_2 = (Use,)  # that format 1 did not have
+SINCE_2 = (Use,)  # tables that format 1 did not have
+SINCE_3 = {  # columns that formats 1 and 2 did not have
+    Op: ("popart_name",),
+    Step: ("purpose", "tensor", "code"),
+    Variable: ("tensor", "parameter", "step"),
+    Body: ("task",),
+}
 PLAIN = (TileRun, StepActivity, BodyStep, Task, Iteration, TileMemory)  # derived from the others
 TABLES = (*STORED, *PLAIN)

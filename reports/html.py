@@ -2,16 +2,19 @@
 
 plotly.js and the figures lie in the page gzipped, which brings 4.8 MB to 1.5 MB; browsers unpack
 them themselves (DecompressionStream). Both themes are in it: the page follows the reader's. A
-policy in the page forbids it to fetch anything.
+policy in the page forbids it to fetch anything, and to run any script but its own three, which it
+names by their hashes.
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import html
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from profiler import Report, analysis
+from profiler.report import PREDICTED_NOTE
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
 
@@ -43,9 +47,10 @@ class Section:
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
     """Write the report of a profile to ``path``, whole or not at all. OSError where that fails."""
     target = Path(path)
-    part = target.with_name(target.name + ".partial")
+    part = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        part.write_text(page(report), encoding="utf-8")
+        # A directory's name may be in another encoding.
+        part.write_text(page(report), encoding="utf-8", errors="backslashreplace")
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -76,7 +81,11 @@ def page(report: Report) -> str:
         body.append("</section>")
     meta = report.meta
     title = f"{meta['model'] or report.path.parent.name} · IPUscope"
+    plotly = get_plotlyjs()
     filled = {
+        "@@SCRIPTS@@": " ".join(map(_hashed, (_THEME, _DRAW, plotly))),
+        "@@THEME@@": _THEME,
+        "@@DRAW@@": _DRAW,
         "@@TITLE@@": html.escape(title),
         "@@MODEL@@": html.escape(str(meta["model"] or report.path.parent.name)),
         "@@ABOUT@@": html.escape(_about(report)),
@@ -85,13 +94,11 @@ def page(report: Report) -> str:
         ),
         "@@BODY@@": "\n".join(body),
         "@@STYLE@@": theme.stylesheet() + _STYLE,
-        "@@PLOTLY@@": _packed(get_plotlyjs()),
+        "@@PLOTLY@@": _packed(plotly),
         "@@FIGURES@@": _packed(json.dumps(figures, separators=(",", ":"))),
     }
-    text = _PAGE
-    for mark, value in filled.items():
-        text = text.replace(mark, value)
-    return text
+    # At one go: a name that looks like a mark stays a name.
+    return _MARK.sub(lambda found: filled[found[0]], _PAGE)
 
 
 def _sections(report: Report) -> list[Section]:
@@ -191,6 +198,7 @@ def _about(report: Report) -> str:
         f" {target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each,"
         f" {target.clock_hz / 1e9:.3g} GHz · {report.path} · written {meta['created']} by"
         f" {meta['writer']}. All times are predictions of the modelled machine."
+        f"{' ' + PREDICTED_NOTE if report.predicted else ''}"
     )
 
 
@@ -209,6 +217,13 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _packed(words: str) -> str:
     return base64.b64encode(gzip.compress(words.encode(), 9, mtime=0)).decode()
 
+
+def _hashed(script: str) -> str:
+    """A script as a Content-Security-Policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+_MARK = re.compile("@@[A-Z]+@@")
 
 _STYLE = """
 * { box-sizing: border-box; }
@@ -235,34 +250,12 @@ button {
 }
 """
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';
-    img-src data: blob:">
-<title>@@TITLE@@</title>
-<script>
+_THEME = """
   const dark = matchMedia('(prefers-color-scheme: dark)').matches;
   document.documentElement.dataset.theme = dark ? 'dark' : 'light';
-</script>
-<style>@@STYLE@@</style>
-</head>
-<body>
-<main>
-<header>
-<div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div>
-<button id="theme">Theme</button>
-</header>
-@@WARNINGS@@
-<p id="note" class="note">Drawing…</p>
-@@BODY@@
-</main>
-<script type="application/octet-stream" id="plotly">@@PLOTLY@@</script>
-<script type="application/octet-stream" id="figures">@@FIGURES@@</script>
-<script>
+"""
+
+_DRAW = """
 async function unpacked(id) {
   const text = atob(document.getElementById(id).textContent);
   const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
@@ -292,7 +285,34 @@ async function unpacked(id) {
       + ' A browser from 2023 or later is needed.';
   }
 })();
-</script>
+"""
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; script-src @@SCRIPTS@@; style-src 'unsafe-inline';
+  img-src data: blob:; base-uri 'none'; form-action 'none'">
+<meta name="referrer" content="no-referrer">
+<title>@@TITLE@@</title>
+<script>@@THEME@@</script>
+<style>@@STYLE@@</style>
+</head>
+<body>
+<main>
+<header>
+<div><h1>@@MODEL@@</h1><p class="about">@@ABOUT@@</p></div>
+<button id="theme">Theme</button>
+</header>
+@@WARNINGS@@
+<p id="note" class="note">Drawing…</p>
+@@BODY@@
+</main>
+<script type="application/octet-stream" id="plotly">@@PLOTLY@@</script>
+<script type="application/octet-stream" id="figures">@@FIGURES@@</script>
+<script>@@DRAW@@</script>
 </body>
 </html>
 """

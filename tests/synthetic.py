@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler import ProfileWriter, open_report, plain, schedules
+from profiler import ProfileWriter, migrate, open_report, schedules
+from profiler.enums import BodyTask, Purpose, Role
 from profiler.records import (
     DO_EXCHANGE,
     GLOBAL_EXCHANGE,
@@ -60,6 +61,7 @@ class _Profile:
     ops: list[Op] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     variables: list[Variable] = field(default_factory=list)
+    tensors: dict[str, int] = field(default_factory=dict)
     children: Counter[int] = field(default_factory=Counter)  # of each program
     positions: Counter[int] = field(default_factory=Counter)  # steps of each IPU
 
@@ -78,6 +80,7 @@ class _Profile:
         type: str,
         name: str,
         cycles: int,
+        purpose: Purpose = Purpose.OPERATOR,
         **vectors: np.ndarray,
     ) -> int:
         compute_set = -1
@@ -103,13 +106,23 @@ class _Profile:
             cycles,
             compute_set,
             *columns,
+            purpose,
         )
         self.steps.append(row)
         self.positions[ipu] += 1
         return row.id
 
-    def body(self, name: str, ipu: int, stage: int, kind: str, direction: str, first: int) -> int:
-        """A body of the steps made since ``first``."""
+    def body(
+        self,
+        name: str,
+        ipu: int,
+        stage: int,
+        kind: str,
+        direction: str,
+        first: int,
+        task: str = "",
+    ) -> int:
+        """A body of the steps made since ``first``; its task is its direction if it has one."""
         mine = self.steps[first:]
         cycles = np.array([step.cycles for step in mine], dtype=np.int64)
         self.bodies.append(
@@ -123,9 +136,14 @@ class _Profile:
                 int(cycles.sum()),
                 np.array([step.id for step in mine], dtype=np.int64),
                 np.cumsum(cycles) - cycles,
+                task or direction,
             )
         )
         return len(self.bodies) - 1
+
+    def tensor(self, name: str) -> int:
+        """The number of the tensor of that name."""
+        return self.tensors.setdefault(name, len(self.tensors))
 
     def tile_bytes(self, mean: int, share: float = 1.0) -> np.ndarray:
         used = np.arange(self.tiles) < max(1, round(share * self.tiles))
@@ -170,6 +188,8 @@ class _Profile:
                 int(life is None),
                 start,
                 stop,
+                self.tensor(name) if category == "variable" else -1,
+                self.tensor(name.rpartition("/")[0]) if role == Role.OPTIMISER_STATE else -1,
             )
         )
         return total
@@ -191,6 +211,7 @@ def _computing(
                 if direction == "backward" and at // 3 < len(forward_ops)
                 else -1
             )
+            met = sum(known.module == layer for known in profile.ops)
             profile.ops.append(
                 Op(
                     op,
@@ -208,6 +229,7 @@ def _computing(
                     0,
                     0,
                     "split over all tiles",
+                    f"{layer}/Addmm" + (f"/{met}" if met else ""),
                 )
             )
         if at % 3 == 0:
@@ -246,8 +268,9 @@ def _computing(
 def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int, int]:
     """Bodies of the streams, syncs, copies and waits of an IPU, by kind of task."""
     made = {}
-    streams = [(schedules.STREAM_IN, "stream in")] if ipu in (0, last) else []
-    for task, name in [*streams, *([(schedules.STREAM_OUT, "stream out")] if ipu == last else [])]:
+    streams = [(schedules.STREAM_IN, f"stage {ipu} inputs from host")] if ipu in (0, last) else []
+    outputs = [(schedules.STREAM_OUT, f"stage {ipu} outputs to host")] if ipu == last else []
+    for task, name in [*streams, *outputs]:
         first = len(profile.steps)
         moved = profile.tile_bytes(64, 0.25)
         for type in (STREAM_COPY_BEGIN, STREAM_COPY_MID, STREAM_COPY_END):
@@ -260,12 +283,17 @@ def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int,
                 type,
                 f"{name}/{type}",
                 cycles,
+                Purpose.STREAM_IN if task == schedules.STREAM_IN else Purpose.STREAM_OUT,
                 **(vectors if type == STREAM_COPY_MID else {}),
             )
-        made[task] = profile.body(name, ipu, ipu, "host I/O", "", first)
+        made[task] = profile.body(name, ipu, ipu, "host I/O", "", first, schedules.TASKS[task])
     first = len(profile.steps)
-    profile.step(ipu, parent, -1, SYNC, "External sync", EXTERNAL_SYNC_CYCLES)
-    made[schedules.SYNC] = profile.body("external sync", ipu, -1, "external sync", "", first)
+    profile.step(
+        ipu, parent, -1, SYNC, "External sync", EXTERNAL_SYNC_CYCLES, Purpose.EXTERNAL_SYNC
+    )
+    made[schedules.SYNC] = profile.body(
+        "external sync", ipu, -1, "external sync", "", first, BodyTask.SYNC
+    )
     first = len(profile.steps)
     profile.step(
         ipu,
@@ -274,13 +302,16 @@ def _transfers(profile: _Profile, ipu: int, parent: int, last: int) -> dict[int,
         GLOBAL_EXCHANGE,
         f"copies of IPU {ipu}",
         1500 + 10 * ipu,
+        Purpose.COPY,
         bytes_in=profile.tile_bytes(128),
         bytes_out=profile.tile_bytes(128),
     )
     made[schedules.COPY] = profile.body(
-        "copies between IPUs", ipu, -1, "global exchange", "", first
+        "copies between IPUs", ipu, -1, "global exchange", "", first, BodyTask.COPY
     )
-    made[schedules.IDLE] = profile.body("idle", ipu, -1, "idle", "", len(profile.steps))
+    made[schedules.IDLE] = profile.body(
+        "idle", ipu, -1, "idle", "", len(profile.steps), BodyTask.IDLE
+    )
     return made
 
 
@@ -304,8 +335,9 @@ def _program_memory(profile: _Profile, ipu: int) -> None:
 def _model_memory(
     profile: _Profile, ipu: int, depth: int, forward: Computes, backward: Computes
 ) -> tuple[int, int]:
-    """Weights and what belongs to them, stash, activations, gradients; (bytes of weights, bytes of
-    the stash).
+    """Weights and what belongs to them, stash, activations, gradients.
+
+    (bytes of weights, bytes of the stash).
     """
     always = [
         ("weight", "weight", 20_000),
@@ -465,7 +497,7 @@ def synthetic_profile(
             ]
         )
         with open_report(writer.publish()) as report:
-            writer.add(plain.tile_memory(report))
+            writer.add(migrate.tile_memory(report))
         writer.add([trace, *cycles_of])
         for run in called:
             writer.meta(state="executed")

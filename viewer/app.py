@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, set_props
-from flask import Response
 
 from profiler import ProfileError, Report
+from viewer import guard as guards
 from viewer.figures import theme as themes
 from viewer.figures import units
 from viewer.pages import (
@@ -63,10 +63,15 @@ _INDEX = """<!DOCTYPE html>
 """
 
 
-def create_app(report: Report, other: Report | None = None) -> Dash:
-    """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it."""
+def create_app(
+    report: Report, other: Report | None = None, guard: guards.Guard | None = None
+) -> Dash:
+    """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
+
+    ``guard``: whom it answers; without one, this machine only.
+    """
     profiles = Profiles([report] if other is None else [report, other])
-    app = Dash(
+    app = guards.GuardedDash(
         "viewer",
         assets_folder=str(Path(__file__).parent / "assets"),
         title=f"IPUscope · {_title(report)}",
@@ -76,7 +81,7 @@ def create_app(report: Report, other: Report | None = None) -> Dash:
     )
     app.index_string = _INDEX.replace("@@STYLE@@", themes.stylesheet())
     app.layout = lambda: _shell(profiles)
-    app.server.after_request(_headers)
+    guards.protect(app, guard or guards.Guard())
     _register(app, profiles)
     for page in PAGES:
         page.register(app, profiles)
@@ -88,14 +93,6 @@ def _title(report: Report) -> str:
         return str(report.meta["model"] or report.path.parent.name)
     except ProfileError:
         return report.path.name
-
-
-def _headers(response: Response) -> Response:
-    """No page of another origin frames the viewer or learns from it."""
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["X-Frame-Options"] = "SAMEORIGIN"
-    response.headers["Referrer-Policy"] = "no-referrer"
-    return response
 
 
 def _shell(profiles: Profiles) -> Any:
@@ -170,7 +167,7 @@ def _head(view: View) -> Any:
     meta, target = report.meta, report.target
     parts = [
         f"{meta['kind'] or 'profile'}, {meta['state'] or 'unfinished'}",
-        f"{target.num_ipus} IPU{'s' if target.num_ipus != 1 else ''} ({target.name})",
+        f"{units.count(target.num_ipus, 'IPU')} ({target.name})",
         f"{target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each",
         f"{target.clock_hz / 1e9:.3g} GHz",
     ]
@@ -237,7 +234,7 @@ def _register(app: Dash, profiles: Profiles) -> None:
         )
         try:
             return page.layout(view), _head(view), [], classes
-        except (ProfileError, ValueError, LookupError) as error:
+        except (ProfileError, ValueError, LookupError, OSError) as error:
             return common.failure(error), [], [], classes
 
 
@@ -247,7 +244,7 @@ def _theme(where: dict[str, Any]) -> themes.Theme:
 
 def _on_error(error: Exception) -> None:
     """A callback that failed leaves the page as it is, and says above it why."""
-    if isinstance(error, (ProfileError, ValueError, LookupError)):
+    if isinstance(error, (ProfileError, ValueError, LookupError, OSError)):
         words = str(error)
     else:
         _log.error("the viewer failed in %s", ctx.triggered_id, exc_info=error)

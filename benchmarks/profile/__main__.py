@@ -28,8 +28,9 @@ HEAT = (480, 1472)  # cells of the heat map that the viewer asks for
 
 @dataclass(frozen=True)
 class Case:
-    """A model, on how many IPUs, with what accumulation and device iterations; ``layers`` of
-    BERT-Large if not 0.
+    """A model, on how many IPUs, with what accumulation and device iterations.
+
+    ``layers`` of BERT-Large if not 0.
     """
 
     model: str
@@ -55,7 +56,7 @@ def compiled(case: Case) -> Any:
 
     import ipu_exec
     from examples.models import bert, build, split
-    from ipu_exec.compiler.passes import compile_step
+    from ipu_exec.session.compilation import compile_step
     from tests.models import Mnist, mnist_batch
 
     options = ipu_exec.Options().showCompilationProgressBar(False).deviceIterations(case.iterations)
@@ -76,14 +77,16 @@ def compiled(case: Case) -> Any:
 
 def write(executable: Any, path: Path) -> float:
     """Seconds to write the profile with one run."""
+    from ipu_exec.compiler.profile_header import header
+    from ipu_exec.compiler.profile_rows import rows
     from profiler import ProfileWriter
     from profiler.records import Run
 
     start = time.perf_counter()
     with ProfileWriter(path) as writer:
-        writer.meta(**executable.header())
-        for rows in executable.rows():
-            writer.add(rows)
+        writer.meta(**header(executable))
+        for batch in rows(executable):
+            writer.add(batch)
         writer.meta(state="executed")
         writer.add([Run(0, "run 0", 0, 0, 0, 1)])
         writer.publish()

@@ -26,7 +26,10 @@ from benchmarks.memory import configure, optimiser
 from benchmarks.rebalance import others
 from benchmarks.rebalance.random_costs import random_costs
 from examples.models import Example, build, split
-from ipu_exec.compiler.passes import Executable, compile_step
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.profile_header import header
+from ipu_exec.compiler.profile_rows import rows
+from ipu_exec.session.compilation import compile_step
 from profiler import ProfileWriter, Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.split import ALL_CHOICES
@@ -54,22 +57,22 @@ def profile(executable: Executable, folder: Path) -> Report:
     """The compile's profile, without runs."""
     folder.mkdir()
     with ProfileWriter(folder / "profile.pop") as writer:
-        writer.meta(**executable.header())
-        for rows in executable.rows():
-            writer.add(rows)
+        writer.meta(**header(executable))
+        for batch in rows(executable):
+            writer.add(batch)
         writer.publish()
     return open_report(folder)
 
 
 def work(costs: Costs) -> np.ndarray:
-    return costs.forward + costs.backward
+    return costs.cycles.work
 
 
 WAYS: dict[str, Callable[[Costs, Report, int], Assignment]] = {
     "as many Blocks": lambda c, r, k: others.uniform(len(c), k),
     "as many parameters": lambda c, r, k: others.by_share(r.blocks["weight_bytes"].to_numpy(), k),
     "greedy by memory": lambda c, r, k: others.by_share(
-        c.always.sum(axis=1) + c.state.sum(axis=1), k
+        c.memory.always.sum(axis=1) + c.memory.state.sum(axis=1), k
     ),
     "halving by time": lambda c, r, k: others.halved(work(c), k),
     "torchgpipe's block partition, time": lambda c, r, k: others.block_partition(work(c), k),
@@ -93,7 +96,7 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
         best = best_split(costs, stages)
         took = time.perf_counter() - start
     except ValueError:
-        fits, costs = False, replace(costs, bytes_per_tile=1 << 40)
+        fits, costs = False, costs.with_tile_bytes(1 << 40)
         start = time.perf_counter()
         best = best_split(costs, stages)
         took = time.perf_counter() - start

@@ -1,8 +1,9 @@
-"""float16 next to float32 in a model's forward: what ``halfFloatCasting`` and
-``runningStatisticsAlwaysFloat`` change.
+"""float16 next to float32 in a model's forward.
+
+What ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
-statistics have the dtype that the model gives them [POPTORCH, python/options.py]. It
+statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
 promotes those of products and norms too, which PyTorch refuses (`Casting.promoted`); in a model
 without such nothing here is active.
 """
@@ -20,7 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ipu_exec.enums import HalfFloatCastingBehavior
 from ipu_exec.lowering.operators import Promotion, info
 
-# Functions that take a second tensor for its dtype or shape, or that set one.
+# Functions and methods of torch, not operators, that take a second tensor for its dtype or shape,
+# or that set one.
 _UNCAST = {
     "to",
     "type_as",
@@ -113,8 +115,9 @@ class Casting(TorchFunctionMode):
         return made
 
     def _in_float32(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The statistic that ``tensor`` is the rounding of, as long as nobody sets it to something
-        else.
+        """The float32 statistic that ``tensor`` is the rounding of.
+
+        It is used until somebody sets the tensor to something else.
         """
         if tensor.dtype is torch.float32:
             return tensor

@@ -49,15 +49,17 @@ def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:
-    """What of it decides what runs: truths and whole numbers; of other numbers only that there was
-    one.
+    """What of it decides what runs.
+
+    Truths and whole numbers; of other numbers only that there was one.
     """
     return tuple("a number" if isinstance(value, float) else value for value in contents)
 
 
 class PathWatch:
-    """While entered: compares each forward's path with the compiled one; ``left`` is what the first
-    that differs read.
+    """While entered: compares each forward's path with the compiled one.
+
+    ``left`` is what the first that differs read.
 
     Does nothing where the compiled program read nothing: such a model reads nothing ever, up to its
     mode and inputs' shapes, which are compiled for.
@@ -92,8 +94,9 @@ class PathWatch:
 
 
 def in_argument_check() -> bool:
-    """True while a function of torch looks for wrong arguments in a tensor; the captured ones are
-    right.
+    """True while a function of torch looks for wrong arguments in a tensor.
+
+    The captured ones are right.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

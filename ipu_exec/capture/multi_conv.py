@@ -13,7 +13,7 @@ from typing import Any
 
 from ipu_exec.enums import MultiConvPlanType
 from ipu_exec.errors import UsageError
-from ipu_exec.graph import Asked, Graph, OpNode
+from ipu_exec.graph import Graph, OperatorAttributes, OpNode
 from ipu_exec.lowering import info
 
 FORWARD, BACKWARD = "poplin.multi_conv", "poplin.multi_conv_backward"
@@ -24,7 +24,7 @@ CYCLE_BACK_OFF = 0.1
 
 
 @dataclass
-class Group:
+class MultiConvGroup:
     """A ``with MultiConv()`` as the model entered it: its settings, and the convolutions met
     inside.
     """
@@ -32,13 +32,13 @@ class Group:
     settings: dict[str, Any]
     convolutions: list[int] = field(default_factory=list)  # op ids
 
-    def asked(self, index: int) -> Asked:
-        """What is asked for one of the convolutions."""
+    def attributes(self, index: int) -> OperatorAttributes:
+        """Those of one of the convolutions."""
         one = {
             name: self._of(name, index) for name in ("availableMemoryProportions", "partialsTypes")
         }
         dtype = one["partialsTypes"]
-        return Asked(
+        return OperatorAttributes(
             proportion=one["availableMemoryProportions"] or 0.0,
             partials=str(dtype).removeprefix("torch.") if dtype is not None else "",
             dithering=self._of("enableConvDithering", index),
@@ -57,6 +57,7 @@ class Group:
 
     @property
     def parallel(self) -> bool:
+        """Whether the convolutions run at the same time, on tiles of their own."""
         return self.settings.get("planType") is not MultiConvPlanType.Serial
 
 
@@ -65,7 +66,7 @@ def is_convolution(aten: str) -> bool:
     return info(aten).convolution and not aten.startswith(_GRADIENT)
 
 
-def fuse(graph: Graph, groups: Sequence[Group]) -> None:
+def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
     """Make each group one operator forward and one backward; a serial one's convolutions stay,
     planned as asked.
 
@@ -77,13 +78,13 @@ def fuse(graph: Graph, groups: Sequence[Group]) -> None:
                 "Unexpected end_multi_conv: there is no convolution inside the MultiConv"
             )
         for index, number in enumerate(group.convolutions):
-            asked, op = group.asked(index), graph.ops[number]
-            proportion = asked.proportion or op.asked.proportion
-            op.asked = replace(asked, proportion=proportion, attributes=op.asked.attributes)
+            attributes, op = group.attributes(index), graph.ops[number]
+            proportion = attributes.proportion or op.attributes.proportion
+            op.attributes = replace(attributes, proportion=proportion, popart=op.attributes.popart)
     members = {op: k for k, group in enumerate(groups) for op in group.convolutions}
     for op in graph.ops:
         if op.forward_op in members and op.aten.startswith(_GRADIENT):
-            op.asked = graph.ops[op.forward_op].asked
+            op.attributes = graph.ops[op.forward_op].attributes
     sets: dict[tuple[int, str, int], list[OpNode]] = {}
     for op in graph.ops:
         first = op.id if op.id in members else op.forward_op
@@ -95,7 +96,7 @@ def fuse(graph: Graph, groups: Sequence[Group]) -> None:
             _fuse(graph, convolutions, groups[k], direction)
 
 
-def _fuse(graph: Graph, convolutions: list[OpNode], group: Group, direction: str) -> None:
+def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direction: str) -> None:
     order = _together(graph, convolutions)
     if order is None:
         if direction == "backward":
@@ -114,9 +115,9 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: Group, direction: str
     )
     count = sum(op.name == name or op.name.startswith(name + "_") for op in graph.ops)
     settings = {
-        "proportions": tuple(op.asked.proportion for op in convolutions),
-        "partials": tuple(op.asked.partials for op in convolutions),
-        "dithering": tuple(op.asked.dithering for op in convolutions),
+        "proportions": tuple(op.attributes.proportion for op in convolutions),
+        "partials": tuple(op.attributes.partials for op in convolutions),
+        "dithering": tuple(op.attributes.dithering for op in convolutions),
         "reserved_tiles": group.settings.get("perConvReservedTiles", RESERVED_TILES),
         "back_off": group.settings.get("cycleBackOff", CYCLE_BACK_OFF),
     }
@@ -129,7 +130,7 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: Group, direction: str
         outputs=tuple(value for op in convolutions for value in op.outputs),
         name=f"{name}_{count}" if count else name,
         module=module,
-        asked=Asked(attributes=lead.asked.attributes),
+        attributes=OperatorAttributes(popart=lead.attributes.popart),
     )
     ids = {op.id for op in convolutions}
     ops = [fused if op is lead else op for op in order if op is lead or op.id not in ids]

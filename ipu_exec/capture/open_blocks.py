@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipu_exec.capture.multi_conv import Group
+from ipu_exec.capture.multi_conv import MultiConvGroup
 from ipu_exec.errors import UsageError
 
 
@@ -32,10 +32,11 @@ class OpenAnnotations:
     next_id: int = 0
     layer_ids: dict[int, str] = field(default_factory=dict)  # id(layer) -> automatic user_id
     scopes: list[str] = field(default_factory=list)
-    multi_conv: Group | None = None
+    multi_conv: MultiConvGroup | None = None
     attributes: list[tuple[str, str, str]] = field(default_factory=list)
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
+        """Make the Block the open one; ``layer`` is the module that begins it, if one does."""
         if user_id is None:
             user_id = self.layer_ids.get(id(layer)) if layer is not None else None
         if user_id is None:
@@ -55,11 +56,11 @@ def current_block() -> BlockState | None:
 
 
 def block_ended() -> bool:
-    """True after a ``with Block``, until the next Block begins: PopTorch takes no operator there."""
+    """True after a ``with Block`` until the next begins: PopTorch takes no operator there."""
     return OPEN.ended
 
 
-def multi_conv() -> Group | None:
+def multi_conv() -> MultiConvGroup | None:
     """The multi-convolution that is open."""
     return OPEN.multi_conv
 
@@ -70,11 +71,12 @@ def open_multi_conv(settings: dict[str, Any] | None) -> None:
         raise UsageError(
             "Nested poptorch.MultiConv is not supported: end one before the next begins"
         )
-    OPEN.multi_conv = None if settings is None else Group(dict(settings))
+    OPEN.multi_conv = None if settings is None else MultiConvGroup(dict(settings))
 
 
 def name_scopes() -> list[str]:
     """Where the model is now, outermost first: modules (pushed by the capture) and `NameScope`s.
+
     Shared, not a copy.
     """
     return OPEN.scopes
@@ -88,8 +90,9 @@ def attributes() -> tuple[tuple[str, str, str], ...]:
 
 
 def reset_blocks() -> None:
-    """Forget which Block (and MultiConv and Attribute) is open and number automatic Blocks from "0"
-    again.
+    """Forget which Block, MultiConv and Attribute are open.
+
+    Automatic Blocks are numbered from "0" again.
     """
     OPEN.multi_conv, OPEN.attributes = None, []
     OPEN.block, OPEN.ended, OPEN.next_id, OPEN.layer_ids = None, False, 0, {}

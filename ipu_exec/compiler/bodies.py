@@ -1,5 +1,6 @@
-"""What a program is made of: bodies of bulk-synchronous steps over tiles, and the tree that holds
-them all.
+"""What a program is made of.
+
+Bodies of bulk-synchronous steps over tiles, and the tree that holds them all.
 
 Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a
 stream copy has a beginning and an end.
@@ -7,25 +8,25 @@ stream copy has a beginning and an end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
-from ipu_exec.compiler.locations import Locations
-from ipu_exec.compiler.phases import PhaseOptions
-from ipu_exec.compiler.recompute import Recomputation
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Plan, Vertices
 from ipu_exec.machine import (
-    HOST_LATENCY_SECONDS,
+    SLICE_CYCLES,
     STREAM_STEP_CYCLES,
     SYNC_CYCLES,
     TARGETS,
     Machine,
     exchange_tile_cycles,
 )
-from ipu_exec.replica_groups import Groupings
 from profiler import records
+from profiler.enums import Purpose
 
 
 @dataclass(slots=True)
@@ -44,12 +45,15 @@ class StepDraft:
     flops: int = 0
     plan: Plan | None = None
     part: int = -1  # which step of the plan; equal parts of equal plans share their code
+    purpose: Purpose = Purpose.OPERATOR
+    tensor: int = -1  # storage that it moves; -1: none, or several
 
 
 @dataclass(slots=True)
 class Use:
-    """Something in tile memory while a body runs: from step ``first`` to step ``last`` of it,
-    inclusive.
+    """Something in tile memory while a body runs.
+
+    From step ``first`` to step ``last`` of it, inclusive.
     """
 
     name: str
@@ -58,16 +62,14 @@ class Use:
     first: int
     last: int
     op: int = -1
-    dtype: str = ""
-    shape: tuple[int, ...] | None = None
     interleaved: bool = False
-    storage: int = -1
 
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that one IPU runs as a whole. ``task`` is one of
-    `profiler.schedules.TASKS`.
+    """A piece of program that one IPU runs as a whole.
+
+    ``task`` is one of `profiler.schedules.TASKS`.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Body:
 
     @property
     def cycles(self) -> int:
+        """Cycles of its steps, one after another."""
         return sum(step.cycles for step in self.steps)
 
     def begin_with(self, steps: list[StepDraft]) -> None:
@@ -94,37 +97,37 @@ class Body:
             use.first, use.last = use.first + count, use.last + count
 
     def touch(self, storage: int, first: int, last: int) -> None:
+        """Note that steps ``first`` to ``last`` use a storage."""
         old = self.touched.get(storage, (first, last))
         self.touched[storage] = (min(old[0], first), max(old[1], last))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ProgramTree:
-    """All bodies, in program order on each IPU, and where every storage lies on each stage."""
+    """All bodies, in program order on each IPU, and what of lowering and residency later passes
+    read beside them.
+    """
 
-    bodies: list[Body]
-    layouts: dict[tuple[int, int], Layout]  # (storage, stage)
-    stashed: dict[int, list[int]]  # stage -> storages
-    recomputed: dict[int, set[int]]  # stage -> storages made again before its backward
-    op_plans: dict[int, Plan]
-    op_cycles: dict[int, int]
-    moving: dict[int, bool] = field(
-        default_factory=dict
-    )  # what leaves the chip, and if after every phase
-    parts: dict[tuple[int, int], Layout] = field(
-        default_factory=dict
-    )  # (weight, stage): a replica's, always there
-    turning: frozenset[int] = (
-        frozenset()
-    )  # phased: stages whose backward follows their forward at once
-    loads: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (task, stage) -> cycles at its body's beginning
-    stores: dict[tuple[int, int], int] = field(default_factory=dict)  # ... and at its end
-    buffers: list[Use] = field(
-        default_factory=list
-    )  # of streams, always there; ``first`` is the stage
-    beside: frozenset[int] = frozenset()  # storages that come or leave over I/O tiles
+    bodies: tuple[Body, ...]
+    layouts: Mapping[tuple[int, int], Layout]  # (storage, stage)
+    stashed: Mapping[int, Sequence[int]]  # stage -> storages
+    recomputed: Mapping[int, set[int]]  # stage -> storages made again before its backward
+    op_plans: Mapping[int, Plan]
+    op_cycles: Mapping[int, int]
+    moving: Mapping[int, bool]  # what leaves the chip, and if after every phase
+    parts: Mapping[tuple[int, int], Layout]  # (weight, stage): a replica's, always there
+    turning: frozenset[int]  # phased: stages whose backward follows their forward at once
+    loads: Mapping[tuple[int, int], int]  # (task, stage) -> cycles at its body's beginning
+    stores: Mapping[tuple[int, int], int]  # ... and at its end
+    buffers: tuple[Use, ...]  # of streams, always there; ``first`` is the stage
+    beside: frozenset[int]  # storages that come or leave over I/O tiles
+    across: bool  # what is overlapped is so from one device iteration into the next
+
+    @property
+    def step_ids(self) -> list[range]:
+        """Ids of the steps body by body, counted over the whole program."""
+        ends = [0, *accumulate(len(body.steps) for body in self.bodies)]
+        return [range(first, end) for first, end in pairwise(ends)]
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """Bodies of these tasks of a stage, in the order in which they run."""
@@ -135,32 +138,15 @@ class ProgramTree:
         return next(iter(self.all_of(stage, task)), None)
 
     def cycles(self, task: int, stage: int) -> int:
+        """Cycles of a stage's bodies of that task (one of `profiler.schedules.TASKS`)."""
         return sum(body.cycles for body in self.all_of(stage, task))
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramOptions:
-    """What of the options changes the program."""
-
-    replicas: int = 1
-    stream_out_once: bool = True
-    locations: Locations = field(default_factory=Locations)
-    recompute: Recomputation = Recomputation.NONE
-    estimate: bool = False  # guess an operator that nobody lowered
-    phases: PhaseOptions = field(default_factory=PhaseOptions)
-    groupings: Groupings = field(
-        default_factory=dict
-    )  # weights that differ between replicas, by name
-    host_io: bool = True  # inputs come from the host and outputs go there
-    host_latency: float = (
-        HOST_LATENCY_SECONDS  # before a transfer's first byte; 0 where the host has it ready
-    )
-    across: bool = False  # what is overlapped is so from one device iteration into the next
-
-
-def one_step(name: str, ipu: int, task: int, kind: str, step: str, cycles: int) -> Body:
+def one_step(
+    name: str, ipu: int, task: int, kind: str, step: str, cycles: int, purpose: Purpose
+) -> Body:
     """A body of an IPU's own."""
-    return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles)])
+    return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles, purpose=purpose)])
 
 
 def drafts(step: Compute | Exchange, target: str) -> list[StepDraft]:
@@ -215,23 +201,41 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
     )
 
 
-def stream_steps(name: str, cycles: int, nbytes: np.ndarray, to_host: bool) -> list[StepDraft]:
-    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies)."""
+def stream_steps(
+    name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, tensors: Sequence[int]
+) -> list[StepDraft]:
+    """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
+
+    It moves the storages ``tensors``, ``nbytes`` on each tile; ``purpose`` says which way.
+    """
     none = np.zeros_like(nbytes)
+    to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
+    about: dict[str, Any] = {"purpose": purpose, "tensor": the_one(tensors)}
     return [
-        StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES),
+        StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES, **about),
         StepDraft(
-            records.STREAM_COPY_MID, f"{name}/mid", cycles, bytes_in=bytes_in, bytes_out=bytes_out
+            records.STREAM_COPY_MID,
+            f"{name}/mid",
+            cycles,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+            **about,
         ),
-        StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES),
+        StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES, **about),
     ]
 
 
+def the_one(tensors: Sequence[int]) -> int:
+    """The tensor of a step that moves a single one, or -1."""
+    return tensors[0] if len(tensors) == 1 else -1
+
+
 def slice_step(
-    name: str, elements: np.ndarray, dtype: str, op: int = -1, *, update: bool = False
+    name: str, elements: np.ndarray, dtype: str, purpose: Purpose, tensor: int, op: int = -1
 ) -> StepDraft:
     """Copy ``elements`` of every tile out of one slot of something larger, or into it."""
+    update = purpose is Purpose.STASH
     item = ITEM_BYTES[dtype]
     cycles = dynamic_slice_cycles(elements, item)
     poplar = {4: "float", 2: "half", 1: "char"}[item]
@@ -240,17 +244,25 @@ def slice_step(
         (elements > 0).astype(np.int64),
     )
     return StepDraft(
-        records.ON_TILE_EXECUTE, name, int(cycles.max()), op, cycles, vertices=(vertices,)
+        records.ON_TILE_EXECUTE,
+        name,
+        int(cycles.max()),
+        op,
+        cycles,
+        vertices=(vertices,),
+        purpose=purpose,
+        tensor=tensor,
     )
 
 
 def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
-    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v)
-    (docs/cycles.md#gather).
+    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v).
+
+    See docs/cycles.md#gather.
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)
-    cycles = 25 + 6 * (39 + 24 + -(-2 * per_worker // lanes))
+    cycles = SLICE_CYCLES + 6 * -(-2 * per_worker // lanes)
     return np.where(elements > 0, cycles, 0).astype(np.int64)
 
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, ProgramOptions, StepDraft
+from ipu_exec.compiler.bodies import Body, StepDraft, the_one
 from ipu_exec.compiler.locations import grouping_of
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
+from profiler.enums import Purpose
 
 
 class Collectives:
@@ -19,7 +21,7 @@ class Collectives:
     Replicas lie one after the other, each on a power of two of IPUs.
     """
 
-    def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
+    def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
         self.mapping, self.options = mapping, options
         self.graph, self.placement, self.machines = (
             mapping.graph,
@@ -28,46 +30,50 @@ class Collectives:
         )
 
     def reduce(self, ipu: int) -> Body | None:
-        """What replicas do with gradients before the weight update, all at once: an all-reduce, or
-        a reduce-scatter where each replica updates its part of the weight.
+        """What replicas do with gradients before the weight update, all at once.
+
+        An all-reduce, or a reduce-scatter where each replica updates its part of the weight.
         """
         if self.options.replicas == 1 or not self.graph.training:
             return None
         body = Body("", ipu, -1, schedules.REDUCE)
-        by_kind: dict[tuple[str, int], list[int]] = {}
-        for storage in self._gradients():
-            stage = self.placement.home.get(storage, 0)
-            late = storage in self.mapping.places.split or self.mapping.reduced_late(storage)
-            if self.placement.ipus[stage] == ipu and not late:
-                parts = (
-                    self.graph.storages[storage].parameter in self.mapping.places.updated_in_parts
-                )
-                by_kind.setdefault(("reduce-scatter" if parts else "all-reduce", stage), []).append(
-                    storage
-                )
-        for what in ("all-reduce", "reduce-scatter"):
-            where = {
-                s: stage for (kind, stage), mine in by_kind.items() if kind == what for s in mine
-            }
-            self.exchange(what, where, body)
-        for (
-            storage,
-            stage,
-        ) in where.items():  # of the scatter, which comes last: parts that wait for the update
-            part = self.mapping.shard(self.graph.storages[storage].parameter, stage)
-            body.temporaries.append(
-                self.mapping.use_of_part(part, storage, len(body.steps) - 1, len(body.steps) - 1)
-            )
-        body.name = f"IPU {ipu} {' and '.join(sorted({kind for kind, _ in by_kind}))} of gradients"
+        summed, scattered = self._reduced_together(ipu)
+        self.exchange(Purpose.ALL_REDUCE, summed, body)
+        self.exchange(Purpose.REDUCE_SCATTER, scattered, body)
+        last = len(body.steps) - 1
+        for storage, stage in scattered.items():  # parts that wait for the update
+            shard = self.mapping.shard(self.graph.storages[storage].parameter, stage)
+            body.temporaries.append(self.mapping.use_of_part(shard, storage, last, last))
+        kinds = [Purpose.ALL_REDUCE] * bool(summed) + [Purpose.REDUCE_SCATTER] * bool(scattered)
+        body.name = f"IPU {ipu} {' and '.join(kinds)} of gradients"
         return body
 
-    def exchange(self, what: str, where: Mapping[int, int], body: Body, name: str = "") -> None:
+    def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Gradients of an IPU that are all-reduced, and those that are scattered, each with its
+        stage.
+        """
+        places = self.mapping.residency.places
+        summed: dict[int, dict[int, int]] = {}
+        scattered: dict[int, dict[int, int]] = {}
+        for storage in self._gradients():
+            stage = self._home(storage)
+            late = storage in places.split or self.mapping.reduced_late(storage)
+            if self.placement.ipus[stage] != ipu or late:
+                continue
+            parts = self.graph.storages[storage].parameter in places.updated_in_parts
+            by_stage = scattered if parts else summed
+            by_stage.setdefault(stage, {})[storage] = stage
+        return _joined(summed), _joined(scattered)
+
+    def exchange(
+        self, purpose: Purpose, where: Mapping[int, int], body: Body, name: str = ""
+    ) -> None:
         """One step in which replicas exchange storages (``where`` gives the stages they are of).
 
-        ``what``: "all-reduce", "reduce-scatter" or "all-gather". In a ring of R each sends and
+        ``purpose``: an all-reduce, a reduce-scatter or an all-gather. In a ring of R each sends and
         receives (R - 1) / R of the bytes; an all-reduce is a scatter and a gather.
         """
-        rounds = 2 if what == "all-reduce" else 1
+        rounds = 2 if purpose is Purpose.ALL_REDUCE else 1
         target = self.machines[body.ipu].target
         apart = 1 << (self.placement.num_ipus - 1).bit_length()
         for (members, stride), mine in self._rings(where).items():
@@ -80,7 +86,7 @@ class Collectives:
                 target, body.ipu, apart * stride, members, int(nbytes.sum()), rounds
             )
             moved = rounds * nbytes * (members - 1) // members
-            step = what.title().replace("-", "") + (
+            step = purpose.title().replace("-", "") + (
                 f" in groups of {members}" if members < self.options.replicas else ""
             )
             body.steps.append(
@@ -90,14 +96,17 @@ class Collectives:
                     cycles,
                     bytes_in=moved,
                     bytes_out=moved.copy(),
+                    purpose=purpose,
+                    tensor=the_one(mine),
                 )
             )
             for storage in mine:
                 body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
-        """Storages by the replicas that exchange them: how many, and how many replicas from one to
-        the next.
+        """Storages by the replicas that exchange them.
+
+        How many, and how many replicas from one to the next.
         """
         found: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
@@ -111,8 +120,9 @@ class Collectives:
         return found
 
     def _gradients(self) -> list[int]:
-        """Storages the optimiser reads gradients from: the accumulators, or the gradients
-        themselves.
+        """Storages the optimiser reads gradients from.
+
+        The accumulators, or the gradients themselves.
         """
         storages = self.graph.storages.values()
         accumulators = [s.id for s in storages if s.role == "accumulator"]
@@ -124,9 +134,17 @@ class Collectives:
             if op.direction == "update"
             for v in op.inputs
         }
-        found = [s.id for s in storages if s.role == "gradient" and s.id in read]
-        for storage in found:
-            self.placement.home.setdefault(
-                storage, self.placement.op_stage[self.mapping.makers[storage]]
-            )
-        return found
+        return [s.id for s in storages if s.role == "gradient" and s.id in read]
+
+    def _home(self, gradient: int) -> int:
+        """The stage of its weight, or of what makes it."""
+        home = self.placement.home.get(gradient)
+        maker = self.mapping.makers.get(gradient)
+        return (
+            home if home is not None else self.placement.op_stage[maker] if maker is not None else 0
+        )
+
+
+def _joined(by_stage: Mapping[int, Mapping[int, int]]) -> dict[int, int]:
+    """Stage by stage, in the order in which they were met."""
+    return {storage: stage for mine in by_stage.values() for storage, stage in mine.items()}

@@ -16,6 +16,7 @@ from math import prod
 
 import numpy as np
 
+from ipu_exec.compiler.options import Locations
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import made_by
@@ -25,66 +26,12 @@ from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.replica_groups import Grouping, Groupings
 
-_KINDS = {
-    "weight": "weight",
-    "optimiser state": "state",
-    "accumulator": "accumulator",
-    "activation": "activation",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Of one kind of tensor. The least elements are PopART's defaults
-    [POPART, willow/include/popart/sessionoptions.hpp].
-    """
-
-    off_chip: bool = False
-    sharded: bool = False
-    least_off_chip: int = 2
-    least_sharded: int = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Locations:
-    """Of all kinds. ``replicas``: how many share a tensor that is sharded."""
-
-    weight: Location = field(default_factory=Location)
-    state: Location = field(default_factory=Location)
-    accumulator: Location = field(default_factory=Location)
-    activation: Location = field(default_factory=Location)
-    replicas: int = 1
-
-    def _of(self, storage: Storage) -> Location | None:
-        kind = _KINDS.get(storage.role)
-        found: Location | None = getattr(self, kind) if kind else None
-        return found
-
-    def off_chip(self, storage: Storage) -> bool:
-        """Whether it waits in streaming memory while nothing uses it."""
-        location = self._of(storage)
-        return (
-            location is not None
-            and location.off_chip
-            and storage.elements >= location.least_off_chip
-        )
-
-    def sharded(self, storage: Storage) -> bool:
-        """Whether each replica keeps its part of it only."""
-        location = self._of(storage)
-        if location is None or storage.role == "activation" or self.replicas == 1:
-            return False
-        return location.sharded and storage.elements >= location.least_sharded
-
-    def moves(self, storage: Storage) -> bool:
-        """Whether it is not whole on the chip all the time."""
-        return self.off_chip(storage) or self.sharded(storage)
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A replica's part of a weight, and of what has its size: 1/R of the elements of every tile,
-    rounded up.
+    """A replica's part of a weight, and of what has its size.
+
+    1/R of the elements of every tile, rounded up.
 
     So lies what GCL's CollectiveBalancedReorder gives each replica: every tile keeps work, no
     element leaves its tile.
@@ -97,6 +44,7 @@ class Shard:
 
     @classmethod
     def of(cls, weight: Storage, whole: Layout, replicas: int) -> Shard:
+        """One replica's part of ``weight``, over the tiles of its whole layout."""
         held = whole.bytes // ITEM_BYTES[weight.dtype]
         return cls(weight.id, whole, -(-held // replicas), ("shard", 0, replicas, whole.key))
 
@@ -106,31 +54,34 @@ class Shard:
         return int(self.elements.sum())
 
     def layout(self, dtype: str) -> Layout:
+        """The layout of the part, for elements of ``dtype``."""
         return Layout(self.key, self.elements * ITEM_BYTES[dtype])
 
 
 def _runs_on_parts(op: OpNode) -> bool:
-    """Whether an operator that reads tensors of one size can do so part by part: it is elementwise,
-    or it makes one number of all elements, which replicas then reduce.
+    """Whether an operator that reads tensors of one size can do so part by part.
+
+    It is elementwise, or it makes one number of all elements, which replicas then reduce.
     """
     operator = info(op.aten)
     dimensions = any(isinstance(item, tuple) for item in (*op.args, *dict(op.kwargs).values()))
     return operator.elementwise or (operator.reduces_parts and not dimensions)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Places:
     """Storages that are not whole on the chip all the time."""
 
-    remote: set[int] = field(
-        default_factory=set
-    )  # wait in streaming memory while no operator uses them
-    split: set[int] = field(default_factory=set)  # of which a replica keeps its part
-    updated_in_parts: set[int] = field(
-        default_factory=set
-    )  # weights: each replica updates its part
+    remote: frozenset[int] = frozenset()  # wait in streaming memory while no operator uses them
+    split: frozenset[int] = frozenset()  # of which a replica keeps its part
+    updated_in_parts: frozenset[int] = frozenset()  # weights: each replica updates its part
     # of ``remote``: the last operator that changes it in a direction of a stage
-    last_change: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
+    last_change: Mapping[tuple[str, int], Mapping[int, int]] = field(default_factory=dict)
+
+    def shared_accumulator(self, graph: Graph, op: OpNode) -> int | None:
+        """The accumulator of which each replica keeps a part and that ``op`` writes, if it does."""
+        written = (graph.values[value].storage for value in op.writes)
+        return next((storage for storage in written if storage in self.split), None)
 
 
 Ops = Mapping[tuple[str, int], Sequence[OpNode]]  # by direction and stage
@@ -144,63 +95,101 @@ def locate(
     locations: Locations,
     groupings: Groupings,
 ) -> Places:
-    """Find them, and warn of what cannot be as asked. ``again``: what a stage runs again before its
-    backward.
+    """Find them, and warn of what cannot be as asked.
+
+    ``again``: what a stage runs again before its backward.
 
     In phased execution phases move weights, accumulators and activations. What stages share stays
     whole on the chip, and in a pipeline so do activations: their stash.
     """
+    if placement.pipelined and graph.training and locations.activation.off_chip:
+        warn_once(
+            "TensorLocations.setActivationLocation: useOnChipStorage(False) is not honoured in a"
+            " pipeline: its stash stays on the chip. ShardedExecution and phased execution"
+            " honour it"
+        )
     shared = {transfer.storage for transfer in placement.transfers}
-    phases = bool(placement.phases)
-    places = Places()
-    waits = set() if phases or placement.pipelined else _read_backward(graph, placement, ops, again)
-    common, refused, apart = [], [], []
-    for storage in graph.storages.values():
-        fixed = storage.id in shared or (phases and storage.role != "optimiser state")
-        if (
-            locations.off_chip(storage)
-            and not fixed
-            and (storage.role != "activation" or storage.id in waits)
-        ):
-            places.remote.add(storage.id)
-        elif (
-            storage.role == "weight"
-            and storage.id in shared
-            and not phases
-            and locations.moves(storage)
-        ):
-            common.append(storage.name)
+    phased = bool(placement.phases)
+    waits = set() if phased or placement.pipelined else _read_backward(graph, placement, ops, again)
+    remote = _remote(graph, locations, shared, waits, phased)
     updates = by_weight(
         graph, [op for (direction, _), mine in ops.items() if direction == "update" for op in mine]
     )
+    split = _split(graph, locations, groupings, updates, shared, phased)
+    weights = {_weight_of(graph.storages[storage]) for storage in split}
+    return Places(
+        frozenset(remote),
+        frozenset(split),
+        frozenset(weights & updates.keys()),
+        {key: _last_changes(graph, mine, remote) for key, mine in ops.items()},
+    )
+
+
+def _weight_of(storage: Storage) -> int:
+    """The storage of the weight that it belongs to, or its own."""
+    return storage.parameter if storage.parameter >= 0 else storage.id
+
+
+def _remote(
+    graph: Graph, locations: Locations, shared: set[int], waits: set[int], phased: bool
+) -> set[int]:
+    """What goes to streaming memory. ``shared``: by several stages; ``waits``: activations that
+    wait for a backward.
+    """
+    remote, common = set(), []
     for storage in graph.storages.values():
-        weight = storage.parameter if storage.parameter >= 0 else storage.id
-        if not locations.sharded(storage) or storage.elements != graph.storages[weight].elements:
+        fixed = storage.id in shared or (phased and storage.role != "optimiser state")
+        idle = storage.role != "activation" or storage.id in waits
+        if locations.off_chip(storage) and not fixed and idle:
+            remote.add(storage.id)
+            continue
+        refused = storage.role == "weight" and storage.id in shared and not phased
+        if refused and locations.moves(storage):
+            common.append(storage.name)
+    _warn_of("TensorLocations.setWeightLocation", common, "stages share them")
+    return remote
+
+
+def _split(
+    graph: Graph,
+    locations: Locations,
+    groupings: Groupings,
+    updates: Mapping[int, Sequence[OpNode]],
+    shared: set[int],
+    phased: bool,
+) -> set[int]:
+    """Of what each replica keeps its part: weights, and what has the size of one."""
+    split: set[int] = set()
+    refused, apart = [], []
+    for storage in graph.storages.values():
+        weight = _weight_of(storage)
+        whole = storage.elements != graph.storages[weight].elements
+        if whole or not locations.sharded(storage):
             continue
         if grouping_of(graph, storage.id, groupings) is not None:
             apart.append(storage.name)
         elif not all(_can_part(graph, weight, op) for op in updates.get(weight, ())):
             refused.append(storage.name)
-        elif storage.id not in shared and (storage.role != "accumulator" or not phases):
-            places.split.add(storage.id)
-            places.updated_in_parts |= {weight} & updates.keys()
-    _say("TensorLocations.setWeightLocation", common, "stages share them")
-    _say(
-        "useReplicatedTensorSharding",
-        apart,
-        "their values differ between replicas (replicaGrouping)",
-    )
-    _say(
-        "useReplicatedTensorSharding",
-        refused,
-        "their optimiser does more than elementwise operators and norms",
-    )
-    for key, mine in ops.items():
-        changes = {storage: op.id for op in mine for storage in made_by(graph, op)}
-        places.last_change[key] = {
-            storage: op for storage, op in changes.items() if storage in places.remote
-        }
-    return places
+        elif storage.id not in shared and (storage.role != "accumulator" or not phased):
+            split.add(storage.id)
+    option = "useReplicatedTensorSharding"
+    _warn_of(option, apart, "their values differ between replicas (replicaGrouping)")
+    _warn_of(option, refused, "their optimiser does more than elementwise operators and norms")
+    return split
+
+
+def _last_changes(graph: Graph, ops: Sequence[OpNode], remote: set[int]) -> dict[int, int]:
+    """Storage in streaming memory -> the last operator that changes it."""
+    changes = {storage: op.id for op in ops for storage in made_by(graph, op)}
+    return {storage: op for storage, op in changes.items() if storage in remote}
+
+
+def _warn_of(option: str, names: list[str], why: str) -> None:
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        warn_once(
+            f"{option} is not honoured for {names[0]!r}{more}, which stay whole on the chip: {why}"
+        )
 
 
 def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
@@ -224,28 +213,19 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
 
 
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
-    """How replicas are grouped for a weight, or for the weight of a gradient or state; None: they
-    are all alike.
+    """How replicas are grouped for a weight, or for the weight of a gradient or state.
+
+    None: they are all alike.
     """
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage
     return groupings.get(weight.name) if weight.role == "weight" else None
 
 
-def _say(option: str, names: list[str], why: str) -> None:
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        warn_once(
-            f"{option} is not honoured for {names[0]!r}{more}, which stay whole on the chip: {why}"
-        )
-
-
 def _read_backward(
     graph: Graph, placement: Placement, ops: Ops, again: Mapping[int, Sequence[OpNode]]
 ) -> set[int]:
-    """Storages that a stage's forward makes and its backward reads, but for those that it makes
-    again.
-    """
+    """Storages that a stage's backward reads from its forward, without recomputed ones."""
     found: set[int] = set()
     for stage in range(len(placement.stages)):
         made = {s for op in ops.get(("forward", stage), ()) for s in made_by(graph, op)}

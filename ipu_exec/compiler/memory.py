@@ -1,5 +1,4 @@
-"""Memory: every variable with its tile bytes, category and lifetime, and whether the tiles hold it
-all.
+"""Memory: every variable's tile bytes, category and lifetime, and whether all fit.
 
 A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never
 stored, only summed (profiler.liveness). What is a guess in here is called an estimate; the sizes
@@ -11,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
 from profiler import records, schedules
 from profiler.memory import including_gaps
+from profiler.names import unique
 
 _CODE = (
     "vertexCode",
@@ -55,9 +56,8 @@ COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
 EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
 SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
 CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
-EXTERNAL_EXCHANGE_INSTRUCTIONS = (
-    24  # estimate: packet set-up of one copy to or from another IPU or the host
-)
+# estimate: packet set-up of one copy to or from another IPU or the host
+EXTERNAL_EXCHANGE_INSTRUCTIONS = 24
 PACKET_BYTES = 1024  # to the host, at most (estimate)
 HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 
@@ -86,22 +86,32 @@ def positions(tree: ProgramTree, ipu: int) -> dict[int, int]:
     return found
 
 
+def _first_steps(tree: ProgramTree) -> list[int]:
+    """Id of each body's first step: they count through all bodies."""
+    return list(accumulate((len(body.steps) for body in tree.bodies), initial=0))
+
+
 @dataclass(slots=True)
 class Code:
-    """Pieces of code by what they are (`_Digests`): the Blocks whose operators run one, and its
-    variables on each IPU that has it; and the bytes of control code on every tile that an
-    operator's calls of them take. An operator of no Block has the number -1 for it.
+    """Pieces of code by what they are (`_Digests`).
+
+    The Blocks whose operators run one, and its variables on each IPU that has it; and the bytes of
+    control code on every tile that an operator's calls of them take. An operator of no Block has
+    the number -1 for it.
     """
 
     blocks: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
     variables: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)  # step -> the first that runs its code
 
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
-        """``calls``: bytes on each tile of every Block's operators (``block_of`` gives an
-        operator's Block). ``shared``: Blocks, ids of the variables with the code that exactly these
-        have in common, ids of the same on further IPUs; what operators of no Block run too is left
-        out.
+        """The code of each Block, and the code that Blocks share.
+
+        ``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's
+        Block). ``shared``: Blocks, ids of the variables with the code that exactly these have in
+        common, and ids of the same on further IPUs. Code that operators outside all Blocks run too
+        is left out.
         """
         found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         for key, users in self.blocks.items():
@@ -121,13 +131,15 @@ class Code:
 def variables(
     graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
 ) -> tuple[list[records.Variable], list[records.Use], Code]:
-    """All that lies in tile memory of one replica, IPU by IPU, ids from 0; which operators use
-    what; and whose the code is.
+    """All that lies in tile memory of one replica, IPU by IPU, ids from 0.
+
+    Which operators use what; and whose the code is.
     """
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     code = Code()
     for ipu in range(placement.num_ipus):
+        begin = len(found)
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
         maker.in_place()
@@ -142,6 +154,9 @@ def variables(
             if placement.ipus[stage] == ipu
         }
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
+        mine = found[begin:]
+        for variable, name in zip(mine, unique(one.name for one in mine), strict=True):
+            variable.name = name  # programs that read profiles key bytes by it
     return found, [records.Use(op, variable) for op, variable in sorted(uses)], code
 
 
@@ -167,6 +182,7 @@ class _Maker:
         self.machine = machine
         self.start = positions(tree, ipu)
         self.bodies = [(tree.bodies[index], at) for index, at in self.start.items()]
+        self.first_step = _first_steps(tree)
         self.steps = sum(len(body.steps) for body, _ in self.bodies)
         self.of_storage: dict[int, list[int]] = {}  # ids of its variables
         self.makers: dict[int, int] = {}
@@ -193,6 +209,8 @@ class _Maker:
         dtype: str = "",
         shape: tuple[int, ...] | None = None,
         interleaved: bool = False,
+        tensor: int = -1,
+        step: int = -1,
     ) -> None:
         """``interval``: first and last position, inclusive; None for something always live."""
         total = int(tile_bytes.sum())
@@ -200,6 +218,7 @@ class _Maker:
             return
         start, stop = (0, self.steps) if interval is None else (interval[0], interval[1] + 1)
         block = self.graph.ops[op].block if op >= 0 else -1
+        parameter = self.graph.storages[tensor].parameter if tensor >= 0 else -1
         self.found.append(
             records.Variable(
                 len(self.found),
@@ -218,6 +237,9 @@ class _Maker:
                 int(interval is None),
                 start,
                 stop,
+                tensor,
+                parameter,
+                step,
             )
         )
 
@@ -232,8 +254,9 @@ class _Maker:
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.found)))
 
     def in_place(self) -> None:
-        """An elementwise operator writes over an input that nobody reads after it: what lies there
-        is its output.
+        """An elementwise operator writes over an input that nobody reads after it.
+
+        What lies there is its output.
 
         PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the
         update of an optimiser is one expression over its operands, whatever it is made of (popart's
@@ -285,6 +308,7 @@ class _Maker:
             "stage": stage,
             "dtype": storage.dtype,
             "shape": self.shapes.get(storage_id),
+            "tensor": storage_id,
         }
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
@@ -318,8 +342,9 @@ class _Maker:
             self.add(f"{storage.name}/stash", "variable", "stash", nbytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
-        """The first op that uses a weight (or the weight of a state): where its memory is looked
-        for.
+        """The first op that uses a weight (or the weight of a state).
+
+        Where its memory is looked for.
         """
         storage = self.graph.storages[storage_id]
         owner = storage.parameter if storage.parameter >= 0 else storage_id
@@ -377,9 +402,10 @@ class _Maker:
         return groups
 
     def _while_on_chip(self, storage: int, stage: int) -> list[tuple[int, int]]:
-        """From being loaded (or made) to being stored (or last read). In phased execution phase by
-        phase, or until the end of the forward or backward; else in the forward, in recomputation
-        with backward, and in the update.
+        """From being loaded (or made) to being stored (or last read).
+
+        In phased execution phase by phase, or until the end of the forward or backward; else in the
+        forward, in recomputation with backward, and in the update.
         """
         spans: dict[int | str, tuple[int, int]] = {}
         for number, (body, at) in enumerate(self.bodies):
@@ -429,10 +455,11 @@ class _Maker:
         control = np.zeros(target.tiles, np.int64)
         on_tile: dict[str, np.ndarray] = {}
         seen: set[tuple[int, ...]] = set()
+        first_of: dict[tuple[int, ...], int] = {}
         digests = _Digests()
-        for body, _ in self.bodies:
+        for index, (body, _) in zip(self.start, self.bodies, strict=True):
             called: tuple[int, int] | None = None
-            for step in body.steps:
+            for step_id, step in enumerate(body.steps, self.first_step[index]):
                 if step.plan is not None and (step.op, id(step.plan)) != called:
                     called = (step.op, id(step.plan))
                     control += CALL_INSTRUCTIONS * INSTRUCTION_BYTES
@@ -441,6 +468,7 @@ class _Maker:
                     )
                 op = self.graph.ops[step.op] if step.op >= 0 else None
                 key = digests.of(step, op)
+                code.first[step_id] = first_of.setdefault(key, step_id)
                 if step.plan is not None:
                     code.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
                 if key in seen:
@@ -453,7 +481,7 @@ class _Maker:
                     ) | (vertices.count > 0)
                 control += INSTRUCTION_BYTES * _control_instructions(step)
                 if step.type != records.SYNC:
-                    self._step_code(body, step)
+                    self._step_code(body, step, step_id)
                 if step.plan is not None and len(self.found) > first:
                     code.variables.setdefault(key, []).append(list(range(first, len(self.found))))
             for plan, users in _plans(body):
@@ -474,8 +502,8 @@ class _Maker:
         self.add("control code", "controlCode", "program", control)
         self.add("stack", "stack", "program", np.full(target.tiles, STACK_BYTES, np.int64))
 
-    def _step_code(self, body: Body, step: StepDraft) -> None:
-        about: dict[str, Any] = {"op": step.op, "stage": body.stage}
+    def _step_code(self, body: Body, step: StepDraft, step_id: int) -> None:
+        about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
         if step.vertices:
             count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
             self.add(
@@ -521,16 +549,18 @@ class _Maker:
 
 
 class _Digests:
-    """What tells steps apart that are different code. Plans are cached and live on, so their ids
-    tell them apart.
+    """What tells steps apart that are different code.
+
+    Plans are cached and live on, so their ids tell them apart.
     """
 
     def __init__(self) -> None:
         self._plans: dict[int, int] = {}
 
     def of(self, step: StepDraft, op: OpNode | None) -> tuple[int, ...]:
-        """Equal for steps that are the same code: over tiles the same, in operators that are the
-        same in all steps.
+        """Equal for steps that are the same code.
+
+        Over tiles the same, in operators that are the same in all steps.
 
         Operators whose outline attributes differ are not (PopART's ``__outline``).
         """
@@ -539,7 +569,7 @@ class _Digests:
         if id(step.plan) not in self._plans:
             parts = tuple(_digest(part) for part in step.plan.steps)
             self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
-        outline = hash(op.asked.outline) if op is not None else 0
+        outline = hash(op.attributes.outline) if op is not None else 0
         return (
             self._plans[id(step.plan)],
             outline,
@@ -603,8 +633,9 @@ def _span(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """Most bytes at one step on each tile of an IPU (arrays over tiles), and the first step at
-    which they are.
+    """The most bytes at one step on each tile of an IPU, and the first such step.
+
+    Both are arrays over tiles.
     """
 
     ipu: int
@@ -697,8 +728,9 @@ def _overflow(
 
 
 def _peaks(found: list[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per tile, the most bytes live at one step and the first step at which they are. One running
-    sum.
+    """Per tile, the most bytes live at one step and the first step at which they are.
+
+    One running sum.
     """
     changes: dict[int, np.ndarray] = {}
     for variable in found:

@@ -1,5 +1,4 @@
-"""Phased execution: what each phase loads from streaming memory, stores there and receives from
-other IPUs.
+"""Phased execution: what each phase loads, stores and receives from other IPUs.
 
 A phase's weights come before its forward and again before its backward; gradients go to streaming
 memory after the backward, where the weight update finds them. Activations that a backward reads
@@ -13,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ipu_exec.compiler.locations import Locations
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import Liveness
@@ -21,40 +20,41 @@ from ipu_exec.graph import Graph, OpNode
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseOptions:
-    """What of the options changes phased execution."""
+class Traffic:
+    """What one body of phased execution loads, receives and stores.
 
-    liveness: Liveness = Liveness.AlwaysLive
-    separate: bool = False  # the backward of the last phase is a phase of its own
-    locations: Locations = field(default_factory=Locations)
+    It loads and receives before it computes, and stores afterwards.
+    """
+
+    load: tuple[int, ...] = ()
+    receive: tuple[int, ...] = ()
+    store: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether
+    after every phase.
+    """
+
+    traffic: Mapping[tuple[str, int], Traffic]
+    moving: Mapping[int, bool]
 
 
 @dataclass(slots=True)
-class Traffic:
-    """Storages that one body of phased execution loads before it computes, receives, and stores
-    behind it.
-    """
+class _Lists:
+    """A `Traffic` in the making."""
 
     load: list[int] = field(default_factory=list)
     receive: list[int] = field(default_factory=list)
     store: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Moves:
-    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether
-    after every phase.
-    """
-
-    traffic: dict[tuple[str, int], Traffic] = field(default_factory=dict)
-    moving: dict[int, bool] = field(default_factory=dict)
-
-
 def moves(
     graph: Graph,
     placement: Placement,
     ops: Mapping[tuple[str, int], list[OpNode]],
-    options: PhaseOptions,
+    options: CompileOptions,
 ) -> Moves:
     """What moves in one micro-batch, by the operators of each (direction, stage) but views."""
     return _Finder(graph, placement, ops, options).find()
@@ -66,7 +66,7 @@ class _Finder:
         graph: Graph,
         placement: Placement,
         ops: Mapping[tuple[str, int], list[OpNode]],
-        options: PhaseOptions,
+        options: CompileOptions,
     ) -> None:
         self.graph, self.placement, self.ops, self.options = graph, placement, ops, options
         self.made: dict[
@@ -84,7 +84,8 @@ class _Finder:
             for op in mine
             for v in op.inputs
         }
-        self.result = Moves()
+        self.traffic: dict[tuple[str, int], _Lists] = {}
+        self.moving: dict[int, bool] = {}
         self.there: dict[int, set[int]] = {}  # IPU -> storages that came to it and stay
         self.stored: set[int] = set()
 
@@ -94,10 +95,14 @@ class _Finder:
         if self.graph.training:
             order += [("backward", stage) for stage in reversed(stages)]
         for key in order:
-            self.result.traffic[key] = Traffic()
+            self.traffic[key] = _Lists()
         for direction, stage in order:
             self._body(direction, stage)
-        return self.result
+        traffic = {
+            key: Traffic(tuple(lists.load), tuple(lists.receive), tuple(lists.store))
+            for key, lists in self.traffic.items()
+        }
+        return Moves(traffic, self.moving)
 
     def _storage(self, value: int) -> int:
         return self.graph.values[value].storage
@@ -108,7 +113,7 @@ class _Finder:
         )
 
     def _body(self, direction: str, stage: int) -> None:
-        ipu, traffic = self.placement.ipus[stage], self.result.traffic[direction, stage]
+        ipu, traffic = self.placement.ipus[stage], self.traffic[direction, stage]
         there = self.there.setdefault(ipu, set())
         for storage in self._reads(direction, stage):
             role = self.graph.storages[storage].role
@@ -133,7 +138,7 @@ class _Finder:
                 elif direction == "backward" and maker == "forward":
                     self._wait_for_backward(traffic, storage, stage)
                 elif source != stage and self._apart(source, stage) and self._leaves(storage):
-                    self._keep(self.result.traffic[maker, source], storage)
+                    self._keep(self.traffic[maker, source], storage)
                     self._load(traffic, storage, True)
         if direction == "backward":
             self._keep_gradients(traffic, stage)
@@ -143,11 +148,12 @@ class _Finder:
 
     @property
     def _each_phase(self) -> bool:
-        return self.options.liveness is Liveness.OffChipAfterEachPhase
+        return self.options.strategy.liveness is Liveness.OffChipAfterEachPhase
 
     def _leaves(self, storage: int) -> bool:
-        """Whether something leaves the chip after each phase. Where activations lie says nothing of
-        other tensors.
+        """Whether something leaves the chip after each phase.
+
+        Where activations lie says nothing of other tensors.
         """
         return self._each_phase and (
             self.graph.storages[storage].role != "activation" or self._off_chip(storage)
@@ -159,16 +165,22 @@ class _Finder:
     def _turns(self, direction: str, stage: int) -> bool:
         """Whether it is the backward that follows its own forward at once."""
         last = self.placement.phases[stage] == self.placement.phases[-1]
-        return direction == "backward" and last and not self.options.separate
+        return (
+            direction == "backward" and last and not self.options.strategy.separate_backward_phase
+        )
 
-    def _wait_for_backward(self, traffic: Traffic, storage: int, stage: int) -> None:
+    def _wait_for_backward(self, traffic: _Lists, storage: int, stage: int) -> None:
         stays = self.graph.storages[storage].role == "activation" and not self._off_chip(storage)
-        if self.options.liveness is Liveness.AlwaysLive or self._turns("backward", stage) or stays:
+        if (
+            self.options.strategy.liveness is Liveness.AlwaysLive
+            or self._turns("backward", stage)
+            or stays
+        ):
             return
-        self._keep(self.result.traffic["forward", stage], storage)
+        self._keep(self.traffic["forward", stage], storage)
         self._load(traffic, storage, self._each_phase)
 
-    def _keep_gradients(self, traffic: Traffic, stage: int) -> None:
+    def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
         """Accumulators that were added to, and gradients that the update reads, wait in streaming
         memory.
         """
@@ -181,14 +193,14 @@ class _Finder:
                 kept = role == "accumulator" and self._off_chip(storage)
                 if kept or (role == "gradient" and storage in self.updated):
                     self._keep(traffic, storage)
-                    self.result.moving.setdefault(storage, True)
+                    self.moving.setdefault(storage, True)
 
-    def _load(self, traffic: Traffic, storage: int, after_every_phase: bool) -> None:
+    def _load(self, traffic: _Lists, storage: int, after_every_phase: bool) -> None:
         if storage not in traffic.load:
             traffic.load.append(storage)
-        self.result.moving[storage] = self.result.moving.get(storage, False) or after_every_phase
+        self.moving[storage] = self.moving.get(storage, False) or after_every_phase
 
-    def _keep(self, traffic: Traffic, storage: int) -> None:
+    def _keep(self, traffic: _Lists, storage: int) -> None:
         if storage not in self.stored or self.graph.storages[storage].role == "accumulator":
             if storage not in traffic.store:
                 traffic.store.append(storage)

@@ -1,22 +1,24 @@
-"""Placement: ops to stages, stages to IPUs, and the copies between them
-(docs/poptorch-semantics.md#placement).
+"""Placement: ops to stages, stages to IPUs, and the copies between them.
+
+See docs/poptorch-semantics.md#placement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ipu_exec.annotations import ExecutionStrategy, PhasedExecution, Stage
+from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import AutoStage
-from ipu_exec.errors import PipelineDepthError, UsageError, warn_once
+from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
 from profiler import schedules
 
 MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
 
 
@@ -43,25 +45,29 @@ class Transfer:
         return low <= cut < high
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage
-    and input.
+    """Where everything runs.
+
+    ``op_stage`` has a stage per op; ``home`` one per persistent storage and input.
     """
 
     pipelined: bool
     stages: tuple[StagePlace, ...]
-    op_stage: list[int] = field(default_factory=list)
-    home: dict[int, int] = field(default_factory=dict)
-    transfers: list[Transfer] = field(default_factory=list)
+    op_stage: tuple[int, ...]
+    home: Mapping[int, int]
+    transfers: tuple[Transfer, ...]
     phases: tuple[int, ...] = ()  # of phased execution: the phase of each stage
+    attached_ipus: int = 1  # of one replica, a power of two
 
     @property
     def ipus(self) -> tuple[int, ...]:
+        """The IPUs that have a stage, ascending."""
         return tuple(stage.ipu for stage in self.stages)
 
     @property
     def num_ipus(self) -> int:
+        """IPUs of one replica: the highest used and all below it."""
         return max(self.ipus) + 1
 
     def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
@@ -79,13 +85,64 @@ def storage_bytes(graph: Graph, storage: int) -> int:
     return item.elements * ITEM_BYTES[item.dtype]
 
 
+def place_model(graph: Graph, options: CompileOptions) -> Placement:
+    """The pass: stages of the strategy, every operator on one, and what travels between them.
+
+    Errors where replicas would have to agree on a buffer, a Block is placed against the order of
+    the model or not at all, a pipeline is not deep enough, or there is no such system.
+    """
+    strategy = options.strategy
+    check_buffers(graph, options)
+    check_blocks(graph, strategy)
+    stages = resolve_stages(strategy, graph.blocks, begins_outside(graph))
+    pipelined = strategy.execution is Execution.PIPELINED and len(stages) > 1
+    placement = replace(place(graph, stages, pipelined), phases=strategy.phases)
+    if placement.phases:
+        check_phases(graph, placement)
+    attached = round_ipus(placement.num_ipus, options.auto_round_ipus)
+    if pipelined:
+        name = "Training.gradientAccumulation" if options.training else "deviceIterations"
+        check_depth(len(stages), options.micro_batches, options.training, name)
+    return replace(placement, attached_ipus=attached)
+
+
+def check_buffers(graph: Graph, options: CompileOptions) -> None:
+    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has
+    it.
+
+    Running statistics of a batch norm are each replica's own there too.
+    """
+    if options.replicas == 1 or not options.broadcast_buffers:
+        return
+    for op in graph.ops:
+        for value in op.writes if op.direction == "forward" else ():
+            storage = graph.storages[graph.values[value].storage]
+            if storage.role == "buffer" and not storage.name.endswith(_STATISTICS):
+                raise Error(
+                    "PopTorch does not support broadcasting buffers. If your model is able to"
+                    " tolerate buffers becoming out of sync between replicas, you can disable"
+                    " buffer broadcasting using poptorch.Options.broadcastBuffers(False). The"
+                    f" buffer is {storage.name!r}, and {op.name} writes it",
+                    location=f"{op.file}:{op.line}" if op.file else "",
+                )
+
+
 def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placement:
     """Give every op its stage and find what has to travel.
 
     Errors: a stage that goes back along the model, a Block in no stage, a Stage naming no Block.
     """
-    placement = Placement(pipelined, tuple(stages) or (StagePlace(0, ()),))
-    by_name = {name: index for index, stage in enumerate(placement.stages) for name in stage.blocks}
+    stages = tuple(stages) or (StagePlace(0, ()),)
+    block_stage = _block_stages(graph, stages)
+    if pipelined:
+        _check_order(graph, block_stage)
+    op_stage, home = _place_ops(graph, len(stages), block_stage)
+    return Placement(pipelined, stages, op_stage, home, _find_transfers(graph, op_stage, home))
+
+
+def _block_stages(graph: Graph, stages: Sequence[StagePlace]) -> list[int]:
+    """The stage of each Block."""
+    by_name = {name: index for index, stage in enumerate(stages) for name in stage.blocks}
     block_stage = []
     for block in graph.blocks:
         if block.name not in by_name:
@@ -103,11 +160,7 @@ def place(graph: Graph, stages: Sequence[StagePlace], pipelined: bool) -> Placem
                 f" {', '.join(repr(n) for n in sorted(used)) or 'none'}. Correct the name or remove"
                 " it from the Stage"
             )
-    if pipelined:
-        _check_order(graph, block_stage)
-    _place_ops(graph, placement, block_stage)
-    _find_transfers(graph, placement)
-    return placement
+    return block_stage
 
 
 def _check_order(graph: Graph, block_stage: list[int]) -> None:
@@ -158,9 +211,13 @@ def _backwards(
     )
 
 
-def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> None:
-    last = len(placement.stages) - 1
+def _place_ops(
+    graph: Graph, stages: int, block_stage: list[int]
+) -> tuple[tuple[int, ...], dict[int, int]]:
+    """The stage of each operator, and of each persistent storage and input."""
     values, storages = graph.values, graph.storages
+    op_stage: list[int] = []
+    home: dict[int, int] = {}
     made_at: dict[int, int] = {}
 
     def home_of(op: OpNode) -> int | None:
@@ -168,8 +225,8 @@ def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> No
         owned = [values[v].storage for v in op.inputs]
         for storage in owned:
             owner = storages[storage].parameter if storages[storage].parameter >= 0 else storage
-            if owner in placement.home:
-                return placement.home[owner]
+            if owner in home:
+                return home[owner]
         return next((made_at[storage] for storage in owned if storage in made_at), None)
 
     for op in graph.ops:
@@ -179,31 +236,34 @@ def _place_ops(graph: Graph, placement: Placement, block_stage: list[int]) -> No
         elif op.block >= 0:
             stage = block_stage[op.block]
         else:
-            stage = 0 if op.direction == "forward" or op.forward_op >= 0 else last
-        placement.op_stage.append(stage)
+            stage = 0 if op.direction == "forward" or op.forward_op >= 0 else stages - 1
+        op_stage.append(stage)
         for value in op.inputs:
             storage = values[value].storage
             if storages[storage].role in (*_PERSISTENT, "input"):
-                placement.home.setdefault(storage, stage)
+                home.setdefault(storage, stage)
         for output in op.outputs:
             if output is not None:
                 made_at.setdefault(values[output].storage, stage)
     for state in storages.values():
         if state.parameter >= 0:
-            placement.home[state.id] = placement.home.get(state.parameter, 0)
+            home[state.id] = home.get(state.parameter, 0)
+    return tuple(op_stage), home
 
 
-def _find_transfers(graph: Graph, placement: Placement) -> None:
+def _find_transfers(
+    graph: Graph, op_stage: Sequence[int], home: Mapping[int, int]
+) -> tuple[Transfer, ...]:
     """What a stage needs and another makes. A backward op that reads what the forward made needs it
     forward.
     """
     made: dict[int, tuple[int, str]] = {}
     wanted: dict[tuple[int, str, int, bool], int] = {}
     values = graph.values
-    for op, stage in zip(graph.ops, placement.op_stage, strict=True):
+    for op, stage in zip(graph.ops, op_stage, strict=True):
         for value in read_values(op):
             storage = values[value].storage
-            source, direction = made.get(storage, (placement.home.get(storage, stage), "forward"))
+            source, direction = made.get(storage, (home.get(storage, stage), "forward"))
             if source != stage and op.direction != "update":
                 key = (storage, direction, source, stage > source)
                 furthest = wanted.get(key, stage)
@@ -211,10 +271,10 @@ def _find_transfers(graph: Graph, placement: Placement) -> None:
         for output in op.outputs:
             if output is not None:
                 made.setdefault(values[output].storage, (stage, op.direction))
-    placement.transfers = [
+    return tuple(
         Transfer(storage, direction, source, target)
         for (storage, direction, source, _), target in wanted.items()
-    ]
+    )
 
 
 def begins_outside(graph: Graph) -> bool:
@@ -234,7 +294,7 @@ def check_phases(graph: Graph, placement: Placement) -> None:
     _check_phase_order(graph, [block_phase[block.name] for block in graph.blocks])
 
 
-def check_blocks(graph: Graph, strategy: ExecutionStrategy) -> None:
+def check_blocks(graph: Graph, strategy: StrategyOptions) -> None:
     """Error with AutoIncrement where an op follows a ``with Block`` and is in none; else a warning.
 
     PopTorch refuses it with every strategy. Here it belongs to the Block before.
@@ -274,21 +334,21 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
 
 
 def resolve_stages(
-    strategy: ExecutionStrategy, blocks: Sequence[BlockInfo], begins_outside: bool = False
+    strategy: StrategyOptions, blocks: Sequence[BlockInfo], begins_outside: bool = False
 ) -> list[StagePlace]:
-    """The forward stages of a strategy for the Blocks a model opened
-    (docs/poptorch-semantics.md#placement).
+    """The forward stages of a strategy for the Blocks a model opened.
+
+    See docs/poptorch-semantics.md#placement.
 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's
     stage is its ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU
     merge. ``begins_outside``: the model computes before its first Block, which AutoStage puts on
     IPU 0.
     """
-    if isinstance(strategy, PhasedExecution):
-        named = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
-        return [_phased_stage(strategy, index, place, blocks) for index, place in enumerate(named)]
+    if strategy.execution is Execution.PHASED:
+        return [_phased_stage(stage, blocks) for stage in strategy.stages]
     if strategy.stages:
-        found = [_named_stage(index, stage, blocks) for index, stage in enumerate(strategy.stages)]
+        found = [_named_stage(stage, blocks) for stage in strategy.stages]
     else:
         found = _automatic_stages(strategy.auto_stage, blocks)
         if begins_outside and found and found[0].ipu:
@@ -302,9 +362,9 @@ def resolve_stages(
     return merged or [StagePlace(0, ())]
 
 
-def _named_stage(index: int, stage: Stage, blocks: Sequence[BlockInfo]) -> StagePlace:
-    if stage.ipu_id is not None:
-        return StagePlace(stage.ipu_id, stage.blocks)
+def _named_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace:
+    if stage.ipu is not None:
+        return StagePlace(stage.ipu, stage.blocks)
     wanted = {
         block.ipu_id: block.name
         for block in blocks
@@ -316,21 +376,20 @@ def _named_stage(index: int, stage: Stage, blocks: Sequence[BlockInfo]) -> Stage
             f"{stage} is on two IPUs: Block {first!r} asks for IPU {one}, Block {second!r} for IPU"
             f" {two}. Give the stage its IPU with .ipu(n), or put the Blocks into two stages"
         )
-    return StagePlace(index, stage.blocks)
+    return StagePlace(stage.default_ipu, stage.blocks)
 
 
-def _phased_stage(
-    strategy: PhasedExecution, index: int, place: StagePlace, blocks: Sequence[BlockInfo]
-) -> StagePlace:
+def _phased_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace:
     """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group
     is.
     """
+    place = _named_stage(stage, blocks)
     asked = [
         block.ipu_id for block in blocks if block.name in place.blocks and block.ipu_id is not None
     ]
-    if strategy.stages[index].ipu_id is not None:
+    if stage.ipu is not None:
         return place
-    return StagePlace(asked[0] if asked else strategy.default_ipu(index), place.blocks)
+    return StagePlace(asked[0] if asked else stage.default_ipu, place.blocks)
 
 
 def _automatic_stages(auto: AutoStage, blocks: Sequence[BlockInfo]) -> list[StagePlace]:

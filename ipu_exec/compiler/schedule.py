@@ -1,5 +1,6 @@
-"""From bodies to time: what each stage costs, the schedule of a device iteration, and the trace a
-profile keeps.
+"""From bodies to time.
+
+What each stage costs, the schedule of a device iteration, and the trace a profile keeps.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipu_exec.compiler.bodies import ProgramTree
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.enums import SyncPattern
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
@@ -58,10 +60,7 @@ class Timeline:
 def stage_costs(
     placement: Placement,
     tree: ProgramTree,
-    training: bool,
-    stream_out_once: bool,
-    across: bool,
-    pattern: SyncPattern,
+    options: CompileOptions,
 ) -> Costs:
     """What `profiler.schedules` needs to know, read off the bodies."""
     stages, ipus = range(len(placement.stages)), range(placement.num_ipus)
@@ -80,26 +79,28 @@ def stage_costs(
         forward=tuple(tree.cycles(FORWARD, k) for k in stages),
         backward=(
             tuple(tree.cycles(RECOMPUTE, k) + tree.cycles(BACKWARD, k) for k in stages)
-            if training
+            if options.training
             else ()
         ),
         update=per_ipu(UPDATE),
         reduce=per_ipu(REDUCE),
         stream_in=streams(STREAM_IN),
         stream_out=streams(STREAM_OUT),
-        stream_out_once=stream_out_once,
+        stream_out_once=options.outputs_once,
         copies=per_ipu(COPY),
         sync=EXTERNAL_SYNC_CYCLES,
         load=streams(LOAD),
         unload=streams(UNLOAD),
-        across=across,
-        host_sync=host_groups(pattern, placement.num_ipus),
+        across=tree.across,
+        host_sync=host_groups(options.sync_pattern, placement.num_ipus),
     )
 
 
 def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
-    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns'): all together, each
-    alone, or two groups of every other IPU, the sides of the ladder. Empty where all do.
+    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns').
+
+    All together, each alone, or two groups of every other IPU, the sides of the ladder. Empty where
+    all do.
     """
     if pattern is SyncPattern.SinglePipeline:
         return tuple(range(ipus))
@@ -107,8 +108,9 @@ def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
 
 
 def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
-    """What phased execution needs besides the costs. Within a phase a stage waits for those it gets
-    something from.
+    """What phased execution needs besides the costs.
+
+    Within a phase a stage waits for those it gets something from.
     """
     stages = range(len(placement.stages))
     needs = set()
@@ -136,26 +138,16 @@ def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
 def timeline(
     placement: Placement,
     tree: ProgramTree,
-    step_ids: list[list[int]],
-    *,
-    training: bool,
-    micro_batches: int,
-    iterations: int,
-    stream_out_once: bool,
-    parallel_phases: bool = False,
-    across: bool = False,
-    pattern: SyncPattern = SyncPattern.Full,
+    options: CompileOptions,
 ) -> Timeline:
-    """Lay out one device iteration. ``step_ids`` are the ids of the steps of each body of the tree.
-
-    ``micro_batches``: per pipeline run: gradient accumulation in training, device iterations in
-    inference, where the pipeline is not drained in between. ``across``: what is overlapped is so
-    across device iterations.
-    """
+    """Lay out one device iteration. An inference's pipeline is not drained between those."""
     stages = range(len(placement.stages))
-    costs = stage_costs(placement, tree, training, stream_out_once, across, pattern)
+    micro_batches = options.micro_batches
+    costs = stage_costs(placement, tree, options)
     if placement.phases:
-        schedule = phased(costs, micro_batches, _phases(placement, tree, parallel_phases))
+        schedule = phased(
+            costs, micro_batches, _phases(placement, tree, options.strategy.parallel_phases)
+        )
     else:
         run = schedules.pipelined if placement.pipelined else schedules.sharded
         turns = [[(b.task, b.cycles) for b in tree.all_of(k, RECOMPUTE, BACKWARD)] for k in stages]
@@ -163,7 +155,7 @@ def timeline(
     bodies: list[records.Body] = []
     at: dict[tuple[int, int, int, int], int] = {}
     turn: Counter[tuple[int, int]] = Counter()
-    for body, ids in zip(tree.bodies, step_ids, strict=True):
+    for body, ids in zip(tree.bodies, tree.step_ids, strict=True):
         starts = np.cumsum([0] + [step.cycles for step in body.steps])[:-1]
         backward = body.task in (RECOMPUTE, BACKWARD) and not placement.phases
         part = turn[body.ipu, body.stage] if backward else 0
@@ -180,13 +172,25 @@ def timeline(
                 body.cycles,
                 np.array(ids, np.int64),
                 starts,
+                schedules.TASKS[body.task],
             )
         )
     for ipu in range(placement.num_ipus):
         at[IDLE, ipu, -1, 0] = len(bodies)
         none = np.zeros(0, np.int64)
         bodies.append(
-            records.Body(len(bodies), f"IPU {ipu} waits", ipu, -1, "idle", "", 0, none, none)
+            records.Body(
+                len(bodies),
+                f"IPU {ipu} waits",
+                ipu,
+                -1,
+                "idle",
+                "",
+                0,
+                none,
+                none,
+                schedules.TASKS[IDLE],
+            )
         )
     # A copy or sync that an IPU has no body for (nothing crosses it) cannot be scheduled on it: see
     # `sharded`.
@@ -201,7 +205,7 @@ def timeline(
     task_body = np.array([at[key] for key in keys], np.int64)
     trace = records.Trace(
         0,
-        iterations,
+        options.iterations,
         schedule.total,
         schedule.start,
         schedule.end,

@@ -6,22 +6,24 @@ What replicas exchange is in `ipu_exec.compiler.collectives`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
 
 from ipu_exec.compiler.bodies import (
     Body,
-    ProgramOptions,
     StepDraft,
     Use,
     drafts,
     one_step,
     stream_steps,
+    the_one,
 )
+from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
+from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
-from ipu_exec.enums import OverlapMode
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.plan import Exchange
 from ipu_exec.machine import (
@@ -32,18 +34,18 @@ from ipu_exec.machine import (
     link_rate,
 )
 from profiler import records, schedules
+from profiler.enums import Purpose
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
-BUFFERS_ACROSS = (
-    3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
-)
+# PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+BUFFERS_ACROSS = 3
 
 
 class Transfers:
     """Makes bodies and steps of them."""
 
-    def __init__(self, mapping: TileMapping, options: ProgramOptions) -> None:
-        self.mapping, self.options = mapping, options
+    def __init__(self, mapping: TileMapping, options: CompileOptions) -> None:
+        self.mapping, self.options, self.across = mapping, options, mapping.residency.across
         self.graph, self.placement, self.machines = (
             mapping.graph,
             mapping.placement,
@@ -53,31 +55,15 @@ class Transfers:
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
     def streams(self, forwards: list[Body]) -> tuple[list[Body], list[Body]]:
-        """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or
-        to where an exchange brings it in the forward of its stage.
+        """Transfers from and to the host.
+
+        What is overlapped goes over the I/O tiles, from where or to where an exchange brings it in
+        the forward of its stage.
         """
-        if not self.options.host_io:
-            return [], []
-        no_overlap = OverlapMode.NoOverlap.value
-        inputs: dict[tuple[int, bool], list[int]] = {}
-        for value in self.graph.inputs:
-            storage = self.mapping.storage(value)
-            if storage in self.placement.home:  # an input that nothing reads is not sent
-                beside = self.graph.overlapped_inputs.get(storage, no_overlap) != no_overlap
-                inputs.setdefault((self.placement.home[storage], beside), []).append(storage)
-        outputs: dict[tuple[int, bool], list[int]] = {}
-        for value in self.graph.outputs:
-            storage = self.mapping.storage(value)
-            maker = self.mapping.makers.get(storage)
-            stage, beside = self.placement.home.get(storage, 0), False
-            if maker is not None:
-                stage = self.placement.op_stage[maker]
-                beside = self.graph.overlapped_outputs.get(storage, no_overlap) != no_overlap
-                # what leaves once is not overlapped, nor what the backward makes
-                beside = beside and not self.options.stream_out_once and self._made_forward(storage)
-            outputs.setdefault((stage, beside), []).append(storage)
-        for found, to_host in ((inputs, False), (outputs, True)):
-            for (stage, beside), storages in found.items():
+        inputs = inputs_by_stage(self.graph, self.placement, self.options)
+        outputs = outputs_by_stage(self.graph, self.placement, self.options)
+        for by_stage, to_host in ((inputs, False), (outputs, True)):
+            for (stage, beside), storages in by_stage.items():
                 if beside:
                     self.beside.update(storages)
                     self._between_tiles(forwards[stage], storages, to_host)
@@ -92,15 +78,13 @@ class Transfers:
             ],
         )
 
-    def _made_forward(self, storage: int) -> bool:
-        return self.graph.ops[self.mapping.makers[storage]].direction == "forward"
-
     def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
         """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
 
         docs/machine.md#host-and-streaming-memory.
         """
         task = schedules.STREAM_OUT if to_host else schedules.STREAM_IN
+        purpose = Purpose.STREAM_OUT if to_host else Purpose.STREAM_IN
         name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
         if beside:
             task, name = schedules.UNLOAD if to_host else schedules.LOAD, f"{name} over I/O tiles"
@@ -111,21 +95,24 @@ class Transfers:
         cycles = ceil(
             (self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz
         )
-        names = ", ".join(self.graph.storages[s].name for s in storages)
+        copied = ", ".join(self.graph.storages[s].name for s in storages)
+        names = f"{'copyToHost' if to_host else 'copyFromHost'}/{copied}"  # as Poplar has them
         lies = self.mapping.bytes(storages, stage)
         if beside:
-            body.steps += stream_steps(names, cycles, machine.on_io_tiles(int(lies.sum())), to_host)
+            lands = machine.on_io_tiles(int(lies.sum()))
+            body.steps += stream_steps(names, cycles, lands, purpose, storages)
             return body
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
         # reads it rearranges it
-        body.steps += stream_steps(names, cycles, lies, to_host)
+        body.steps += stream_steps(names, cycles, lies, purpose, storages)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
 
     def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
-        """The exchange between I/O tiles and those that compute, and the buffers on the former. It
-        belongs to the operator that first reads what it brings, or that last makes what it takes
+        """The exchange between I/O tiles and those that compute, and the buffers on the former.
+
+        It belongs to the operator that first reads what it brings, or that last makes what it takes
         away, and goes where that goes.
         """
         machine, stage = self.machines[body.ipu], body.stage
@@ -148,8 +135,9 @@ class Transfers:
             op, first = min(readers, default=-1), 0
             body.begin_with(steps)
         for step in steps:
-            step.op = op
-        copies = BUFFERS_ACROSS if self.options.across else BUFFERS
+            step.op, step.tensor = op, the_one(storages)
+            step.purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
+        copies = BUFFERS_ACROSS if self.across else BUFFERS
         self.buffers.append(
             Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
         )
@@ -163,16 +151,16 @@ class Transfers:
         return drafts(step, machine.target.name)
 
     def copies(self, ipu: int) -> Body | None:
-        """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both
-        directions.
+        """What an IPU sends and receives at the end of a pipeline cycle.
+
+        The sum over all cuts and both directions.
 
         Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one
         after the other; a tile takes 4 bytes a cycle. Every replica begins at a whole board, or all
         of it is on one.
         """
-        if (
-            self.placement.num_ipus == 1 or self.placement.phases
-        ):  # a phase receives at its beginning
+        # a phase receives at its beginning
+        if self.placement.num_ipus == 1 or self.placement.phases:
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
@@ -190,7 +178,6 @@ class Transfers:
                 layout = self.mapping.layout(transfer.storage, transfer.source)
                 if layout is None:
                     continue
-                self.mapping.layouts.setdefault((transfer.storage, stage + step), layout)
                 crossing.append(transfer.storage)
                 hops = max(hops, link_hops(a, b))
                 rate, total = link_rate(target, a, b), int(layout.bytes.sum())
@@ -215,13 +202,15 @@ class Transfers:
             records.GLOBAL_EXCHANGE,
             "GlobalExchange",
             cycles,
+            Purpose.COPY,
         )
         body.steps[0].bytes_in, body.steps[0].bytes_out = received, sent
+        body.steps[0].tensor = the_one(list(dict.fromkeys(crossing)))
         for storage in crossing:
             body.touch(storage, 0, 0)
         return body
 
-    def receive(self, storages: list[int], stage: int, body: Body) -> None:
+    def receive(self, storages: Sequence[int], stage: int, body: Body) -> None:
         """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
         as `copies`).
         """
@@ -232,25 +221,43 @@ class Transfers:
         busiest = int(received.sum()) / target.link_bytes_per_cycle
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
-        body.steps.append(StepDraft(records.SYNC, f"{body.name}/External", EXTERNAL_SYNC_CYCLES))
+        body.steps.append(
+            StepDraft(
+                records.SYNC,
+                f"{body.name}/External",
+                EXTERNAL_SYNC_CYCLES,
+                purpose=Purpose.EXTERNAL_SYNC,
+            )
+        )
         name = f"{body.name}/receive"
         none = np.zeros_like(received)
         body.steps.append(
-            StepDraft(records.GLOBAL_EXCHANGE, name, cycles, bytes_in=received, bytes_out=none)
+            StepDraft(
+                records.GLOBAL_EXCHANGE,
+                name,
+                cycles,
+                bytes_in=received,
+                bytes_out=none,
+                purpose=Purpose.COPY,
+                tensor=the_one(storages),
+            )
         )
         for storage in storages:
             body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     def remote(
-        self, storages: list[int], name: str, stage: int, body: Body, *, to_host: bool
+        self, storages: Sequence[int], name: str, stage: int, body: Body, purpose: Purpose
     ) -> None:
-        """Move storages between tiles and streaming memory, in one stream copy."""
+        """Move storages between tiles and streaming memory, in one stream copy.
+
+        A remote load or store.
+        """
         if not storages:
             return
         target = self.machines[body.ipu].target
         nbytes = np.sum([self.mapping.stored(s, stage) for s in storages], axis=0)
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         first = len(body.steps)
-        body.steps += stream_steps(name, cycles, nbytes, to_host=to_host)
+        body.steps += stream_steps(name, cycles, nbytes, purpose, storages)
         for storage in storages:
             body.touch(storage, first, len(body.steps) - 1)

@@ -1,5 +1,6 @@
-"""Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put
-(docs/cycles.md#gather).
+"""Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put.
+
+See docs/cycles.md#gather.
 
 The table stays where it lies, the indices go to every tile that holds a part of it, and what was
 found is exchanged to where the result lies.
@@ -8,7 +9,7 @@ found is exchanged to where the result lies.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -38,8 +39,9 @@ _INDEXED = 10
 
 
 def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -> np.ndarray:
-    """``popops::MultiSlice``: 6 [30 + hits (19 + 2 row / 8 B) + misses 8] with lookups shared by
-    the workers.
+    """``popops::MultiSlice``.
+
+    6 [30 + hits (19 + 2 row / 8 B) + misses 8] with lookups shared by the workers.
     """
     hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
     return np.where(
@@ -50,8 +52,9 @@ def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -
 def update_cycles(
     hits: np.ndarray, lookups: np.ndarray, row_elements: np.ndarray, item_bytes: int
 ) -> np.ndarray:
-    """``popops::MultiUpdateAdd``: 6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]; an atom is 8
-    bytes.
+    """``popops::MultiUpdateAdd``.
+
+    6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]; an atom is 8 bytes.
     """
     hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
     atoms = ceil_div(row_elements * item_bytes, 8)
@@ -66,8 +69,9 @@ def _row(table: Operand, dim: int) -> int:
 
 
 def repeated_row(index: Operand) -> int:
-    """How often an expanded index repeats itself along the innermost dimensions: it picks rows of
-    so many elements.
+    """How often an expanded index repeats itself along the innermost dimensions.
+
+    It picks rows of so many elements.
     """
     row = 1
     for extent, stride in zip(reversed(index.shape), reversed(index.strides), strict=True):
@@ -78,8 +82,9 @@ def repeated_row(index: Operand) -> int:
 
 
 def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: int = 1) -> None:
-    """Exchange the index vector to every tile that holds a part of the table, a part of it to each
-    copy.
+    """Send the indices to every tile that holds a part of the table.
+
+    Each copy of the table takes a part of the indices.
     """
     for index in indices:
         source = build.place(index)
@@ -91,8 +96,9 @@ def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: 
 def _copies(
     held: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]
 ) -> int:
-    """How many copies of a table share its lookups: as many as ``cost`` is least for, and the
-    memory has room for.
+    """How many copies of a table share its lookups.
+
+    As many as ``cost`` is least for, and the memory has room for.
 
     popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
     halves, 1 for as many rows as lookups and for large tables
@@ -113,8 +119,9 @@ def _copies(
 
 
 def _copied(held: np.ndarray, copies: int) -> np.ndarray:
-    """``held`` with its copies on the tiles that follow; where these are too few, each copy evenly
-    over its part.
+    """``held`` with its copies on the tiles that follow.
+
+    Where these are too few, each copy evenly over its part.
     """
     if copies == 1:
         return held
@@ -131,8 +138,9 @@ def _copied(held: np.ndarray, copies: int) -> np.ndarray:
 def look_up(
     spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int
 ) -> Plan:
-    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear
-    result.
+    """Each tile copies the rows it holds among those asked for.
+
+    They are exchanged to a linear result.
 
     A table on a few tiles is copied to more of them, which share the lookups, where that takes less
     time.
@@ -183,6 +191,43 @@ _ADDING = words(
 )
 
 
+@dataclass(frozen=True)
+class _Updates:
+    """Rows that come to a result and are added there, or written."""
+
+    result: np.ndarray  # elements of the result that each tile holds
+    row: int  # elements
+    lookups: int
+    moved: int  # elements of all rows
+    item_bytes: int
+
+    def arriving(self, held: np.ndarray) -> np.ndarray:
+        """Elements that arrive at each tile."""
+        return apportion(self.moved, held)
+
+    def cycles(self, held: np.ndarray, copies: int) -> np.ndarray:
+        """Of each tile, where ``copies`` of the result share the lookups."""
+        piece = np.minimum(held, self.row)
+        hits = np.where(piece > 0, ceil_div(self.arriving(held), np.maximum(piece, 1)), 0)
+        looked_at = np.where(held > 0, ceil_div(self.lookups, copies), 0)
+        return update_cycles(hits, looked_at, piece, self.item_bytes)
+
+    def adding_up(self, copies: int) -> np.ndarray:
+        """Cycles to add up what the copies have gathered, where the result lies."""
+        return reduce_cycles(self.result * copies, self.result, self.item_bytes, True)
+
+    def total(self, copies: int) -> int:
+        """Cycles with so many copies of the result: reading, adding, and adding up."""
+        held = _copied(self.result, copies)
+        reading = ceil_div(self.arriving(held).max() * self.item_bytes, 4)
+        reading = reading + ceil_div(self.lookups, copies)
+        adding_up = 0
+        if copies > 1:
+            partials = self.result.max() * copies * self.item_bytes
+            adding_up = self.adding_up(copies).max() + ceil_div(partials, 4) + PHASE
+        return int(self.cycles(held, copies).max() + reading + adding_up)
+
+
 def update(
     spec: OpSpec,
     machine: Machine,
@@ -193,87 +238,80 @@ def update(
     base: int | None,
     rows: int | None = None,
 ) -> Plan:
-    """Rows of values are exchanged to the tiles that hold their place in the result and added
-    there.
+    """Send rows of values to the tiles that hold their place in the result and add them.
 
     ``base`` is the operand that the result starts from (copied unless in place); None starts from
     zero. ``rows`` is how many arrive, where that is not one for each row of the values (a bag's
     gradient goes to all its indices).
     """
     build = Builder(spec, machine)
-    out = spec.outputs[0]
+    out, name = spec.outputs[0], base_name(spec)
     assert out is not None
-    if (
-        base is not None and spec.operands[base].elements < out.elements
-    ):  # broadcast to the mask (masked_scatter)
-        source, lies = build.place(base), build.linear(out.elements, out.dtype)
-        need = np.minimum(lies.elements, source.elements)
-        step = build.fetch("input", source, need, broadcast=True)
-        build.hold("input", need * source.item_bytes, step, build.next)
-        build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
-    elif base is not None:
-        lies = build.lead(base)[1]
-        if out.layout is None:
-            build.map(f"{base_name(spec)}/copy", "copy", lies.elements, out.dtype, flops=0)
-    else:
-        lies = build.linear(out.elements, out.dtype)
-        build.map(f"{base_name(spec)}/zero", "fill", lies.elements, out.dtype, flops=0)
-    moved = lookups * row
+    lies = _initial_result(build, base, out)
+    moved = (lookups if rows is None else rows) * row
     if values is not None and rows is None:
         moved = spec.operands[values].elements
-    elif rows is not None:
-        moved = rows * row
-
-    def updated(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
-        """(elements that arrive, cycles) of each tile."""
-        piece = np.minimum(held, row)
-        arriving = apportion(moved, held)
-        hits = np.where(piece > 0, ceil_div(arriving, np.maximum(piece, 1)), 0)
-        asked = np.where(held > 0, ceil_div(lookups, copies), 0)
-        return arriving, update_cycles(hits, asked, piece, out.item_bytes)
-
-    def added(copies: int) -> np.ndarray:
-        """Cycles to add up what the copies have gathered, where the result lies."""
-        return reduce_cycles(lies.elements * copies, lies.elements, out.item_bytes, True)
-
-    def cost(copies: int) -> int:
-        held = _copied(lies.elements, copies)
-        arriving, cycles = updated(held, copies)
-        adding = (
-            added(copies).max() + ceil_div(lies.elements.max() * copies * out.item_bytes, 4) + PHASE
-        )
-        reading = ceil_div(arriving.max() * out.item_bytes, 4) + ceil_div(lookups, copies)
-        return int(cycles.max() + reading + (adding if copies > 1 else 0))
-
+    updates = _Updates(lies.elements, row, lookups, moved, out.item_bytes)
     # what is written, not added, has one place, unless its copies say what they wrote
-    name = base_name(spec)
     adds = name in _ADDING or (name.startswith("index_put") and spec.args[3:4] == (True,))
-    splits = adds or name in ("scatter", "scatter_")
-    copies = _copies(lies.elements, lookups, out.item_bytes, machine, cost) if splits else 1
+    copies = 1
+    if adds or name in ("scatter", "scatter_"):
+        copies = _copies(lies.elements, lookups, out.item_bytes, machine, updates.total)
     held = _copied(lies.elements, copies)
     if copies > 1:
         step = build.map(f"{name}/zero copies", "fill", held, out.dtype, flops=0)
         build.hold("copies of the result", held * out.item_bytes, step, _END)
     _send_indices(build, indices, held, copies)
-    arriving, cycles = updated(held, copies)
     if values is not None:
-        source = build.place(values)
+        source, arriving = build.place(values), updates.arriving(held)
         step = build.fetch("values", source, arriving, broadcast=rows is not None)
         build.hold("values", arriving * source.item_bytes, step, _END)
     kind = f"popops::MultiUpdateAdd<{poplar_type(out.dtype)},int>"
-    build.compute(f"{name}/update", kind, cycles, moved)
+    build.compute(f"{name}/update", kind, updates.cycles(held, copies), moved)
     if copies > 1:
-        partials = lies.elements * copies * out.item_bytes
-        step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
-        build.hold("partials", partials, step, step + 1)
-        kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
-        build.compute(f"{name}/add up", kind, added(copies), int(lies.elements.sum()) * copies)
-        if not adds:
-            build.exchange(f"{name}/marks", lies.elements * copies, held)
-            build.compute(f"{name}/marked", kind, added(copies), int(lies.elements.sum()) * copies)
-            build.map(f"{name}/take marked", "select", lies.elements, out.dtype)
+        _add_up_copies(build, updates, held, copies, out, adds)
     note = f"{copies} copies" if copies > 1 else ""
     return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)), note=note)
+
+
+def _initial_result(build: Builder, base: int | None, out: Operand) -> Spread:
+    """What the result of `update` holds before it, and where: the operand ``base``, or zeros."""
+    name = base_name(build.spec)
+    if base is None:
+        lies = build.linear(out.elements, out.dtype)
+        build.map(f"{name}/zero", "fill", lies.elements, out.dtype, flops=0)
+        return lies
+    if build.spec.operands[base].elements < out.elements:
+        # broadcast to the mask (masked_scatter)
+        source, lies = build.place(base), build.linear(out.elements, out.dtype)
+        need = np.minimum(lies.elements, source.elements)
+        step = build.fetch("input", source, need, broadcast=True)
+        build.hold("input", need * source.item_bytes, step, build.next)
+        build.map(f"{name}/copy", "copy", lies.elements, out.dtype, flops=0)
+        return lies
+    lies = build.lead(base)[1]
+    if out.layout is None:
+        build.map(f"{name}/copy", "copy", lies.elements, out.dtype, flops=0)
+    return lies
+
+
+def _add_up_copies(
+    build: Builder, updates: _Updates, held: np.ndarray, copies: int, out: Operand, adds: bool
+) -> None:
+    """Bring the copies of a result to where it lies. Of what was written, not added, marks say what
+    it was.
+    """
+    name, elements = base_name(build.spec), updates.result
+    partials = elements * copies * out.item_bytes
+    step = build.exchange(f"{name}/partials", partials, held * out.item_bytes)
+    build.hold("partials", partials, step, step + 1)
+    kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
+    cycles, flops = updates.adding_up(copies), int(elements.sum()) * copies
+    build.compute(f"{name}/add up", kind, cycles, flops)
+    if not adds:
+        build.exchange(f"{name}/marks", elements * copies, held)
+        build.compute(f"{name}/marked", kind, cycles, flops)
+        build.map(f"{name}/take marked", "select", elements, out.dtype)
 
 
 @lowering("aten.embedding")
@@ -285,8 +323,9 @@ def embedding(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag", "aten._embedding_bag_forward_only")
 def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
-    """(table, indices, offsets, ...): a multi-slice, then the rows of a bag are reduced where the
-    bag lies.
+    """(table, indices, offsets, ...).
+
+    A multi-slice, then the rows of a bag are reduced where the bag lies.
 
     Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and
     weights of samples (an operand after the offsets) multiply, before the sum.
@@ -330,8 +369,9 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag_dense_backward")
 def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, indices, bag of each index, ...): a bag's gradient is added to the row of each of
-    its indices.
+    """(gradient, indices, bag of each index, ...).
+
+    A bag's gradient is added to the row of each of its indices.
     """
     gradient, indices = spec.operands[0], spec.operands[1]
     return update(
@@ -341,8 +381,9 @@ def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag_per_sample_weights_backward")
 def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, table, indices, offsets, bags, ...): the dot product of a bag's gradient and an
-    index's row.
+    """(gradient, table, indices, offsets, bags, ...).
+
+    The dot product of a bag's gradient and an index's row.
     """
     build = Builder(spec, machine)
     gradient, table, indices, out = (
@@ -387,8 +428,9 @@ def embedding_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.index_select", "aten.gather", "aten.take_along_dim")
 def select_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index): whole rows for index_select, and for gather where the index is expanded
-    over them.
+    """(input, dim, index).
+
+    Whole rows for index_select, and for gather where the index is expanded over them.
 
     Else gather picks single elements.
     """
@@ -411,8 +453,9 @@ def index(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def _put_under_mask(spec: OpSpec, machine: Machine, first: int) -> Plan:
-    """``x[mask] = value``, a mask of the dimensions from ``first`` on: a select where the value is
-    one for all.
+    """``x[mask] = value``, a mask of the dimensions from ``first`` on.
+
+    A select where the value is one for all.
     """
     whole, mask, value = spec.operands
     behind = len(whole.shape) - first - len(mask.shape)
@@ -461,8 +504,9 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
     "aten.masked_scatter_",
 )
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index, values): single elements, or rows for index_add, index_copy and an
-    expanded index.
+    """(input, dim, index, values).
+
+    Single elements, or rows for index_add, index_copy and an expanded index.
     """
     table, place = spec.operands[0], spec.operands[1]
     dim = spec.args[1] if isinstance(spec.args[1], int) else 0
@@ -484,16 +528,18 @@ def put(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.masked_scatter_backward")
 def masked_scatter_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, mask, sizes): the gradients under the mask, packed together: each position is
-    looked for.
+    """(gradient, mask, sizes).
+
+    The gradients under the mask, packed together: each position is looked for.
     """
     return look_up(spec, machine, 0, [1], 1, spec.operands[1].elements)
 
 
 @lowering("aten.bucketize", "aten.searchsorted")
 def search(spec: OpSpec, machine: Machine) -> Plan:
-    """(values, edges), or (edges, values) for searchsorted: a binary search, log2(edges) generic
-    steps an element.
+    """(values, edges), or (edges, values) for searchsorted.
+
+    A binary search, log2(edges) generic steps an element.
 
     The edges of a row go to every tile that has values of it.
     """
@@ -517,8 +563,9 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient of (data, index,
-    gradient).
+    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient.
+
+    The gradient takes (data, index, gradient).
 
     A row of each is on one tile, so that an index is read there only [POPTORCH,
     popart_compiler/source/custom_operations/FastGatherLastDim.cpp]. One step an element; for the
@@ -562,3 +609,10 @@ describe(
     uses_memory_proportion=True,
 )
 describe(*aten("index index_select gather embedding_dense_backward"), moves=True)
+describe(*aten("embedding index_select gather"), popart_name="Gather")
+describe(*aten("embedding_dense_backward"), popart_name="GatherGrad")
+describe(*aten("scatter scatter_"), popart_name="Scatter")
+describe(
+    *aten("scatter_add scatter_add_ scatter_reduce scatter_reduce_"),
+    popart_name="ScatterReduce",
+)

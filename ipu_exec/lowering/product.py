@@ -1,5 +1,6 @@
-"""Planning of everything that multiplies and accumulates: matmul and convolution are one problem
-(docs/cycles.md#planner).
+"""Planning of everything that multiplies and accumulates: matmul and convolution are one problem.
+
+See docs/cycles.md#planner.
 
 A `Problem` has a field (rows of outputs), input channels and output channels, in convolution
 groups. The planner splits each over tiles, tries every split that fits the memory, and takes the
@@ -61,12 +62,14 @@ class Problem:
 
     @property
     def taps(self) -> int:
+        """Kernel elements."""
         return prod(self.kernel)
 
     @property
     def is_empty(self) -> bool:
-        """True where nothing is multiplied: a tensor without elements (a cache that is not filled
-        yet).
+        """True where nothing is multiplied.
+
+        A tensor without elements (a cache that is not filled yet).
         """
         return 0 in (
             self.groups,
@@ -88,8 +91,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Splits:
-    """How a problem is cut: parts of groups, field rows, field columns, output and input channels;
-    serial steps.
+    """How a problem is cut.
+
+    Parts of groups, field rows, field columns, output and input channels; serial steps.
     """
 
     method: str  # "1x1", "nx1", "slic", "hmac", "vmac", "outer"
@@ -104,6 +108,7 @@ class Splits:
 
     @property
     def tiles(self) -> int:
+        """Tiles that the split uses."""
         return self.groups * self.rows * self.cols * self.outs * self.ins
 
     def __str__(self) -> str:
@@ -214,8 +219,9 @@ def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, .
 def _best(
     problem: Problem, machine: Machine, dtype: str, method: str, serial: int, allowed: float
 ) -> list[Splits]:
-    """The best splits of one method with this many serial steps; empty if none fits in ``allowed``
-    bytes.
+    """The best splits of one method with this many serial steps.
+
+    Empty if none fits in ``allowed`` bytes.
     """
     unit = amp.unit_for(machine, dtype)
     heights = (1, 2, 4) if method == "nx1" and problem.kernel[0] > 1 else (1,)
@@ -298,8 +304,9 @@ def _estimate(
     outs: Array,
     groups: Array,
 ) -> tuple[Array, Array]:
-    """(cycles, bytes of temporaries on the fullest tile) of candidates; the cost structure of
-    docs/cycles.md#exchange and docs/cycles.md#planner.
+    """(cycles, bytes of temporaries on the fullest tile) of candidates.
+
+    The cost structure of docs/cycles.md#exchange and docs/cycles.md#planner.
     """
     phase = SYNC_CYCLES + exchange_latency(machine.target)
     width = np.broadcast_to(np.asarray(width), rows.shape)
@@ -343,8 +350,9 @@ def _estimate(
 
 @dataclass(frozen=True)
 class Share:
-    """What each tile does of a planned product: int64 over tiles. Channels are real ones, without
-    padding.
+    """What each tile does of a planned product: int64 over tiles.
+
+    Channels are real ones, without padding.
     """
 
     segments: Array
@@ -353,12 +361,12 @@ class Share:
     outs: Array
     groups: Array
     in_index: Array  # position along the split of input channels, which shares the outputs
-    field_index: (
-        Array  # position among the tiles that take the same weights, and share in storing them
-    )
+    # position among the tiles that take the same weights, and share in storing them
+    field_index: Array
 
     @property
     def field(self) -> Array:
+        """Field positions of each tile: int64[tiles]."""
         return self.segments * self.width
 
     def macs(self, problem: Problem) -> Array:
@@ -421,8 +429,9 @@ def _shape(problem: Problem) -> tuple[Any, ...]:
 
 
 def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array:
-    """Weights that each tile stores of those it takes, in elements: whole blocks, from the first
-    tile that takes them.
+    """Weights that each tile stores of those it takes, in elements.
+
+    Whole blocks, from the first tile that takes them.
 
     As the vendor's, which never cuts what a vertex loads at once (``block``) so that exchange has
     less code ([PL, lib/poplin/Convolution.cpp], mapWeights; splitRegions gives each tile the same
@@ -462,8 +471,9 @@ def block_of(operand: Operand) -> int:
 def planned_key(
     problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand
 ) -> Any:
-    """The layout key of an operand stored as a plan wants it; the same for every operator with the
-    same plan.
+    """The layout key of an operand stored as a plan wants it.
+
+    The same for every operator with the same plan.
     """
     view = (operand.shape, operand.strides, operand.offset)
     block = weight_block(problem, machine, dtype, splits) if what == "weight" else CHANNEL_RUN
@@ -487,8 +497,9 @@ def _tiles(problem: Problem, machine: Machine) -> Any:
 
 
 def weight_block(problem: Problem, machine: Machine, dtype: str, splits: Splits) -> int:
-    """Weights that a vertex loads at once, in elements: input times output channels of one kernel
-    element.
+    """Weights that a vertex loads at once, in elements.
+
+    Input times output channels of one kernel element.
     """
     return prod(grains(problem, amp.unit_for(machine, dtype), splits.method, splits.filter_height))
 
@@ -504,8 +515,9 @@ def add_product(
     field_first: bool = False,
     turned: tuple[bool, bool] = (False, False),
 ) -> Product:
-    """Plan ``problem`` and append its steps. ``inputs`` and ``weights`` are operand indices, or
-    placed operands.
+    """Plan ``problem`` and append its steps.
+
+    ``inputs`` and ``weights`` are operand indices, or placed operands.
 
     Operands nobody placed get the planned layout (`Builder.wishes`); others pay exchange and
     rearrangement. ``turned`` (inputs, weights): the operand's channels are not together where it
@@ -520,105 +532,11 @@ def add_product(
     problem = as_placed(build, problem, methods, inputs, weights, dtype)
     splits = search(problem, machine, dtype, methods)
     share = share_out(problem, machine, unit, splits)
-    item, partial = unit.item_bytes, unit.partial_bytes
-    half = "half" if unit.half else "float"
-    partial_type = "half" if partial == 2 else "float"
-    slices = input_elements(
-        problem, splits.method, share.segments, share.width, share.ins, share.groups
-    )
-    step_outs = ceil_div(share.outs, splits.serial)
-    grain_in = grains(problem, unit, splits.method, splits.filter_height)[0]
-    padded_in = ceil_div(share.ins, grain_in) * grain_in
-    step_weights = (
-        padded_in
-        * padded_outs(problem, unit, splits.method, step_outs)
-        * problem.taps
-        * share.groups
-    )
-    f = splits.rows * splits.cols
-    block = weight_block(problem, machine, dtype, splits)
-    stored = stored_weights(share, splits, problem.taps, block)
+    steps = _ProductSteps(build, name, problem, dtype, unit, splits, share)
 
-    # inputs
-    source, in_place = _operand(
-        build, inputs, (problem, dtype, splits, "input"), slices / splits.outs
-    )
-    padded = input_elements(
-        problem, splits.method, share.segments, share.width, padded_in, share.groups
-    )
-    arriving = np.rint(slices * problem.expansion).astype(np.int64) * item
-    lying = spread_of(source, machine.tiles).elements * item
-    if turned[0] and not in_place and not _repeats(build, inputs):
-        _turn(build, f"{name}/transpose inputs", source, half)
-    first = build.next
-    if in_place:
-        home = np.minimum(lying, arriving)
-        peers = np.minimum(splits.outs, ceil_div(arriving, 4))
-        build.exchange(f"{name}/inputs", arriving - home, home, peers, splits.outs % 2 == 0)
-    else:
-        # split outputs take the same inputs, which are sent once
-        unique = apportion(int(arriving.sum()) // splits.outs, lying)
-        build.exchange(
-            f"{name}/inputs", arriving, lying, messages(arriving, unique, 2), splits.outs % 2 == 0
-        )
-    if problem.input_transform:
-        build.compute(
-            f"{name}/expand inputs", f"popops::Transpose2D<{half}>", rearrange_cycles(slices)
-        )
-        build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
-
-    # weights, a serial step at a time
-    source, weights_in_place = _operand(build, weights, (problem, dtype, splits, "weight"), stored)
-    vertex = VERTICES[splits.method].format(t=half, p=partial_type, u=unit.out_group)
-    compute = vertex_cycles(
-        problem,
-        unit,
-        splits.method,
-        splits.filter_height,
-        share.segments,
-        share.width,
-        share.ins,
-        step_outs,
-        share.groups,
-    )
-    compute = np.where(share.field > 0, compute, 0)
-    per_step = share.field * padded_outs(problem, unit, splits.method, step_outs) * share.groups
-    weight_bytes = step_weights * item
-    real_weights = share.ins * share.outs * problem.taps * share.groups
-    wanted = ceil_div(real_weights, splits.serial) * item
-    lying = spread_of(source, machine.tiles).elements * item
-    lying = lying if splits.serial == 1 else apportion(int(lying.sum()) // splits.serial, lying)
-    if turned[1] and not weights_in_place and not _repeats(build, weights):
-        _turn(build, f"{name}/transpose weights", source, half)
-    if weights_in_place:
-        home = np.minimum(lying, wanted)
-        fetched, sent, peers = (
-            wanted - home,
-            home,
-            np.minimum(f - 1, ceil_div(wanted - home, block * item)),
-        )
-    else:
-        fetched, sent = wanted, lying
-        peers = messages(
-            wanted, apportion(int(wanted.sum()) // f, lying), 2, block_of(source) * item
-        )
-    for serial in range(splits.serial):
-        tail = f"/{serial + 1}" if splits.serial > 1 else ""
-        weights_step = build.exchange(f"{name}/weights{tail}", fetched, sent, peers)
-        if not (unit.half and weights_in_place):
-            # [TUT4] shows this copy before an fp32 product; [PSP]'s fp32 rows agree with it, its
-            # fp16 rows have none
-            build.compute(
-                f"{name}/pre-arrange{tail}",
-                f"poplin::PreArrange<{half}>",
-                copy_cycles(weight_bytes),
-            )
-        convolve = build.compute(
-            f"{name}/convolve{tail}", vertex, compute, 2 * problem.macs // splits.serial
-        )
-        build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, convolve)
-        _reduce(build, f"{name}/reduce{tail}", per_step, share, splits, partial, convolve)
-    build.hold(f"{name}/inputs", padded * item, first, convolve)
+    first = steps.send_inputs(inputs, turned[0])
+    last = steps.convolve(steps.weight_traffic(weights, turned[1]))
+    build.hold(f"{name}/inputs", steps.padded_inputs * unit.item_bytes, first, last)
 
     real = share.field * share.outs * share.groups
     elements = piece(real, share.in_index, splits.ins)
@@ -626,6 +544,164 @@ def add_product(
     run = int((share.field if field_first else share.outs).max())
     spread = Spread((out_key[0], run, *out_key[2:]), elements)
     return Product(spread, share, splits, np.minimum(share.outs * share.groups, elements))
+
+
+Wanted = tuple[Problem, str, Splits, str]  # of a plan: its problem, dtype and cuts; which side
+
+
+@dataclass(frozen=True)
+class _WeightTraffic:
+    """What each tile receives and sends of the weights before a serial step, in bytes."""
+
+    received: Array
+    sent: Array
+    messages: Array
+    in_place: bool  # they lie as planned
+
+
+@dataclass(frozen=True)
+class _ProductSteps:
+    """A planned product whose steps are appended to ``build``."""
+
+    build: Builder
+    name: str
+    problem: Problem
+    dtype: str
+    unit: amp.Unit
+    splits: Splits
+    share: Share
+
+    @property
+    def half(self) -> str:
+        """The element type in the names of vertices."""
+        return "half" if self.unit.half else "float"
+
+    @property
+    def padded_ins(self) -> Array:
+        """Input channels of each tile, in whole grains."""
+        grain = grains(self.problem, self.unit, self.splits.method, self.splits.filter_height)[0]
+        return ceil_div(self.share.ins, grain) * grain
+
+    @property
+    def padded_inputs(self) -> Array:
+        """Elements of the inputs that each tile holds while it computes."""
+        return self._input_elements(self.padded_ins)
+
+    @property
+    def step_outs(self) -> Array:
+        """Output channels of a serial step."""
+        return ceil_div(self.share.outs, self.splits.serial)
+
+    @property
+    def step_padded_outs(self) -> Array:
+        """The same in whole groups of the vertex."""
+        return padded_outs(self.problem, self.unit, self.splits.method, self.step_outs)
+
+    @property
+    def step_weight_bytes(self) -> Array:
+        """Of the weights of a serial step, padded."""
+        weights = self.padded_ins * self.step_padded_outs * self.problem.taps * self.share.groups
+        return weights * self.unit.item_bytes
+
+    def _input_elements(self, ins: Array) -> Array:
+        share = self.share
+        return input_elements(
+            self.problem, self.splits.method, share.segments, share.width, ins, share.groups
+        )
+
+    def _about(self, what: str) -> Wanted:
+        return self.problem, self.dtype, self.splits, what
+
+    def send_inputs(self, inputs: int | Operand, turned: bool) -> int:
+        """Bring the inputs; returns the first step of that."""
+        build, name, splits = self.build, self.name, self.splits
+        slices = self._input_elements(self.share.ins)
+        source, in_place = _operand(build, inputs, self._about("input"), slices / splits.outs)
+        item = self.unit.item_bytes
+        arriving = np.rint(slices * self.problem.expansion).astype(np.int64) * item
+        lying = spread_of(source, build.machine.tiles).elements * item
+        if turned and not in_place and not _repeats(build, inputs):
+            _turn(build, f"{name}/transpose inputs", source, self.half)
+        first = build.next
+        even = splits.outs % 2 == 0
+        if in_place:
+            home = np.minimum(lying, arriving)
+            peers = np.minimum(splits.outs, ceil_div(arriving, 4))
+            build.exchange(f"{name}/inputs", arriving - home, home, peers, even)
+        else:
+            # split outputs take the same inputs, which are sent once
+            unique = apportion(int(arriving.sum()) // splits.outs, lying)
+            peers = messages(arriving, unique, 2)
+            build.exchange(f"{name}/inputs", arriving, lying, peers, even)
+        if self.problem.input_transform:
+            kind = f"popops::Transpose2D<{self.half}>"
+            build.compute(f"{name}/expand inputs", kind, rearrange_cycles(slices))
+            build.hold(f"{name}/arriving inputs", arriving, first, build.next - 1)
+        return first
+
+    def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
+        """What a serial step needs of the weights, which are transposed first where they are
+        ``turned`` and do not lie as planned.
+        """
+        build, share, splits = self.build, self.share, self.splits
+        item, taps, serial = self.unit.item_bytes, self.problem.taps, splits.serial
+        block = weight_block(self.problem, build.machine, self.dtype, splits)
+        stored = stored_weights(share, splits, taps, block)
+        source, in_place = _operand(build, weights, self._about("weight"), stored)
+        wanted = ceil_div(share.ins * share.outs * taps * share.groups, serial) * item
+        lying = spread_of(source, build.machine.tiles).elements * item
+        lying = lying if serial == 1 else apportion(int(lying.sum()) // serial, lying)
+        if turned and not in_place and not _repeats(build, weights):
+            _turn(build, f"{self.name}/transpose weights", source, self.half)
+        fields = splits.rows * splits.cols  # tiles that want the same weights
+        if in_place:
+            home = np.minimum(lying, wanted)
+            peers = np.minimum(fields - 1, ceil_div(wanted - home, block * item))
+            return _WeightTraffic(wanted - home, home, peers, in_place)
+        unique = apportion(int(wanted.sum()) // fields, lying)
+        peers = messages(wanted, unique, 2, block_of(source) * item)
+        return _WeightTraffic(wanted, lying, peers, in_place)
+
+    def convolve(self, traffic: _WeightTraffic) -> int:
+        """Compute the product, a serial step at a time; returns the last step that computes."""
+        build, name, share, splits = self.build, self.name, self.share, self.splits
+        partial_type = "half" if self.unit.partial_bytes == 2 else "float"
+        vertex = VERTICES[splits.method].format(t=self.half, p=partial_type, u=self.unit.out_group)
+        cycles, outputs = self._vertex_cycles(), share.field * self.step_padded_outs * share.groups
+        weight_bytes = self.step_weight_bytes
+        last = build.next
+        for serial in range(splits.serial):
+            tail = f"/{serial + 1}" if splits.serial > 1 else ""
+            weights_step = build.exchange(
+                f"{name}/weights{tail}", traffic.received, traffic.sent, traffic.messages
+            )
+            if not (self.unit.half and traffic.in_place):
+                # [TUT4] shows this copy before an fp32 product; [PSP]'s fp32 rows agree with it,
+                # its fp16 rows have none
+                kind = f"poplin::PreArrange<{self.half}>"
+                build.compute(f"{name}/pre-arrange{tail}", kind, copy_cycles(weight_bytes))
+            flops = 2 * self.problem.macs // splits.serial
+            last = build.compute(f"{name}/convolve{tail}", vertex, cycles, flops)
+            build.hold(f"{name}/weights{tail}", weight_bytes, weights_step, last)
+            partial = self.unit.partial_bytes
+            _reduce(build, f"{name}/reduce{tail}", outputs, share, splits, partial, last)
+        return last
+
+    def _vertex_cycles(self) -> Array:
+        """Of each tile in a serial step."""
+        share, splits = self.share, self.splits
+        cycles = vertex_cycles(
+            self.problem,
+            self.unit,
+            splits.method,
+            splits.filter_height,
+            share.segments,
+            share.width,
+            share.ins,
+            self.step_outs,
+            share.groups,
+        )
+        return np.where(share.field > 0, cycles, 0)
 
 
 def no_product(
@@ -657,8 +733,9 @@ def as_placed(
     weights: int | Operand,
     dtype: str,
 ) -> Problem:
-    """The problem, knowing which operands lie as its best plan would have them (or wherever the
-    plan likes).
+    """The problem with the operands that already lie as its best plan wants them.
+
+    An operand also counts if the plan accepts any layout.
     """
     free = replace(problem, input_free=True, weight_free=True)
     splits = search(free, build.machine, dtype, methods)
@@ -684,10 +761,11 @@ def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
 
 
 def _operand(
-    build: Builder, which: int | Operand, plan: tuple[Problem, str, Splits, str], want: Array
+    build: Builder, which: int | Operand, plan: Wanted, want: Array
 ) -> tuple[Operand, bool]:
-    """An operand on tiles and whether it lies as planned; one that nobody placed is, in proportion
-    to ``want``.
+    """An operand on tiles and whether it lies as planned.
+
+    One that nobody placed is, in proportion to ``want``.
     """
     operand = which if isinstance(which, Operand) else build.spec.operands[which]
     if isinstance(which, int) and _repeats(build, which):

@@ -1,5 +1,6 @@
-"""Anchored tensors: values inside the model that a call keeps besides its outputs
-(``Options.anchorTensor``).
+"""Anchored tensors: values inside the model that a call keeps besides its outputs.
+
+``Options.anchorTensor`` asks for them.
 
 Names are those of the compiled graph: ``fc1/addmm:0`` (what an operator made), ``fc1.weight``,
 ``input.0``; and PopTorch's ``Gradient___fc1.weight`` (of one micro-batch, times the loss scaling)
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ipu_exec.capture.step import Recorder
+from ipu_exec.capture.recorder import Recorder
 from ipu_exec.enums import OutputMode
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph
@@ -60,8 +61,9 @@ def tensor_names(graph: Graph) -> list[str]:
 
 
 def _kept_here(name: str, role: str) -> bool:
-    """Accumulators, states of the optimiser and what a weight update makes have no anchors of their
-    own.
+    """What has no anchor of its own.
+
+    Accumulators, optimiser states, and what a weight update makes.
     """
     if "/update/" in name or name.endswith(
         "/gradient"
@@ -107,8 +109,9 @@ class Watch:
         self._recorder: _Finder | None = None
 
     def _plan_of(self, anchor: Anchor) -> CallPlan:
-        """The output mode of one anchor; a weight is updated once a device iteration, and alike in
-        all replicas.
+        """The output mode of one anchor.
+
+        A weight is updated once a device iteration, and alike in all replicas.
         """
         plan = self._plan
         if anchor.mode is not None and anchor.mode is not OutputMode.Default:
@@ -171,8 +174,9 @@ class Watch:
                 self._kept[short].add(weight.detach().clone(), iteration, 0, 0)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """By short name, put together as the output mode says; not those whose mode kept nothing in
-        this call.
+        """By short name, put together as the output mode says.
+
+        Not those whose mode kept nothing in this call.
         """
         return {short: kept.result() for short, kept in self._kept.items() if kept.any}
 
@@ -189,8 +193,9 @@ class Watch:
 
 
 class _Finder(Recorder):
-    """Names operators as the compiler does, while they compute real numbers, and keeps the wanted
-    results.
+    """Names operators as the compiler does while real numbers are computed.
+
+    It keeps the results that were asked for.
     """
 
     def __init__(
@@ -200,16 +205,16 @@ class _Finder(Recorder):
         self._wanted, self._found, self._exceptions = names, found, exceptions
         self._operands = Operands(False, False, False)
 
-    def _content(self, tensor: torch.Tensor) -> Any:
+    def read_content(self, tensor: torch.Tensor) -> Any:
         return torch.ops.aten._local_scalar_dense.default(tensor)
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._exceptions:
             self._operands = look_at(args, kwargs)
         return func(*args, **kwargs)
 
-    def _record(self, func: Any, aten: str, args: Any, kwargs: Any, out: Any) -> None:
-        super()._record(func, aten, args, kwargs, out)
+    def record(self, func: Any, aten: str, args: Any, kwargs: Any, out: Any) -> None:
+        super().record(func, aten, args, kwargs, out)
         if self._exceptions:
             check(self.graph.ops[-1], self._operands, out)
         name = self.graph.ops[-1].name

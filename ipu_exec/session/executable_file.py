@@ -1,5 +1,6 @@
-"""Compiled models as files: what ``compileAndExport`` and ``save`` write and the executable cache
-keeps.
+"""Compiled models as files.
+
+What ``compileAndExport`` and ``save`` write and the executable cache keeps.
 
 A file is a zip archive: ``header.json`` (format, versions, how it was compiled),
 ``executable.pickle`` (the compiled program, its inputs and the random state) and, where asked for,
@@ -58,7 +59,7 @@ class Stored:
     """What a file holds but for its model."""
 
     header: dict[str, Any]
-    executable: Any  # without options
+    executable: Any  # without the user's options
     inputs: dict[str, Any]  # as arguments.describe gives them
     state: dict[str, Any]  # what else the program depends on, see PoplarExecutor
     rng_state: list[int] | None
@@ -83,7 +84,7 @@ def write(
         "compiler": fingerprint(),
         "model": model is not None,
     }
-    bare = dataclasses.replace(stored.executable, options=None)
+    bare = dataclasses.replace(stored.executable, settings={})
     try:
         content = pickle.dumps((bare, stored.inputs, stored.state, stored.rng_state), protocol=5)
         buffer = io.BytesIO()
@@ -133,8 +134,9 @@ def read(path: str | os.PathLike[str]) -> Stored:
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Model, optimiser, options and kind of a file. Warns that it unpickles. Error where the file
-    has no model.
+    """Model, optimiser, options and kind of a file.
+
+    Warns that it unpickles. Error where the file has no model.
     """
     header, content = _open(path, _MODEL)
     if not header["model"]:

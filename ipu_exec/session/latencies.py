@@ -1,5 +1,6 @@
-"""When inputs and outputs of the last call travelled, on the modelled clock, and PopTorch's
-latencies from that.
+"""When inputs and outputs of the last call travelled, on the modelled clock.
+
+PopTorch's latencies follow from that.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ipu_exec.compiler.passes import Executable
+from ipu_exec.compiler.executable import Executable
 from ipu_exec.enums import OutputMode
 from profiler import schedules
 
@@ -33,13 +34,14 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     graph, placement = executable.graph, executable.placement
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
     seconds = 1 / executable.target.clock_hz
-    replicas = int(executable.options.replication_factor)
+    replicas = executable.options.replicas
     count = int(schedule.micro_batch.max()) + 1
     across = executable.timeline.costs.across
 
     def times(kind: int, stage: int | None, micro_batch: int) -> tuple[int, int]:
-        """Start and end of a transfer; without a stage, the start of the first task of the
-        micro-batch, twice.
+        """Start and end of a transfer.
+
+        Without a stage, the start of the first task of the micro-batch, twice.
         """
         mine = schedule.micro_batch == micro_batch
         if stage is not None:
@@ -82,7 +84,7 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     ]
     once = mode in (OutputMode.Final, OutputMode.Sum)
     sent = [(trace.iterations - 1, -1)] if once else every[period - 1 :: period]
-    if executable.options.synthetic_data:  # nothing travels
+    if not executable.options.host_io:  # nothing travels
         every, sent = [], []
     makers: dict[int, int] = {}
     for op in graph.ops:
@@ -111,8 +113,9 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
 
 
 def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
-    """Cycles by which a transfer is drawn in another device iteration than its own
-    (`schedules.Costs.across`).
+    """Cycles by which a transfer is drawn in another device iteration than its own.
+
+    See `schedules.Costs.across`.
     """
     schedule, trace = executable.timeline.schedule, executable.timeline.trace
     if not executable.timeline.costs.across:

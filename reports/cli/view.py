@@ -28,10 +28,9 @@ EXAMPLES = """  ipu-report view demo/training
   and on yours:            ssh -L 8050:127.0.0.1:8050 that-machine, then http://127.0.0.1:8050
 """
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument(
         "other", nargs="?", metavar="OTHER", help="a second profile, to compare with the first"
@@ -43,22 +42,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to listen (default: 127.0.0.1, this machine only)",
     )
     parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name under which browsers reach the viewer, as behind a proxy (may be repeated)",
+    )
+    parser.add_argument(
         "--port", type=_port, default=8050, metavar="N", help="0: any free one (default: 8050)"
     )
     parser.add_argument("--no-browser", action="store_true", help="only say where the viewer is")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     with common.open_one(args) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from viewer import create_app
+        from viewer.guard import Guard
 
-        app = create_app(report, other)
+        guard = Guard.bound_to(args.host, args.allow_host)
+        app = create_app(report, other, guard)
         address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
-        print(f"{report.path} is at {address} (Ctrl+C ends it)", flush=True)
-        if args.host not in _LOOPBACK:
+        address += f"/?token={guard.token}" if guard.token else ""
+        print(f"{common.one_line(str(report.path))} is at {address} (Ctrl+C ends it)", flush=True)
+        if guard.token:
             print(
-                f"note: {args.host} is not only this machine: whoever reaches it sees the profile",
+                f"note: {args.host} is not only this machine: whoever has this address sees the"
+                " profile",
                 flush=True,
             )
         if not args.no_browser:

@@ -11,7 +11,9 @@ import torch
 
 import ipu_exec
 from examples.models import NAMES, Example, build, split
-from ipu_exec.compiler.passes import Executable, compile_step
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.profile_rows import op_rows, stage_rows
+from ipu_exec.session.compilation import compile_step
 from tests.models import Mnist, mnist_batch
 
 # One of each family: sizes of a family lower the same operators.
@@ -43,7 +45,7 @@ def compiled(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_compiles_without_a_fallback(name: str, stages: int, training: bool) -> None:
     executable = compiled(name, stages, training)
-    rows = list(executable._op_rows())
+    rows = list(op_rows(executable))
     assert not [row.aten for row in rows if row.estimated]
     blocks = build(name, tiny=True).blocks
     assert [block.name for block in executable.graph.blocks] == list(blocks)
@@ -65,7 +67,7 @@ def test_a_family_compiles_without_a_fallback(name: str, stages: int, training: 
     ],
 )
 def test_every_optimiser_is_lowered(optimiser: type) -> None:
-    rows = list(compiled("bert-large", 2, True, optimiser)._op_rows())
+    rows = list(op_rows(compiled("bert-large", 2, True, optimiser)))
     assert any(row.direction == "update" for row in rows)
     assert not any(row.estimated for row in rows)
 
@@ -91,7 +93,7 @@ def test_gradients_clipped_by_the_optimiser_are_lowered() -> None:
     trained = sum(p.requires_grad for p in build("bert-large", tiny=True).module.parameters())
     assert not plain
     assert sum(len(op.inputs) for op in norms) >= trained  # of each gradient, then of the norms
-    assert not any(row.estimated for row in executable._op_rows())
+    assert not any(row.estimated for row in op_rows(executable))
 
 
 class Clipped(torch.nn.Module):
@@ -146,10 +148,10 @@ def test_a_model_of_its_real_size_compiles_without_weights_in_memory(
     executable = compiled_on_nothing(example, 4, True, 16, ipu_exec.optim.LAMB)
     weights = sum(s.elements for s in executable.graph.storages.values() if s.role == "weight")
     assert weights == pytest.approx(parameters, rel=0.03)
-    assert not any(row.estimated for row in executable._op_rows())
+    assert not any(row.estimated for row in op_rows(executable))
     # a weight is multiplied with every token once forward and twice backward, two flops each
     tokens = example.micro_batch * example.inputs(1)[0].shape[-1]
-    flops = sum(row.flops for row in executable._op_rows() if row.direction != "update")
+    flops = sum(row.flops for row in op_rows(executable) if row.direction != "update")
     assert flops > 6 * 0.7 * parameters * tokens
 
 
@@ -164,9 +166,9 @@ def test_mnist_in_its_four_blocks() -> None:
     executable = compile_step(
         model, mnist_batch(8), {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True
     )
-    assert [stage.ipu for stage in executable._stage_rows()] == [0, 1, 2, 3]
+    assert [stage.ipu for stage in stage_rows(executable)] == [0, 1, 2, 3]
     assert executable.overflow is None
-    assert not any(row.estimated for row in executable._op_rows())
+    assert not any(row.estimated for row in op_rows(executable))
 
 
 def test_a_model_may_look_at_its_own_gradients() -> None:
@@ -175,4 +177,4 @@ def test_a_model_may_look_at_its_own_gradients() -> None:
     executable = compile_step(
         model, mnist_batch(8), {}, options, torch.optim.SGD(model.parameters(), lr=0.1), True
     )
-    assert not any(row.estimated for row in executable._op_rows())
+    assert not any(row.estimated for row in op_rows(executable))

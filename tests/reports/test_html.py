@@ -11,6 +11,7 @@ import pytest
 
 from profiler import open_report
 from reports.html import write_html
+from tests.strangers import HTML, named
 from tests.synthetic import synthetic_profile
 
 
@@ -62,4 +63,36 @@ def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
     assert alarms == []
     assert page.locator("img[src=x]").count() == 0
     assert bad in page.inner_text("h1")
+    page.close()
+
+
+@pytest.mark.browser
+def test_a_strangers_names_run_nothing_and_call_nobody(chromium: Any, tmp_path: Path) -> None:
+    """The page names its own three scripts by their hashes.
+
+    A name that looks like a mark of the template stays one.
+    """
+    path = named(synthetic_profile(tmp_path / "profile.pop", tiles=8), HTML + "@@FIGURES@@")
+    with open_report(path) as report:
+        write_html(report, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    policy = text.split('http-equiv="Content-Security-Policy"')[1].split(">")[0]
+    assert policy.count("'sha256-") == 3
+    assert "script-src 'unsafe-inline'" not in policy
+    page = chromium.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("#note", state="detached", timeout=30_000)
+    assert page.evaluate("window.pwned") is None
+    assert page.evaluate("document.querySelectorAll('a, img').length") == 0
+    assert HTML + "@@FIGURES@@model" in page.inner_text("h1")
+    # What a name would have to do, were it markup: the policy stops it too.
+    page.evaluate(
+        "() => { const one = document.createElement('script'); one.textContent = 'window.pwned ="
+        " 1'; document.body.append(one); document.body.insertAdjacentHTML('beforeend', '<p"
+        " onclick=\"window.pwned = 1\" id=trap>'); document.querySelector('#trap').click(); }"
+    )
+    assert page.evaluate("window.pwned") is None
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
     page.close()

@@ -1,5 +1,6 @@
-"""The viewer in a real browser, on the example's profile: pages draw, addresses restore them,
-numbers are right.
+"""The viewer in a real browser, on the example's profile.
+
+Pages draw, addresses restore them, numbers are right.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Tab:
         )
 
     def wait(self, expression: str) -> None:
-        self.page.wait_for_function(expression, timeout=15_000, polling=50)
+        # A function: the page's policy lets no text become a script.
+        self.page.wait_for_function(f"() => {expression}", timeout=15_000, polling=50)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
-"""What a model asks for single operators: memory proportions, multi-convolutions, attributes; and
-conv dithering.
+"""What a model asks for single operators.
+
+Memory proportions, multi-convolutions, attributes; and conv dithering.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 
 import ipu_exec as poptorch
-from ipu_exec.compiler.passes import Executable
-from ipu_exec.graph import Asked, OpNode
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.profile_rows import op_rows
+from ipu_exec.graph import OperatorAttributes, OpNode
 from ipu_exec.lowering.plan import Compute
 
 
@@ -34,8 +36,9 @@ def operators(made: Executable, name: str) -> list[OpNode]:
 
 
 class Tuned(nn.Module):
-    """One product is tuned, seen through a view, a cast and a bias; the other has the IPU's
-    proportion.
+    """One product is tuned, seen through a view, a cast and a bias.
+
+    The other has the IPU's proportion.
     """
 
     def __init__(self, proportion: float) -> None:
@@ -60,17 +63,17 @@ def test_a_proportion_holds_for_its_product_and_the_gradients_of_it() -> None:
     free, tight = compiled(Tuned(0.9), x), compiled(Tuned(0.02), x)
     for made, proportion in ((free, 0.9), (tight, 0.02)):
         asked = {
-            (op.aten.split(".")[1], op.direction): op.asked.proportion
+            (op.aten.split(".")[1], op.direction): op.attributes.proportion
             for op in made.graph.ops
-            if op.asked.proportion
+            if op.attributes.proportion
         }
         assert set(asked.values()) == {proportion}
         first = next(op for op in operators(made, "mm") if op.direction == "forward")
-        assert first.asked.proportion == proportion
+        assert first.attributes.proportion == proportion
         backward = [op for op in operators(made, "mm") if op.forward_op == first.id]
-        assert len(backward) == 1 and backward[0].asked.proportion == proportion
+        assert len(backward) == 1 and backward[0].attributes.proportion == proportion
         others = [op for op in made.graph.ops if op.module == "second" and op.direction != "update"]
-        assert len(others) >= 3 and not any(op.asked.proportion for op in others)
+        assert len(others) >= 3 and not any(op.attributes.proportion for op in others)
     product = [
         next(op for op in operators(made, "mm") if op.direction == "forward")
         for made in (free, tight)
@@ -232,11 +235,14 @@ def test_a_serial_multi_conv_plans_each_as_asked_on_all_tiles() -> None:
         Branches(multi.availableMemoryProportions((0.3, 0.2)).partialsTypes(torch.float)), IMAGES
     )
     wide, narrow = operators(made, "convolution")
-    assert (wide.asked.proportion, narrow.asked.proportion) == (0.3, 0.2)
+    assert (wide.attributes.proportion, narrow.attributes.proportion) == (0.3, 0.2)
     assert {
-        op.asked.partials for op in (wide, narrow, *operators(made, "convolution_backward"))
+        op.attributes.partials for op in (wide, narrow, *operators(made, "convolution_backward"))
     } == {"float32"}
-    assert {op.asked.proportion for op in operators(made, "convolution_backward")} == {0.3, 0.2}
+    assert {op.attributes.proportion for op in operators(made, "convolution_backward")} == {
+        0.3,
+        0.2,
+    }
 
 
 def test_partials_of_each_convolution_are_those_of_its_vertices() -> None:
@@ -344,19 +350,19 @@ def test_attributes_stay_with_their_operators_and_gradients_and_outlines_keep_co
     wanted = {("__outline", "layer", "last"), ("__other", "a", "1")}
     last = [op for op in apart.graph.ops if op.module == "layers.3" and op.direction != "update"]
     assert {op.direction for op in last} == {"forward", "backward"}
-    assert all(set(op.asked.attributes) == wanted for op in last)
-    assert not any(op.asked.attributes for op in apart.graph.ops if op.module == "layers.2")
+    assert all(set(op.attributes.popart) == wanted for op in last)
+    assert not any(op.attributes.popart for op in apart.graph.ops if op.module == "layers.2")
     assert code_bytes(apart) > code_bytes(shared)
-    assert not any(op.asked.outline for op in shared.graph.ops)
+    assert not any(op.attributes.outline for op in shared.graph.ops)
 
 
 def test_the_profile_says_what_was_asked_for() -> None:
     made = compiled(Tuned(0.25), torch.randn(64, 1024))
     first = next(op.id for op in operators(made, "mm") if op.direction == "forward")
-    said = {row.id: row.plan for row in made._op_rows()}
+    said = {row.id: row.plan for row in op_rows(made)}
     assert said[first] == f"{made.tree.op_plans[first].note}; asked for available memory 0.25"
     assert sum("asked for" in words for words in said.values()) == 2, "it and its gradient"
-    everything = Asked(0.1, "float16", False, (("__outline", "layer", "a"),))
+    everything = OperatorAttributes(0.1, "float16", False, (("__outline", "layer", "a"),))
     assert (
         str(everything)
         == "asked for available memory 0.1, float16 partials, dithering off, __outline layer: a"

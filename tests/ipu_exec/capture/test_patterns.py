@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import ipu_exec
-from ipu_exec.compiler.passes import Executable, compile_step
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.session.compilation import compile_step
 
 WORDS, WIDTH, LOOKED_UP = 8000, 64, 16
 TIED = {"TiedGather": True, "TiedGatherAccumulate": True}

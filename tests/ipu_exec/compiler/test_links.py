@@ -9,8 +9,9 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, Stage
-from ipu_exec.compiler.passes import Executable, compile_step
+from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS, link_hops, link_latency_cycles, link_rate
+from ipu_exec.session.compilation import compile_step
 from profiler import schedules
 from tests.models import Mlp
 

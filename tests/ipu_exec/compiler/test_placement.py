@@ -20,6 +20,7 @@ from ipu_exec.compiler.placement import (
     storage_bytes,
 )
 from ipu_exec.graph import BlockInfo
+from ipu_exec.session.compile_options import strategy_options
 from tests.models import Mlp, Mnist, mnist_batch
 
 BLOCKS = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "c", 1), BlockInfo(3, "d", None)]
@@ -45,7 +46,9 @@ BLOCKS = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "c", 1), Bloc
     ],
 )
 def test_strategies_become_stages(strategy, expected):
-    assert resolve_stages(strategy, BLOCKS) == [StagePlace(ipu, blocks) for ipu, blocks in expected]
+    assert resolve_stages(strategy_options(strategy), BLOCKS) == [
+        StagePlace(ipu, blocks) for ipu, blocks in expected
+    ]
 
 
 def graph_of(model, *args):
@@ -100,8 +103,9 @@ def test_a_skip_connection_pays_on_every_cut_it_crosses():
 
 
 def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
-    """As in Hugging Face's Bart: the decoder's embedding is in the encoder's Block, and reads only
-    the inputs.
+    """As in Hugging Face's Bart.
+
+    The decoder's embedding is in the encoder's Block, and reads only the inputs.
     """
 
     class Twice(torch.nn.Module):
@@ -126,7 +130,9 @@ def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
     stages = [Stage(name).ipu(k) for k, name in enumerate(("first", "second", "third"))]
     graph = graph_of(Twice(False), *args)
     placement = place(
-        graph, resolve_stages(PipelinedExecution(*stages), graph.blocks), pipelined=True
+        graph,
+        resolve_stages(strategy_options(PipelinedExecution(*stages)), graph.blocks),
+        pipelined=True,
     )
     products = [
         s
@@ -144,7 +150,11 @@ def error(*stages, model=None, args=None):
     model = model or Mlp([8, 8, 8], [0, 1])
     graph = graph_of(model, *(args or (torch.randn(2, 8), torch.randn(2, 8))))
     with pytest.raises(ipu_exec.Error) as caught:
-        place(graph, resolve_stages(PipelinedExecution(*stages), graph.blocks), pipelined=True)
+        place(
+            graph,
+            resolve_stages(strategy_options(PipelinedExecution(*stages)), graph.blocks),
+            pipelined=True,
+        )
     return caught.value.message
 
 

@@ -11,8 +11,9 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution, TensorLocationSettings
-from ipu_exec.compiler.passes import Executable, compile_step
+from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.recompute import Recomputation, asked_for, intervals
+from ipu_exec.session.compilation import compile_step
 from profiler import Report, open_report, schedules
 from profiler.analysis import pace
 from profiler.rebalance import Assignment, Costs, what_if
@@ -21,8 +22,9 @@ LAYERS = 5
 
 
 class Stack(torch.nn.Module):
-    """Layers whose activations are many times their output; the output of each is a checkpoint
-    where asked for.
+    """Layers whose activations are many times their output.
+
+    The output of each is a checkpoint where asked for.
     """
 
     def __init__(self, checkpoints: bool, norm: bool = False) -> None:

@@ -19,11 +19,12 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import ipu_exec
-from ipu_exec.compiler import emit as program
-from ipu_exec.compiler.passes import compile_step
+from ipu_exec.compiler import lower as program
+from ipu_exec.compiler.profile_rows import op_rows
+from ipu_exec.lowering.operators import words
 from ipu_exec.lowering.plan import OpSpec, Plan
-from ipu_exec.lowering.registry import words
 from ipu_exec.machine import Machine
+from ipu_exec.session.compilation import compile_step
 from tests.ipu_exec.lowering.test_plans import check
 
 Inputs = Callable[[], list[Any]]
@@ -476,8 +477,9 @@ function(
 
 
 class Probe(nn.Module):
-    """Calls a module or a function. In training its floating inputs depend on a weight, and
-    everything is summed.
+    """Calls a module or a function.
+
+    In training its floating inputs depend on a weight, and everything is summed.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -517,7 +519,7 @@ def compiled(call: Callable[..., Any], inputs: Inputs, training: bool) -> list[s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         executable = compile_step(probe, tuple(given), {}, options, optimizer, training)
-    return [row.aten for row in executable._op_rows() if row.estimated]
+    return [row.aten for row in op_rows(executable) if row.estimated]
 
 
 @pytest.fixture(autouse=True)

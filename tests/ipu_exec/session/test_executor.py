@@ -1,5 +1,6 @@
-"""The executor beyond numbers: inputs that do not fit, anchored tensors, latencies, files and the
-cache.
+"""The executor beyond numbers.
+
+Inputs that do not fit, anchored tensors, latencies, files and the cache.
 """
 
 from __future__ import annotations
@@ -133,8 +134,9 @@ class Result(collections.OrderedDict[str, torch.Tensor]):
 
 
 def test_a_loss_is_found_in_a_class_made_from_dict() -> None:
-    """Hugging Face's models return such. A class of its own: nobody took one apart before the first
-    training step.
+    """Hugging Face's models return such.
+
+    A class of its own: nobody took one apart before the first training step.
     """
 
     class Trained(collections.OrderedDict[str, torch.Tensor]):
@@ -454,7 +456,7 @@ def no_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("it compiles")
 
-    monkeypatch.setattr("ipu_exec.compiler.passes._compile_graph", refuse)
+    monkeypatch.setattr("ipu_exec.compiler.passes.compile_graph", refuse)
 
 
 def test_a_file_with_its_model_runs_as_it_was_compiled(

@@ -1,0 +1,82 @@
+"""A model's tensors, and its optimiser, on nothing: true shapes and dtypes, no memory."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+
+class FakeTensors:
+    """Fake tensors for real ones, in one mode. A weight or buffer has one for all its uses."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._of_state: dict[int, torch.Tensor] = {}
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A new fake tensor of the same shape, strides and dtype."""
+        if tensor.device.type != "meta":
+            return self.mode.from_tensor(tensor.detach())
+        # a model made on "meta", without weights in memory, is captured as if it had them
+        with self.mode:
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+
+    def copies(self, tree: Any) -> Any:
+        """``tree`` with a fake copy of every tensor."""
+        return tree_map(
+            lambda leaf: self.copy(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree
+        )
+
+    def of_state(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake tensor of a weight or buffer; a parameter's is one too."""
+        if id(tensor) not in self._of_state:
+            copy = self.copy(tensor)
+            if isinstance(tensor, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+            self._of_state[id(tensor)] = copy
+        return self._of_state[id(tensor)]
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The same optimiser over the fake parameters, one tensor at a time so that each update is
+        seen.
+        """
+        copy = object.__new__(type(optimizer))
+        copy.__dict__.update(optimizer.__dict__)
+        # a learning-rate scheduler's wrapper holds on to the real one
+        copy.__dict__.pop("step", None)
+        groups = []
+        for group in optimizer.param_groups:
+            known = [self._of_state[id(p)] for p in group["params"] if id(p) in self._of_state]
+            single: dict[str, Any] = {key: False for key in ("foreach", "fused") if key in group}
+            groups.append({**group, "params": known, **single})
+        copy.param_groups = groups
+        copy.state = collections.defaultdict(dict)
+        return copy
+
+
+def make_state(optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor]) -> None:
+    """One step of a fake optimiser, so that the next one meets its state as every later step does.
+
+    ``trained``: the parameters that it updates; their gradients stay what they are.
+    """
+    gradients = {name: parameter.grad for name, parameter in trained.items()}
+    for parameter in trained.values():
+        parameter.grad = torch.zeros_like(parameter)
+    with _ScalarsAsTwo():
+        optimizer.step()
+    for name, parameter in trained.items():
+        parameter.grad = gradients[name]
+
+
+class _ScalarsAsTwo(TorchDispatchMode):
+    """Optimisers read their step counter on the host: any number that is not the first will do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 2.0
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,59 @@
+"""What PopTorch's functions marked on tensors while a model was captured, noted in its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from ipu_exec.graph import Graph, OpNode
+from ipu_exec.lowering import info, is_view
+
+Tensors = Iterable[tuple[torch.Tensor, int]]  # each with its value
+
+
+def note_checkpoints(graph: Graph, tensors: Tensors) -> None:
+    """Note the storages that ops.recomputationCheckpoint was called on."""
+    for tensor, value in tensors:
+        if getattr(tensor, "_ipu_checkpoint", False):
+            graph.checkpoints.add(graph.values[value].storage)
+
+
+def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
+    """Note what ops.set_available_memory asked for on an operator and on its gradients'."""
+    proportions: dict[int, float] = {}  # by forward op
+    for tensor, value in tensors:
+        proportion = getattr(tensor, "_ipu_proportion", 0.0)
+        op = _planned_maker(graph, value) if proportion else None
+        if op is not None:
+            proportions[op.id] = proportion
+    for op in graph.ops:
+        proportion = proportions.get(op.id, proportions.get(op.forward_op, 0.0))
+        if proportion and not is_view(op.aten):
+            op.attributes = replace(op.attributes, proportion=proportion)
+
+
+def _planned_maker(graph: Graph, value: int) -> OpNode | None:
+    """The product or gather that made a value, seen through views, casts and the addition of a
+    bias.
+    """
+    while (producer := graph.values[value].producer) >= 0:
+        op = graph.ops[producer]
+        operator = info(op.aten)
+        if operator.uses_memory_proportion:
+            return op
+        seen_through = (
+            operator.view or operator.copy or (operator.addition and _adds_bias(graph, op))
+        )
+        if not op.inputs or not seen_through:
+            return None
+        value = op.inputs[0]
+    return None
+
+
+def _adds_bias(graph: Graph, op: OpNode) -> bool:
+    """Whether the second of two operands is a weight."""
+    if len(op.inputs) != 2:
+        return False
+    return graph.storages[graph.values[op.inputs[1]].storage].role == "weight"

@@ -1,0 +1,93 @@
+"""Where a recorded call comes from: the line of the user's code, the module, and, in the backward,
+the forward operator whose gradient it is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+_OWN_CODE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+class SourceLine(NamedTuple):
+    """A line of the user's code; ("", 0): none is known."""
+
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+def source_line() -> SourceLine:
+    """The innermost line of the user's own code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN_CODE) and not file.startswith("<"):
+            return SourceLine(file, frame.f_lineno)
+        frame = frame.f_back
+    return SourceLine()
+
+
+@contextlib.contextmanager
+def following_modules(model: torch.nn.Module, scopes: list[str]) -> Iterator[None]:
+    """Inside, ``scopes`` is kept at the path of the module being called, outermost first; after it
+    what it was before.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    paths: list[str] = []
+    outside = list(scopes)
+
+    def enter(module: torch.nn.Module, args: Any) -> None:
+        path = names.get(id(module), module.__class__.__name__)
+        parent = paths[-1] if paths else ""
+        paths.append(path)
+        scopes.append(path.removeprefix(parent + ".") if parent else path)
+
+    def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+        paths.pop()
+        scopes.pop()
+
+    hooks = torch.nn.modules.module
+    handles = [
+        hooks.register_module_forward_pre_hook(enter),
+        hooks.register_module_forward_hook(leave),
+    ]
+    scopes.clear()
+    try:
+        yield
+    finally:
+        scopes[:] = outside
+        for handle in handles:
+            handle.remove()
+
+
+class AutogradNodes:
+    """Which forward operator made which autograd node, by the nodes' sequence numbers."""
+
+    def __init__(self) -> None:
+        self._ops: dict[int, int] = {}  # by sequence number
+        self._sequence: list[int] = []  # the numbers in order
+
+    def newest_is_of(self, op: int) -> None:
+        """The newest node is of this forward op, unless it is known to be of another."""
+        sequence = torch._C._autograd._get_sequence_nr() - 1
+        if sequence >= 0 and sequence not in self._ops:
+            self._ops[sequence] = op
+            bisect.insort(self._sequence, sequence)
+
+    def forward_op(self, node: Any) -> int:
+        """The forward op that made a node, or the last one before it (an autograd.Function may run
+        none); -1: there is none.
+        """
+        before = bisect.bisect_right(self._sequence, node._sequence_nr())
+        return self._ops[self._sequence[before - 1]] if before else -1

@@ -1,0 +1,421 @@
+"""The recorder: writes each ATen call that runs while it is entered into a `Graph`.
+
+A forward operator belongs to the Block open at that moment. A backward operator is found by the
+autograd node that is running: its sequence number was taken when the forward operator made it
+(docs/decisions.md#capture-by-running).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ipu_exec.capture.control_flow import in_argument_check
+from ipu_exec.capture.decompositions import decomposition
+from ipu_exec.capture.multi_conv import MultiConvGroup, is_convolution
+from ipu_exec.capture.open_blocks import (
+    attributes,
+    block_ended,
+    current_block,
+    multi_conv,
+    name_scopes,
+)
+from ipu_exec.capture.origins import AutogradNodes, SourceLine, following_modules, source_line
+from ipu_exec.capture.replacements import (
+    ctc_loss_of_longest_targets,
+    is_one_mask,
+    zero_outside_mask,
+)
+from ipu_exec.errors import ContentError, Error
+from ipu_exec.graph import (
+    BlockInfo,
+    Graph,
+    OperatorAttributes,
+    OpNode,
+    Storage,
+    Value,
+    ValueRef,
+)
+from ipu_exec.lowering import info, is_view
+from ipu_exec.lowering.plan import ITEM_BYTES
+
+# Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
+_QUESTIONS = ("prim.", "profiler.")
+_NO_ATTRIBUTES = OperatorAttributes()
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_ANY_NUMBER = 2.0
+_SETTINGS = (torch.dtype, torch.layout, torch.device, torch.memory_format)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of ``tree``, in order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class Origin(NamedTuple):
+    """Where a call comes from. -1: of no forward operator, in no Block."""
+
+    forward_op: int = -1
+    block: int = -1
+    module: str = ""
+    source: SourceLine = SourceLine()
+
+
+@dataclass(slots=True)
+class _Arguments:
+    """A call's arguments as `OpNode` has them."""
+
+    positional: list[Any] = field(default_factory=list)
+    named: list[tuple[str, Any]] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Writes each ATen call into ``graph``. ``direction`` says what the step is doing now.
+
+    ``contents``: what the forward reads off tensors, in order; fake tensors hold nothing.
+    """
+
+    def __init__(self, training: bool, contents: Sequence[bool | int | float] = ()) -> None:
+        super().__init__()
+        self.graph = Graph(training=training)
+        self.direction = "forward"
+        self.multi_convs: dict[int, MultiConvGroup] = {}  # met in the forward, by identity
+        self._contents = iter(contents)
+        self._alive: list[Any] = []  # keeps ids of tensors and storages unique
+        self._values: dict[int, int] = {}  # by id of the tensor
+        self._storages: dict[int, int] = {}
+        self._writers: dict[int, int] = {}  # storage -> last op that wrote it
+        self._first_uses: dict[int, int] = {}  # storage of a parameter -> first op that used it
+        self._nodes = AutogradNodes()
+        self._blocks: dict[str, int] = {}
+        self._name_counts: dict[str, int] = {}
+        self._scopes = name_scopes()
+
+    # -- tensors ---
+
+    def register(
+        self, tensor: torch.Tensor, role: str, name: str, parameter: torch.Tensor | None = None
+    ) -> int:
+        """Take in a tensor that exists before the step; returns its value."""
+        value = self.value(tensor)
+        storage = self.storage(value)
+        storage.role, storage.name = role, name
+        if parameter is not None:
+            storage.parameter = self.storage(self.value(parameter)).id
+        return value
+
+    def storage(self, value: int) -> Storage:
+        """The storage that a value lies in."""
+        return self.graph.storages[self.graph.values[value].storage]
+
+    def value(self, tensor: torch.Tensor, producer: int | None = None) -> int:
+        """The value of a tensor; a new one for a tensor, or a view, not met before."""
+        known = self._values.get(id(tensor))
+        if known is not None:
+            return known
+        _check_supported(tensor)
+        storage = self._storage_of(tensor)
+        self._alive.append(tensor)
+        value = Value(
+            len(self.graph.values),
+            storage,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            int(tensor.storage_offset()),
+            _dtype(tensor),
+            self._writers.get(storage, -1) if producer is None else producer,
+        )
+        self.graph.values[value.id] = value
+        self._values[id(tensor)] = value.id
+        return value.id
+
+    def _storage_of(self, tensor: torch.Tensor) -> int:
+        untyped = tensor.untyped_storage()
+        key = untyped._cdata
+        if key not in self._storages:
+            self._storages[key] = len(self.graph.storages)
+            self._alive.append(untyped)
+            self.graph.storages[self._storages[key]] = Storage(
+                self._storages[key],
+                untyped.nbytes() // max(tensor.element_size(), 1),
+                _dtype(tensor),
+                "activation",
+                "",
+            )
+        return self._storages[key]
+
+    def tensors(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """All tensors met, each with its value; those of another shape by now are left out."""
+        for tensor in self._alive:
+            if isinstance(tensor, torch.Tensor) and id(tensor) in self._values:
+                yield tensor, self._values[id(tensor)]
+
+    def modules(self, model: torch.nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Keep the path of the modules being called while the step runs."""
+        return following_modules(model, self._scopes)
+
+    # -- calls ---
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith(_QUESTIONS):
+            return func(*args, **kwargs)
+        if name == "aten._local_scalar_dense.default":
+            return self.read_content(args[0])
+        parts = self._parts(func, name, args)
+        if parts is not None:
+            with self:
+                return parts(*args, **kwargs)
+        out = self.run_operator(func, args, kwargs)
+        if not info(name).on_host:
+            self.record(func, name, args, kwargs, out)
+        return out
+
+    def _parts(self, func: Any, name: str, args: Any) -> Callable[..., Any] | None:
+        """What to call instead of an operator; None: it is recorded as it is."""
+        if self.direction == "backward" and name == "aten.index.Tensor" and is_one_mask(args[1]):
+            return zero_outside_mask
+        return decomposition(func)
+
+    def run_operator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operator; Error where its shape would depend on data."""
+        if func in (torch.ops.aten._ctc_loss.Tensor, torch.ops.aten._ctc_loss.default):
+            return ctc_loss_of_longest_targets(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            name = str(func).split(".")[1]
+            raise Error(
+                f"Operations using aten::{'nonzero' if name == 'index' else name} are unsupported"
+                " because the output shape is determined by the tensor values. The IPU cannot"
+                " support dynamic output shapes. Use an operator of a fixed shape (torch.where,"
+                " topk, a mask), or compute it on the host before the model is called",
+                location=str(source_line()),
+            ) from None
+
+    def read_content(self, tensor: torch.Tensor) -> float:
+        """The number that a model or an optimiser reads off a tensor; ContentError where none is
+        known.
+        """
+        # Optimisers read their step counter on the host; every step costs the same.
+        if self.direction == "update":
+            return _ANY_NUMBER
+        if in_argument_check():
+            return 0.0
+        if self.direction == "forward":
+            for value in self._contents:
+                return value
+        raise ContentError(
+            "the model reads the content of a tensor (.item(), float(), bool(), a branch on data),"
+            " which decides what runs; on an IPU the program is fixed at compile time. Keep the"
+            " value a tensor (torch.where), or compute it outside the model",
+            location=str(source_line()),
+        )
+
+    def record(self, func: Any, aten: str, args: Any, kwargs: Any, out: Any) -> None:
+        """Append the call of an operator to the graph, with the values and storages it makes."""
+        arguments = self._arguments(func._schema, args, kwargs)
+        origin = self._origin()
+        op = OpNode(
+            id=len(self.graph.ops),
+            aten=aten,
+            args=tuple(arguments.positional),
+            kwargs=tuple(arguments.named),
+            inputs=tuple(arguments.inputs),
+            outputs=(),
+            writes=tuple(arguments.writes),
+            direction=self.direction,
+            block=origin.block,
+            module=origin.module,
+            name="",
+            file=origin.source.file,
+            line=origin.source.line,
+            forward_op=origin.forward_op,
+            attributes=self._attributes(origin.forward_op),
+        )
+        for value in op.writes:
+            self._writers[self.graph.values[value].storage] = op.id
+        if torch.Tag.inplace_view in func.tags:
+            # squeeze_, t_, ...: the same tensor has another shape from here on
+            del self._values[id(args[0])]
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        op.outputs = tuple(
+            self.value(r, op.id) if isinstance(r, torch.Tensor) else None for r in results
+        )
+        op.name = self._name(op)
+        self._name_outputs(op)
+        self._note_annotations(op)
+        self.graph.ops.append(op)
+
+    def _arguments(self, schema: Any, args: Any, kwargs: Any) -> _Arguments:
+        found = _Arguments()
+        for index, argument in enumerate(schema.arguments):
+            by_position = index < len(args)
+            given = (
+                args[index] if by_position else kwargs.get(argument.name, argument.default_value)
+            )
+            if not argument.kwarg_only:
+                found.positional.append(self._plain(given, found.inputs))
+            elif argument.name in kwargs or argument.has_default_value():
+                found.named.append((argument.name, self._plain(given, found.inputs)))
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found.writes += [self.value(tensor) for tensor in tensors_of(given)]
+        return found
+
+    def _plain(self, item: Any, inputs: list[int]) -> Any:
+        """An argument with tensors as ValueRef, whose values are appended to ``inputs``."""
+        if isinstance(item, torch.Tensor):
+            inputs.append(self.value(item))
+            return ValueRef(inputs[-1])
+        if isinstance(item, (list, tuple)):
+            return tuple(self._plain(element, inputs) for element in item)
+        if isinstance(item, _SETTINGS):
+            return str(item).removeprefix("torch.")
+        return item if isinstance(item, (int, float, bool, str, type(None))) else None
+
+    def _name_outputs(self, op: OpNode) -> None:
+        """Name new storages by the operator that makes them."""
+        for index, output in enumerate(op.outputs):
+            if output is not None and not self.storage(output).name:
+                storage = self.storage(output)
+                storage.name = f"{op.name}:{index}"
+                storage.role = "gradient" if self.direction == "backward" else "activation"
+
+    def _note_annotations(self, op: OpNode) -> None:
+        """An operator behind the last Block, and one inside a MultiConv."""
+        if self.direction != "forward":
+            return
+        if block_ended() and self.graph.outside < 0 and not is_view(op.aten):
+            self.graph.outside = op.id
+        group = multi_conv()
+        if group is not None:
+            self.multi_convs[id(group)] = group
+            if is_convolution(op.aten):
+                group.convolutions.append(op.id)
+
+    def _attributes(self, forward_op: int) -> OperatorAttributes:
+        """The open attributes; a gradient's operators have those of what it is the gradient of."""
+        found = attributes() if self.direction == "forward" else ()
+        if self.direction == "backward" and forward_op >= 0:
+            found = self.graph.ops[forward_op].attributes.popart
+        return OperatorAttributes(popart=found) if found else _NO_ATTRIBUTES
+
+    def _name(self, op: OpNode) -> str:
+        """Module path and what is done there; the second of a name is ``name_1``, so that names can
+        be matched.
+        """
+        short = op.aten.split(".")[1].strip("_")
+        if op.direction == "update":
+            weight = self._updated_weight(op)
+            op.module = weight.rpartition("/")[0]
+            name = f"{weight or 'optimiser'}/update/{short}"
+        else:
+            scope = op.module + "/" if op.module else ""
+            name = f"{scope}gradient/{short}" if op.direction == "backward" else f"{scope}{short}"
+        count = self._name_counts.get(name, 0)
+        self._name_counts[name] = count + 1
+        return f"{name}_{count}" if count else name
+
+    def _updated_weight(self, op: OpNode) -> str:
+        """Path of the weight that an op of the optimiser works for; "" where it works for none in
+        particular.
+        """
+        for value in op.inputs:
+            storage = self.storage(value)
+            if storage.parameter >= 0:
+                storage = self.graph.storages[storage.parameter]
+            if storage.role == "weight":
+                return storage.name.replace(".", "/")
+            if "/update/" in storage.name:
+                return storage.name.split("/update/")[0]
+        return ""
+
+    # -- origins ---
+
+    def _origin(self) -> Origin:
+        """Of the call being recorded."""
+        if self.direction == "forward":
+            # also where no gradient is asked for: what an autograd.Function runs belongs to its
+            # node, which is there
+            self._nodes.newest_is_of(len(self.graph.ops))
+            path = "/".join(part for part in self._scopes if part)
+            return Origin(-1, self._open_block(), path, source_line())
+        if self.direction == "backward":
+            return self._origin_of_gradient()
+        return Origin()
+
+    def _origin_of_gradient(self) -> Origin:
+        ops = self.graph.ops
+        forward = self._forward_op(torch._C._current_autograd_node())
+        if forward < 0:
+            block = max((op.block for op in ops if op.direction == "forward"), default=-1)
+            return Origin(block=block)
+        if torch.is_grad_enabled():
+            # a checkpointed layer runs again, and will have a backward of its own
+            self._nodes.newest_is_of(forward)
+        op = ops[forward]
+        return Origin(forward, op.block, op.module, SourceLine(op.file, op.line))
+
+    def _forward_op(self, node: Any) -> int:
+        """The forward op of an autograd node; for an accumulation, the first op that used the
+        weight.
+        """
+        if node is None:
+            return -1
+        if node.name() != _ACCUMULATE:
+            return self._nodes.forward_op(node)
+        return self._first_use(self.storage(self.value(node.variable)).id)
+
+    def _first_use(self, storage: int) -> int:
+        if storage not in self._first_uses:
+            values = self.graph.values
+            users = (
+                op.id
+                for op in self.graph.ops
+                if any(values[v].storage == storage for v in op.inputs)
+            )
+            self._first_uses[storage] = next(users, -1)
+        return self._first_uses[storage]
+
+    def _open_block(self) -> int:
+        block = current_block()
+        if block is None:
+            return -1
+        name = str(block.user_id)
+        if name not in self._blocks:
+            self._blocks[name] = len(self.graph.blocks)
+            self.graph.blocks.append(BlockInfo(self._blocks[name], name, block.ipu_id))
+        return self._blocks[name]
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_supported(tensor: torch.Tensor) -> None:
+    """Error where an IPU has no such tensor."""
+    if tensor.layout != torch.strided:
+        raise Error(
+            f"an IPU has no sparse tensors ({str(tensor.layout).removeprefix('torch.')}): use a"
+            " dense one, or torch.where with a mask",
+            location=str(source_line()),
+        )
+    if _dtype(tensor) not in ITEM_BYTES:
+        raise Error(
+            f"an IPU has no {_dtype(tensor)}: it computes in {', '.join(sorted(ITEM_BYTES))}. Keep"
+            " real and imaginary parts as two tensors, or cast on the host",
+            location=str(source_line()),
+        )

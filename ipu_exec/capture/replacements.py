@@ -1,0 +1,162 @@
+"""What runs instead of torch's own while a model is captured: where PyTorch on a CPU does otherwise
+than an IPU, or where no shape could be known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ipu_exec.capture.recurrent import whole_layers
+from ipu_exec.context import replaced
+
+
+@contextlib.contextmanager
+def torch_as_on_ipu() -> Iterator[None]:
+    """Inside, torch's functions are those whose operators an IPU runs."""
+    with (
+        _without_fused_attention(),
+        _fused_dropout(),
+        _ctc_of_numbers(),
+        _dense_embedding(),
+        _copies_of_nothing(),
+        whole_layers(),
+    ):
+        yield
+
+
+def ctc_loss_of_longest_targets(
+    scores: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """aten._ctc_loss on nothing: its table has room for the longest target there can be, as a fixed
+    program must.
+
+    ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2 longest
+    + 1]. ``lengths`` of targets are numbers, or a tensor that nobody may read here.
+    """
+    batch = scores.shape[1] if scores.dim() == 3 else 1
+    longest = targets.shape[-1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0)
+    table = scores.new_empty(batch, scores.shape[0], 2 * longest + 1)
+    return scores.new_empty(batch), table
+
+
+def is_one_mask(indices: Sequence[torch.Tensor | None]) -> bool:
+    """True where one mask is the only index."""
+    given = [index for index in indices if index is not None]
+    return len(given) == 1 and given[0].dtype == torch.bool
+
+
+def zero_outside_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """``values[mask]`` where autograd goes on to sum it up: what is not under the mask is there
+    too, as zeros.
+
+    The gradient of ``v`` in ``x[mask] = v``. How many elements are under a mask no compiled program
+    knows.
+    """
+    first, mask = next((d, index) for d, index in enumerate(indices) if index is not None)
+    after = first + mask.dim()
+    broadcast = mask.reshape(*mask.shape, *(1,) * (values.dim() - after))
+    kept = torch.where(broadcast, values, torch.zeros_like(values))
+    return kept.reshape(*values.shape[:first], mask.numel(), *values.shape[after:])
+
+
+def _dense_embedding() -> contextlib.AbstractContextManager[None]:
+    """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags: an IPU has no sparse
+    tensors.
+    """
+    apart = torch.embedding
+
+    def embedding(
+        weight: torch.Tensor,
+        indices: torch.Tensor,
+        padding: int = -1,
+        by_frequency: bool = False,
+        sparse: bool = False,
+    ) -> torch.Tensor:
+        return apart(weight, indices, padding, by_frequency, False)
+
+    return replaced({"embedding": embedding}, torch)
+
+
+def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
+    """The mean of a CTC loss whose lengths are numbers: PyTorch makes a tensor of them where no
+    mode can see it.
+    """
+    apart = torch.ctc_loss
+
+    def ctc_loss(
+        scores: torch.Tensor,
+        targets: torch.Tensor,
+        steps: Any,
+        lengths: Any,
+        blank: int = 0,
+        reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> torch.Tensor:
+        if reduction != 1 or isinstance(lengths, torch.Tensor):
+            return apart(scores, targets, steps, lengths, blank, reduction, zero_infinity)
+        losses = apart(scores, targets, steps, lengths, blank, 0, zero_infinity)
+        return (losses / torch.tensor(lengths, dtype=losses.dtype).clamp_min(1)).mean()
+
+    return replaced({"ctc_loss": ctc_loss}, torch)
+
+
+def _fused_dropout() -> contextlib.AbstractContextManager[None]:
+    """Dropout as one operator, as poprand has it; on a CPU PyTorch makes a mask of the input's type
+    and multiplies.
+    """
+    apart = torch.dropout
+
+    def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        whole = train and 0 < p < 1
+        kept: torch.Tensor = (
+            torch.native_dropout(input, p, True)[0] if whole else apart(input, p, train)
+        )
+        return kept
+
+    return replaced({"dropout": dropout}, torch, torch._VF)
+
+
+@contextlib.contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Have nn.MultiheadAttention and nn.TransformerEncoderLayer do in inference what they do in
+    training.
+
+    PyTorch's fast path is one operator for a whole layer, in which no product could be told from
+    another.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def _copies_of_nothing() -> Iterator[None]:
+    """Have ``copy.deepcopy`` of a tensor clone it.
+
+    PyTorch's copies the storage under a new tensor, and a fake tensor has none of its own: it
+    leaves a meta tensor on a real storage, and the process dies when that is freed. Metrics
+    (torchmetrics) and ``self.log`` copy tensors so.
+    """
+    apart = torch.Tensor.__deepcopy__
+
+    def clone(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        if id(tensor) not in memo:
+            if not tensor.is_leaf:
+                return apart(tensor, memo)  # which says why it cannot be
+            with torch.no_grad():
+                copied = tensor.clone().requires_grad_(tensor.requires_grad)
+            memo[id(tensor)] = copied
+        return memo[id(tensor)]
+
+    torch.Tensor.__deepcopy__ = clone  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.__deepcopy__ = apart  # type: ignore[method-assign]

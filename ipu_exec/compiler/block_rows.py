@@ -1,0 +1,118 @@
+"""The profile's rows of Blocks: what each costs in every direction, holds and would send."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ipu_exec.compiler import placement
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.graph import Graph, OpNode
+from profiler import records, schedules
+
+_DIRECTION = {
+    schedules.FORWARD: "forward",
+    schedules.RECOMPUTE: "backward",
+    schedules.BACKWARD: "backward",
+}
+
+
+def block_rows(executable: Executable) -> list[records.Block]:
+    """One a Block, in the order in which the model opens them."""
+    graph, stages = executable.graph, executable.placement.stages
+    stage_of = {name: k for k, stage in enumerate(stages) for name in stage.blocks}
+    cycles = _cycles(executable, stage_of)
+    weights: Counter[int] = Counter()
+    for variable in executable.variables:
+        if variable.role == "weight":
+            weights[variable.block] += variable.bytes
+    # What would cross each cut: placed as if every Block were a stage.
+    each = [placement.StagePlace(0, (block.name,)) for block in graph.blocks]
+    alone = placement.place(graph, each, False)
+    inputs = _input_bytes(graph)
+    return [
+        records.Block(
+            block.id,
+            block.name,
+            stage_of[block.name],
+            stages[stage_of[block.name]].ipu,
+            cycles[block.id, "forward"],
+            cycles[block.id, "backward"],
+            cycles[block.id, "update"],
+            weights[block.id],
+            inputs[block.id],
+            alone.cut_bytes(graph, block.id, "forward"),
+            alone.cut_bytes(graph, block.id, "backward"),
+        )
+        for block in graph.blocks
+    ]
+
+
+def _cycles(executable: Executable, stage_of: dict[str, int]) -> Counter[tuple[int, str]]:
+    """By Block and direction. What a stage stashes of another's Block is not the Block's."""
+    graph, updated = executable.graph, update_blocks(executable.graph)
+    cycles: Counter[tuple[int, str]] = Counter()
+    for body in executable.tree.bodies:
+        direction = _DIRECTION.get(body.task, "update")
+        for step in body.steps:
+            if step.op < 0:
+                continue
+            block = graph.ops[step.op].block
+            if direction == "update":
+                block = updated.get(step.op, block)
+            stranger = body.stage >= 0 <= block and stage_of[graph.blocks[block].name] != body.stage
+            if not stranger:
+                cycles[block, direction] += step.cycles
+    return cycles
+
+
+def _input_bytes(graph: Graph) -> Counter[int]:
+    """Block -> bytes of the model's inputs that it is the first to read."""
+    nbytes: Counter[int] = Counter()
+    seen: set[int] = set()
+    for op in graph.ops:
+        for value in op.inputs:
+            storage = graph.values[value].storage
+            if graph.storages[storage].role == "input" and storage not in seen:
+                seen.add(storage)
+                nbytes[op.block] += placement.storage_bytes(graph, storage)
+    return nbytes
+
+
+def update_blocks(graph: Graph) -> dict[int, int]:
+    """Operator of the weight update -> Block of its weight; -1 where there is none."""
+    weight_blocks = _weight_blocks(graph)
+    blocks: dict[int, int] = {}
+    makers: dict[int, int] = {}  # storage -> Block of the update that makes it
+    for op in graph.ops:
+        if op.direction != "update":
+            continue
+        block = _owner_block(graph, op, weight_blocks, makers)
+        blocks[op.id] = block
+        for output in op.outputs:
+            if output is not None:
+                makers.setdefault(graph.values[output].storage, block)
+    return blocks
+
+
+def _owner_block(
+    graph: Graph, op: OpNode, weight_blocks: dict[int, int], makers: dict[int, int]
+) -> int:
+    """The Block of the first operand that belongs to one."""
+    for value in op.inputs:
+        storage = graph.storages[graph.values[value].storage]
+        owner = storage.parameter if storage.parameter >= 0 else storage.id
+        block = weight_blocks.get(owner, makers.get(storage.id, -1))
+        if block >= 0:
+            return block
+    return -1
+
+
+def _weight_blocks(graph: Graph) -> dict[int, int]:
+    """Weight storage -> Block of its first use."""
+    blocks: dict[int, int] = {}
+    for op in graph.ops:
+        for value in op.inputs if op.direction == "forward" else ():
+            storage = graph.values[value].storage
+            if graph.storages[storage].role == "weight":
+                blocks.setdefault(storage, op.block)
+    return blocks

@@ -1,0 +1,86 @@
+"""`Executable`: a compiled model, made by `ipu_exec.compiler.passes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ipu_exec.compiler import memory
+from ipu_exec.compiler.bodies import ProgramTree
+from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.compiler.placement import Placement
+from ipu_exec.compiler.schedule import Timeline
+from ipu_exec.errors import OutOfMemoryError
+from ipu_exec.graph import Graph
+from ipu_exec.machine import Target
+from profiler import records
+
+
+@dataclass(frozen=True)
+class Executable:
+    """What each pass made of a model: where everything runs, what it costs, what lies on the tiles.
+
+    The rows of its profile are `ipu_exec.compiler.profile_rows`.
+    """
+
+    graph: Graph
+    placement: Placement
+    tree: ProgramTree
+    variables: list[records.Variable]
+    uses: list[records.Use]
+    code: memory.Code
+    timeline: Timeline
+    target: Target
+    options: CompileOptions
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the user's options, dotted names
+    contents: tuple[
+        bool | int | float, ...
+    ] = ()  # what the forward read off tensors (`ipu_exec.capture.control_flow`)
+
+    @property
+    def attached_ipus(self) -> int:
+        """IPUs of one replica that have to be attached, a power of two."""
+        return self.placement.attached_ipus
+
+    @property
+    def cycles_per_call(self) -> int:
+        """Cycles of one call of the executor: all its device iterations, and what is waited for
+        around them.
+        """
+        schedule, trace = self.timeline.schedule, self.timeline.trace
+        return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
+
+    @cached_property
+    def tile_bytes(self) -> list[memory.TileBytes]:
+        """Most bytes on each tile, IPU by IPU."""
+        return memory.tile_bytes(self.variables, self.target)
+
+    @cached_property
+    def overflow(self) -> memory.Overflow | None:
+        """The worst tile over its limit, if any."""
+        return memory.find_overflow(self.tile_bytes, self.tree, self.target)
+
+    def check_memory(self, profile_path: str = "") -> None:
+        """Raise OutOfMemoryError where a tile holds more than it has. ``profile_path``: where the
+        profile is.
+        """
+        over = self.overflow
+        if over is None:
+            return
+        largest = "; ".join(f"{name} {size:,} B" for name, size in over.largest)
+        shared = self.options.replicas > 1
+        where = (
+            f"the profile is {profile_path}"
+            if profile_path
+            else "no profile was asked for (autoreport=True)"
+        )
+        raise OutOfMemoryError(
+            f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
+            f" ({over.step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what}. The"
+            f" five largest things there: {largest}. {where[0].upper()}{where[1:]}. Give the stage"
+            " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
+            f" optimiser state off the chip{' or in parts on replicas' * shared}",
+            profile_path=profile_path,
+        )

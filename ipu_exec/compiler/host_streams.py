@@ -1,0 +1,45 @@
+"""Which tensors the host sends and takes, where, and which of them beside computing."""
+
+from __future__ import annotations
+
+from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.compiler.placement import Placement
+from ipu_exec.enums import OverlapMode
+from ipu_exec.graph import Graph
+
+_NO_OVERLAP = OverlapMode.NoOverlap.value
+Streams = dict[tuple[int, bool], list[int]]  # (stage, over I/O tiles) -> storages
+
+
+def inputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
+    """Inputs go to the stage that reads them first; one that nothing reads is not sent."""
+    inputs: Streams = {}
+    for value in graph.inputs if options.host_io else ():
+        storage = graph.values[value].storage
+        if storage in placement.home:
+            beside = graph.overlapped_inputs.get(storage, _NO_OVERLAP) != _NO_OVERLAP
+            inputs.setdefault((placement.home[storage], beside), []).append(storage)
+    return inputs
+
+
+def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
+    """Outputs leave the stage that makes them. What leaves once is not overlapped, nor what the
+    backward makes.
+    """
+    makers: dict[int, int] = {}
+    for op in graph.ops:
+        for output in op.outputs:
+            if output is not None:
+                makers.setdefault(graph.values[output].storage, op.id)
+    outputs: Streams = {}
+    for value in graph.outputs if options.host_io else ():
+        storage = graph.values[value].storage
+        maker = makers.get(storage)
+        stage, beside = placement.home.get(storage, 0), False
+        if maker is not None:
+            stage = placement.op_stage[maker]
+            named = graph.overlapped_outputs.get(storage, _NO_OVERLAP) != _NO_OVERLAP
+            forward = graph.ops[maker].direction == "forward"
+            beside = named and forward and not options.outputs_once
+        outputs.setdefault((stage, beside), []).append(storage)
+    return outputs

@@ -1,0 +1,282 @@
+"""Lowering: every operator's plan on its stage, and with the plans the layout of every storage.
+
+A plan says where its operands and results lie; whoever comes first decides. What nobody decides
+lies linearly, a copy on another stage as its original, accumulators and optimiser state as their
+weight. The operators come in the order in which the program runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ipu_exec.compiler.bodies import widened
+from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
+from ipu_exec.compiler.locations import Shard
+from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.compiler.placement import Placement
+from ipu_exec.compiler.residency import Residency, WeightUpdate
+from ipu_exec.compiler.tile_mapping import TileMapping, linear_layout_of
+from ipu_exec.errors import LoweringError
+from ipu_exec.graph import Graph, OpNode, ValueRef
+from ipu_exec.lowering import generic, info, lower
+from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand, OpSpec, Plan
+from ipu_exec.machine import Machine
+
+_PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
+
+
+def lower_graph(
+    graph: Graph,
+    placement: Placement,
+    residency: Residency,
+    machines: Sequence[Machine],
+    options: CompileOptions,
+) -> TileMapping:
+    """The pass. ``machines`` has one per IPU.
+
+    Raises LoweringError with the op's source line where an operator has no lowering.
+    """
+    lowering = _Lowering(graph, placement, residency, machines, options)
+    lowering.forward_and_backward()
+    lowering.updates()
+    lowering.unused()
+    return TileMapping(
+        graph,
+        placement,
+        residency,
+        tuple(machines),
+        options.replicas,
+        lowering.plans,
+        lowering.layouts.of,
+    )
+
+
+class _Layouts:
+    """The layouts decided so far, by (storage, stage)."""
+
+    def __init__(self, graph: Graph, placement: Placement, machine: Machine) -> None:
+        self.graph, self.machine = graph, machine
+        self.of: dict[tuple[int, int], Layout] = {}
+        self._source: dict[tuple[int, int], int] = {}  # (storage, stage) -> stage it comes from
+        for transfer in placement.transfers:
+            step = 1 if transfer.target > transfer.source else -1
+            for stage in range(transfer.source + step, transfer.target + step, step):
+                self._source[transfer.storage, stage] = transfer.source
+
+    def decide(self, storage_id: int, stage: int) -> Layout | None:
+        """Where a storage lies on a stage; None for a weight that waits for its first use."""
+        key = (storage_id, stage)
+        if key not in self.of:
+            layout = self._undecided(storage_id, stage)
+            if layout is not None:
+                self.of[key] = layout
+        return self.of.get(key)
+
+    def _undecided(self, storage_id: int, stage: int) -> Layout | None:
+        storage = self.graph.storages[storage_id]
+        source = self._source.get((storage_id, stage))
+        if source is not None and (storage_id, source) in self.of:
+            return self.of[storage_id, source]
+        if storage.parameter >= 0:
+            owner = self.graph.storages[storage.parameter]
+            like = self.of.get((storage.parameter, stage))
+            if like is not None and owner.elements == storage.elements:
+                elements = like.bytes // ITEM_BYTES[owner.dtype]
+                return Layout(like.key, elements * ITEM_BYTES[storage.dtype])
+            return self._linear(storage_id)
+        return None if storage.role in ("weight", "buffer") else self._linear(storage_id)
+
+    def _linear(self, storage_id: int) -> Layout:
+        return linear_layout_of(self.graph, storage_id, self.machine)
+
+    def whole(self, weight: int, stage: int) -> Layout:
+        """Of a weight that is cut into shards."""
+        layout = self.decide(weight, stage) or self._linear(weight)
+        return self.of.setdefault((weight, stage), layout)
+
+    def settle(self, op: OpNode, plan: Plan, stage: int) -> None:
+        """Operands and results lie where the plan has them, unless somebody decided before."""
+        operands = [self.graph.values[v].storage for v in op.inputs]
+        for index, layout in plan.input_layouts:
+            self.of.setdefault((operands[index], stage), layout)
+        self._settle_linear(operands, stage)
+        for output, planned in zip(op.outputs, plan.output_layouts, strict=False):
+            if output is not None and planned is not None:
+                self.of.setdefault((self.graph.values[output].storage, stage), planned)
+        results = [self.graph.values[v].storage for v in op.outputs if v is not None]
+        self._settle_linear(results, stage)
+
+    def _settle_linear(self, storages: Iterable[int], stage: int) -> None:
+        for storage in storages:
+            if (storage, stage) not in self.of:
+                self.of[storage, stage] = self._linear(storage)
+
+
+class _Lowering:
+    def __init__(
+        self,
+        graph: Graph,
+        placement: Placement,
+        residency: Residency,
+        machines: Sequence[Machine],
+        options: CompileOptions,
+    ) -> None:
+        self.graph, self.placement, self.residency = graph, placement, residency
+        self.machines, self.options = machines, options
+        self.stages = range(len(placement.stages))
+        self.layouts = _Layouts(graph, placement, machines[0])
+        self.plans: dict[int, Plan] = {}
+        self.wide: dict[
+            int, tuple[Plan, Plan]
+        ] = {}  # by id: a plan, and the same with vectors over all tiles
+
+    # -- the order of the program ---
+
+    def forward_and_backward(self) -> None:
+        for stage in self.stages:
+            for op in self.residency.ops.get(("forward", stage), ()):
+                self._lower(op, stage)
+        for stage in reversed(self.stages):
+            for op in self.residency.ops.get(("backward", stage), ()):
+                self._lower(op, stage, self._shard_of_accumulator(op, stage))
+
+    def updates(self) -> None:
+        for ipu in range(self.placement.num_ipus):
+            for stage in self.stages:
+                if self.placement.ipus[stage] == ipu:
+                    self._updates(stage)
+
+    def _updates(self, stage: int) -> None:
+        for update in self.residency.updates[stage]:
+            shard = self._shard_of_update(update, stage)
+            for storage in update.moved:
+                self.layouts.decide(storage, stage)
+            for op in update.ops:
+                self._lower(op, stage, None if op.id in update.whole else shard)
+        for state in self.graph.storages.values():
+            here = self.placement.home.get(state.id) == stage
+            if here and state.role == "optimiser state":
+                self.layouts.decide(state.id, stage)
+
+    def unused(self) -> None:
+        """What no operator asked for: what the host sends or takes, what passes through a stage on
+        its way, and gradients that replicas reduce.
+        """
+        for by_stage in (inputs_by_stage, outputs_by_stage):
+            for (stage, _), storages in by_stage(self.graph, self.placement, self.options).items():
+                for storage in storages:
+                    self.layouts.decide(storage, stage)
+        for transfer in () if self.placement.phases else self.placement.transfers:
+            self._pass_through(transfer.storage, transfer.source, transfer.target)
+
+    def _pass_through(self, storage: int, source: int, target: int) -> None:
+        """Wherever a copy crosses from one IPU to the next, it lies as its original."""
+        ipus = self.placement.ipus
+        if ipus[source] == ipus[target]:
+            return
+        step = 1 if target > source else -1
+        for stage in range(source, target, step):
+            layout = self.layouts.decide(storage, source)
+            if ipus[stage] != ipus[stage + step] and layout is not None:
+                self.layouts.of.setdefault((storage, stage + step), layout)
+
+    # -- parts on replicas ---
+
+    def _shard(self, weight: int, stage: int) -> Shard:
+        whole = self.layouts.whole(weight, stage)
+        return Shard.of(self.graph.storages[weight], whole, self.options.replicas)
+
+    def _shard_of_accumulator(self, op: OpNode, stage: int) -> Shard | None:
+        """Of an accumulator that replicas share, into which ``op`` adds a gradient."""
+        accumulator = self.residency.places.shared_accumulator(self.graph, op)
+        if accumulator is None:
+            return None
+        storage = self.graph.storages[accumulator]
+        shard = self._shard(storage.parameter, stage)
+        self.layouts.of[accumulator, stage] = shard.layout(storage.dtype)
+        return shard
+
+    def _shard_of_update(self, update: WeightUpdate, stage: int) -> Shard | None:
+        if not update.in_parts:
+            return None
+        shard = self._shard(update.weight, stage)
+        for state in update.states:
+            if state in self.residency.places.split:
+                dtype = self.graph.storages[state].dtype
+                self.layouts.of[state, stage] = shard.layout(dtype)
+        return shard
+
+    # -- one operator ---
+
+    def _lower(self, op: OpNode, stage: int, shard: Shard | None = None) -> None:
+        """Plan an operator, and say where its operands lie. ``shard``: on a replica's part of the
+        weight.
+        """
+        machine = self._machine(op, self.placement.ipus[stage])
+        spec = self._spec(op, stage, shard)
+        try:
+            plan = lower(spec, machine)
+        except LoweringError as error:
+            where = f"{op.file}:{op.line}" if op.file else ""
+            if not self.options.estimate_unknown:
+                raise LoweringError(
+                    f"{error.message} (in module {op.module or 'the model'!r})", location=where
+                ) from None
+            plan = generic(spec, machine)  # the profile marks its steps as estimated
+        self.layouts.settle(op, plan, stage)
+        self.plans[op.id] = self._widened(plan, machine)
+
+    def _machine(self, op: OpNode, ipu: int) -> Machine:
+        """The IPU as the operator is planned for it: with what the model asks for that one."""
+        machine, attributes = self.machines[ipu], op.attributes
+        return replace(
+            machine,
+            proportion=attributes.proportion or machine.proportion,
+            partials=attributes.partials or machine.partials,
+            dithering=info(op.aten).convolution
+            and (machine.dithering if attributes.dithering is None else attributes.dithering),
+        )
+
+    def _widened(self, plan: Plan, machine: Machine) -> Plan:
+        """The plan over all tiles: a lowering knows only those that compute."""
+        if not machine.io_tiles:
+            return plan
+        if id(plan) not in self.wide:
+            self.wide[id(plan)] = plan, widened(plan, machine)
+        return self.wide[id(plan)][1]
+
+    def _spec(self, op: OpNode, stage: int, shard: Shard | None) -> OpSpec:
+        def concrete(item: Any) -> Any:
+            if isinstance(item, ValueRef):
+                return self._operand(item.id, stage, shard)
+            return tuple(concrete(element) for element in item) if isinstance(item, tuple) else item
+
+        read = {self.graph.values[v].storage for v in op.inputs}
+
+        def output(value: int | None) -> Operand | None:
+            if value is None:
+                return None
+            return self._operand(value, stage, shard, self.graph.values[value].storage in read)
+
+        outputs = tuple(output(value) for value in op.outputs)
+        named = tuple((key, concrete(value)) for key, value in op.kwargs)
+        return OpSpec(op.aten, tuple(concrete(a) for a in op.args), named, outputs)
+
+    def _operand(
+        self, value_id: int, stage: int, shard: Shard | None, placed: bool = True
+    ) -> Operand:
+        value = self.graph.values[value_id]
+        storage = self.graph.storages[value.storage]
+        # a plan asks only whether something stays: a layer that is run again in the backward is the
+        # same operators
+        role = storage.role if storage.role in _PERSISTENT else "activation"
+        if shard is not None and prod(value.shape) == self.graph.storages[shard.weight].elements:
+            layout = shard.layout(value.dtype) if placed else None
+            return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)
+        layout = self.layouts.decide(value.storage, stage) if placed else None
+        return Operand(
+            value.shape, value.dtype, value.strides, value.offset, storage.elements, layout, role
+        )

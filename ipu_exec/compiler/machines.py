@@ -1,0 +1,24 @@
+"""The IPUs that operators are planned for."""
+
+from __future__ import annotations
+
+from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.machine import Machine, target
+
+USUAL_PROPORTION = 0.6  # Poplar's availableMemoryProportion
+
+
+def machines_of(options: CompileOptions, ipus: int) -> list[Machine]:
+    """One an IPU of a replica, with what the options ask for it."""
+    device = target(options.target)
+    return [
+        Machine(
+            device,
+            device.tiles - options.io_tiles,
+            options.memory_proportions.get(ipu, USUAL_PROPORTION),
+            options.partials,
+            dithering=options.dithering,
+            stable_norm=options.stable_norm,
+        )
+        for ipu in range(ipus)
+    ]

@@ -1,0 +1,163 @@
+"""What the compiler is asked for, in its own words: the one thing that the passes know of options.
+
+PopTorch's ``Options`` become a `CompileOptions` in `ipu_exec.session.compile_options`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ipu_exec.enums import AutoStage, HalfFloatCastingBehavior, Liveness, OutputMode, SyncPattern
+from ipu_exec.graph import Storage
+from ipu_exec.machine import HOST_LATENCY_SECONDS
+from ipu_exec.replica_groups import Groupings
+
+_ONCE = (OutputMode.Final, OutputMode.Sum)
+_KINDS = {
+    "weight": "weight",
+    "optimiser state": "state",
+    "accumulator": "accumulator",
+    "activation": "activation",
+}
+
+
+class Execution(StrEnum):
+    """How stages share the time."""
+
+    PIPELINED = "pipelined"  # at once, each on its own micro-batch
+    SHARDED = "sharded"  # one after another, on the same micro-batch
+    PHASED = "phased"  # phase by phase, between which tensors move to and from streaming memory
+
+
+@dataclass(frozen=True, slots=True)
+class StageOptions:
+    """A stage that the strategy names."""
+
+    blocks: tuple[str, ...]
+    ipu: int | None = None  # None: what its Blocks ask for, or ``default_ipu``
+    default_ipu: int = 0
+    phase: int = 0
+
+    def __str__(self) -> str:
+        blocks = ", ".join(repr(block) for block in self.blocks)
+        return f"Stage({blocks})" + ("" if self.ipu is None else f".ipu({self.ipu})")
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyOptions:
+    """How Blocks become stages. ``stages`` is empty where ``auto_stage`` decides."""
+
+    execution: Execution = Execution.PIPELINED
+    auto_stage: AutoStage = AutoStage.SameAsIpu
+    stages: tuple[StageOptions, ...] = ()
+    parallel_phases: bool = False  # on two groups of IPUs in turn
+    liveness: Liveness = Liveness.AlwaysLive  # of the activations that a phase's backward reads
+    separate_backward_phase: bool = False  # the backward of the last phase is one of its own
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """The phase of each stage; empty where there are none."""
+        phased = self.execution is Execution.PHASED
+        return tuple(stage.phase for stage in self.stages) if phased else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Of one kind of tensor. The least elements are PopART's defaults
+    [POPART, willow/include/popart/sessionoptions.hpp].
+    """
+
+    off_chip: bool = False
+    sharded: bool = False
+    least_off_chip: int = 2
+    least_sharded: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Locations:
+    """Of all kinds. ``replicas``: how many share a tensor that is sharded."""
+
+    weight: Location = field(default_factory=Location)
+    state: Location = field(default_factory=Location)
+    accumulator: Location = field(default_factory=Location)
+    activation: Location = field(default_factory=Location)
+    replicas: int = 1
+
+    def _of(self, storage: Storage) -> Location | None:
+        kind = _KINDS.get(storage.role)
+        location: Location | None = getattr(self, kind) if kind else None
+        return location
+
+    def off_chip(self, storage: Storage) -> bool:
+        """Whether it waits in streaming memory while nothing uses it."""
+        location = self._of(storage)
+        return (
+            location is not None
+            and location.off_chip
+            and storage.elements >= location.least_off_chip
+        )
+
+    def sharded(self, storage: Storage) -> bool:
+        """Whether each replica keeps its part of it only."""
+        location = self._of(storage)
+        if location is None or storage.role == "activation" or self.replicas == 1:
+            return False
+        return location.sharded and storage.elements >= location.least_sharded
+
+    def moves(self, storage: Storage) -> bool:
+        """Whether it is not whole on the chip all the time."""
+        return self.off_chip(storage) or self.sharded(storage)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """Everything that decides what one micro-batch and one weight update become."""
+
+    training: bool
+    micro_batch: int = 1  # samples
+    micro_batches: int = 1  # of a pipeline's run: accumulation in training, else device iterations
+    iterations: int = 1  # how often the program runs that in a call
+    replicas: int = 1
+    groupings: Groupings = field(default_factory=dict)  # weights that differ between replicas
+    # the machine
+    target: str = "mk2"
+    io_tiles: int = 0  # of every IPU, set aside for host I/O
+    auto_round_ipus: bool = False  # attach more IPUs than are used, to a power of two
+    sync_pattern: SyncPattern = SyncPattern.Full
+    # capture
+    half_float_casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default
+    float_statistics: bool | None = None  # running statistics in float32; None: as the model has it
+    patterns: Mapping[str, bool] = field(default_factory=dict)  # PopART's, by name
+    # placement
+    strategy: StrategyOptions = field(default_factory=StrategyOptions)
+    broadcast_buffers: bool = True  # replicas have to agree on them
+    # residency
+    locations: Locations = field(default_factory=Locations)
+    recomputation: object = None  # what ``autoRecomputation`` was set to; None: the default
+    # lowering
+    memory_proportions: Mapping[int, float] = field(default_factory=dict)  # by IPU; else 0.6
+    partials: str = ""  # "float32", "float16"; "": the data type of the operands
+    dithering: bool = False  # of convolutions
+    stable_norm: bool = False
+    estimate_unknown: bool = False  # guess an operator that nobody lowered
+    # streams
+    output_mode: OutputMode = OutputMode.All  # never Default
+    host_io: bool = True  # inputs come from the host and outputs go there
+    buffering: int = 1  # micro-batches that the host has ready for a stream, or room for
+    explicit_ir: bool = False  # PopART's, which overlaps host I/O in a pipeline
+
+    @property
+    def outputs_once(self) -> bool:
+        """Whether outputs leave once a call rather than with every micro-batch."""
+        return self.output_mode in _ONCE
+
+    @property
+    def host_latency(self) -> float:
+        """Seconds before a transfer's first byte; 0 where the host has it ready: from two
+        micro-batches on nobody waits for the host to turn up, only for the bytes (PopTorch's guide,
+        'Prefetch and multibuffering': begin and end of a copy vanish there; that this is all of the
+        latency is an estimate). The buffers are the host's.
+        """
+        return 0 if self.buffering > 1 else HOST_LATENCY_SECONDS

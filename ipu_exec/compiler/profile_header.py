@@ -1,0 +1,46 @@
+"""The header of an executable's profile: facts that are no rows, entries of its table ``meta``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipu_exec import machine
+from ipu_exec.compiler.block_rows import update_blocks
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
+
+
+def header(executable: Executable) -> dict[str, Any]:
+    """What the profile's header says of it."""
+    options, target, placement = executable.options, executable.target, executable.placement
+    execution = "pipelined" if placement.pipelined else "sharded"
+    entries: dict[str, Any] = {
+        "kind": "training" if options.training else "inference",
+        "micro_batch": options.micro_batch,
+        "strategy": "phased" if placement.phases else execution,
+        **machine.header(target),
+        "host_latency": round(options.host_latency * target.clock_hz),
+        "across": executable.timeline.costs.across,
+    }
+    blocks = len(executable.graph.blocks)
+    if blocks and options.training:
+        entries["recomputation"] = _recomputation(executable)
+    if blocks:
+        updated, ops = update_blocks(executable.graph), executable.graph.ops
+        entries["code"] = executable.code.by_block(
+            blocks, lambda op: updated.get(op, ops[op].block)
+        )
+    return entries
+
+
+def _recomputation(executable: Executable) -> dict[str, list[Any]]:
+    """What recomputation costs each Block: as it was compiled, or else as a pipeline of them would
+    have it.
+    """
+    graph = executable.graph
+    setting = executable.options.recomputation
+    kind = asked_for(setting, executable.placement.pipelined) or Recomputation.PIPELINE
+    ops = [op for op in graph.ops if not graph.only_aliases(op)]
+    forward = [op for op in ops if op.direction == "forward"]
+    backward = [op for op in ops if op.direction == "backward"]
+    return by_block(graph, forward, backward, kind, executable.tree.op_cycles)

@@ -1,0 +1,218 @@
+"""Residency: what lies where while nothing uses it, and what runs again rather than wait.
+
+Stash, recomputation, phases, streaming memory and parts on replicas, decided from the graph and its
+placement alone. It comes before lowering: an operator on a replica's part of a weight is another
+operator than one on the whole of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ipu_exec.capture import overlap
+from ipu_exec.compiler.locations import Places, by_weight, locate
+from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.compiler.phases import Moves, Traffic, moves
+from ipu_exec.compiler.placement import Placement
+from ipu_exec.compiler.recompute import (
+    Recomputation,
+    after_last_checkpoint,
+    asked_for,
+    kept,
+    made_by,
+    run_again,
+)
+from ipu_exec.graph import Graph, OpNode
+
+_STASHED = ("activation", "input", "gradient")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """The operators that update a weight (a storage; -1: none) on a stage, and what they need."""
+
+    weight: int
+    ops: tuple[OpNode, ...]
+    states: tuple[int, ...]  # storages of its optimiser state
+    read_away: tuple[int, ...]  # storages that they read and that come to the chip for it
+    moved: tuple[int, ...]  # all that comes before the update and goes after it
+    in_parts: bool  # each replica updates its part
+    whole: frozenset[int]  # of ``ops``: ids of those that run on whole tensors all the same
+
+    @property
+    def moves_states_only(self) -> bool:
+        """Whether nothing comes and goes but optimiser state."""
+        return set(self.moved) <= set(self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """The pass's result. Views are in none of the lists of operators."""
+
+    ops: Mapping[tuple[str, int], Sequence[OpNode]]  # by direction and stage
+    stashed: Mapping[int, Sequence[int]]  # stage -> storages
+    again: Mapping[int, Sequence[OpNode]]  # stage -> forward ones that run before its backward
+    stays: Mapping[int, frozenset[int]]  # stage -> storages that recomputation leaves alone
+    updates: Mapping[int, tuple[WeightUpdate, ...]]  # by stage
+    places: Places
+    traffic: Mapping[tuple[str, int], Traffic]  # of phases, by direction and stage
+    moving: Mapping[int, bool]  # storages that phases move, and whether after every one
+    turning: frozenset[int]  # phased: stages whose backward follows their forward at once
+    parted_weights: frozenset[int]  # of which each replica keeps a part
+    across: bool  # what is overlapped is so from one device iteration into the next
+
+    @property
+    def away(self) -> frozenset[int]:
+        """Storages that come before they are used and go after they were changed."""
+        return self.places.remote | self.moving.keys()
+
+    def not_always_whole(self) -> dict[int, bool]:
+        """Storages that are not whole on the chip all the time, and whether they come anew for each
+        part of a step.
+        """
+        return {**self.moving, **dict.fromkeys(self.places.remote | self.parted_weights, True)}
+
+    def recomputed(self, graph: Graph) -> dict[int, set[int]]:
+        """Stage -> storages that it makes again before its backward."""
+        return {
+            stage: {s for op in ops for s in made_by(graph, op)}
+            for stage, ops in self.again.items()
+        }
+
+
+def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Residency:
+    """The pass. Warns of what cannot be as the options ask for it."""
+    stages = range(len(placement.stages))
+    ops: dict[tuple[str, int], list[OpNode]] = {}
+    for op, stage in zip(graph.ops, placement.op_stage, strict=True):
+        if not graph.only_aliases(op):
+            ops.setdefault((op.direction, stage), []).append(op)
+    phased = moves(graph, placement, ops, options) if placement.phases else Moves({}, {})
+    kind = asked_for(options.recomputation, placement.pipelined)
+    stays = _stays(graph, placement, kind)
+    stashed: dict[int, list[int]] = {}
+    again: dict[int, list[OpNode]] = {}
+    for stage in stages:
+        stashed[stage], again[stage] = _stash(graph, placement, ops, stage, kind, stays[stage])
+    places = locate(graph, placement, ops, again, options.locations, options.groupings)
+    away = places.remote | phased.moving.keys()
+    updates = {
+        stage: _updates(graph, placement, ops.get(("update", stage), []), stage, places, away)
+        for stage in stages
+    }
+    return Residency(
+        ops,
+        stashed,
+        again,
+        stays,
+        updates,
+        places,
+        phased.traffic,
+        phased.moving,
+        _turning(placement, options),
+        frozenset(s for s in places.split if graph.storages[s].role == "weight"),
+        overlap.across(graph, options.iterations),
+    )
+
+
+def _turning(placement: Placement, options: CompileOptions) -> frozenset[int]:
+    phases = placement.phases
+    if not phases or options.strategy.separate_backward_phase:
+        return frozenset()
+    return frozenset(stage for stage, phase in enumerate(phases) if phase == phases[-1])
+
+
+def _waits(placement: Placement, stage: int) -> bool:
+    """Whether other micro-batches come between a stage's forward and its backward."""
+    return placement.pipelined and stage != len(placement.stages) - 1
+
+
+def _stays(graph: Graph, placement: Placement, kind: Recomputation) -> dict[int, frozenset[int]]:
+    """What recomputation leaves where it is, stage by stage."""
+    forward = [op for op in graph.ops if op.direction == "forward" and not graph.only_aliases(op)]
+    stays = kept(graph, forward, kind)
+    near_loss = after_last_checkpoint(graph, forward, stays)
+    return {
+        stage: frozenset(stays if _waits(placement, stage) else stays | near_loss)
+        for stage in range(len(placement.stages))
+    }
+
+
+def _stash(
+    graph: Graph,
+    placement: Placement,
+    ops: Mapping[tuple[str, int], list[OpNode]],
+    stage: int,
+    kind: Recomputation,
+    left_alone: frozenset[int],
+) -> tuple[list[int], list[OpNode]]:
+    """What a stage stashes between forward and backward, and the forward ops it runs again before
+    the backward.
+
+    Without recomputation: whatever the backward reads of the forward. With it: what enters the
+    stage and is kept, and the ops that make the rest from those. Where the backward follows at once
+    (the last stage, no pipeline) nothing is stashed (docs/pipeline-schedules.md#memory-of-a-stage).
+    """
+    if not graph.training or placement.phases:
+        return [], []
+    forward, backward = ops.get(("forward", stage), []), ops.get(("backward", stage), [])
+    made_here = {s for op in forward for s in made_by(graph, op)}
+    stays = made_here if kind is Recomputation.NONE else left_alone
+    again, needed = run_again(graph, forward, backward, set(stays))
+    if not _waits(placement, stage):
+        return [], again
+    candidates = dict.fromkeys(
+        graph.values[value].storage
+        for op in forward
+        for value in (*op.inputs, *op.outputs)
+        if value is not None
+    )
+    stashed = [
+        s
+        for s in candidates
+        if s in needed and (s in stays or s not in made_here) and graph.storages[s].role in _STASHED
+    ]
+    return stashed, again
+
+
+def _updates(
+    graph: Graph,
+    placement: Placement,
+    ops: Sequence[OpNode],
+    stage: int,
+    places: Places,
+    away: frozenset[int],
+) -> tuple[WeightUpdate, ...]:
+    """Weight by weight; state of weights that the stage does not update is in none."""
+    states: dict[int, list[int]] = {}
+    for storage in graph.storages.values():
+        if storage.role == "optimiser state" and placement.home.get(storage.id) == stage:
+            states.setdefault(storage.parameter, []).append(storage.id)
+    updates = []
+    for weight, of_weight in by_weight(graph, ops).items():
+        mine = tuple(states.get(weight, ()))
+        read = dict.fromkeys(graph.values[v].storage for op in of_weight for v in op.inputs)
+        read_away = tuple(s for s in read if s in away)
+        waiting = [s for s in mine if s in places.remote and s not in read_away]
+        whole = frozenset(op.id for op in of_weight if _clears_whole(graph, op, places))
+        updates.append(
+            WeightUpdate(
+                weight,
+                tuple(of_weight),
+                mine,
+                read_away,
+                (*waiting, *read_away),
+                weight in places.updated_in_parts,
+                whole,
+            )
+        )
+    return tuple(updates)
+
+
+def _clears_whole(graph: Graph, op: OpNode, places: Places) -> bool:
+    """Whether an op empties an accumulator that a replica keeps whole: that is no part of the
+    update.
+    """
+    written = {graph.values[v].storage for v in op.writes}
+    return op.aten.startswith("aten.zero_") and not written & places.split

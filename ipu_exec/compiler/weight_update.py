@@ -1,0 +1,145 @@
+"""The steps of a weight update: weight by weight, with what comes to the chip for it and goes
+again.
+
+A weight that is updated in parts (replicated tensor sharding): the gradient was scattered over the
+replicas, each updates its part, and tensors that it keeps whole are gathered from all, behind the
+last update.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from ipu_exec.compiler.bodies import Body, Use, slice_step
+from ipu_exec.compiler.collectives import Collectives
+from ipu_exec.compiler.locations import Shard
+from ipu_exec.compiler.operator_steps import OperatorSteps, belong
+from ipu_exec.compiler.residency import WeightUpdate
+from ipu_exec.compiler.tile_mapping import TileMapping
+from ipu_exec.compiler.transfers import Transfers
+from ipu_exec.graph import OpNode
+from profiler.enums import Purpose
+
+_CHANGED = ("weight", "optimiser state")  # roles of what a weight update changes
+_REDUCED = ("accumulator", "gradient")
+
+
+class WeightUpdates:
+    """Appends the optimiser's operators to bodies."""
+
+    def __init__(
+        self,
+        mapping: TileMapping,
+        operators: OperatorSteps,
+        transfers: Transfers,
+        collectives: Collectives,
+    ) -> None:
+        self.mapping, self.graph, self.residency = mapping, mapping.graph, mapping.residency
+        self.operators, self.transfers, self.collectives = operators, transfers, collectives
+
+    def append(self, stage: int, body: Body) -> None:
+        """All of a stage."""
+        gathered: dict[int, Use] = {}
+        for update in self.residency.updates[stage]:
+            gathered |= self._update(update, stage, body)
+        self.collectives.exchange(Purpose.ALL_GATHER, dict.fromkeys(gathered, stage), body)
+        for part in gathered.values():
+            part.last = len(body.steps) - 1
+            body.temporaries.append(part)
+
+    def _update(self, update: WeightUpdate, stage: int, body: Body) -> dict[int, Use]:
+        """One weight's. Gives the parts that are to be gathered: storage -> where it is held."""
+        shard = self.mapping.shard(update.weight, stage) if update.in_parts else None
+        first = len(body.steps)
+        name = self._name(update)
+        if update.moved:
+            self.transfers.remote(update.moved, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
+        for gradient in update.read_away:
+            if self.mapping.reduced_late(gradient):
+                purpose = Purpose.ALL_REDUCE if shard is None else Purpose.REDUCE_SCATTER
+                self.collectives.exchange(purpose, {gradient: stage}, body)
+        gathered: dict[int, Use] = {}
+        if shard is not None:
+            gathered = self._in_parts(update, shard, stage, body)
+        else:
+            for op in update.ops:
+                self.operators.append(op, body)
+        if update.moved:
+            self.transfers.remote(update.moved, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
+        if not update.moves_states_only:  # state alone is priced by itself (`profiler.rebalance`)
+            belong(body.steps[first:], update.ops[0])
+        if shard is not None and update.weight in self.residency.places.split:
+            self._keep_part(shard, body, first)
+        return gathered
+
+    def _name(self, update: WeightUpdate) -> str:
+        """Of what is moved, for its steps."""
+        if not update.moved:
+            return ""
+        owner = self.graph.storages[update.moved[0]]
+        owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
+        return f"{owner.name}/{'optimiser state' if update.moves_states_only else 'state'}"
+
+    def _keep_part(self, shard: Shard, body: Body, first: int) -> None:
+        """The whole of a weight kept in parts is on the chip in forward and backward only."""
+        body.touched.pop(shard.weight, None)
+        if shard.weight in self.residency.away:
+            last = len(body.steps) - 1
+            body.temporaries.append(self.mapping.use_of_part(shard, shard.weight, first, last))
+
+    def _in_parts(
+        self, update: WeightUpdate, shard: Shard, stage: int, body: Body
+    ) -> dict[int, Use]:
+        """Run a weight's ops on this replica's part. Gives its parts of what is kept whole and
+        changed, to be gathered.
+        """
+        first = len(body.steps)
+        mine = [op for op in update.ops if op.id not in update.whole]
+        parts = self._take_parts(mine, shard, body)
+        for op in update.ops:
+            self.operators.append(op, body)
+            belong(body.steps[first:], op)
+            if op.id not in update.whole:
+                self._reduce_numbers(op, shard, stage, body)
+        changed = {self.mapping.storage(v) for op in mine for v in op.writes}
+        gathered: dict[int, Use] = {}
+        for storage, part in parts.items():
+            if storage in changed and self.graph.storages[storage].role in _CHANGED:
+                gathered[storage] = part
+                continue
+            part.last = len(body.steps) - 1
+            body.temporaries.append(part)
+        return gathered
+
+    def _take_parts(self, ops: list[OpNode], shard: Shard, body: Body) -> dict[int, Use]:
+        """This replica's part of what it keeps whole: a dynamic slice on every tile, whose slot is
+        the replica's number. A gradient's came of the scatter, mostly that of all gradients.
+        """
+        first = len(body.steps)
+        elements = self.graph.storages[shard.weight].elements
+        parts: dict[int, Use] = {}
+        for storage_id in dict.fromkeys(self.mapping.storage(v) for op in ops for v in op.inputs):
+            storage = self.graph.storages[storage_id]
+            if storage.elements != elements or storage_id in self.residency.places.split:
+                continue
+            if storage.role in _CHANGED:
+                count = self.mapping.machine.whole(shard.elements)
+                name = f"{storage.name}/part"
+                body.steps.append(slice_step(name, count, storage.dtype, Purpose.SHARD, storage_id))
+                parts[storage_id] = self.mapping.use_of_part(shard, storage_id, first, first)
+            elif storage.role in _REDUCED:
+                since = first if self.mapping.reduced_late(storage_id) else 0
+                parts[storage_id] = self.mapping.use_of_part(shard, storage_id, since, since)
+        return parts
+
+    def _reduce_numbers(self, op: OpNode, shard: Shard, stage: int, body: Body) -> None:
+        """A number made of all elements (a norm of LAMB) is all-reduced."""
+        elements = self.graph.storages[shard.weight].elements
+
+        def of_weight(value: int) -> bool:
+            return prod(self.graph.values[value].shape) == elements
+
+        numbers = [v for v in op.outputs if v is not None and not of_weight(v)]
+        if numbers and any(of_weight(value) for value in op.inputs):
+            where = {self.mapping.storage(value): stage for value in numbers}
+            self.collectives.exchange(Purpose.ALL_REDUCE, where, body, f"{op.name}/")

@@ -1,0 +1,57 @@
+"""Compiling as an executor asks for it: from the user's model and options, through the cache of
+executables where that is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ipu_exec.compiler import passes
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.options import Options
+from ipu_exec.replica_groups import Groupings
+from ipu_exec.session.compile_options import compile_options
+from ipu_exec.session.executable_cache import from_cache
+
+
+def compile_step(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    optimizer: torch.optim.Optimizer | None,
+    training: bool,
+    progress: passes.Progress = passes.no_progress,
+    contents: Sequence[bool | int | float] = (),
+    groupings: Groupings = MappingProxyType({}),
+) -> Executable:
+    """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's,
+    ``contents`` what its forward reads off tensors (`ipu_exec.capture.control_flow`).
+    ``groupings``: weights that differ between replicas.
+
+    Raises Error for a placement that cannot be, LoweringError for an operator without lowering.
+    Running out of memory is not raised here: `Executable.check_memory` does, once the profile was
+    saved.
+    """
+    asked = compile_options(options, training, _samples((args, kwargs)), groupings)
+    progress(0.0, "capture")
+    graph = passes.capture_model(
+        model, args, kwargs, optimizer if training else None, contents, asked
+    )
+    compiled = partial(passes.compile_graph, graph, asked, progress)
+    directory = options.executable_cache
+    executable = from_cache(directory, graph, asked, compiled) if directory else compiled()
+    return replace(executable, settings=options.flat(), contents=tuple(contents))
+
+
+def _samples(inputs: Any) -> int:
+    """Of a micro-batch: the first dimension of the first tensor."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else 1

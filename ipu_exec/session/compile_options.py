@@ -1,0 +1,123 @@
+"""PopTorch's ``Options`` in the words of the compiler."""
+
+from __future__ import annotations
+
+from ipu_exec.annotations import ExecutionStrategy, PhasedExecution
+from ipu_exec.compiler.options import (
+    CompileOptions,
+    Execution,
+    Location,
+    Locations,
+    StageOptions,
+    StrategyOptions,
+)
+from ipu_exec.enums import OutputMode
+from ipu_exec.options import (
+    BUFFERING_DEPTHS,
+    Options,
+    TensorLocationOptions,
+    TensorLocationSettings,
+)
+from ipu_exec.replica_groups import Groupings
+
+
+def compile_options(
+    options: Options, training: bool, micro_batch: int, groupings: Groupings
+) -> CompileOptions:
+    """What ``options`` ask of the compiler. ``micro_batch``: samples; ``groupings``: weights that
+    differ between replicas.
+    """
+    accumulation, iterations = options.Training.gradient_accumulation, options.device_iterations
+    strategy = strategy_options(options.execution_strategy)
+    phased = strategy.execution is Execution.PHASED
+    replicas = int(options.replication_factor)
+    popart = options._Popart
+    return CompileOptions(
+        training=training,
+        micro_batch=micro_batch,
+        micro_batches=int(accumulation if training else iterations),
+        iterations=int(iterations) if training else 1,
+        replicas=replicas,
+        groupings=dict(sorted(groupings.items())),
+        target=options.target_name,
+        io_tiles=options.TensorLocations.num_io_tiles,
+        auto_round_ipus=bool(options.auto_round_num_ipus),
+        sync_pattern=options.sync_pattern,
+        half_float_casting=options.Precision.half_float_casting,
+        float_statistics=options.Precision.running_statistics_always_float,
+        patterns=dict(sorted((getattr(popart, "patterns", None) or {}).items())),
+        strategy=strategy,
+        broadcast_buffers=bool(options.broadcast_buffers),
+        locations=_locations(options.TensorLocations, replicas, phased),
+        recomputation=getattr(popart, "autoRecomputation", None),
+        memory_proportions=dict(sorted(options.available_memory_proportion.items())),
+        partials=options.Precision.partials_type,
+        dithering=bool(options.Training.convolution_dithering),
+        stable_norm=bool(options.stable_norm),
+        estimate_unknown=bool(options.estimate_unknown_operators),
+        output_mode=_output_mode(options, training),
+        host_io=not options.synthetic_data,
+        buffering=_buffering(options),
+        explicit_ir=bool(popart.settings.get("enableExplicitIR")),
+    )
+
+
+def strategy_options(strategy: ExecutionStrategy) -> StrategyOptions:
+    """The stages that a strategy names, and how they share the time."""
+    if not isinstance(strategy, PhasedExecution):
+        stages = tuple(
+            StageOptions(stage.blocks, stage.ipu_id, index)
+            for index, stage in enumerate(strategy.stages)
+        )
+        return StrategyOptions(Execution(strategy.kind), strategy.auto_stage, stages)
+    phases = strategy.phase_of_stages()
+    stages = tuple(
+        StageOptions(stage.blocks, stage.ipu_id, strategy.default_ipu(index), phases[index])
+        for index, stage in enumerate(strategy.stages)
+    )
+    return StrategyOptions(
+        Execution.PHASED,
+        strategy.auto_stage,
+        stages,
+        strategy.parallel,
+        strategy.liveness,
+        strategy.separate_backward_phase,
+    )
+
+
+def _output_mode(options: Options, training: bool) -> OutputMode:
+    mode: OutputMode = options.output_mode
+    if mode is not OutputMode.Default:
+        return mode
+    return OutputMode.Final if training else OutputMode.All
+
+
+def _buffering(options: Options) -> int:
+    """How many micro-batches the host has ready for a stream, or room for."""
+    settings = options._Popart.settings
+    if not settings.get("enablePrefetchDatastreams", True):
+        return 1
+    return max(int(settings.get(name, 1)) for name in BUFFERING_DEPTHS)
+
+
+def _locations(options: TensorLocationOptions, replicas: int, phased: bool) -> Locations:
+    """In phased execution tensors wait off the chip unless their location says otherwise."""
+
+    def location(settings: TensorLocationSettings) -> Location:
+        off_chip, usual = settings.on_chip_storage, Location()
+        off_least = settings.min_elements_for_off_chip
+        shard_least = settings.min_elements_for_replicated_tensor_sharding
+        return Location(
+            phased if off_chip is None else not off_chip,
+            settings.replicated_tensor_sharding is True,
+            usual.least_off_chip if off_least is None else off_least,
+            usual.least_sharded if shard_least is None else shard_least,
+        )
+
+    return Locations(
+        location(options.location_weight),
+        location(options.location_optimizer),
+        location(options.location_accumulator),
+        location(options.location_activation),
+        replicas,
+    )

@@ -1,0 +1,52 @@
+"""The cache of executables: a directory of compiled models, by what they were compiled from
+(``Options.enableExecutableCaching``).
+
+A cache that does not work costs a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.options import CompileOptions
+from ipu_exec.errors import Error
+from ipu_exec.graph import Graph
+from ipu_exec.lowering import registry
+from ipu_exec.session import executable_file
+
+logger = logging.getLogger("ipu_exec")
+
+
+def from_cache(
+    directory: str, graph: Graph, options: CompileOptions, compiled: Callable[[], Executable]
+) -> Executable:
+    """The executable of ``graph`` that the directory has; else what ``compiled`` makes, put
+    there.
+    """
+    name = executable_file.key(graph, options, registry.by_users())
+    path = Path(directory) / f"{name}{executable_file.SUFFIX}"
+    cached = _read(path)
+    if cached is not None:
+        logger.info("taken from the cache: %s", path)
+        return cached
+    executable = compiled()
+    stored = executable_file.Stored({"training": options.training}, executable, {}, {}, None)
+    try:
+        executable_file.write(path, stored)
+    except Error as error:
+        logger.warning("nothing is kept in the cache: %s", error)
+    return executable
+
+
+def _read(path: Path) -> Executable | None:
+    if not path.exists():
+        return None
+    try:
+        executable: Executable = executable_file.read(path).executable
+    except Error as error:
+        logger.warning("the cached executable is not taken: %s", error)
+        return None
+    return executable

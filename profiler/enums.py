@@ -1,0 +1,70 @@
+"""The words in a profile's columns, as enums whose values are what the file holds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a variable is to the model; code and the like have the role ``PROGRAM``."""
+
+    WEIGHT = "weight"
+    BUFFER = "buffer"
+    ACCUMULATOR = "accumulator"
+    OPTIMISER_STATE = "optimiser state"
+    STASH = "stash"
+    INPUT = "input"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    TEMPORARY = "temporary"
+    STREAM_BUFFER = "stream buffer"
+    PROGRAM = "program"
+
+
+class Direction(StrEnum):
+    """Which part of a training step a piece of the program is.
+
+    Copies, syncs and waits have none (the empty text).
+    """
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    UPDATE = "update"
+
+
+class BodyTask(StrEnum):
+    """What a body does. `profiler.schedules` numbers them in this order."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    STREAM_IN = "stream in"  # a micro-batch's inputs from the host
+    STREAM_OUT = "stream out"  # its outputs to the host
+    COPY = "copy"  # between IPUs, at the end of a pipeline cycle
+    REDUCE = "reduce"  # of gradients over replicas
+    SYNC = "sync"  # of IPUs
+    IDLE = "idle"
+    RECOMPUTE = "recompute"
+    LOAD = "load"  # as STREAM_IN, over I/O tiles, beside what the others do
+    UNLOAD = "unload"  # as STREAM_OUT, over I/O tiles
+
+
+class Purpose(StrEnum):
+    """What a program step is for. The sync of the tiles before an exchange has the exchange's."""
+
+    OPERATOR = "operator"  # what an operator computes, and the exchanges that takes
+    STASH = "stash"  # a tensor into its slot of the stash
+    RESTORE = "restore"  # ... and back
+    STREAM_IN = "stream in"  # from the host
+    STREAM_OUT = "stream out"
+    FROM_IO_TILES = "from I/O tiles"  # to those that compute
+    TO_IO_TILES = "to I/O tiles"
+    REMOTE_LOAD = "remote load"  # from streaming memory
+    REMOTE_STORE = "remote store"
+    ALL_REDUCE = "all-reduce"  # over replicas, as the next two
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_GATHER = "all-gather"
+    SHARD = "shard"  # take this replica's part of a tensor that it has whole
+    COPY = "copy"  # between the IPUs of a replica
+    EXTERNAL_SYNC = "external sync"  # of IPUs

@@ -1,0 +1,221 @@
+"""Who may ask the viewer, and what a page may do: the one boundary between a profile and a browser.
+
+A request must name a host that the viewer was told of (else a page elsewhere reads the profile by
+pointing its own name at this machine), come from the viewer's own pages, and be small; beyond
+loopback it must know a token too. A page may run only scripts that carry the nonce of its answer or
+come from the viewer, and may fetch nothing from elsewhere. docs/security.md has the whole of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import ipaddress
+import logging
+import re
+import secrets
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from dash import Dash
+from flask import Response, g, redirect, request
+from werkzeug.exceptions import HTTPException
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_BODY_BYTES = 1 << 20  # a callback's request is a few kilobytes, a figure's state the most of it
+_EVERYWHERE = ("0.0.0.0", "::")
+_MAX_AGE_SECONDS = 7 * 24 * 3600
+_SCRIPT = re.compile(r"<script(?=[\s>])", re.IGNORECASE)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Whom the viewer answers.
+
+    ``hosts``: names in a request's Host, without ports; ``token``: what an address must bring, ""
+    for nothing.
+    """
+
+    hosts: frozenset[str] = field(default_factory=lambda: frozenset(LOOPBACK))
+    token: str = ""
+
+    @classmethod
+    def bound_to(cls, address: str, more: Iterable[str] = ()) -> Guard:
+        """For a viewer that listens at an address, under ``more`` names besides.
+
+        Beyond loopback it has a fresh token; where it listens everywhere ("0.0.0.0", "::"), this
+        machine's names and every number are hosts: only a name can be pointed at another machine.
+        """
+        names = {address, *more}
+        if is_loopback(address) or address in _EVERYWHERE:
+            names |= {*LOOPBACK, *({socket.gethostname()} if address in _EVERYWHERE else ())}
+        token = "" if is_loopback(address) else secrets.token_urlsafe(24)
+        return cls(frozenset(host.strip("[]").lower() for host in names), token)
+
+    def knows(self, host: str | None) -> bool:
+        """Whether a request's Host (or an origin's) may be answered."""
+        name = host_name(host)
+        everywhere = not self.hosts.isdisjoint(_EVERYWHERE)
+        return name in self.hosts or (everywhere and _is_number(name))
+
+    @property
+    def cookie(self) -> str:
+        """Where a browser keeps the token: two viewers of one host do not take each other's."""
+        return f"ipuscope-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches a viewer that listens there."""
+    if address.lower() == "localhost":
+        return True
+    return _is_number(address) and ipaddress.ip_address(address).is_loopback
+
+
+def host_name(host: str | None) -> str:
+    """The name in ``name:port`` or ``[address]:port``, in small letters; "" where there is none."""
+    try:
+        return (urlsplit(f"//{host or ''}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class GuardedDash(Dash):
+    """Dash whose frame is escaped and whose inline scripts carry the nonce of their answer."""
+
+    def interpolate_index(self, *, title: str = "", **parts: Any) -> str:  # type: ignore[override]
+        """The page's HTML, with an escaped title and a nonce on its scripts."""
+        # A brace would be taken for one of the frame's own places.
+        words = html.escape(str(title)).replace("{", "&#123;")
+        words = words.encode("utf-8", "replace").decode()  # a directory's name may be no text
+        page: str = super().interpolate_index(title=words, **parts)
+        return _SCRIPT.sub(f'<script nonce="{_nonce()}"', page)
+
+
+def protect(app: Dash, guard: Guard) -> None:
+    """Put the boundary around an app: checks before each request, headers after, no tracebacks."""
+    app.server.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+
+    @app.server.before_request
+    def admit() -> Response | None:
+        return _refusal(guard) or _taken_token(guard)
+
+    app.server.after_request(_headers)
+    app.server.register_error_handler(Exception, _answer_to)
+
+
+def _refusal(guard: Guard) -> Response | None:
+    """The answer to a request that is not let in, with what to do about it."""
+    if not guard.knows(request.headers.get("Host")):
+        return _plain(
+            "This viewer does not answer to this name. Open the address that it printed, or start"
+            " it with --allow-host NAME.",
+            403,
+        )
+    origin = request.headers.get("Origin")
+    if origin is not None and not _is_own(origin):
+        return _plain("This viewer answers its own pages only, and this request is another's.", 403)
+    length = request.content_length
+    if length is not None and length > MAX_BODY_BYTES:
+        return _plain(f"A request may have {MAX_BODY_BYTES:,} bytes, and this has {length:,}.", 413)
+    known = guard.token
+    given = request.args.get("token", "") or request.cookies.get(guard.cookie, "")
+    if known and not secrets.compare_digest(given.encode(), known.encode()):
+        return _plain(
+            "This viewer is reached from other machines, and so wants the token in the address:"
+            " open the whole address that it printed.",
+            403,
+        )
+    return None
+
+
+def _is_own(origin: str) -> bool:
+    """Whether an Origin is the address that was asked: another port is another's page."""
+    try:
+        return urlsplit(origin).netloc.lower() == (request.headers.get("Host") or "").lower() != ""
+    except ValueError:
+        return False
+
+
+def _taken_token(guard: Guard) -> Response | None:
+    """Move a token out of the address, where histories and links would keep it, into a cookie."""
+    if not guard.token or "token" not in request.args or request.method != "GET":
+        return None
+    query = "&".join(
+        part
+        for part in request.query_string.decode("latin-1").split("&")
+        if not part.startswith("token=")
+    )
+    # "//name/" would be another host: the path begins with one slash.
+    path = "/" + request.path.lstrip("/\\")
+    answer: Any = redirect(path + (f"?{query}" if query else ""))
+    answer.set_cookie(
+        guard.cookie, guard.token, max_age=_MAX_AGE_SECONDS, httponly=True, samesite="Strict"
+    )
+    made: Response = answer
+    return made
+
+
+def _nonce() -> str:
+    """Of the answer that is being made."""
+    if "nonce" not in g:
+        g.nonce = secrets.token_urlsafe(16)
+    found: str = g.nonce
+    return found
+
+
+def _headers(response: Response) -> Response:
+    """No page of another origin frames the viewer or learns from it.
+
+    Its own fetch nothing elsewhere.
+
+    Styles may be inline: plotly and the tables set them, and with nothing to fetch they leak
+    nothing.
+    """
+    policy = (
+        "default-src 'none'",
+        f"script-src 'self' 'nonce-{_nonce()}'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "font-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'self'",
+    )
+    response.headers["Content-Security-Policy"] = "; ".join(policy)
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["X-Frame-Options"] = "SAMEORIGIN"
+    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+    response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+    return response
+
+
+def _answer_to(error: Exception) -> Response:
+    """What failed, in a line.
+
+    What Dash cannot make sense of is the request's fault, not ours: our own callbacks say what is
+    wrong with them on the page.
+    """
+    if isinstance(error, HTTPException):
+        code = error.code or 500
+        return _plain(error.description or error.name, code)
+    _log.debug("a request to %s was refused", request.path, exc_info=error)
+    return _plain(f"This request cannot be answered ({type(error).__name__}).", 400)
+
+
+def _plain(words: str, code: int) -> Response:
+    return Response(words + "\n", code, mimetype="text/plain")
