@@ -52,6 +52,7 @@ class StageModel:
         self.executor = self._new(accumulation)
         self._steps = self._begun = 0
         self._recorded = False
+        self.micro_batch = 1  # samples of the last step, of one replica
 
     # -- compiling ---
 
@@ -143,6 +144,7 @@ class StageModel:
         args, kwargs = parts[0]
         tensors = self.step.arguments(args, kwargs)
         executor = self.prepare(tensors, accumulation)
+        self.micro_batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
         if self._steps == 0:
             self._begun = time.time_ns() // 1_000
         if self._optimizer is not None:

@@ -335,7 +335,7 @@ class StrategyOnIpu:
         self.poptorch_models[stage] = model.executor
         updates = int(model.executor.options.device_iterations)
         model.count(updates * accumulation)
-        samples = replicas * model.executor.executable.micro_batch
+        samples = replicas * model.micro_batch
         predicted = samples * updates * accumulation / model.executor.seconds_per_call
         self._progress.ran(samples, time.perf_counter() - start, predicted)
         return returned
