@@ -9,34 +9,34 @@ import torch
 
 from ipu_exec.capture.control_flow import read_contents
 from ipu_exec.capture.step import capture
-from ipu_exec.compiler import placement
 from ipu_exec.errors import ContentError
 from ipu_exec.lightning.step import StepModule
-from ipu_exec.options import Options
 
 
-def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor], options: Options) -> int:
-    """The stages, each on an IPU, of a forward of ``model``; 1 without Blocks."""
+def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> int:
+    """The IPUs that the Blocks of a forward of ``model`` name; 1 without Blocks.
+
+    As options that nobody set place them: a Block on the IPU it names, or on one of its own.
+    """
     with torch.random.fork_rng(devices=[]):
         try:
             graph = capture(model, tuple(tensors), {})
         except ContentError:
             contents = read_contents(model, tuple(tensors), {}, False)
             graph = capture(model, tuple(tensors), {}, contents=contents)
-    found = placement.resolve_stages(
-        options.execution_strategy, graph.blocks, placement.begins_outside(graph)
-    )
-    return max(1, len(found))
+    named = {block.ipu_id for block in graph.blocks if block.ipu_id is not None}
+    unnamed = sum(block.ipu_id is None for block in graph.blocks)
+    return max(1, len(named) + unnamed)
 
 
-def depth_of(module: Any, step: str, batch: Any, options: Options) -> int:
+def depth_of(module: Any, step: str, batch: Any) -> int:
     """The stages of a LightningModule's step, run on fake tensors like those of ``batch``."""
     model = StepModule.of(module, step)
     tensors = model.arguments((batch, 0), {})
     before, module._current_fx_name = module._current_fx_name, step  # it may log
     try:
         with model.compiling():
-            return stages_of(model, tensors, options)
+            return stages_of(model, tensors)
     finally:
         module._current_fx_name = before
 

@@ -40,8 +40,9 @@ _STEPS = {
 
 
 class StrategyOnIpu:
-    """What ``IPUStrategy`` does; joined with Lightning's ``ParallelStrategy`` by
-    `ipu_exec.lightning`.
+    """What ``IPUStrategy`` does.
+
+    `ipu_exec.lightning.names` joins it with Lightning's ``ParallelStrategy``.
 
     ``device_iterations``: weight updates of a call. ``autoreport``: write a profile of each of
     training, validation, test and predict into ``autoreport_dir`` (given alone, it means so).
@@ -266,7 +267,7 @@ class StrategyOnIpu:
             if stage == self.lib.RunningStage.PREDICTING:
                 self.on_predict_start()
             batch = self._transferred(batch)
-            depth = depth_of(self.lightning_module, step, batch, Options())
+            depth = depth_of(self.lightning_module, step, batch)
         if depth != self._depth:
             self._depth, self._made = depth, {}
             if self._stages:
@@ -358,8 +359,9 @@ class StrategyOnIpu:
 
     @contextlib.contextmanager
     def updating(self, optimizer: Any) -> Iterator[None]:
-        """Around clipping and the weight update: gradients are scaled back, float16 weights updated
-        in float32.
+        """Around clipping and the weight update.
+
+        Inside, gradients are scaled back, and float16 weights are float32 ones.
         """
         plain = getattr(optimizer, "_optimizer", optimizer)
         scale = self.loss_scale()
