@@ -52,6 +52,9 @@ class StageModel:
         self._last: dict[tuple[int, Shapes], SteppedExecutor] = {}
         self._replica_buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.executor = self._new(accumulation)
+        self._looked_at: SteppedExecutor | None = None
+        self._seen: tuple[Any, ...] = ()
+        self._weights: list[torch.nn.Parameter] = []
         self._steps = self._begun = 0
         self._recorded = False
         self.micro_batch = 1  # samples of the last step, of one replica
@@ -67,13 +70,27 @@ class StageModel:
         """The executor for a micro-batch like this, compiled."""
         shapes = _shapes(tensors)
         known = self._last.get((accumulation, shapes))
+        if known is self._looked_at and known is not None and self._state() == self._seen:
+            return known
         if known is None:
             known = self._another(shapes, accumulation)
             self._compile(known, tensors, accumulation, shapes)
         elif self._compile(known, tensors, accumulation, shapes):
             self._forget(known)
         self.executor = self._last[accumulation, shapes] = known
+        self._weights = list(self.step.parameters())
+        self._looked_at, self._seen = known, self._state()
         return known
+
+    def _state(self) -> tuple[Any, ...]:
+        """What may change from step to step that is compiled in.
+
+        The executor looks at more, the optimiser's structure among it; that is done once an epoch,
+        for it takes as long as a small model's forward.
+        """
+        epoch = int(vars(self.step)["_lightning"].current_epoch)
+        trained = tuple(weight.requires_grad for weight in self._weights)
+        return epoch, self.step.training, trained
 
     def _another(self, shapes: Shapes, accumulation: int) -> SteppedExecutor:
         """An executor for what was not met before; says why there has to be one."""
