@@ -1,10 +1,10 @@
 """What Lightning's loop costs over PopTorch's: the same weight updates of the same model.
 
-``python -m benchmarks.overhead.lightning`` prints a table and writes it into docs/overhead.md, under
-'Under Lightning'. Three loops run in turns from the same weights: a call of the engine for each
-weight update, ``Trainer(accelerator="ipu")`` and ``Trainer(accelerator="cpu")``, which is what
-Lightning costs by itself. A turn is one epoch; its first updates, which compile, are left out. Times
-are medians over turns of a turn's median, of one process with one thread; losses must be equal.
+``python -m benchmarks.overhead.lightning`` prints a table and writes it into docs/overhead.md.
+Three loops run in turns from the same weights: a call of the engine for each weight update,
+``Trainer(accelerator="ipu")`` and ``Trainer(accelerator="cpu")``, which is what Lightning costs by
+itself. A turn is one epoch; its first updates, which compile, are left out. Times are medians over
+turns of a turn's median, of one process with one thread; the Trainers' losses must be equal.
 """
 
 from __future__ import annotations
