@@ -117,10 +117,25 @@ def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
     made: Any = object.__new__(type(kind.__name__, (_ForReplicas, *own, DataLoader), {}))
     about = {"_inner": loader, "_replicas": replicas, "_options": options, "_accessor": None}
     vars(made).update(vars(loader) | about | {"_combined": None})
+    # of a prediction Lightning wraps the sampler
+    if replicas > 1 and hasattr(loader.batch_sampler, "_batch_sampler"):
+        vars(made)["batch_sampler"] = _seen_of_replicas(loader.batch_sampler, replicas)
     left = len(loader) % replicas if _has_length(loader) else 0
     if left:
         _say_left_out(left, replicas)
     return made
+
+
+def _seen_of_replicas(sampler: Any, replicas: int) -> Any:
+    """Lightning's sampler of a prediction, which says of each batch where its samples were."""
+
+    def seen(self: Any) -> list[list[int]]:
+        batches = sampler.seen_batch_indices
+        groups = range(0, len(batches), replicas)
+        return [[i for batch in batches[g : g + replicas] for i in batch] for g in groups]
+
+    kind = type(sampler)
+    return object.__new__(type(kind.__name__, (kind,), {"seen_batch_indices": property(seen)}))
 
 
 def _has_length(loader: Any) -> bool:

@@ -30,7 +30,7 @@ class StageModel:
     them.
 
     ``options``: from micro-batches of a weight update to the options to compile with.
-    ``around_compiling``: entered while it compiles.
+    ``around_compiling``: entered while it compiles. ``ends_script``: as `SteppedExecutor` has it.
     """
 
     def __init__(
@@ -42,10 +42,11 @@ class StageModel:
         optimizer: torch.optim.Optimizer | None,
         accumulation: int,
         around_compiling: Callable[[], Any],
+        ends_script: bool,
     ) -> None:
         self.step = StepModule.of(module, step)
         self._folder, self._options, self._optimizer = folder, options, optimizer
-        self._around_compiling = around_compiling
+        self._around_compiling, self._ends_script = around_compiling, ends_script
         self._made = 0
         self._accumulation = accumulation
         self._compiled: dict[tuple[int, Shapes, Any], SteppedExecutor] = {}
@@ -64,7 +65,9 @@ class StageModel:
     def _new(self, accumulation: int) -> SteppedExecutor:
         self._made += 1
         folder = self._folder if self._made == 1 else f"{self._folder}-{self._made}"
-        return SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
+        made = SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
+        made.ends_script = self._ends_script
+        return made
 
     def prepare(self, tensors: list[torch.Tensor], accumulation: int) -> SteppedExecutor:
         """The executor for a micro-batch like this, compiled."""
@@ -124,7 +127,9 @@ class StageModel:
     ) -> bool:
         """Compile where that is due; says whether it was."""
         before = executor.executable
-        with self.step.compiling(), self._around_compiling():
+        # anomalies are looked for in numbers, and there are none yet
+        plainly = torch.autograd.set_detect_anomaly(False)
+        with plainly, self.step.compiling(), self._around_compiling():
             try:
                 executor.prepare(*tensors)
             except PipelineDepthError as error:

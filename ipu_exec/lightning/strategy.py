@@ -219,6 +219,7 @@ class StrategyOnIpu:
             self.optimizers[0] if training else None,
             self._trainer.accumulate_grad_batches if training else 1,
             self._compiling_training if training else self._progress.compiling,
+            training or self._trainer.state.fn != self.lib.TrainerFn.FITTING,
         )
 
     @contextlib.contextmanager

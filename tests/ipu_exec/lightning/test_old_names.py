@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("lightning")
 
+from profiler import open_report
 from tests.paths import ROOT
 
 # The words of the guide: two copies of Lightning, each with its own IPUStrategy; the plugin and the
@@ -68,3 +69,28 @@ def test_scripts_of_the_guide(tmp_path: Path) -> None:
 
 
 _WORDS = ("guide", "ipus", "idle", "plugin")
+
+
+FIT = """
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+Trainer(accelerator="ipu", devices=1, logger=False).fit(BoringModel())
+print("trained")
+"""
+
+
+def test_only_compiling_ends_with_the_profile_of_training(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FIT)
+    command = [sys.executable, "-m", "ipu_exec.run", "--compile-only", "--autoreport"]
+    process = subprocess.run(
+        [*command, str(tmp_path), str(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr
+    assert "trained" not in process.stdout
+    with open_report(tmp_path / "training") as report:
+        assert report.meta["state"] == "compiled"

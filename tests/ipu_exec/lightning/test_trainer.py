@@ -13,6 +13,7 @@ pytest.importorskip("lightning")
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import (
+    BasePredictionWriter,
     Callback,
     GradientAccumulationScheduler,
     LearningRateMonitor,
@@ -454,9 +455,23 @@ def test_what_does_not_fill_the_replicas_is_left_out(tmp_path: Path) -> None:
     assert trainer.num_training_batches == 2
 
 
+class Writer(BasePredictionWriter):
+    def __init__(self) -> None:
+        super().__init__("batch")
+        self.indices: list[int] = []
+
+    def write_on_batch_end(
+        self, trainer: Any, module: Any, made: Any, indices: Any, *about: Any
+    ) -> None:
+        assert len(indices) == len(made)
+        self.indices += indices
+
+
 def test_predictions_of_replicas_are_in_order(tmp_path: Path) -> None:
     module = Classifier()
-    found = torch.cat(trainer_of(tmp_path, devices=4).predict(module))
+    writer = Writer()
+    found = torch.cat(trainer_of(tmp_path, devices=4, callbacks=[writer]).predict(module))
+    assert writer.indices == list(range(modules.SAMPLES))
     expected = torch.cat(Trainer(**QUIET, accelerator="cpu").predict(module))
     assert torch.allclose(found, expected)
 
@@ -474,6 +489,39 @@ def test_the_bar_shows_both_speeds(tmp_path: Path) -> None:
     assert {"ipu/s", "host/s"} <= set(seen[-1])
     assert float(seen[-1]["ipu/s"].replace(",", "")) > 0
     assert "ipu/s" not in trainer.progress_bar_callback.get_metrics(trainer, trainer.model)
+
+
+class TwoLoaders(Classifier):
+    """Several loaders of each kind, and a number of a loader in what is logged."""
+
+    def train_dataloader(self) -> Any:
+        return {"a": DataLoader(data(), batch_size=4), "b": DataLoader(data(1), batch_size=8)}
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader(data(seed), batch_size=6) for seed in (1, 2)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch["a"], batch_idx) + F.cross_entropy(
+            self(batch["b"][0]), batch["b"][1]
+        )
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        super().validation_step(batch, batch_idx)
+        self.log("number", loss := self(batch[0]).mean().item())
+        return loss
+
+
+def test_several_loaders(tmp_path: Path) -> None:
+    def run(accelerator: str) -> dict[str, float]:
+        seed_everything(1, verbose=False)
+        settings = QUIET | {"accelerator": accelerator, "devices": 1, "detect_anomaly": True}
+        trainer = Trainer(**settings, max_epochs=1, default_root_dir=tmp_path)
+        trainer.fit(TwoLoaders())
+        return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    found = run("ipu")
+    assert found == run("cpu")
+    assert {"val/dataloader_idx_0", "val/dataloader_idx_1"} <= set(found)
 
 
 def test_models_by_stage(tmp_path: Path) -> None:
