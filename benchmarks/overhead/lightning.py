@@ -162,7 +162,7 @@ def section(only: str | None = None) -> list[str]:
     lines += [f"| {' | '.join(heads)} | Lightning over PopTorch's |", "| --- |" + " ---: |" * 6]
     for name, micro_batch, accumulation, rounds in CASES:
         if only in (None, name):
-            lines.append(measure(name, micro_batch, accumulation, max(6, rounds // 5), 5))
+            lines.append(measure(name, micro_batch, accumulation, max(5, rounds // 5), 3))
             print(lines[-1], flush=True)
     return lines
 

@@ -9,24 +9,25 @@ import torch
 
 from ipu_exec.capture.control_flow import read_contents
 from ipu_exec.capture.step import capture
+from ipu_exec.compiler import placement
 from ipu_exec.errors import ContentError
 from ipu_exec.lightning.step import StepModule
+from ipu_exec.options import Options
+from ipu_exec.session.compile_options import strategy_options
 
 
 def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> int:
-    """The IPUs that the Blocks of a forward of ``model`` name; 1 without Blocks.
-
-    As options that nobody set place them: a Block on the IPU it names, or on one of its own.
-    """
+    """The IPUs of a forward of ``model``, with the strategy of options that nobody set."""
     with torch.random.fork_rng(devices=[]):
         try:
             graph = capture(model, tuple(tensors), {})
         except ContentError:
             contents = read_contents(model, tuple(tensors), {}, False)
             graph = capture(model, tuple(tensors), {}, contents=contents)
-    named = {block.ipu_id for block in graph.blocks if block.ipu_id is not None}
-    unnamed = sum(block.ipu_id is None for block in graph.blocks)
-    return max(1, len(named) + unnamed)
+    strategy = strategy_options(Options().execution_strategy)
+    outside = placement.begins_outside(graph)
+    stages = placement.resolve_stages(strategy, graph.blocks, outside)
+    return len({stage.ipu for stage in stages})
 
 
 def depth_of(module: Any, step: str, batch: Any) -> int:

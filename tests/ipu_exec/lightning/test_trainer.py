@@ -91,6 +91,29 @@ def test_half_precision(precision: str, tmp_path: Path) -> None:
     assert float(trainer.callback_metrics["loss"]) < 1.2
 
 
+class NamedBlocks(Classifier):
+    """Blocks that name no IPU are on one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in (self.net[0], self.net[2]):
+            poptorch.BeginBlock(layer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "replicas"),
+    [(NamedBlocks, 2, 2), (modules.BlocksInInit, 2, 1), (modules.Stages, 8, 4), (Classifier, 2, 2)],
+)
+def test_replicas_are_what_the_stages_leave(
+    kind: type[LightningModule], devices: int, replicas: int, tmp_path: Path
+) -> None:
+    trainer = trainer_of(
+        tmp_path, devices=devices, fast_dev_run=1, accumulate_grad_batches=4, limit_val_batches=0
+    )
+    trainer.fit(kind())
+    assert trainer.strategy.replicas == replicas
+
+
 # -- profiles ---
 
 
