@@ -456,10 +456,10 @@ class TileMemory:
 
     ipu: int
     tile: int  # of the IPU
-    total: int  # including gaps
-    total_excluding_gaps: int
+    total: int  # its extent, including gaps
+    total_excluding_gaps: int  # that it uses: most that is live at one step
     always_live: int
-    overflow: int  # beyond the tile
+    overflow: int  # of the extent beyond the tile
 
 
 STORED = (

@@ -171,9 +171,11 @@ VIEWS = (
     View(
         "tile_headroom",
         "ipu, fullest_tile, bytes, free_bytes",
-        "SELECT ipu, tile, max(total), bytes_per_tile - total FROM tile_memory JOIN target GROUP"
-        " BY ipu",
-        "the fullest tile of each IPU, gaps included; free_bytes below 0: it does not fit",
+        "SELECT ipu, tile, iif(overflow > 0, total, total_excluding_gaps), bytes_per_tile -"
+        " iif(overflow > 0, total, total_excluding_gaps) FROM (SELECT *, row_number() OVER"
+        " (PARTITION BY ipu ORDER BY overflow DESC, total_excluding_gaps DESC, tile) AS place"
+        " FROM tile_memory) JOIN target WHERE place = 1",
+        "the fullest tile of each IPU, what it uses; free_bytes below 0: its extent does not fit",
     ),
     View(
         "steps",
@@ -225,7 +227,7 @@ VIEWS = (
         "tile, ipu, total, total_excluding_gaps, always_live, not_always_live, overflow",
         "SELECT ipu * tiles_per_ipu + tile, ipu, total, total_excluding_gaps, always_live, "
         "total_excluding_gaps - always_live, overflow FROM tile_memory JOIN target",
-        "bytes on each tile (counted over all IPUs); total includes gaps",
+        "bytes on each tile (counted over all IPUs); total, its extent, includes gaps",
         vendor=True,
     ),
     View(

@@ -175,9 +175,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             _blocks(costs, wanted),
             _why(costs, wanted),
             pipeline_figures.pipeline(lanes, clock, theme),
-            memory_figures.headroom(
-                np.array(wanted.fullest, dtype=np.int64), costs.bytes_per_tile, theme
-            ),
+            memory_figures.headroom(_fullest(report, costs, wanted), costs.bytes_per_tile, theme),
         )
 
     @app.callback(
@@ -195,6 +193,15 @@ def register(app: Dash, profiles: Profiles) -> None:
             if clicks
             else no_update
         )
+
+
+def _fullest(report: Report, costs: Costs, wanted: Prediction) -> np.ndarray:
+    """Bytes on the fullest tile of each IPU: the profile's own for the split that it has, predicted
+    ones for any other.
+    """
+    if wanted.assignment == profiled(costs):
+        return analysis.fullest_tiles(report)
+    return np.array(wanted.fullest, dtype=np.int64)
 
 
 def _written(starts: tuple[int, ...]) -> str:
