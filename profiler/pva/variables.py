@@ -259,11 +259,12 @@ def lowered(model: Model, rows: range | list[int]) -> LazyList[LoweredVariable]:
     return LazyList(int(ends[-1]) if len(ends) else 0, make, walk)
 
 
-def lowered_ids(model: Model, rows: list[int]) -> np.ndarray:
+def lowered_ids(model: Model, rows: np.ndarray | list[int]) -> np.ndarray:
     """Ids of the pieces of some variables, in their order: int64."""
-    first = model.lowered_first
-    ranges = [np.arange(first[row], first[row + 1]) for row in rows]
-    return np.concatenate([np.zeros(0, dtype=np.int64), *ranges])
+    chosen, first = np.asarray(rows, dtype=np.int64), model.lowered_first
+    counts = first[chosen + 1] - first[chosen]
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(first[chosen] - before, counts)
 
 
 def lowered_arrays(model: Model, rows: np.ndarray) -> LoweredArrays:
@@ -275,15 +276,15 @@ def lowered_arrays(model: Model, rows: np.ndarray) -> LoweredArrays:
         size.append(bytes_of_row)
         counts.append(len(of_row))
     none = np.zeros(0, dtype=np.int64)
-    variable = np.repeat(rows, counts)
-    shift = model.variables["ipu"][variable] * model.tiles
-    before = np.cumsum(counts) - counts if len(counts) else none
-    rank = np.arange(len(variable)) - np.repeat(before, counts)
+    shift = model.variables["ipu"][rows] * model.tiles
+    on_tiles = np.concatenate([none, *tiles])
+    if shift.any():
+        on_tiles += np.repeat(shift, counts)
     return LoweredArrays(
-        model.lowered_first[variable] + rank,
+        lowered_ids(model, rows),
         np.concatenate([none, *size]),
-        np.concatenate([none, *tiles]) + shift,
-        model.classes[1][variable],
-        variable,
+        on_tiles,
+        np.repeat(model.classes[1][rows], counts),
+        np.repeat(rows, counts),
         model.variables["name"],
     )
