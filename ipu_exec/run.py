@@ -37,7 +37,7 @@ _EXAMPLES = """examples:
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
   ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
-  ipu-run --ipus 4 train.py                             with the quickest split of its Blocks
+  ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
 then: ipu-report summary out/training"""
 
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="stages from this file (ipu-report rebalance -o) instead of the script's",
     )
     parser.add_argument(
-        "--ipus",
+        "--num-ipus",
         type=_count,
         metavar="N",
         help=(
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             " for their costs (it runs up to its first model twice)"
         ),
     )
+    parser.add_argument("--ipus", help=argparse.SUPPRESS)  # of before
     parser.add_argument(
         "--compile-only",
         action="store_true",
@@ -79,8 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("script", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     args = parser.parse_args(argv)
-    if args.ipus is not None and args.placement is not None:
-        parser.error("--ipus chooses a placement, and --placement gives one: leave one of them out")
+    if args.ipus is not None:
+        parser.error(
+            "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
+            f" {args.ipus} for a count (and ipu-report rebalance --stage-ipus 0,1,2,0)"
+        )
+    if args.num_ipus is not None and args.placement is not None:
+        parser.error(
+            "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
+        )
     try:
         with io.open_code(os.path.abspath(args.script)) as file:
             source = file.read()
@@ -89,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.placement is not None:
             load_stages(args.placement)
             os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
-        if args.ipus is not None:
-            os.environ[PLACEMENT_VARIABLE] = placement_for(args.ipus, args.script, args.args)
+        if args.num_ipus is not None:
+            os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
         if args.compile_only:
             os.environ[COMPILE_ONLY_VARIABLE] = "1"
         if args.autoreport is not None:
@@ -110,8 +118,9 @@ def _count(words: str) -> int:
 
 
 def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
-    """The path of a placement of the script's Blocks on so many IPUs, the quickest by the profile
-    of a compile.
+    """The path of a placement of the script's Blocks on that many IPUs.
+
+    It is the quickest one by the profile of a compile.
 
     The file lasts as long as this process. Error where the script does not compile or no such split
     can run.
@@ -134,15 +143,15 @@ def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
     found = [path for path in found if os.path.isdir(path)]
     if not found:
         last = (process.stderr.strip().splitlines() or ["it compiled no model"])[-1]
-        raise Error(f"--ipus {ipus}: {script} left no profile to choose stages by: {last}")
+        raise Error(f"--num-ipus {ipus}: {script} left no profile to choose stages by: {last}")
     try:
         with open_report(found[0]) as report:
             costs = Costs.from_report(report)
             split = best_split(costs, ipus)
     except (ValueError, ProfileError) as error:
-        raise Error(f"--ipus {ipus}: {error}") from error
+        raise Error(f"--num-ipus {ipus}: {error}") from error
     if split.prediction.problems:
-        raise Error(f"--ipus {ipus}: {'; '.join(split.prediction.problems)}")
+        raise Error(f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)}")
     path = os.path.join(folder.name, "placement.json")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(placement_file(costs, split.prediction.assignment), file)
@@ -165,8 +174,9 @@ def _with_autoreport(directory: str) -> str:
 
 
 def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
-    """Run the source as ``python script arguments`` would. Gives 1 where it raised, and prints the
-    traceback.
+    """Run the source as ``python script arguments`` would.
+
+    Gives 1 where it raised, and prints the traceback.
     """
     module = ModuleType("__main__")
     module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)

@@ -1,5 +1,6 @@
-"""Sentences with numbers: what limits a run, what acting on it would gain, where to look and what
-to change.
+"""Sentences with numbers.
+
+What limits a run, what acting on it would gain, where to look and what to change.
 
 Gains are predictions of the profile's own costs (`profiler.rebalance`), cycles a weight update
 unless said.
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import analysis
+from profiler import analysis, units
+from profiler.enums import Direction, Role
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
-from profiler.rebalance.costs import offload_cycles, streaming_bytes_per_cycle
+from profiler.rebalance.machine_costs import MachineCosts
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -30,8 +32,9 @@ _LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is 
 
 @dataclass(frozen=True)
 class Insight:
-    """One finding. ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0
-    where unknown.
+    """One finding.
+
+    ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown.
 
     ``where`` is a page of the viewer with its parameters; ``action`` what to change.
     """
@@ -53,9 +56,8 @@ def insights(report: Report) -> list[Insight]:
         if costs is not None
         else None
     )
-    if (
-        not pace.cycles and costs is not None and present is not None
-    ):  # compiled only: as the schedule has it
+    # compiled only: as the schedule has it
+    if not pace.cycles and costs is not None and present is not None:
         pace = analysis.Pace(present.total, costs.micro_batches, present.samples_per_second)
     if pace.cycles:
         of_cycles: list[Insight] = []
@@ -109,7 +111,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     mean = float(stages["cycles"].mean())
     ops = report.ops[
-        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")
+        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != Direction.UPDATE)
     ]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
@@ -144,7 +146,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
         return [Insight(title, detail, action, "/rebalance", if_even)]
     moves = best.why[-1]
     used = len(best.prediction.assignment.ipus)
-    fewer = f" on {used} IPUs" if used < len(costs.ipus) else ""
+    fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
     detail = (
         f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer"
         " cycles."
@@ -155,12 +157,9 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
 
 def _even(costs: Costs) -> Costs:
     """The same work, as much of it in every stage."""
-    of_stage = np.bincount(costs.stage, costs.forward + costs.backward)
+    of_stage = np.bincount(costs.stage, costs.cycles.work)
     scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
-    cycles = ("forward", "backward", "again", "again_end", "again_final")
-    return replace(
-        costs, **{name: (getattr(costs, name) * scale).astype(np.int64) for name in cycles}
-    )
+    return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
 
 
 def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
@@ -173,16 +172,16 @@ def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     if len(report.runs):
         cycles = report.pipeline_cycles(0, 0)
         phases, lengths = cycles["phase"].to_numpy(), cycles["cycles"].to_numpy()
+        whole = int(lengths.sum())
     else:
-        schedule = present.schedule
+        schedule, whole = present.schedule, present.total
         phases, lengths = np.array(schedule.phases), schedule.cycle_end - schedule.cycle_start
     ramps = int(lengths[np.isin(phases, ["ramp-up", "ramp-down"])].sum())
     more = costs.micro_batches * _MORE_MICRO_BATCHES
     name = "gradient accumulation" if costs.training else "device iterations"
     return [
         Insight(
-            f"ramp-up and ramp-down take {ramps / max(1, int(lengths.sum())):.0%} of"
-            f" {_turn(costs)}",
+            f"ramp-up and ramp-down take {ramps / max(1, whole):.0%} of {_turn(costs)}",
             f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each time.",
             f"{name} of {more} instead of {costs.micro_batches} would take {gain:,} cycles less for"
             " as many samples",
@@ -194,12 +193,15 @@ def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
 
 def _host(costs: Costs, present: Prediction) -> list[Insight]:
     none, now = np.zeros(len(costs), dtype=np.int64), present.total
-    without = replace(costs, stream_in=none, stream_out=none, load=none, unload=none)
+    silent = replace(costs.streams, stream_in=none, stream_out=none, load=none, unload=none)
+    without = replace(costs, streams=silent)
     gain = now - what_if(without, present.assignment).total
     less = (
         "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device"
     )
-    overlapped = bool(len(costs.load) and (costs.load.any() or costs.unload.any()))
+    overlapped = bool(
+        len(costs.streams.load) and (costs.streams.load.any() or costs.streams.unload.any())
+    )
     if overlapped:
         detail = (
             "What I/O tiles move takes longer than the work beside it, or comes before the first"
@@ -212,10 +214,10 @@ def _host(costs: Costs, present: Prediction) -> list[Insight]:
         )
     alone = len(costs.ipus) == 1 or not costs.pipelined  # PopTorch refuses it in a pipeline
     if alone and not overlapped and costs.micro_batches > 1:
-        unload = none if costs.stream_out_once else costs.stream_out
-        moved = replace(costs, stream_in=none, load=costs.stream_in, unload=unload)
-        kept = moved if costs.stream_out_once else replace(moved, stream_out=none)
-        saved = now - what_if(kept, present.assignment).total
+        beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
+        if not costs.streams.out_once:
+            beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
+        saved = now - what_if(replace(costs, streams=beside), present.assignment).total
         less = (
             f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
             " ShardedExecution, TensorLocations.numIOTiles(32), set_overlap_for_input and"
@@ -244,7 +246,9 @@ def _balance(report: Report, pace: analysis.Pace) -> list[Insight]:
         if len(report.stages)
         else -1
     )
-    ops = ops[(ops["stage"] == slow) & (ops["direction"].isin(["forward", "backward"]))]
+    ops = ops[
+        (ops["stage"] == slow) & (ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD]))
+    ]
     found = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:
@@ -284,7 +288,7 @@ def _memory(report: Report) -> list[Insight]:
         )
     ]
     memory = report.memory(ipu)
-    state = memory[(memory["role"] == "optimiser state")]
+    state = memory[(memory["role"] == Role.OPTIMISER_STATE)]
     size = int(state["max_tile_bytes"].sum())
     if size > 0.05 * limit:
         found += [*_off_chip(report, ipu, size), *_in_parts(report, ipu, size)]
@@ -292,8 +296,9 @@ def _memory(report: Report) -> list[Insight]:
 
 
 def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
-    """What it would take to keep optimiser state in streaming memory; the slowest IPU sets the
-    time.
+    """What it would take to keep optimiser state in streaming memory.
+
+    The slowest IPU sets the time.
     """
     if report.options.get("TensorLocations.locationOptimizer.onChipStorage") is False:
         return []
@@ -301,8 +306,8 @@ def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
     states = _states(report)
     weights = states["parameter"].groupby(states["ipu"]).nunique()
     total = states.groupby("ipu")["bytes"].sum()
-    rate = streaming_bytes_per_cycle(report)
-    cost = max(offload_cycles(int(total[i]), int(weights[i]), rate) for i in total.index)
+    machine = MachineCosts.from_report(report)
+    cost = max(machine.offload_cycles(int(total[i]), int(weights[i])) for i in total.index)
     share = f", about {cost / pace.cycles:.1%} of one" if pace.cycles else ""
     return [
         Insight(
@@ -350,4 +355,4 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
 
 def _states(report: Report) -> pd.DataFrame:
     variables = report.variables
-    return variables[variables["role"] == "optimiser state"]
+    return variables[variables["role"] == Role.OPTIMISER_STATE]

@@ -21,8 +21,9 @@ from profiler.liveness import Intervals
 
 @dataclass(frozen=True, slots=True)
 class IpuVariables:
-    """The variables of one IPU as columns, an entry per variable; ``vector`` is a row of
-    ``vectors`` [vector, tile].
+    """The variables of one IPU as columns, an entry per variable.
+
+    ``vector`` is a row of ``vectors`` [vector, tile].
     """
 
     ipu: int
@@ -112,8 +113,9 @@ def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
 
 
 def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int]]:
-    """(category, role, bytes, bytes on the fullest tile) of all that is live at a step, largest
-    first.
+    """What is live at a step, largest first.
+
+    Rows are (category, role, bytes, bytes on the fullest tile).
     """
     found = []
     live = variables.live(step)

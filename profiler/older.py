@@ -44,11 +44,26 @@ _MOVED = ("/stash", "/restore")
 _CODE = "/exchange code"
 
 
+def machine(clock_hz: float) -> dict[str, float]:
+    """What headers did not say of the machine in formats 1 and 2: cycles, and bytes a cycle."""
+    return {
+        "host_latency": round(9e-6 * clock_hz),
+        "link_hop_latency": 0.16e-6 * clock_hz,
+        "external_sync": 600,
+        "stream_step": 257,
+        "slice_cycles": 403,
+        "slice_bytes_per_cycle": 4,
+        "streaming_bytes_per_cycle": 5e9 / clock_hz,
+    }
+
+
 def completed(
     record: type[Any], columns: Columns, stored: Callable[[type[Any]], Columns]
 ) -> Columns:
-    """The columns of an older file's table with those that its format did not have, in the order of
-    the record's fields. ``stored`` gives what the file has of other tables.
+    """The columns of an older file's table with those its format did not have.
+
+    They come in the order of the record's fields. ``stored`` gives what the file has of other
+    tables.
     """
     if record is records.Body:
         return {**columns, "task": body_tasks(columns)}
@@ -142,8 +157,10 @@ def _moved(step: str, tensors: dict[str, int]) -> int:
 
 
 def _code_of_exchange(variables: Columns, steps: Columns) -> np.ndarray:
-    """Of each variable with the code of an exchange the step; of steps that have operator and name
-    in common, the first have the variables of that name, in order. -1 for others.
+    """Of each variable with the code of an exchange the step.
+
+    Of steps that have operator and name in common, the first have the variables of that name, in
+    order. -1 for others.
     """
     waiting: dict[tuple[int, int, str], list[int]] = {}
     order = np.lexsort((steps["position"], steps["ipu"]))

@@ -1,5 +1,6 @@
-"""What vectors hold, as rows: so that plain SQL, and SQL written for the vendor's files, can be
-asked of a profile.
+"""What vectors hold, as rows.
+
+So that plain SQL, and SQL written for the vendor's files, can be asked of a profile.
 
 Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on
 tiles, the steps of bodies, the tasks of traces) are therefore also kept as rows, each in its most
@@ -10,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from profiler import records
 from profiler.trace import step_kind, waits_as_syncs
-
-if TYPE_CHECKING:
-    from profiler.report import Report
 
 
 def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
@@ -36,8 +34,9 @@ def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
 
 
 def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivity]:
-    """Of each step, from its vectors over tiles; an exchange's tiles are those that receive or
-    send.
+    """Of each step, from its vectors over tiles.
+
+    An exchange's tiles are those that receive or send.
     """
     known: dict[int, tuple[int, int, int, float, float]] = {}
     for step in steps:
@@ -62,8 +61,10 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
 
 
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
-    """Of cycles over tiles: how many tiles work, cycles until the first and the last of them has
-    finished, and mean over most work, of all tiles and of those.
+    """Of cycles over tiles.
+
+    How many tiles work, cycles until the first and the last of them has finished, and mean over
+    most work, of all tiles and of those.
     """
     busy = cycles[cycles > 0]
     most = int(cycles.max(initial=0))
@@ -147,6 +148,7 @@ class Known:
     beside: set[int] = field(default_factory=set)
 
     def copy(self) -> Known:
+        """An independent copy, to go back to after an error."""
         return Known(
             dict(self.steps_of),
             dict(self.traces),
@@ -174,8 +176,9 @@ class Known:
 
 
 def derived(rows: Iterable[Any], known: Known) -> list[Any]:
-    """The rows to keep beside ``rows``, but for variables, whose vectors the writer knows the ids
-    of.
+    """The plain rows to keep beside ``rows``, except those of variables.
+
+    The ids of their vectors are known to the writer only.
 
     ``known`` gains what is among them.
     """
@@ -201,15 +204,3 @@ def derived(rows: Iterable[Any], known: Known) -> list[Any]:
             found.append(records.Iteration(run.id, i, run.trace, known.executed + i * steps, start))
         known.executed += iterations * steps
     return found
-
-
-def tile_memory(report: Report) -> Iterator[records.TileMemory]:
-    """What a report's variables take on each tile: for profiles whose writer did not know."""
-    for ipu in range(report.target.num_ipus):
-        frame = report.tiles(ipu)
-        columns = [
-            frame[name].tolist()
-            for name in ("total", "total_excluding_gaps", "always_live", "overflow")
-        ]
-        for tile, values in enumerate(zip(*columns, strict=True)):
-            yield records.TileMemory(ipu, tile, *values)

@@ -211,6 +211,8 @@ class Step:
 
 @dataclass(slots=True)
 class ComputeSet:
+    """A compute set: what the tiles run between two syncs."""
+
     table: ClassVar[str] = "compute_set_info"
 
     id: int
@@ -222,6 +224,8 @@ class ComputeSet:
 
 @dataclass(slots=True)
 class VertexType:
+    """A type of vertex, with its bytes of code and of state per instance."""
+
     table: ClassVar[str] = "vertex_types"
 
     id: int
@@ -287,8 +291,9 @@ class Use:
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that runs as one on one IPU: forward of a stage, a copy, the weight
-    update...
+    """A piece of program that runs as one on one IPU.
+
+    Forward of a stage, a copy, the weight update...
 
     ``starts`` are relative to the body's start; the last step lasts until the end of the task it
     runs in.
@@ -311,8 +316,9 @@ class Body:
 
 @dataclass(slots=True)
 class Trace:
-    """The execution of one call, stored by repetition: one device iteration as tasks, and how often
-    it recurs.
+    """The execution of one call, stored by repetition.
+
+    One device iteration as tasks, and how often it recurs.
 
     The six columns have an entry per task. A task is a Body running on its IPU from start to end
     (cycles, relative to the device iteration). Idle time is stored as tasks too: no gaps, no
@@ -365,8 +371,9 @@ class Run:
 
 @dataclass(slots=True)
 class TileRun:
-    """Neighbouring tiles that have the same number of bytes of a variable; tiles with none are left
-    out.
+    """Neighbouring tiles that have the same number of bytes of a variable.
+
+    Tiles with none are left out.
     """
 
     table: ClassVar[str] = "tile_runs"

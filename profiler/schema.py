@@ -22,6 +22,8 @@ APPLICATION_ID = 0x49505553  # "IPUS"
 # are for, as columns (`profiler.enums`)
 VERSION = 3
 
+PARTIAL_SUFFIX = ".partial"  # of a file that is being written
+
 META = """CREATE TABLE meta (
   key TEXT PRIMARY KEY,
   value TEXT NOT NULL
@@ -53,6 +55,7 @@ class Column:
 
     @property
     def sql(self) -> str:
+        """The statement that creates it."""
         reference = " REFERENCES vectors(id)" if self.kind == "vector" else ""
         return f"{self.name} {_SQL_TYPES['Vector' if self.kind == 'vector' else self.kind]}" + (
             reference if self.optional else f" NOT NULL{reference}"
@@ -74,8 +77,9 @@ def columns(record: type[Any]) -> tuple[Column, ...]:
 
 
 def create_table(record: type[Any]) -> str:
-    """The DDL of a record's table. A first column ``id``, an option's name, or what ``key`` says is
-    its key.
+    """The DDL of a record's table.
+
+    A first column ``id``, an option's name, or what ``key`` says is its key.
     """
     lines = [column.sql for column in columns(record)]
     if lines[0].startswith("id ") or record is records.Option:
@@ -94,8 +98,9 @@ def create_table(record: type[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view with plain names over the tables. ``vendor``: named as in the vendor's files
-    (docs/libpva.md#files-of-a-run).
+    """A view with plain names over the tables.
+
+    ``vendor``: named as in the vendor's files (docs/libpva.md#files-of-a-run).
     """
 
     name: str
@@ -106,6 +111,7 @@ class View:
 
     @property
     def sql(self) -> str:
+        """The statement that creates it."""
         return f"CREATE VIEW {self.name}({self.columns}) AS {self.select}"
 
 
@@ -300,7 +306,12 @@ SELECT * FROM tile_headroom;         -- how much memory is left, and where it is
 
 `key TEXT, value TEXT`; values are JSON. `format` (schema version), `writer`, `created` (ISO 8601,
 UTC), `kind` ("training" or "inference"), `model`, `state` ("compiled", "executed", "out of
-memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list of text).
+memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list of text). Of the
+machine, in cycles, and bytes a cycle one way: `external_sync`, `stream_step` (begin of a stream
+copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each further rung),
+`link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,
+`streaming_bytes_per_cycle`, `slice_cycles` and `slice_bytes_per_cycle` (a tile copies into one slot
+of a larger tensor).
 
 ## Arrays: `vectors`
 

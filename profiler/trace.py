@@ -1,5 +1,6 @@
-"""Unrolling what a run executed: stored by repetition, given back as tasks and slices with absolute
-times.
+"""Unrolling what a run executed.
+
+Stored by repetition, given back as tasks and slices with absolute times.
 
 All arrays are int64 and have one entry per task or slice; times are cycles. Nothing here loops over
 either.
@@ -51,8 +52,9 @@ class Tasks:
         return Tasks(*(getattr(self, name)[mask] for name in self.__slots__))
 
     def repeated(self, iterations: np.ndarray, iteration_cycles: int, cycle_start: int) -> Tasks:
-        """These tasks of one device iteration in each of ``iterations``, on the clock shared by all
-        runs.
+        """These tasks of one device iteration in each of ``iterations``.
+
+        Times are on the clock shared by all runs.
         """
         count, times = len(self), len(iterations)
         offset = np.repeat(cycle_start + iterations * iteration_cycles, count)
@@ -69,8 +71,9 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """The steps of all bodies in one row: body b has ``step[first[b] : first[b] + count[b]]`` and
-    so on.
+    """The steps of all bodies in one row.
+
+    Body b has ``step[first[b] : first[b] + count[b]]`` and so on.
 
     A body without steps (a wait) has one entry with step -1.
     """
@@ -82,8 +85,9 @@ class Bodies:
 
     @classmethod
     def make(cls, steps: list[np.ndarray], starts: list[np.ndarray]) -> Bodies:
-        """From each body's ``steps`` and ``starts``. ValueError where a body leaves a gap before
-        its first step or goes back in time.
+        """From each body's ``steps`` and ``starts``.
+
+        ValueError where a body leaves a gap before its first step or goes back in time.
         """
         pieces, offsets = [], []
         for index, (ids, at) in enumerate(zip(steps, starts, strict=True)):
@@ -105,8 +109,9 @@ class Bodies:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Steps running on IPUs. ``task`` counts the tasks they were unrolled from; ``step`` is -1 for
-    a wait.
+    """Steps running on IPUs.
+
+    ``task`` counts the tasks they were unrolled from; ``step`` is -1 for a wait.
     """
 
     task: np.ndarray

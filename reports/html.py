@@ -25,6 +25,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from profiler import Report, analysis
+from profiler.report import PREDICTED_NOTE
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
 
@@ -46,9 +47,10 @@ class Section:
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
     """Write the report of a profile to ``path``, whole or not at all. OSError where that fails."""
     target = Path(path)
-    part = target.with_name(target.name + ".partial")
+    part = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        part.write_text(page(report), encoding="utf-8")
+        # A directory's name may be in another encoding.
+        part.write_text(page(report), encoding="utf-8", errors="backslashreplace")
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -196,6 +198,7 @@ def _about(report: Report) -> str:
         f" {target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each,"
         f" {target.clock_hz / 1e9:.3g} GHz · {report.path} · written {meta['created']} by"
         f" {meta['writer']}. All times are predictions of the modelled machine."
+        f"{' ' + PREDICTED_NOTE if report.predicted else ''}"
     )
 
 

@@ -1,9 +1,10 @@
 """What a subcommand says about a profile, and its three forms: terminal, JSON and CSV.
 
 A `Page` is what is said of one profile: facts, tables and styled lines. `print_pages` writes pages
-to standard output. Tables fit the terminal, or 80 columns where there is none; only names are ever
-cut. Names come out of a file and may hold anything: they are printed as plain text, and what a
-terminal would obey is replaced.
+to standard output. Tables fit the terminal; where there is none (a pipe, a file, the log of a CI
+job) they are as wide as they need. Only names are ever cut, in the middle, and numbers never: a
+terminal that is too narrow for them has lines that run over. Names come out of a file and may hold
+anything: they are printed as plain text, and what a terminal would obey is replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shutil
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +20,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from profiler.units import shortened
+
 if TYPE_CHECKING:
     import pandas as pd
 
-DEFAULT_WIDTH = 80
+DEFAULT_WIDTH = 80  # of a drawing, where standard output is no terminal
+_ENDLESS = 1 << 20  # columns of what has no limit
+_SHORTEST = 12  # columns of a name that was cut
+_BETWEEN = 2  # columns between those of a table
 
 Segment = tuple[str, str]  # text and rich style
 Line = Sequence[Segment]
 
 
 def integer(value: Any) -> str:
+    """A whole number with thousands separators."""
     return f"{value:,.0f}"
 
 
@@ -46,23 +54,31 @@ def whole_kibibytes(value: Any) -> str:
     return f"{value / 1024:,.0f}"
 
 
-def percent(value: Any) -> str:
-    return f"{value:.1%}"
-
-
 def identity(value: Any) -> str:
     """An id of something, -1 for none."""
     return str(value) if value >= 0 else "-"
 
 
 def text(value: Any) -> str:
+    """A name: cut where there is no room."""
+    return clean(str(value))
+
+
+def whole_text(value: Any) -> str:
+    """Words with numbers in them, which are never cut."""
+    return clean(str(value))
+
+
+def sentence(value: Any) -> str:
+    """Words that wrap where there is no room."""
     return clean(str(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table: which of the frame's, under what title (of one or two lines),
-    written how.
+    """A column of a terminal table.
+
+    Which of the frame's, under what title (of one or two lines), written how.
     """
 
     key: str
@@ -71,13 +87,20 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        return self.write is text
+        return self.write in (text, whole_text, sentence)
+
+    @property
+    def least_width(self) -> int | None:
+        """What it may be narrowed to; None: nothing."""
+        if self.write not in (text, sentence):
+            return None
+        return max(_SHORTEST, *map(cell_len, self.title.split("\n")))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame by name. JSON and CSV have all of it, the terminal only ``columns`` (none: not at
-    all), and of rows the first ``most``.
+    """A frame by name, of rows the first ``most``. JSON and CSV have all its columns, the terminal
+    only ``columns`` (none: not at all).
     """
 
     name: str
@@ -85,6 +108,10 @@ class Table:
     columns: tuple[Column, ...]
     title: str = ""
     most: int | None = None
+
+    @property
+    def shown(self) -> pd.DataFrame:
+        return self.frame if self.most is None else self.frame.head(self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +126,17 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
+    """A list of names and values."""
+
     name: str
     facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Styled text, for people only: sentences, which wrap between words, or a drawing, which never
-    does.
+    """Styled text, for people only.
+
+    Sentences, which wrap between words, or a drawing, which never does.
     """
 
     lines: tuple[Line, ...]
@@ -127,17 +157,28 @@ def say(words: str, style: str = "") -> Lines:
 
 
 def clean(words: str) -> str:
-    """Without what a terminal would obey (escape sequences, line breaks, changes of writing
-    direction).
-    """
+    """Text without escape sequences, line breaks and changes of writing direction."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words
     )
 
 
-def terminal_width() -> int:
-    """Columns of the terminal; 80 where standard output is none. ``COLUMNS`` overrides both."""
-    return max(40, shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns)
+def terminal_width() -> int | None:
+    """Columns of the terminal that standard output is; None where it is none. ``COLUMNS`` overrides
+    both.
+    """
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said):
+        return max(40, int(said))
+    try:
+        return max(40, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError):  # ValueError: standard output was replaced by something else
+        return None
+
+
+def drawing_width() -> int:
+    """Columns of a drawing: the terminal's, 80 where there is none."""
+    return terminal_width() or DEFAULT_WIDTH
 
 
 def speaks_unicode() -> bool:
@@ -154,9 +195,8 @@ def print_pages(pages: Sequence[Page], form: str = "text") -> None:
 
 
 def _print_text(pages: Sequence[Page]) -> None:
-    console = Console(
-        width=terminal_width(), highlight=False, markup=False, emoji=False, soft_wrap=False
-    )
+    width = terminal_width() or _ENDLESS
+    console = _console(width)
     for number, page in enumerate(pages):
         if len(pages) > 1:
             console.print(
@@ -175,6 +215,10 @@ def _print_text(pages: Sequence[Page]) -> None:
                     console.print(Text.assemble(*line), soft_wrap=part.as_drawn)
 
 
+def _console(width: int) -> Console:
+    return Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
 def _for_people(part: Table | Facts | Lines) -> bool:
     if isinstance(part, Table):
         return bool(part.columns)
@@ -184,37 +228,51 @@ def _for_people(part: Table | Facts | Lines) -> bool:
 def _print_table(console: Console, table: Table) -> None:
     if table.title:
         console.print(Text(table.title, style="bold"))
+    shown = table.shown
+    columns = [[_cell(one, value) for value in shown[one.key].tolist()] for one in table.columns]
+    titles = [one.title.split("\n") for one in table.columns]
+    wanted = [
+        max(map(cell_len, [*title, *cells])) for title, cells in zip(titles, columns, strict=True)
+    ]
+    room = console.width - _BETWEEN * (len(wanted) - 1)
+    widths = narrowed(wanted, [one.least_width for one in table.columns], room)
     made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for column in table.columns:
+    for column, width in zip(table.columns, widths, strict=True):
         made.add_column(
             Text(column.title),
             justify="left" if column.is_text else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            # Numbers keep their width: rich shrinks only what may shrink.
-            min_width=None if column.is_text else _number_width(table, column),
+            no_wrap=column.write is not sentence,
+            overflow="fold" if column.write is sentence else "ellipsis",
+            width=width,
         )
-    shown = table.frame.head(table.most) if table.most is not None else table.frame
-    values = [shown[column.key].tolist() for column in table.columns]
-    for row in zip(*values, strict=True):
-        made.add_row(
-            *(Text(_cell(column, value)) for column, value in zip(table.columns, row, strict=True))
-        )
-    console.print(made)
+    for row in zip(*columns, strict=True):
+        cells = zip(table.columns, row, widths, strict=True)
+        made.add_row(*(Text(_fitted(column, cell, width)) for column, cell, width in cells))
+    _console(max(console.width, sum(widths) + _BETWEEN * len(widths))).print(made)
     if len(shown) < len(table.frame):
         rest = len(table.frame) - len(shown)
         console.print(Text(f"... and {rest:,} more: --top 0 prints all", style="dim"))
 
 
-def _number_width(table: Table, column: Column) -> int:
-    shown = (
-        table.frame[column.key].head(table.most)
-        if table.most is not None
-        else table.frame[column.key]
-    )
-    return max(
-        map(len, [*column.title.split("\n"), *(_cell(column, value) for value in shown.tolist())])
-    )
+def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> list[int]:
+    """Widths that add up to ``room``, the longest narrowed first; to more where all that may be
+    narrowed is at its ``least`` (None: it may not).
+    """
+    widths = list(wanted)
+    while sum(widths) > room:
+        able = [
+            (width, at)
+            for at, (width, most) in enumerate(zip(widths, least, strict=True))
+            if most is not None and width > most
+        ]
+        if not able:
+            break
+        widths[max(able)[1]] -= 1
+    return widths
+
+
+def _fitted(column: Column, cell: str, width: int) -> str:
+    return shortened(cell, width) if column.write is text else cell
 
 
 def _cell(column: Column, value: Any) -> str:
@@ -240,7 +298,7 @@ def _print_json(pages: Sequence[Page]) -> None:
         entry: dict[str, Any] = {"profile": page.profile}
         for part in page.parts:
             if isinstance(part, Table):
-                entry[part.name] = list(_records(part.frame))
+                entry[part.name] = list(_records(part.shown))
             elif isinstance(part, Facts):
                 entry[part.name] = {fact.key: plain(fact.value) for fact in part.facts}
         said.append(entry)
@@ -252,9 +310,8 @@ def _print_csv(pages: Sequence[Page]) -> None:
     for page in pages:
         rows = next((list(_rows(part)) for part in page.parts if not isinstance(part, Lines)), [])
         names = next((_names(part) for part in page.parts if not isinstance(part, Lines)), [])
-        if (
-            names != header
-        ):  # the same subcommand gives the same columns, but for SQL of the user's own
+        # the same subcommand gives the same columns, but for SQL of the user's own
+        if names != header:
             writer.writerow(["profile", *names])
             header = names
         writer.writerows([page.profile, *row] for row in rows)
@@ -270,7 +327,7 @@ def _names(part: Table | Facts) -> list[str]:
 
 def _rows(part: Table | Facts) -> Iterable[list[Any]]:
     if isinstance(part, Table):
-        return (list(record.values()) for record in _records(part.frame))
+        return (list(record.values()) for record in _records(part.shown))
     flat = (plain(fact.value) for fact in part.facts)
     return [[json.dumps(value) if isinstance(value, (list, dict)) else value for value in flat]]
 

@@ -167,7 +167,7 @@ def _head(view: View) -> Any:
     meta, target = report.meta, report.target
     parts = [
         f"{meta['kind'] or 'profile'}, {meta['state'] or 'unfinished'}",
-        f"{target.num_ipus} IPU{'s' if target.num_ipus != 1 else ''} ({target.name})",
+        f"{units.count(target.num_ipus, 'IPU')} ({target.name})",
         f"{target.tiles_per_ipu:,} tiles with {units.size(target.bytes_per_tile)} each",
         f"{target.clock_hz / 1e9:.3g} GHz",
     ]

@@ -25,9 +25,7 @@ CYCLE_BACK_OFF = 0.1
 
 @dataclass
 class MultiConvGroup:
-    """A ``with MultiConv()`` as the model entered it: its settings, and the convolutions met
-    inside.
-    """
+    """The settings of a ``with MultiConv()``, and the convolutions met inside."""
 
     settings: dict[str, Any]
     convolutions: list[int] = field(default_factory=list)  # op ids
@@ -57,6 +55,7 @@ class MultiConvGroup:
 
     @property
     def parallel(self) -> bool:
+        """Whether the convolutions run at the same time, on tiles of their own."""
         return self.settings.get("planType") is not MultiConvPlanType.Serial
 
 
@@ -66,10 +65,10 @@ def is_convolution(aten: str) -> bool:
 
 
 def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
-    """Make each group one operator forward and one backward; a serial one's convolutions stay,
-    planned as asked.
+    """Make each group one operator forward and one backward.
 
-    Error where a group has no convolution, or one that needs another's result.
+    The convolutions of a serial one stay, planned as asked. Error where a group has
+    no convolution, or one that needs another's result.
     """
     for group in groups:
         if not group.convolutions:

@@ -1,5 +1,6 @@
-"""Host I/O beside computing: what `set_overlap_for_input` and `set_overlap_for_output` named, and
-what that asks for.
+"""Host I/O beside computing.
+
+What `set_overlap_for_input` and `set_overlap_for_output` named, and what that asks for.
 
 PopTorch's rules (user guide, 'Overlapping compute and I/O'; its tests): an input is named before
 anything reads it, an output as it is returned; tiles are set aside for I/O; every output leaves
@@ -23,9 +24,7 @@ INPUT, OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 
 
 def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
-    """A view of ``tensor`` with all that it was marked with, and the mark that `note_overlaps`
-    looks for.
-    """
+    """A view of ``tensor`` with its marks, and the one that `note_overlaps` looks for."""
     view = tensor.view_as(tensor)
     for name, value in vars(tensor).items():
         if name.startswith("_ipu_") and name != _MARK:
@@ -37,9 +36,10 @@ def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
 def note_overlaps(
     graph: Graph, tensors: Iterable[tuple[torch.Tensor, int]], model: torch.nn.Module
 ) -> None:
-    """Note in ``graph`` which of its inputs and outputs are overlapped. ``tensors``: all that were
-    met, each with its value. Error where what is marked is no input or output of the
-    ``model``, or is more than that.
+    """Note in ``graph`` which of its inputs and outputs are overlapped.
+
+    ``tensors``: all that were met, each with its value. Error where what is marked is not an input
+    or output of the ``model``, or is more than that.
     """
     met = list(tensors)
     values = {id(tensor): value for tensor, value in met}
@@ -95,8 +95,9 @@ def modes(graph: Graph) -> set[str]:
 
 
 def across(graph: Graph, iterations: int) -> bool:
-    """Whether transfers overlap from one device iteration into the next: all that are overlapped
-    have to.
+    """Whether transfers overlap from one device iteration into the next.
+
+    All that are overlapped have to.
     """
     return iterations > 1 and modes(graph) == {OverlapMode.OverlapDeviceIterationLoop.value}
 

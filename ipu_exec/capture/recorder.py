@@ -207,8 +207,9 @@ class Recorder(TorchDispatchMode):
             ) from None
 
     def read_content(self, tensor: torch.Tensor) -> float:
-        """The number that a model or an optimiser reads off a tensor; ContentError where none is
-        known.
+        """The number that a model or an optimiser reads off a tensor.
+
+        ContentError where none is known.
         """
         # Optimisers read their step counter on the host; every step costs the same.
         if self.direction == "update":
@@ -314,9 +315,7 @@ class Recorder(TorchDispatchMode):
         return OperatorAttributes(popart=found) if found else _NO_ATTRIBUTES
 
     def _name(self, op: OpNode) -> str:
-        """Module path and what is done there; the second of a name is ``name_1``, so that names can
-        be matched.
-        """
+        """Module path and what is done there; the second of a name is ``name_1``."""
         short = op.aten.split(".")[1].strip("_")
         if op.direction == "update":
             weight = self._updated_weight(op)
@@ -330,9 +329,7 @@ class Recorder(TorchDispatchMode):
         return f"{name}_{count}" if count else name
 
     def _updated_weight(self, op: OpNode) -> str:
-        """Path of the weight that an op of the optimiser works for; "" where it works for none in
-        particular.
-        """
+        """Path of the weight that an op of the optimiser updates; "": none in particular."""
         for value in op.inputs:
             storage = self.storage(value)
             if storage.parameter >= 0:
@@ -370,8 +367,9 @@ class Recorder(TorchDispatchMode):
         return Origin(forward, op.block, op.module, SourceLine(op.file, op.line))
 
     def _forward_op(self, node: Any) -> int:
-        """The forward op of an autograd node; for an accumulation, the first op that used the
-        weight.
+        """The forward op of an autograd node.
+
+        For an accumulation that is the first op that used the weight.
         """
         if node is None:
             return -1

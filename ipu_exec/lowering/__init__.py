@@ -80,9 +80,10 @@ def _lower(spec: OpSpec, machine: Machine, function: tuple) -> Plan:
 
 
 def generic(spec: OpSpec, machine: Machine) -> Plan:
-    """A guess for an operator that nobody lowered, marked ``estimated``: everything is gathered to
-    a linear layout and visited once by a generic C++ vertex (20 worker cycles an element,
-    docs/cycles.md#elementwise).
+    """A guess for an operator that nobody lowered, marked ``estimated``.
+
+    Everything is gathered to a linear layout and visited once by a generic C++ vertex (20 worker
+    cycles an element, docs/cycles.md#elementwise).
     """
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]

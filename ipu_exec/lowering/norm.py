@@ -1,5 +1,6 @@
-"""Layer, group, batch and instance norm: two reductions and maps, forward and backward
-(docs/cycles.md#compound-operators).
+"""Layer, group, batch and instance norm: two reductions and maps, forward and backward.
+
+See docs/cycles.md#compound-operators.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def _affine(build: Builder, index: int, lead: Operand, lies: Spread, axes: tuple
 
 
 def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ...]) -> Reduced:
-    """Append mean and inverse standard deviation over ``dims``, brought back to the tiles of
-    ``lead``.
+    """Append mean and inverse standard deviation over ``dims``.
+
+    They are brought back to the tiles of ``lead``.
 
     The stable way has the mean first and takes it off before it squares; the other one's variance
     is the mean of squares less the squared mean ([POPART,
@@ -92,8 +94,9 @@ def _forward(
     lead: Operand | None = None,
     training: bool = True,
 ) -> Plan:
-    """A norm over ``dims`` with scale and shift along ``axes``; ``lead`` is the input regrouped, if
-    it is.
+    """A norm over ``dims`` with scale and shift along ``axes``.
+
+    ``lead`` is the input regrouped, if it is.
     """
     build = Builder(spec, machine)
     operand, lies = build.lead(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiler.analysis.balance import step_balance
-from profiler.analysis.compare import compare, compare_ops
+from profiler.analysis.compare import compare, compare_ops, not_comparable
 from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memory_peaks
 from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
@@ -25,6 +25,7 @@ __all__ = [
     "memory_peaks",
     "movement",
     "movement_of_ops",
+    "not_comparable",
     "operators",
     "pace",
     "program_cycles",

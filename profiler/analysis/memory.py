@@ -31,10 +31,12 @@ def fullest(report: Report, ipu: int) -> int:
 
 
 def memory_peaks(report: Report) -> pd.DataFrame:
-    """Of each IPU of a replica, its fullest tile: ``ipu, tile, bytes`` (that it uses, or its extent
-    where that overflows), ``free`` (negative: it does not fit), ``full`` (share of the tile), ``always_live``, ``step`` (position
-    at which the tile holds most) with its ``name``, and ``largest`` with ``largest_bytes``: what
-    takes most of it there.
+    """Of each IPU of a replica, its fullest tile.
+
+    ``ipu, tile, bytes`` (that it uses, or its extent where that overflows), ``free`` (negative: it
+    does not fit), ``full`` (share of the tile), ``always_live``, ``step`` (position at which the
+    tile holds most) with its ``name``, and ``largest`` with ``largest_bytes``: what takes most of
+    it there.
     """
     import pandas as pd
 
@@ -78,8 +80,9 @@ def memory_peaks(report: Report) -> pd.DataFrame:
 
 
 def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
-    """What is live on the fullest tile of an IPU when it holds most: `Report.live_variables` of
-    that step and tile.
+    """What is live on the fullest tile of an IPU when it holds most.
+
+    `Report.live_variables` of that step and tile.
     """
     tiles = report.tiles(ipu)
     tile = fullest(report, ipu)

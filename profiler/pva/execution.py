@@ -20,9 +20,10 @@ _STREAMS = ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd")
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The executed steps of a device iteration, in order of time: step s has the parts ``first[s] :
-    first[s + 1]``, one for each IPU that takes part: ``ipu``, ``step`` (in ``Model.steps``),
-    ``start`` and ``end`` (cycles).
+    """The executed steps of a device iteration, in order of time.
+
+    Step s has the parts ``first[s] : first[s + 1]``, one for each IPU that takes part: ``ipu``,
+    ``step`` (in ``Model.steps``), ``start`` and ``end`` (cycles).
     """
 
     first: np.ndarray
@@ -93,8 +94,9 @@ def _steps_together(
 
 
 class Cycles(Shown):
-    """When the first and the last tile did something: a time on the clock that all IPUs and runs
-    share.
+    """When the first and the last tile did something.
+
+    A time on the clock that all IPUs and runs share.
     """
 
     __slots__ = ("max", "min")
@@ -117,8 +119,10 @@ class CycleRange(Shown):
 
 
 class StepOnIpu(Shown):
-    """A step's part on one IPU. An IPU that takes no part has 0 cycles, from and to the step's
-    start; of an external sync, whose parts start when their IPUs begin to wait, its end.
+    """A step's part on one IPU.
+
+    An IPU that takes no part has 0 cycles, from and to the step's start; of an external sync, whose
+    parts start when their IPUs begin to wait, its end.
     """
 
     __slots__ = ("_end", "_model", "_start", "_step")
@@ -129,10 +133,12 @@ class StepOnIpu(Shown):
 
     @property
     def cycles(self) -> int:
+        """Cycles from the begin of the step to its end."""
         return self._end - self._start
 
     @property
     def activeCycles(self) -> CycleRange:
+        """When the first and last working tile begin and end."""
         early = self._end
         if self._step is not None and self._model.steps["tile_cycles"][self._step] >= 0:
             early = min(early, self._start + int(self._model.activity["first"][self._step]))
@@ -140,6 +146,7 @@ class StepOnIpu(Shown):
 
     @property
     def allCycles(self) -> CycleRange:
+        """When the first and last tile begin and end."""
         return CycleRange(Cycles(self._start, self._start), Cycles(self._end, self._end))
 
     @property
@@ -149,6 +156,7 @@ class StepOnIpu(Shown):
 
     @property
     def dataOut(self) -> int:
+        """Bytes that its tiles send."""
         return 0 if self._step is None else int(self._model.steps["sent"][self._step])
 
     @property
@@ -175,14 +183,17 @@ class ExecutedComputeSet(Shown):
 
     @property
     def name(self) -> str:
+        """The name."""
         return self._set.name
 
     @property
     def cyclesByTile(self) -> list[int]:
+        """Cycles of each tile."""
         return self._step.cyclesByTile
 
     @property
     def estimatedCyclesByTile(self) -> list[int]:
+        """Estimated cycles of each tile; a model's are all estimates."""
         return self._set.estimatedCyclesByTile
 
 
@@ -201,6 +212,7 @@ class ExecutionStep(Shown):
 
     @property
     def program(self) -> Program:
+        """The program that ran."""
         step = int(self._iteration.step[self._parts[0]])
         return make_program(self._model, int(self._model.steps["node"][step]))
 
@@ -283,12 +295,15 @@ class Run(Shown):
 
     @property
     def name(self) -> str:
+        """The name."""
         return str(self._model.report.runs["name"].iloc[self._run])
 
     @property
     def microseconds(self) -> Microseconds:
-        """When it ran on the modelled device, never less than one long: from its cycles and the
-        clock, for what the host took to compute the numbers says nothing about an IPU.
+        """When it ran on the modelled device, never less than one long.
+
+        From its cycles and the clock, for what the host took to compute the numbers says nothing
+        about an IPU.
         """
         clock = self._model.target.clock_hz
         start, end = (round(self._of(name) / clock * 1e6) for name in ("start", "end"))
@@ -296,6 +311,7 @@ class Run(Shown):
 
     @property
     def cycles(self) -> int:
+        """Cycles from the begin of the step to its end."""
         return self._of("cycles")
 
     @property
@@ -327,6 +343,7 @@ class TotalCycles(int):
 
     @property
     def total(self) -> int:
+        """Cycles of all runs; 0 if nothing ran."""
         return int(self)
 
 
@@ -349,7 +366,9 @@ class Block(Shown):
 
 
 class ExecutionReport(Shown):
-    """What is known from running: empty where the model was only compiled."""
+    """What is known from running. Of a model that was only compiled the one run that its schedule
+    predicts, which its name says; empty where there is no schedule.
+    """
 
     _shown = ("runs", "totalCycles")
 
@@ -362,6 +381,7 @@ class ExecutionReport(Shown):
 
     @property
     def runs(self) -> list[Run]:
+        """The runs that were profiled, in order."""
         return list(self._runs)
 
     @property

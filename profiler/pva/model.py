@@ -68,6 +68,7 @@ class Model:
         self._piece_lists: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def damaged(self, problem: str) -> ProfileError:
+        """The error to raise for a file that contradicts itself."""
         return ProfileError(self.report.path, problem, "Run the model again to get a new profile")
 
     def ipu_of(self, ipu: int) -> int:
@@ -85,8 +86,9 @@ class Model:
         return self.ipu_of(tile // self.tiles), tile % self.tiles
 
     def over_device_array(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> np.ndarray:
-        """Values over the tiles of some modelled IPUs, over all tiles of the device, replicas
-        included.
+        """Values over the tiles of some modelled IPUs, over all tiles of the device.
+
+        Replicas are included.
         """
         one = np.zeros((self.ipus, self.tiles), dtype=dtype)
         for ipu, values in by_ipu.items():
@@ -238,9 +240,10 @@ class Model:
         return None if id < 0 else self.report.vector(id)
 
     def cycles_by_tile(self, step: int, cycles: int | None = None) -> np.ndarray:
-        """Cycles of a step over the tiles of its IPU: of compute as it is stored, of an exchange on
-        the tiles that take part, of anything else (a sync, a stream) on all of them. ``cycles``: as
-        executed; None: as planned.
+        """Cycles of a step over the tiles of its IPU.
+
+        Of compute as it is stored, of an exchange on the tiles that take part, of anything else (a
+        sync, a stream) on all of them. ``cycles``: as executed; None: as planned.
         """
         taken = int(self.steps["cycles"][step]) if cycles is None else cycles
         found = self.tile_vector(step, "tile_cycles")
@@ -254,8 +257,9 @@ class Model:
 
     @cached_property
     def activity(self) -> dict[str, np.ndarray]:
-        """Of each step: ``first`` (cycles until a working tile has finished), ``balance`` and
-        ``active_balance``.
+        """Of each step: ``first``, ``balance`` and ``active_balance``.
+
+        ``first`` is the cycles until a working tile has finished.
         """
         columns = self.steps
         first = columns["cycles"].copy()
@@ -275,8 +279,9 @@ class Model:
 
     @cached_property
     def variables(self) -> dict[str, np.ndarray]:
-        """Variables in the order of the file; ``first`` and ``last`` (exclusive) are where they
-        live in `steps`.
+        """Variables in the order of the file.
+
+        ``first`` and ``last`` (exclusive) are where they live in `steps`.
         """
         columns = self.report.columns_of(records.Variable)
         first = np.zeros(len(columns["id"]), dtype=np.int64)
@@ -308,8 +313,9 @@ class Model:
 
     @cached_property
     def lowered_first(self) -> np.ndarray:
-        """Id of each variable's first lowered variable (one a tile that holds some of it), and how
-        many there are.
+        """Id of each variable's first lowered variable, and how many there are.
+
+        There is one for each tile that holds some of the variable.
         """
         count = np.zeros(len(self.variables["id"]) + 1, dtype=np.int64)
         for variables, rows in self.of_ipu:
@@ -341,8 +347,9 @@ class Model:
         return self.report.vector(int(self.variables["tile_bytes"][row]))
 
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
-        """Not-always-live bytes at every step: of all IPUs of a replica, of one, or of one tile of
-        it.
+        """Not-always-live bytes at every step.
+
+        Of all IPUs of a replica, of one, or of one tile of it.
         """
         return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
 
@@ -399,8 +406,9 @@ class Model:
 
     @cached_property
     def variables_of_op(self) -> dict[int, list[int]]:
-        """Operator -> rows of the variables it reads or writes; a profile of format 1 knows only
-        what it makes.
+        """Operator -> rows of the variables it reads or writes.
+
+        A profile of format 1 knows only what it makes.
         """
         row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
         found: dict[int, list[int]] = {}
@@ -468,8 +476,9 @@ class Model:
 
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:
-        """Step -> row of the variable that is its code. What equal exchanges share is the first
-        one's.
+        """Step -> row of the variable that is its code.
+
+        What equal exchanges share is the first one's.
         """
         is_code = self.variables["category"] == "internalExchangeCode"
         rows = np.flatnonzero(is_code & (self.variables["step"] >= 0)).tolist()
@@ -486,9 +495,10 @@ class Model:
         return subtree_ends(np.array(parents, dtype=np.int64))
 
     def control_code(self, at: int) -> dict[int, np.ndarray]:
-        """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's
-        control code: equal shares in whole bytes, which add up to all of it. A step that runs the
-        code of one before it has no share.
+        """Control code of the steps under a program, by modelled IPU: bytes by tile.
+
+        The steps of an IPU have equal shares of its code in whole bytes, which add up to all of it.
+        A step that runs the code of one before it has no share.
         """
         at = int(self.code_node[at])
         low, high = np.searchsorted(self.steps["node"], (at, self.subtree_end[at]))
@@ -522,8 +532,9 @@ class Model:
 
     @cached_property
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Compute set -> (type, state bytes of an instance, id of the vector of counts) of its
-        vertices.
+        """A compute set's vertices: (type, state bytes, id of the vector of counts).
+
+        State bytes are those of one instance.
         """
         use, kinds = (
             self.report.columns_of(records.VertexUse),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 _MADE = (
-    "activation",
-    "gradient",
+    Role.ACTIVATION,
+    Role.GRADIENT,
 )  # of the other roles an operator is only where their memory is looked for
 
 
@@ -43,8 +43,9 @@ class Location(Shown):
 
 
 class DebugContext(Shown):
-    """What a layer of software knew of an operation: ``json`` is all of it, ``layer`` only which
-    layer it was.
+    """What a layer of software knew of an operation.
+
+    ``json`` is all of it, ``layer`` only which layer it was.
     """
 
     __slots__ = ("_fields", "id", "location", "name", "parents")
@@ -61,10 +62,12 @@ class DebugContext(Shown):
 
     @property
     def json(self) -> str:
+        """The debug context as JSON text."""
         return json.dumps(self._fields)
 
     @property
     def layer(self) -> str:
+        """JSON text with the key ``layer``."""
         return json.dumps({"layer": self._fields["layer"]})
 
     def __eq__(self, other: object) -> bool:
@@ -118,6 +121,7 @@ class Operation(Shown):
 
     @property
     def lastStepIndex(self) -> int:
+        """Position of its last step in `livenessProgramSteps`."""
         return self._steps[-1] if self._steps else -1
 
 
@@ -152,6 +156,7 @@ class OperationAnalysis:
 
     @property
     def operations(self) -> LazyList[Operation]:
+        """The captured operators, in the order in which they run."""
         return LazyList(len(self._all), lambda i: self._all[i])
 
     def __repr__(self) -> str:

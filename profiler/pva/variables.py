@@ -39,8 +39,9 @@ class VariableSize(Shown):
 def sizes(
     model: Model, rows: np.ndarray, size: np.ndarray, categories: bool = False
 ) -> list[VariableSize]:
-    """Of variables by row and bytes. ``categories``: those that have their own entry even where
-    nothing is in them.
+    """Of variables by row and bytes.
+
+    ``categories``: those that have their own entry even where nothing is in them.
     """
     grouped: dict[str, int] = dict.fromkeys(CATEGORIES, 0) if categories else {}
     for name in OWN_NAME:
@@ -85,6 +86,7 @@ class EquivalenceClass(Shown):
 
     @property
     def steps(self) -> list[Interval]:
+        """Half-open intervals of liveness steps in which it is live."""
         first, last = self._model.classes[0][self.id].tolist()
         return [Interval(first, last)] if last > first else []
 
@@ -118,10 +120,10 @@ class _Piece(NamedTuple):
 
 
 class LoweredVariable(_Piece):
-    """What one tile holds of a variable. Ids are counted over all of the profile; tiles over the
-    device. ``equivalenceClass``: when it lives.
+    """What one tile holds of a variable.
 
-    A tuple underneath: a large model has millions of them, and clients walk them all.
+    Ids are counted over all of the profile; tiles over the device. ``equivalenceClass``: when it
+    lives. A tuple underneath: a large model has millions of them, and clients walk them all.
     """
 
     __slots__ = ()
@@ -129,10 +131,12 @@ class LoweredVariable(_Piece):
 
     @property
     def name(self) -> str:
+        """The name of the variable."""
         return str(self.variable.model.variables["name"][self.variable.row])
 
     @property
     def alwaysLive(self) -> bool:
+        """Whether it is live throughout."""
         return bool(self.variable.model.variables["always"][self.variable.row])
 
     @property

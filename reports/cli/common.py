@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from profiler import Report
-    from reports.tables import Page
+    from reports.tables import Lines, Page
 
 # Exit codes.
 OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
@@ -71,6 +71,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add ``--run``, the position of a run."""
     parser.add_argument(
         "--run",
         dest="which_run",
@@ -82,6 +83,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_iteration(parser: argparse.ArgumentParser) -> None:
+    """Add ``--iteration``, a device iteration of the run."""
     parser.add_argument(
         "--iteration",
         type=count,
@@ -98,13 +100,37 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add ``--top``, how many rows to print."""
     parser.add_argument(
         "--top",
         type=count,
-        default=default,
         metavar="N",
-        help=f"rows for people to read, 0 for all (default: {default}); --json and --csv have all",
+        help=f"rows, 0 for all (default: {default} for people to read, all in --json and --csv)",
     )
+    parser.set_defaults(top_for_people=default)
+
+
+class _Renamed(argparse.Action):
+    """An option of before: it ends with what to say instead."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        parser.error(
+            "--ipus meant a list here and a count in ipu-run: say --stage-ipus 0,1,2,0 for the IPU"
+            " of each stage, --stages N for a count (and ipu-run --num-ipus N)"
+        )
+
+
+def add_stage_ipus(parser: argparse.ArgumentParser, help: str) -> None:
+    """--stage-ipus: a list, an IPU a stage."""
+    parser.add_argument("--stage-ipus", metavar="N,N,...", help=help)
+    parser.add_argument("--ipus", action=_Renamed, help=argparse.SUPPRESS)
+
+
+def stage_ipus(args: argparse.Namespace) -> tuple[int, ...] | None:
+    """--stage-ipus as numbers, where it was given."""
+    if args.stage_ipus is None:
+        return None
+    return whole_numbers("--stage-ipus", args.stage_ipus)
 
 
 def count(words: str) -> int:
@@ -187,8 +213,9 @@ def open_one(args: argparse.Namespace) -> Report:
 
 
 def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> int:
-    """Print a page for each profile. One that cannot be read costs a line and exit code 3, not the
-    others.
+    """Print a page for each profile.
+
+    One that cannot be read costs a line and exit code 3, not the others.
     """
     from profiler import ProfileError, open_report
     from reports.tables import print_pages
@@ -228,12 +255,20 @@ def check_run(report: Report, run: int) -> None:
         return
     if not runs:
         raise CommandError(
-            f"{report.path}: no run was profiled, only the compilation (state:"
-            f" {report.meta['state']}). Call the model once with autoreport=True"
+            f"{report.path}: it has neither a run nor a schedule (state: {report.meta['state']})."
+            " Compile the model anew with autoreport=True"
         )
     raise CommandError(
         f"{report.path}: there is no run {run}. It has {runs}: --run 0 to {runs - 1}"
     )
+
+
+def mark(report: Report, name: str = "") -> tuple[Lines, ...]:
+    """A line that says what the times are, where no call was profiled; ``name``: of which."""
+    from profiler.report import PREDICTED_NOTE
+    from reports.tables import say
+
+    return (say(name + PREDICTED_NOTE, "yellow"),) if report.predicted else ()
 
 
 def check_ipu(report: Report, ipu: int) -> None:
@@ -253,8 +288,9 @@ def ipus(report: Report) -> Iterator[int]:
 
 
 def top(args: argparse.Namespace) -> int | None:
-    """--top as `reports.tables.Table` has it."""
-    return args.top or None
+    """--top as `reports.tables.Table` has it: None for all. Programs get all unless they ask."""
+    asked = args.top_for_people if args.top is None and args.form == "text" else args.top
+    return asked or None
 
 
 def filtered(frame: pd.DataFrame, column: str, words: str | None) -> pd.DataFrame:

@@ -1,13 +1,16 @@
 """Two profiles: what changed from A to B, in sum and by operator (matched by name).
 
 --fail-if makes it a check for scripts: 'cycles>+3%' fails where a weight update takes over 3 %
-longer in B.
+longer in B. Times of a model that was only compiled are those of its schedule. What cannot be
+compared fails too and says why: no rule passes for want of a number, or where only A fits.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from reports.cli import common
@@ -23,11 +26,17 @@ EXAMPLES = """  ipu-report compare before/training after/training
   ipu-report compare before/training after/training --fail-if 'cycles>+3%' --fail-if 'memory>+10%'
   ipu-report compare --csv before/training after/training > operators.csv
 """
-_MEASURES = {"cycles": "a weight update", "memory": "fullest tile", "stage": "slowest stage"}
-_RULE = re.compile(r"(cycles|memory|stage)\s*>\s*([+-]?\d+(?:\.\d+)?)\s*%")
+_MEASURES = {  # of `analysis.compare`
+    "cycles": "a weight update",
+    "sample": "a sample",
+    "memory": "fullest tile",
+    "stage": "slowest stage",
+}
+_RULE = re.compile(r"(cycles|sample|memory|stage)\s*>\s*([+-]?\d+(?:\.\d+)?)\s*%")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument("other", metavar="OTHER", help="the second profile")
     parser.add_argument(
@@ -37,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RULE",
         type=_rule,
         help=(
-            "exit 1 where so; RULE is cycles>+N%%, memory>+N%% or stage>+N%% (may be given more"
-            " than once)"
+            "exit 1 where so; RULE is cycles>+N%% (of a weight update), sample>+N%% (cycles of a"
+            " sample), stage>+N%% (of the slowest) or memory>+N%% (may be given more than once)"
         ),
     )
     common.add_top(parser, 15)
@@ -46,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     broken: list[str] = []
     other_path = common.find_one(args.other)
 
@@ -55,10 +65,14 @@ def run(args: argparse.Namespace) -> int:
 
         with open_report(other_path) as other:
             sums, ops = analysis.compare(report, other), analysis.compare_ops(report, other)
-        broken.extend(_broken(sums, args.fail_if))
+            reasons = analysis.not_comparable(report, other)
+            if args.fail_if:
+                broken.extend(_broken(sums, args.fail_if, reasons))
+                broken.extend(_does_not_fit(report, other))
+            marks = [*common.mark(report, "A. "), *common.mark(other, "B. ")]
         shown = sums.assign(
-            a=sums["a"].map("{:,.6g}".format),
-            b=sums["b"].map("{:,.6g}".format),
+            a=[_said(value, unit) for value, unit in zip(sums["a"], sums["unit"], strict=True)],
+            b=[_said(value, unit) for value, unit in zip(sums["b"], sums["unit"], strict=True)],
             change=[
                 f"{ratio - 1:+.1%}" if ratio is not None and ratio == ratio else ""
                 for ratio in sums["ratio"]
@@ -66,13 +80,13 @@ def run(args: argparse.Namespace) -> int:
         )
         measures = Table(
             "compare",
-            shown,
+            shown if args.form == "text" else sums,
             (
                 Column("what", "", text),
                 Column("unit", "unit", text),
-                Column("a", "A", text),
-                Column("b", "B", text),
-                Column("change", "change", text),
+                Column("a", "A", str),
+                Column("b", "B", str),
+                Column("change", "change", str),
             ),
         )
         operators = Table(
@@ -89,30 +103,60 @@ def run(args: argparse.Namespace) -> int:
             most=common.top(args),
         )
         tables = (operators, measures) if args.form == "csv" else (measures, operators)
-        return Page(str(report.path), (*tables, *(say(words) for words in broken)))
+        notes = [say(f"{what}: {why}.") for what, why in reasons.items()]
+        return Page(str(report.path), (*tables, *notes, *marks))
 
     code = common.each_profile(args, page)
+    for words in broken:
+        print(f"ipu-report: error: {common.one_line(words)}", file=sys.stderr)
     return max(code, common.NOT_SO) if broken else code
+
+
+def _said(value: float, unit: str) -> str:
+    from profiler import units
+
+    if not math.isfinite(value):
+        return "none"
+    if unit == "share":
+        return units.percent(value)
+    return f"{value:,.1f}" if unit == "1/s" else f"{value:,.0f}"
 
 
 def _rule(words: str) -> tuple[str, float]:
     found = _RULE.fullmatch(words.strip())
     if found is None:
         raise argparse.ArgumentTypeError(
-            f"{words!r} is no rule; say cycles>+3%, memory>+3% or stage>+3%"
+            f"{words!r} is no rule; say cycles>+3%, sample>+3%, memory>+3% or stage>+3%"
         )
     return found[1], float(found[2]) / 100
 
 
-def _broken(sums: pd.DataFrame, rules: list[tuple[str, float]]) -> list[str]:
-    """What is worse than a rule allows."""
+def _broken(
+    sums: pd.DataFrame, rules: list[tuple[str, float]], reasons: dict[str, str]
+) -> list[str]:
+    """What is worse than a rule allows, or cannot be held against it."""
     found = []
     for name, most in rules:
-        row = sums[sums["what"] == _MEASURES[name]].iloc[0]
-        change = row["b"] / row["a"] - 1 if row["a"] else 0.0
-        if change > most:
+        what = _MEASURES[name]
+        row = sums[sums["what"] == what].iloc[0]
+        if what in reasons:
+            found.append(f"{name} cannot be compared: {reasons[what]}")
+        elif row["ratio"] - 1 > most:
             found.append(
-                f"{name} {change:+.1%}, more than {most:+.1%}: {row['a']:,.0f} to {row['b']:,.0f}"
-                f" {row['unit']}."
+                f"{name} {row['ratio'] - 1:+.1%}, more than {most:+.1%}: {row['a']:,.0f} to"
+                f" {row['b']:,.0f} {row['unit']}"
             )
     return found
+
+
+def _does_not_fit(a: Report, b: Report) -> list[str]:
+    """That B cannot run, where A can: it is no better, however few cycles it would take."""
+    from profiler import analysis
+
+    fullest = [int(analysis.fullest_tiles(report).max(initial=0)) for report in (a, b)]
+    over = [
+        size - report.target.bytes_per_tile for size, report in zip(fullest, (a, b), strict=True)
+    ]
+    if over[0] > 0 or over[1] <= 0:
+        return []
+    return [f"B does not fit: its fullest tile holds {over[1]:,} bytes more than it has"]

@@ -1,10 +1,13 @@
-"""A profile for other tools: a trace that Perfetto and chrome://tracing open, or a frame as CSV or
-Parquet.
+"""A profile for other tools: a trace that Perfetto and chrome://tracing open, stacks for flame
+graphs, or a frame as CSV or Parquet.
 
-The trace has a process for each IPU with a thread for its tasks and one for their program steps,
-and a process for the pipeline cycles; times are microseconds at the machine's clock, cycles are in
-each event's arguments. The file's suffix says the form: .json (or .json.gz) is the trace, .csv and
-.parquet a frame of --table.
+The trace has a process for each IPU with a thread for its tasks, one for their program steps, and
+counters (live bytes, busy tiles, bytes over links), and a process for the calls and their pipeline
+cycles; all calls are in it, one after another. Times are microseconds at the machine's clock,
+cycles are in each event's arguments. The file's suffix says the form, or --format: .json (or
+.json.gz) is the trace, .csv and .parquet a frame of --table, .folded collapsed stacks,
+.speedscope.json speedscope's form; hta is a directory with a file an IPU for
+HolisticTraceAnalysis. Stacks are of one device iteration.
 """
 
 from __future__ import annotations
@@ -21,22 +24,37 @@ if TYPE_CHECKING:
 
     from profiler import Report
 
-HELP = "a trace for Perfetto, or a table as CSV or Parquet"
+HELP = "a trace for Perfetto, stacks for flame graphs, or a table as CSV or Parquet"
 EXAMPLES = """  ipu-report export demo/training -o trace.json            open it at https://ui.perfetto.dev
   ipu-report export demo/training --level tasks -o trace.json.gz
+  ipu-report export demo/training -o demo.speedscope.json  open it at https://www.speedscope.app
+  ipu-report export demo/training --by source -o demo.folded
+  ipu-report export demo/training --format hta -o ranks    for HolisticTraceAnalysis
   ipu-report export demo/training --table ops -o ops.csv
   ipu-report export demo/training --table steps -o steps.parquet   needs pyarrow
 """
-_FORMS = ("json", "csv", "parquet")
+FORMATS = ("perfetto", "speedscope", "collapsed", "hta", "csv", "parquet")
+_SUFFIXES = {
+    ".speedscope.json": "speedscope",
+    ".json": "perfetto",
+    ".json.gz": "perfetto",
+    ".folded": "collapsed",
+    ".collapsed": "collapsed",
+    ".csv": "csv",
+    ".csv.gz": "csv",
+    ".parquet": "parquet",
+}
 _OF_RUN = ("steps", "tasks", "pipeline_cycles")
 _TABLES = (*_OF_RUN, "ops", "stages", "blocks", "program_steps", "variables", "memory", "runs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it"
     )
+    parser.add_argument("--format", choices=FORMATS, help="instead of what the file's suffix says")
     parser.add_argument(
         "--level",
         choices=("steps", "tasks"),
@@ -44,25 +62,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the trace's detail (default: steps)",
     )
     parser.add_argument(
+        "--by",
+        choices=("module", "source"),
+        default="module",
+        help="what stacks are of: the path of modules, or source lines (default: module)",
+    )
+    parser.add_argument(
         "--table",
         choices=_TABLES,
         default="steps",
         help="what .csv and .parquet hold (default: steps)",
     )
-    common.add_run(parser)
+    parser.add_argument(
+        "--run",
+        dest="which_run",
+        type=common.count,
+        metavar="N",
+        help="only this of the profiled calls (default: all in a trace, else the first)",
+    )
     parser.add_argument(
         "--iteration",
         type=common.count,
         metavar="N",
-        help="only this device iteration of the run (default: all)",
+        help="only this device iteration of the run (default: all; of stacks the first)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    form = _form(args.output)
+    """Run the subcommand; the result is its exit code."""
+    form = _form(args.output, args.format)
     with common.open_one(args) as report:
-        if form == "json" or args.table in _OF_RUN:
-            common.check_iteration(report, args.which_run, args.iteration or 0)
+        if form not in ("csv", "parquet") or args.table in _OF_RUN:
+            common.check_iteration(report, args.which_run or 0, args.iteration or 0)
         try:
             rows = _write(report, args, form)
         except OSError as error:
@@ -71,15 +102,22 @@ def run(args: argparse.Namespace) -> int:
             ) from error
         except ValueError as error:  # too many rows for a frame
             raise common.CommandError(f"{report.path}: {error}: --iteration 0 takes one") from error
-    print(f"{args.output}: {rows:,} {'events' if form == 'json' else 'rows'}")
+        predicted = " (predicted: no call was profiled)" if report.predicted else ""
+    what = {"perfetto": "events", "hta": "events", "csv": "rows", "parquet": "rows"}
+    print(f"{args.output}: {rows:,} {what.get(form, 'stacks')}{predicted}")
     return common.OK
 
 
-def _form(path: Path) -> str:
-    form = path.name.removesuffix(".gz").rpartition(".")[2].lower()
-    if form not in _FORMS or (form == "parquet" and path.suffix == ".gz"):
+def _form(path: Path, asked: str | None) -> str:
+    """What to write: of `FORMATS`."""
+    name = path.name.lower()
+    known = [form for suffix, form in _SUFFIXES.items() if name.endswith(suffix)]
+    form = asked or (known[0] if known else "")
+    if not form:
         raise common.CommandError(
-            f"{path}: name it .json (a trace), .csv or .parquet (a table)", common.USAGE
+            f"{path}: name it .json (a trace), .speedscope.json or .folded (stacks), .csv or"
+            " .parquet (a table), or say --format",
+            common.USAGE,
         )
     if form == "parquet" and not any(map(importlib.util.find_spec, ("pyarrow", "fastparquet"))):
         raise common.CommandError(
@@ -89,12 +127,21 @@ def _form(path: Path) -> str:
 
 
 def _write(report: Report, args: argparse.Namespace, form: str) -> int:
-    if form == "json":
+    first = args.which_run or 0
+    if form == "perfetto":
         from reports.trace import write_trace
 
-        return write_trace(
-            report, args.output, args.which_run, args.iteration, steps=args.level == "steps"
-        )
+        steps = args.level == "steps"
+        return write_trace(report, args.output, args.which_run, args.iteration, steps)
+    if form == "hta":
+        from reports.trace import write_ranks
+
+        return write_ranks(report, args.output, first, args.iteration)
+    if form in ("speedscope", "collapsed"):
+        from reports import stacks
+
+        write = stacks.write_speedscope if form == "speedscope" else stacks.write_collapsed
+        return write(report, args.output, first, args.iteration or 0, args.by)
     frame = _frame(report, args)
     if form == "csv":
         frame.to_csv(args.output, index=frame.index.name is not None)
@@ -105,10 +152,10 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
 
 def _frame(report: Report, args: argparse.Namespace) -> pd.DataFrame:
     if args.table == "pipeline_cycles":
-        return report.pipeline_cycles(args.which_run, args.iteration or 0)
+        return report.pipeline_cycles(args.which_run or 0, args.iteration or 0)
     found: Any = getattr(report, args.table)
     if args.table in ("steps", "tasks"):
-        found = found(args.which_run, iteration=args.iteration)
+        found = found(args.which_run or 0, iteration=args.iteration)
     elif callable(found):
         found = found()
     frame: pd.DataFrame = found

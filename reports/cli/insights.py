@@ -21,28 +21,31 @@ EXAMPLES = """  ipu-report insights demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_top(parser, 8)
     common.add_form(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from dataclasses import asdict
 
         import pandas as pd
 
         from profiler.insights import Insight, insights
-        from reports.tables import Column, Page, Table, say, text
+        from reports.tables import Column, Page, Table, say, sentence
 
         found = insights(report)
         names = list(Insight.__dataclass_fields__)
         frame = pd.DataFrame([asdict(one) for one in found], columns=pd.Index(names))
-        columns = (Column("gain_cycles", "gain,\ncycles"), Column("title", "finding", text))
+        columns = (Column("gain_cycles", "gain,\ncycles"), Column("title", "finding", sentence))
         table = Table("insights", frame, columns, most=common.top(args))
         lines = [
             say(f"{at}. {one.detail} {one.action[0].upper()}{one.action[1:]}.")
-            for at, one in enumerate(found[: args.top or None], 1)
+            for at, one in enumerate(found[: common.top(args)], 1)
         ]
         return Page(str(report.path), (table, *lines))
 

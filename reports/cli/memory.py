@@ -26,6 +26,7 @@ EXAMPLES = """  ipu-report memory demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     over = False
 
     def page(report: Report) -> Page:
@@ -74,7 +76,8 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
     import pandas as pd
 
     from profiler import analysis
-    from reports.tables import Column, Table, identity, integer, kibibytes, percent
+    from profiler.units import percent
+    from reports.tables import Column, Table, identity, integer, kibibytes
 
     limit = report.target.bytes_per_tile
     rows = []

@@ -1,5 +1,6 @@
-"""Each pipeline cycle: how long it is, which stage makes it so, with what, and how much of the IPUs
-is busy meanwhile.
+"""Each pipeline cycle.
+
+How long it is, which stage makes it so, with what, and how much of the IPUs is busy meanwhile.
 
 A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host
 I/O. 'work' is that IPU's: F forward, B backward, R recomputation, U weight update, with the stage.
@@ -13,6 +14,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
+from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -28,10 +30,15 @@ EXAMPLES = """  ipu-report pipeline demo/training
   ipu-report pipeline --json demo/training | jq '.[0].bubble.time_measured'
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
 """
-_LETTERS = {"forward": "F", "backward": "B", "recompute": "R"}
+_LETTERS: dict[str, str] = {
+    Direction.FORWARD: "F",
+    Direction.BACKWARD: "B",
+    Direction.RECOMPUTE: "R",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_run(parser)
     common.add_iteration(parser)
@@ -42,22 +49,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     return common.each_profile(args, lambda report: _page(report, args))
 
 
 def _page(report: Report, args: argparse.Namespace) -> Page:
     from profiler.analysis import pipeline
+    from profiler.units import percent
     from reports.tables import (
         Column,
         Facts,
         Lines,
         Page,
         Table,
+        drawing_width,
         identity,
-        percent,
         say,
         speaks_unicode,
-        terminal_width,
+        whole_text,
     )
     from reports.tables import text as words
     from reports.timeline import timeline
@@ -67,7 +76,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
     tasks = report.tasks(args.which_run, iteration=args.iteration)
     bubble = pipeline.bubble(report, args.which_run, args.iteration)
     drawing = timeline(
-        tasks, table, args.width or terminal_width(), speaks_unicode() and not args.ascii
+        tasks, table, args.width or drawing_width(), speaks_unicode() and not args.ascii
     )
     people = pipeline.repeated(table)
     people = people.assign(
@@ -79,11 +88,11 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         between=people["copy_cycles"] + people["sync_cycles"],
     )
     columns = (
-        Column("position", "cycle", words),
+        Column("position", "cycle", str),
         Column("phase", "phase", words),
         Column("cycles", "cycles"),
         Column("slowest_ipu", "slow\nIPU", identity),
-        Column("work", "work", words),
+        Column("work", "work", whole_text),
         Column("work_cycles", "cycles"),
         Column("host_cycles", "host"),
         Column("between", "copies\n+syncs"),
@@ -100,7 +109,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         Column("cycles", "cycles"),
     )
     parts: list[Table | Facts | Lines] = [
-        Table("pipeline", table, ()),  # first: what --csv has
+        Table("pipeline", table, (), most=args.top or None),  # first: what --csv has
         *([] if args.no_drawing else [Lines(tuple(drawing), as_drawn=True)]),
         Table(
             "cycles", people, columns, "pipeline cycles, like ones together", most=common.top(args)
@@ -108,12 +117,13 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
         Table("phases", phases, shown),
         Facts("bubble", _facts(bubble)),
         say(_why(table)),
+        *common.mark(report),
     ]
     return Page(str(report.path), tuple(parts))
 
 
 def _short(work: str) -> str:
-    """ "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
+    """The text "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
     parts = [part.split(" of stage ") for part in work.split(", ") if part]
     return " ".join(
         _LETTERS.get(part[0], "U") + (f":{part[1]}" if len(part) > 1 else "") for part in parts

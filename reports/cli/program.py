@@ -1,4 +1,4 @@
-"""The program tree: sequences, repeats ('x 10'), and the steps in them."""
+"""The program tree: sequences, repeats (with how many times), and the steps in them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ EXAMPLES = """  ipu-report program --depth 3 demo/training           the outline
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--depth", type=common.count, metavar="N", help="levels to show (default: all)"
@@ -31,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from reports.tables import Column, Page, Table, text
 
@@ -43,13 +46,11 @@ def run(args: argparse.Namespace) -> int:
                 f"{report.path}: no such node. It has {len(report.program):,}"
             )
         said = [
-            "  " * depth + name + (f" x {repeat:,}" if repeat != 1 else "")
-            for depth, name, repeat in zip(
-                frame["depth"], frame["name"], frame["repeat"], strict=True
-            )
+            "  " * depth + name for depth, name in zip(frame["depth"], frame["name"], strict=True)
         ]
         columns = (
             Column("said", "program", text),
+            Column("repeat", "times"),
             Column("type", "type", text),
             Column("cycles", "cycles a call"),
         )

@@ -1,5 +1,4 @@
-"""The best split of the model's Blocks into stages, why it cannot be better, and a file that makes
-it so.
+"""The best split of a model's Blocks into stages, why it is best, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and --verify then says what was predicted and what came of it. The
@@ -29,7 +28,7 @@ EXAMPLES = """  ipu-report rebalance demo/training     the best split, into as m
   ipu-run --placement placement.json --autoreport after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
-  ipu-report rebalance --ipus 0,1,2,0 --together B1,B4 demo/training    stages that revisit IPU 0
+  ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages revisit IPU 0
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
   ipu-report rebalance --prove --prices --blame demo/training     why, and what more would be worth
 """
@@ -37,14 +36,13 @@ _WAYS = ("profiled", "choose", "always", "never")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--stages", type=common.count, metavar="N", help="so many (default: what is quickest)"
     )
     parser.add_argument("--fewest", action="store_true", help="as few IPUs as it fits")
-    parser.add_argument(
-        "--ipus", metavar="N,N,...", help="the IPU of each stage; may come back to one"
-    )
+    common.add_stage_ipus(parser, "the IPU of each stage; may come back to one")
     parser.add_argument(
         "--together",
         action="append",
@@ -75,9 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if sum([args.fewest, args.ipus is not None, args.stages is not None]) > 1:
+    """Run the subcommand; the result is its exit code."""
+    if sum([args.fewest, args.stage_ipus is not None, args.stages is not None]) > 1:
         raise common.CommandError(
-            "--stages, --fewest and --ipus each say how many stages: give one", common.USAGE
+            "--stages, --fewest and --stage-ipus each say how many stages: give one", common.USAGE
         )
     if args.verify:
         if len(args.profiles) != 2:
@@ -110,8 +109,10 @@ def best(
     choices: Sequence[Choice] = (),
     together: Sequence[Sequence[int]] = (),
 ) -> Split:
-    """The best split into so many stages; or the quickest onto as many IPUs as were profiled, or
-    fewer: one stage each, or the profiled list of stages where that comes back to one.
+    """The best split into so many stages.
+
+    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or the profiled
+    list of stages where that comes back to one.
     """
     from profiler.rebalance import best_split
 
@@ -144,10 +145,10 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
     together = [group for words in args.together for group in _groups(costs, words)]
     if args.fewest:
         return fewest_ipus(costs, choices, together)
-    if args.ipus is not None:
+    if args.stage_ipus is not None:
         return best_split(
             costs,
-            ipus=common.whole_numbers("--ipus", args.ipus),
+            ipus=common.stage_ipus(args),
             together=together,
             choices=choices,
         )
@@ -157,11 +158,11 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
 def _groups(costs: Costs, words: str) -> list[list[int]]:
     """Blocks to be kept together, as the option says them."""
     if words.strip() == "tied" and "tied" not in costs.names:
-        if not costs.tied:
+        if not costs.cuts.ties:
             raise ValueError(
                 "no weight is read by more than one Block: there is nothing to keep together"
             )
-        return [list(blocks) for _, blocks in costs.tied]
+        return [list(blocks) for blocks in costs.cuts.ties.blocks]
     return [_blocks(costs, words)]
 
 
@@ -172,7 +173,7 @@ def _parted(costs: Costs, assignment: Assignment) -> list[str]:
         f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on"
         " different IPUs: it moves between them for every micro-batch (--together tied keeps them"
         " on one)"
-        for name, blocks in costs.tied
+        for name, blocks in zip(costs.cuts.ties.names, costs.cuts.ties.blocks, strict=True)
         if len({ipus[block] for block in blocks}) > 1
     ]
 
@@ -205,7 +206,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     import pandas as pd
 
     from profiler.rebalance import Assignment, placement_file, what_if
-    from reports.tables import Column, Page, Table, identity, kibibytes, say, text
+    from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence, text
 
     costs = _costs(report)
     choices = _choices(costs, args)
@@ -267,7 +268,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     if wanted.assignment.choices:
         chosen = wanted.assignment.choices
         frame["saves"] = [rebalance_answers.saves(costs, (one,)) for one in chosen]
-        columns = (*columns, Column("saves", "saves memory by", text))
+        columns = (*columns, Column("saves", "saves memory by", sentence))
         lines.append(
             say(
                 "How stages save memory is predicted only: a placement file does not say it,"
@@ -299,19 +300,17 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         except ValueError as error:
             raise common.CommandError(f"{args.after}: {error}") from error
         pace = analysis.pace(after)
-        rows = []
-        if len(after.runs):  # not compiled only
-            rows = [
-                (
-                    "a weight update" if costs.training else "a device iteration",
-                    predicted.total,
-                    pace.cycles,
-                )
-            ]
-            cycles = after.pipeline_cycles(0, 0)
-            if (cycles["phase"] == "steady").any():
-                steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
-                rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
+        rows = [
+            (
+                "a weight update" if costs.training else "a device iteration",
+                predicted.total,
+                pace.cycles,
+            )
+        ]
+        cycles = after.pipeline_cycles(0, 0)
+        if (cycles["phase"] == "steady").any():
+            steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
+            rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
         rows += [
             (f"stage {k}", int(predicted.stage_cycles[k]), int(cycles))
             for k, cycles in enumerate(after.stages["cycles"].tolist())
@@ -329,6 +328,6 @@ def _verify(report: Report, args: argparse.Namespace) -> Page:
         Column("what", "cycles of; bytes of", text),
         Column("predicted", "predicted"),
         Column("obtained", "obtained"),
-        Column("off", "off by", text),
+        Column("off", "off by", str),
     )
     return Page(str(report.path), (Table("verify", frame, columns),))

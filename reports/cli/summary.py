@@ -1,5 +1,6 @@
-"""The profile in a page: the machine, the run, the speed, where the cycles go, how full the memory
-is, what is odd.
+"""The profile in a page.
+
+The machine, the run, the speed, where the cycles go, how full the memory is, what is odd.
 
 Speed and cycles are predictions of the machine model, not measurements. 'Samples a second' counts
 the IPUs' time only: a host that cannot keep up is not in it.
@@ -40,11 +41,13 @@ _KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_form(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     return common.each_profile(args, _page)
 
 
@@ -59,12 +62,14 @@ def _page(report: Report) -> Page:
             Table("cycles", proportions, ()),
         ]  # no columns: people have the bars
     parts.append(memory.by_ipu(report))
+    parts += common.mark(report)
     if report.meta["warnings"]:
         parts.append(Lines(_warnings(report)))
     return Page(str(report.path), tuple(parts))
 
 
 def _about(report: Report) -> tuple[Fact, ...]:
+    from profiler.units import count
     from reports.tables import Fact
 
     meta, target = report.meta, report.target
@@ -74,18 +79,26 @@ def _about(report: Report) -> tuple[Fact, ...]:
         else ""
     )
     state = meta["state"] if meta["complete"] else f"{meta['state']}, not finished"
+    parts = {
+        "stage": len(report.stages),
+        "Block": len(report.blocks),
+        "operator": len(report.ops),
+        "program step": len(report.program_steps()),
+    }
     accumulation = report.options.get("Training.gradientAccumulation", 1)
     return (
         Fact("model", meta["model"], "model", f"{meta['model'] or 'unnamed'}, {meta['kind']}"),
         Fact("kind", meta["kind"]),
         Fact("state", meta["state"], "state", state),
+        Fact("predicted", report.predicted),
         Fact("complete", meta["complete"]),
         Fact("created", meta["created"], "written", f"{meta['created']} by {meta['writer']}"),
         Fact(
             "target",
             target.name,
             "machine",
-            f"{target.num_ipus} IPUs{replicas}, {target.name}: {target.tiles_per_ipu:,} tiles with "
+            f"{count(target.num_ipus, 'IPU')}{replicas}, {target.name}: {target.tiles_per_ipu:,}"
+            " tiles with "
             f"{target.bytes_per_tile / 1024:,.0f} KiB each, {target.clock_hz / 1e9:.2f} GHz",
         ),
         Fact("ipus", target.num_ipus),
@@ -97,8 +110,7 @@ def _about(report: Report) -> tuple[Fact, ...]:
             "stages",
             len(report.stages),
             "model on it",
-            f"{len(report.stages)} stages, {len(report.blocks)} Blocks, {len(report.ops):,}"
-            f" operators, {len(report.program_steps()):,} program steps",
+            ", ".join(count(number, noun) for noun, number in parts.items()),
         ),
         Fact("micro_batch", meta["micro_batch"], "batch", _batch(report)),
         Fact("gradient_accumulation", accumulation),
@@ -122,11 +134,12 @@ def _micro_batch(report: Report) -> int:
 
 
 def _speed(report: Report) -> tuple[Fact, ...]:
+    from profiler import units
     from reports.tables import Fact
 
     runs = report.runs
     if not len(runs):
-        return (Fact("runs", 0, "runs", "none was profiled: only the compilation"),)
+        return (Fact("runs", 0, "runs", "none, and no schedule: the compile did not get so far"),)
     first = runs.iloc[0]
     iterations, hertz = max(1, int(first["iterations"])), report.target.clock_hz
     cycles = int(first["cycles"]) // iterations
@@ -137,18 +150,22 @@ def _speed(report: Report) -> tuple[Fact, ...]:
     idle = float(proportions["idle"].sum() / max(1, proportions["total"].sum()))
     per_second = samples / seconds if seconds else 0.0
     training = report.meta["kind"] == "training"
+    each = units.count(iterations, "device iteration")
+    profiled = 0 if report.predicted else len(runs)
+    said = f"{profiled} profiled, {each} each" if profiled else f"none; a call of {each}, predicted"
     return (
         Fact(
             "runs",
-            len(runs),
+            profiled,
             "runs",
-            f"{len(runs)} profiled, {iterations:,} device iterations each",
+            said,
         ),
         Fact(
             "iteration_cycles",
             cycles,
             "a weight update" if training else "an iteration",
-            f"{cycles:,} cycles, {seconds * 1e6:,.1f} us, with {micro_batches:,} micro-batches",
+            f"{cycles:,} cycles, {units.seconds(seconds)}, with"
+            f" {units.count(micro_batches, 'micro-batch')}",
         ),
         Fact(
             "samples_per_second",
@@ -180,7 +197,7 @@ def _micro_batches(report: Report) -> int:
 def _bars(proportions: pd.DataFrame) -> tuple[Line, ...]:
     from reports.timeline import stacked_bar
 
-    lines: list[Line] = [(("where the cycles of the first run go", "bold"),)]
+    lines: list[Line] = [(("where the cycles of a device iteration go", "bold"),)]
     present = [kind for kind in _KINDS if proportions[kind].any()]
     for row in proportions[proportions["total"] > 0].to_dict(
         "records"

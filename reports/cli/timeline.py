@@ -25,6 +25,7 @@ EXAMPLES = """  ipu-report timeline demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_run(parser)
     common.add_iteration(parser)
@@ -33,15 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from reports.tables import (
             Column,
             Lines,
             Page,
             Table,
+            drawing_width,
             integer,
             speaks_unicode,
-            terminal_width,
             text,
         )
         from reports.timeline import timeline
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         tasks = report.tasks(args.which_run, iteration=args.iteration)
         cycles = report.pipeline_cycles(args.which_run, args.iteration)
         unicode = speaks_unicode() and not args.ascii
-        lines = timeline(tasks, cycles, args.width or terminal_width(), unicode)
+        lines = timeline(tasks, cycles, args.width or drawing_width(), unicode)
         phases = (
             cycles.groupby("phase", sort=False)
             .agg(pipeline_cycles=("cycles", "size"), cycles=("cycles", "sum"))
@@ -67,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             Lines(tuple(lines), as_drawn=True),
             Table("pipeline_cycles", cycles, ()),
         )
-        return Page(str(report.path), (*drawn, Table("phases", phases, columns)))
+        marked = common.mark(report)
+        return Page(str(report.path), (*drawn, *marked, Table("phases", phases, columns)))
 
     return common.each_profile(args, page)

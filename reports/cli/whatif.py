@@ -1,5 +1,6 @@
-"""What any split into stages would give: cycles, throughput, memory of each IPU, and whether it
-would compile.
+"""What any split into stages would give.
+
+Cycles, throughput, memory of each IPU, and whether it would compile.
 
 Nothing is compiled: the engine's own schedule is laid out over the costs of the profile's Blocks.
 An assignment is one of: a stage for each Block (0,0,1,2); how many Blocks each stage has (2-1-1);
@@ -30,6 +31,7 @@ EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--assign",
@@ -38,9 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SPLIT",
         help="which Block in which stage (may be repeated)",
     )
-    parser.add_argument(
-        "--ipus", metavar="N,N,...", help="the IPU of each stage (default: 0, 1, 2 ...)"
-    )
+    common.add_stage_ipus(parser, "the IPU of each stage (default: 0, 1, 2 ...)")
     parser.add_argument(
         "--micro-batches",
         type=common.count,
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     illegal: list[bool] = []
     code = common.each_profile(args, lambda report: _page(report, args, illegal))
     return max(code, common.NOT_SO) if any(illegal) else code
@@ -62,7 +63,8 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     import pandas as pd
 
     from profiler.rebalance import Costs, parse_assignment, profiled, what_if
-    from reports.tables import Column, Page, Table, identity, kibibytes, percent, say
+    from profiler.units import percent
+    from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence
     from reports.tables import text as words
 
     try:
@@ -73,7 +75,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         if args.micro_batches:
             costs = replace(costs, micro_batches=args.micro_batches)
         now = what_if(costs, profiled(costs))
-        ipus = common.whole_numbers("--ipus", args.ipus) if args.ipus is not None else None
+        ipus = common.stage_ipus(args)
         asked = [(text, parse_assignment(costs.names, text, ipus)) for text in args.assign]
         asked = asked or [("as profiled", profiled(costs))]
         found = [(text, what_if(costs, assignment)) for text, assignment in asked]
@@ -86,7 +88,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     )
     several = len(found) > 1
     columns = (
-        Column("split", "split", words),
+        Column("split", "split", sentence),
         Column("cycles", "cycles"),
         Column("change", "change", percent),
         Column("pipeline_cycle", "pipeline\ncycle"),
@@ -96,7 +98,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("legal", "compiles", words),
     )
     shown = (
-        *((Column("split", "split", words),) if several else ()),
+        *((Column("split", "split", sentence),) if several else ()),
         Column("stage", "stage", identity),
         Column("ipu", "IPU", identity),
         Column("blocks", "Blocks", words),
@@ -134,8 +136,9 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
 
 
 def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
-    """A row a stage: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile`` (of its IPU,
-    in bytes).
+    """A row for each stage: its Blocks, cycles and the fullest tile of its IPU in bytes.
+
+    Columns: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile``.
     """
     import pandas as pd
 

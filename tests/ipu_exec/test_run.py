@@ -185,7 +185,7 @@ print("trained")
 
 def test_ipus_puts_the_scripts_blocks_on_so_many(tmp_path: Path) -> None:
     write(tmp_path / "train.py", FOUR_BLOCKS)
-    process = ipu_run("--ipus", "2", "--autoreport", "out", "train.py", cwd=tmp_path)
+    process = ipu_run("--num-ipus", "2", "--autoreport", "out", "train.py", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert process.stdout.count("trained") == 1
     assert "on 2 IPUs: L0" in process.stderr
@@ -205,7 +205,7 @@ def test_ipus_puts_the_scripts_blocks_on_so_many(tmp_path: Path) -> None:
 )
 def test_ipus_that_cannot_be_are_said(tmp_path: Path, ipus: str, says: str) -> None:
     write(tmp_path / "train.py", FOUR_BLOCKS)
-    process = ipu_run("--ipus", ipus, "train.py", cwd=tmp_path)
+    process = ipu_run("--num-ipus", ipus, "train.py", cwd=tmp_path)
     assert process.returncode == 2
     assert says in process.stderr
     assert process.stdout == ""
@@ -213,10 +213,10 @@ def test_ipus_that_cannot_be_are_said(tmp_path: Path, ipus: str, says: str) -> N
 
 def test_a_script_without_a_model_has_nothing_to_put_on_ipus(tmp_path: Path) -> None:
     write(tmp_path / "script.py", "raise ValueError('the reason')")
-    process = ipu_run("--ipus", "2", "script.py", cwd=tmp_path)
+    process = ipu_run("--num-ipus", "2", "script.py", cwd=tmp_path)
     assert process.returncode == 2
     assert "left no profile to choose stages by: ValueError: the reason" in process.stderr
     assert (
         "leave one of them out"
-        in ipu_run("--ipus", "2", "--placement", "x.json", "script.py", cwd=tmp_path).stderr
+        in ipu_run("--num-ipus", "2", "--placement", "x.json", "script.py", cwd=tmp_path).stderr
     )

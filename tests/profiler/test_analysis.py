@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -99,7 +100,8 @@ def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(
     assert "--inside" in found.action
     assert f"about {found.gain_cycles:,} cycles less" in found.detail
     costs = Costs.from_report(uneven)
-    even = replace(costs, forward=np.full_like(costs.forward, costs.forward.mean()))
+    mean = np.full_like(costs.cycles.forward, costs.cycles.forward.mean())
+    even = replace(costs, cycles=replace(costs.cycles, forward=mean))
     split = Assignment.of(costs.stage.tolist(), costs.ipus)
     saved = what_if(costs, split).total - what_if(even, split).total
     assert found.gain_cycles == pytest.approx(saved, rel=0.01)
@@ -140,11 +142,17 @@ def test_what_optimiser_state_off_the_chip_costs_is_said(tmp_path: Path) -> None
     )
 
 
-def test_a_profile_without_runs_has_insights_of_its_memory(tmp_path: Path) -> None:
-    report = open_report(synthetic_profile(tmp_path / "profile.pop", runs=0))
+def test_a_profile_without_a_schedule_has_insights_of_its_memory(tmp_path: Path) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", runs=0)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM traces")
+    report = open_report(path)
     found = insights(report)
     assert any("tile" in one.title for one in found)
     assert analysis.waiting(report) == 0
+    assert not report.predicted
+    assert not len(report.runs)
+    assert analysis.efficiency(report).empty
 
 
 def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Path) -> None:
@@ -160,7 +168,8 @@ def test_a_model_that_was_only_compiled_has_the_insights_of_its_run(tmp_path: Pa
         batch = torch.randn(8 * 32, 1024), torch.randn(8 * 32, 1024)
         executor(*batch) if calls else executor.compile(*batch)
         report = open_report(tmp_path / name / "training")
-        assert bool(len(report.runs)) == calls
+        assert report.predicted != calls
+        assert len(report.runs) == 1
         found.append({one.where.split("?")[0]: one for one in insights(report)})
     compiled, ran = found
     assert compiled.keys() == ran.keys() >= {"/rebalance", "/pipeline"}
@@ -258,8 +267,17 @@ def test_balance_of_steps_by_their_tiles(report: Report) -> None:
         assert row.mean_cycles == pytest.approx(cycles.mean() * row.cycles / cycles.max())
 
 
-def test_analysis_of_a_profile_without_runs_is_empty(tmp_path: Path) -> None:
-    report = open_report(synthetic_profile(tmp_path / "profile.pop", runs=0))
-    assert analysis.efficiency(report).empty
-    assert len(analysis.memory_peaks(report)) == report.target.num_ipus
-    assert len(analysis.step_balance(report))
+def test_a_compiled_profile_predicts_what_the_run_then_takes(tmp_path: Path) -> None:
+    """Every frame of time is that of the first run, but for its name."""
+    compiled = open_report(synthetic_profile(tmp_path / "compiled.pop", runs=0))
+    ran = open_report(synthetic_profile(tmp_path / "ran.pop", runs=2))
+    assert (compiled.predicted, ran.predicted) == (True, False)
+    assert compiled.runs["name"].tolist() == ["one call, predicted"]
+    assert compiled.runs["cycles"].tolist() == ran.runs["cycles"].tolist()[:1]
+    for name in ("tasks", "steps", "pipeline_cycles", "cycle_proportions"):
+        pd.testing.assert_frame_equal(getattr(compiled, name)(0), getattr(ran, name)(0))
+    assert analysis.pace(compiled) == analysis.pace(ran)
+    assert analysis.waiting(compiled) == analysis.waiting(ran) > 0
+    pd.testing.assert_frame_equal(analysis.efficiency(compiled), analysis.efficiency(ran))
+    with pytest.raises(IndexError, match="holds runs 0 to 0, not run 1"):
+        compiled.tasks(1)

@@ -516,7 +516,7 @@ def test_blocks_of_a_tile_are_its_part_of_the_steps(report):
     assert {(block.tile, block.isOverflow) for block in blocks} == {(20, False)}
 
 
-def test_a_report_that_was_only_compiled_has_an_empty_execution(path, tmp_path):
+def test_a_report_without_a_schedule_has_an_empty_execution(path, tmp_path):
     copy = tmp_path / "compiled.pop"
     with open_report(path) as known, ProfileWriter(copy) as writer:
         writer.add([known.target])
@@ -654,3 +654,11 @@ def test_a_file_that_is_no_profile_is_named(tmp_path):
     (tmp_path / "profile.pop").write_bytes(b"no profile")
     with pytest.raises(ProfileError, match=r"profile\.pop"):
         pva.openReport(tmp_path / "profile.pop")
+
+
+def test_the_execution_of_a_compiled_report_is_its_predicted_call(tmp_path):
+    compiled = pva.openReport(synthetic_profile(tmp_path / "compiled.pop", runs=0)).execution
+    ran = pva.openReport(synthetic_profile(tmp_path / "ran.pop", runs=1)).execution
+    assert [run.name for run in compiled.runs] == ["one call, predicted"]
+    assert compiled.totalCycles.total == ran.totalCycles.total > 0
+    assert len(compiled.steps) == len(ran.steps) > 0

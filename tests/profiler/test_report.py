@@ -67,7 +67,7 @@ COLUMNS = {
     ),
     "program": "id parent position type name repeat",
     "bodies": "body name ipu stage kind direction cycles task steps",
-    "runs": "run name iterations start end cycles host_start_us host_end_us",
+    "runs": "run name iterations start end cycles host_start_us host_end_us predicted",
     "variables": (
         "name ipu category role op block stage dtype shape bytes interleaved always_live start stop"
         " tensor parameter step"
@@ -120,6 +120,7 @@ TEXTS = {
     "shape",
     "vertex_type",
 }
+KINDS = {"predicted": "bool", "share": "float64", "tile_balance": "float64"}
 
 
 @pytest.mark.parametrize("what", COLUMNS)
@@ -154,9 +155,7 @@ def check_frame(report: Report, what: str, columns: str) -> None:
     frame = ask()
     assert list(frame) == [name.replace("%", " ") for name in columns.split()]
     for name in frame:
-        kind = (
-            "str" if name in TEXTS else "float64" if name in ("share", "tile_balance") else "int64"
-        )
+        kind = "str" if name in TEXTS else KINDS.get(name, "int64")
         assert frame[name].dtype == kind, name
     if not what.startswith(("live_variables", "vertices")):
         assert ask() is frame, "a frame is made once"

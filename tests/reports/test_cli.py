@@ -6,7 +6,6 @@ import csv
 import gzip
 import importlib.util
 import io
-import itertools
 import json
 import os
 import shlex
@@ -314,28 +313,31 @@ def test_a_trace_has_every_task_and_step_where_it_ran(
     slices = [event for event in events if event["ph"] == "X"]
     assert {(event["pid"], event["tid"]) for event in slices} == set(threads)
     with open_report(runs / "training") as report:
-        tasks, steps = report.tasks(0), report.steps(0)
+        tasks = pd.concat([report.tasks(run) for run in (0, 1)])
+        steps = pd.concat([report.steps(run) for run in (0, 1)])
         micro = 1e6 / report.target.clock_hz
-        cycles = int(report.runs["cycles"].iloc[0])
+        cycles = int(report.runs["end"].max())
     on = {
         name: [e for e in slices if threads[e["pid"], e["tid"]] == name]
         for name in set(threads.values())
     }
-    assert sum(event["args"]["cycles"] for event in on["tasks"]) == tasks["cycles"].sum()
-    assert len(on["program steps"]) == (steps["kind"] != "idle").sum()
+    assert [(call["name"], call["args"]["run"]) for call in on["calls"]] == [
+        ("run 0", 0),
+        ("run 1", 1),
+    ]
+    of_tasks = [event for k in range(4) for event in on[f"stage {k} tasks"]]
+    assert sum(event["args"]["cycles"] for event in of_tasks) == tasks["cycles"].sum()
+    of_steps = [event for k in range(4) for event in on[f"stage {k} program steps"]]
+    assert len(of_steps) == (steps["kind"] != "idle").sum()
     assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(cycles * micro)
-    # Slices of a thread never overlap: a viewer would nest them.
-    for place in threads:
-        spans = sorted((e["ts"], e["dur"]) for e in slices if (e["pid"], e["tid"]) == place)
-        for (start, length), (following, _) in itertools.pairwise(spans):
-            assert start + length <= following + 1e-5
     # Each micro-batch goes over three cuts, and back over them, in each of the two device
-    # iterations.
+    # iterations of the two calls.
     assert (
         sum(event["ph"] == "s" for event in events)
         == sum(event["ph"] == "f" for event in events)
-        == 2 * 10 * 6
+        == 2 * 2 * 10 * 6
     )
+    assert len({event["id"] for event in events if event["ph"] == "s"}) == 2 * 2 * 10 * 6
 
 
 def test_one_iteration_of_tasks_is_a_smaller_trace(
@@ -349,7 +351,7 @@ def test_one_iteration_of_tasks_is_a_smaller_trace(
         for event in events
     )
     with open_report(runs / "training") as report:
-        wanted = report.tasks(0, iteration=1)
+        wanted = pd.concat([report.tasks(run, iteration=1) for run in (0, 1)])
     assert sum(
         event.get("tid") == 1 and event["ph"] == "X" and event["pid"] > 1 for event in events
     ) == len(wanted)
@@ -439,7 +441,7 @@ def test_a_stage_list_may_come_back_to_an_ipu(
             "whatif",
             "--assign",
             "0,1,2,3",
-            "--ipus",
+            "--stage-ipus",
             "0,1,2,0",
             "--json",
             runs / "training",
@@ -447,7 +449,7 @@ def test_a_stage_list_may_come_back_to_an_ipu(
     )
     assert [row["ipu"] for row in page["stages"]] == [0, 1, 2, 0]
     assert "as many IPUs" in complain(
-        capsys, 1, "whatif", "--assign", "0,1,2,3", "--ipus", "0,1", runs / "training"
+        capsys, 1, "whatif", "--assign", "0,1,2,3", "--stage-ipus", "0,1", runs / "training"
     )
 
 
@@ -559,10 +561,37 @@ def test_wrong_usage_is_one_line_and_two(
     assert "--help" in complain(capsys, 2, *argv)
 
 
-def test_a_profile_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compiled_profile_shows_the_schedule_of_one_call(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same numbers as of one that ran, marked as predicted."""
     path = synthetic_profile(tmp_path / "profile.pop", runs=0)
-    assert "none was profiled" in say(capsys, "summary", path)
-    assert "Call the model once" in complain(capsys, 1, "timeline", path)
+    for name in ("timeline", "pipeline"):
+        (said,) = json.loads(say(capsys, name, "--json", path))
+        (ran,) = json.loads(say(capsys, name, "--json", runs / "training"))
+        assert said | {"profile": ""} == ran | {"profile": ""}
+    for name in ("timeline", "pipeline", "summary"):
+        assert "Predicted: no call was profiled" in say(capsys, name, path)
+        assert "redicted: no call" not in say(capsys, name, runs / "training")
+    out = say(capsys, "summary", path)
+    assert "none; a call of 2 device iterations, predicted" in out
+    (said,) = json.loads(say(capsys, "summary", "--json", path))
+    (ran,) = json.loads(say(capsys, "summary", "--json", runs / "training"))
+    assert said["summary"]["iteration_cycles"] == ran["summary"]["iteration_cycles"]
+    assert (said["summary"]["runs"], ran["summary"]["runs"]) == (0, 2)
+    assert (said["summary"]["predicted"], ran["summary"]["predicted"]) == (True, False)
+    assert "events" in say(capsys, "export", path, "-o", tmp_path / "trace.json")
+
+
+def test_a_profile_without_a_schedule_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop", runs=0)
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM traces")
+    connection.close()
+    assert "no schedule" in say(capsys, "summary", path)
+    assert "Compile the model anew" in complain(capsys, 1, "timeline", path)
 
 
 def test_doctor_finds_a_profile_that_contradicts_itself(

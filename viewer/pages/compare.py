@@ -111,7 +111,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         )
         drawn = [
             (
-                common.nothing(theme, "no call was profiled")
+                common.nothing(theme, "it holds no schedule")
                 if lane is None
                 else pipeline_figures.pipeline(lane, c, theme, (0.0, max(1.0, end * c.hz)))
             )
@@ -150,6 +150,8 @@ def _measures(a: Report, b: Report) -> Any:
 
 
 def _said(value: float, unit: str) -> str:
+    if value != value:
+        return "–"
     if unit == "bytes":
         return units.size(value)
     if unit == "share":

@@ -1,5 +1,6 @@
-"""Pipeline: one lane an IPU, ramp-up to ramp-down; what each IPU does when, and which one the
-others wait for.
+"""Pipeline: one lane an IPU, ramp-up to ramp-down.
+
+What each IPU does when, and which one the others wait for.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def layout(view: View) -> Any:
             common.card(
                 "Pipeline",
                 common.message(
-                    "No call was profiled, so there is nothing in time to show: the profile ends"
-                    " with the compile. The memory pages and the stages' cycles are there."
+                    "This profile holds no schedule: it ends before the compile did. The memory"
+                    " pages and the stages' cycles are there as far as they were written."
                 ),
             ),
         ]
@@ -52,6 +53,7 @@ def layout(view: View) -> Any:
             common.hidden(view, "from"),
             common.hidden(view, "to"),
         ),
+        *common.predicted(view),
         common.figure_card(
             "Pipeline",
             "pipeline-lanes",

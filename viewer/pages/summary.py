@@ -1,6 +1,4 @@
-"""Summary: what ran on what, how fast, what the cycles and the memory went to, and what to do about
-it.
-"""
+"""Summary: machine, speed, where cycles and memory went, and what to do about it."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def layout(view: View) -> Any:
     """The page."""
     report = view.report
     clock = Clock(report.target.clock_hz)
-    children: list[Any] = [common.controls(view)]
+    children: list[Any] = [common.controls(view), *common.predicted(view)]
     children.append(_numbers(report, clock))
     children.append(html.Div(id="summary-insights", style={"minHeight": "120px"}))
     if len(report.stages):
@@ -105,8 +103,8 @@ def machine(report: Report) -> list[tuple[str, Any]]:
         (
             "machine",
             (
-                f"{target.num_ipus} × {target.name} ({target.architecture}), {target.num_replicas}"
-                " replica(s)"
+                f"{target.num_ipus} × {target.name} ({target.architecture}),"
+                f" {units.count(target.num_replicas, 'replica')}"
             ),
         ),
         ("a tile", f"{units.size(target.bytes_per_tile)}, {target.workers_per_tile} workers"),
@@ -118,7 +116,8 @@ def machine(report: Report) -> list[tuple[str, Any]]:
         (
             "profiled calls",
             ", ".join(
-                f"{row.name}: {row.iterations} iterations" for row in report.runs.itertuples()
+                f"{row.name}: {units.count(row.iterations, 'iteration')}"
+                for row in units.rows_of(report.runs)
             )
             or "none",
         ),
@@ -139,7 +138,8 @@ def _numbers(report: Report, clock: Clock) -> Any:
         boxes += [
             (
                 units.cycles(cycles) + " cycles",
-                f"{what}, {units.seconds(cycles / clock.hz)}, {batches} micro-batches",
+                f"{what}, {units.seconds(cycles / clock.hz)},"
+                f" {units.count(batches, 'micro-batch')}",
             ),
             (f"{speed:,.0f} / s", "samples, predicted"),
         ]
@@ -162,9 +162,7 @@ def _numbers(report: Report, clock: Clock) -> Any:
 def _cycles(view: View) -> Any:
     report = view.report
     if not len(report.runs):
-        return common.card(
-            "Where the cycles go", common.message("No call was profiled: compiled only.")
-        )
+        return common.card("Where the cycles go", common.message("This profile holds no schedule."))
     tasks = report.tasks(0, iteration=0)
     lanes = pipeline_figures.lanes(
         tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages

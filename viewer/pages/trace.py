@@ -1,5 +1,6 @@
-"""Execution trace: every step of a device iteration (or of a whole call), flat or as a flame by
-module path.
+"""Execution trace: every step of a device iteration or a whole call.
+
+Flat, or as a flame graph by module path.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def layout(view: View) -> Any:
     """The page; its callbacks draw it."""
     report = view.report
     if not len(report.runs):
-        words = "No call was profiled, so there is no trace: the profile ends with the compile."
+        words = "This profile holds no schedule: it ends before the compile did."
         return [common.controls(view), common.card("Execution trace", common.message(words))]
     ipus = [
         ("all", "all"),
@@ -64,6 +65,7 @@ def layout(view: View) -> Any:
             common.hidden(view, "step"),
             dcc.Store(id="trace-marked"),
         ),
+        *common.predicted(view),
         common.card(
             "Overview",
             common.graph("trace-overview", height=84),
@@ -101,7 +103,9 @@ def rows_of(
     def make() -> Trace:
         if form == "flame":
             return figures.flame(
-                report.steps(run, ipu or 0, iteration), report.tasks(run, ipu or 0, iteration)
+                report.steps(run, ipu or 0, iteration),
+                report.tasks(run, ipu or 0, iteration),
+                report.ops["name"],
             )
         steps = report.steps(run, ipu, iteration)
         made = figures.flat(steps, report.target.ipus_per_replica)

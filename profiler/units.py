@@ -1,0 +1,56 @@
+"""Quantities as people read them: the terminal, the HTML report and the viewer write them so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_PREFIXES = ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1.0, ""))
+_TIMES = ((1.0, " s"), (1e-3, " ms"), (1e-6, " µs"), (1e-9, " ns"))
+
+
+def count(number: float, noun: str) -> str:
+    """A number of things: 1 IPU, 4 IPUs, 1 micro-batch, 64 micro-batches."""
+    ending = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{number:,.0f} {noun}{'' if number == 1 else ending}"
+
+
+def cycles(number: float) -> str:
+    """Cycles in few characters: 950, 31.2 k, 1.15 M."""
+    if abs(number) < 1000:
+        return f"{number:,.0f}"
+    return _in_three_digits(number, _PREFIXES)
+
+
+def seconds(time: float) -> str:
+    """A time with the unit that suits it: 483 ms, 1.2 µs."""
+    return _in_three_digits(time, _TIMES)
+
+
+def size(number: float) -> str:
+    """Bytes in B, KiB, MiB or GiB."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(number) >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,.0f} B"
+
+
+def shortened(words: str, most: int = 60) -> str:
+    """At most ``most`` characters, cut in the middle: the ends of a module path say most."""
+    if len(words) <= most:
+        return words
+    tail = (most - 1) * 2 // 3
+    return words[: most - 1 - tail] + "…" + (words[-tail:] if tail else "")
+
+
+def percent(share: float) -> str:
+    """A share of 1: 24.1%."""
+    return f"{share:.1%}"
+
+
+def _in_three_digits(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """In the largest unit in which it is 1 or more once it is rounded; else in the smallest."""
+    smallest = units[-1]
+    fits = [one for one in units if abs(float(f"{value / one[0]:.3g}")) >= 1]
+    unit, name = fits[0] if fits else smallest
+    digits = f"{value / unit:.3g}"
+    return f"{value / unit:,.0f}{name}" if abs(float(digits)) >= 1000 else f"{digits}{name}"

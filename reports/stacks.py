@@ -1,0 +1,128 @@
+"""Where cycles go as stacks: module path, operator and kind of step, or source line.
+
+Two forms: "collapsed" (a line a stack with its cycles, as Brendan Gregg's flamegraph.pl, inferno
+and speedscope read it) and speedscope's own (www.speedscope.app/file-format-schema.json), which has
+the order of time besides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profiler import records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from profiler import Report
+
+Stack = tuple[str, ...]
+BY = ("module", "source")
+
+
+def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.DataFrame]:
+    """Of each IPU what it did in order of time: ``stack`` (tuple of names, outermost first) and
+    ``cycles``. Equal stacks that follow each other are one row; an IPU's rows add up to the device
+    iteration.
+
+    ``by``: "module" (direction, module path, operator, kind of step) or "source" (direction, file
+    and line, operator, kind of step).
+    """
+    steps = report.steps(run, iteration=iteration)
+    steps = steps[steps["kind"] != records.BESIDE]
+    of_op = _of_source(report) if by == "source" else _of_module(report)
+    found = {}
+    for ipu in sorted(set(steps["ipu"].tolist())):
+        mine = steps[steps["ipu"] == ipu]
+        columns = (mine[name].tolist() for name in ("op", "direction", "kind", "name"))
+        made = [
+            _stack(of_op, op, direction, kind, name)
+            for op, direction, kind, name in zip(*columns, strict=True)
+        ]
+        found[ipu] = _merged(made, mine["cycles"].to_numpy(np.int64))
+    return found
+
+
+def _stack(of_op: dict[int, Stack], op: int, direction: str, kind: str, name: str) -> Stack:
+    """What belongs to no operator has its own name instead of a path."""
+    inside = of_op.get(op)
+    if inside is None:
+        return (kind,) if kind == "idle" else (direction or "between", name, kind)
+    return (direction or "between", *inside, kind)
+
+
+def _of_module(report: Report) -> dict[int, Stack]:
+    ops = report.ops
+    found: dict[int, Stack] = {}
+    for op, module, name in zip(ops.index, ops["module"], ops["name"], strict=True):
+        path = tuple(part for part in str(module).replace("/", ".").split(".") if part)
+        found[int(op)] = (*path, str(name).rpartition("/")[2])
+    return found
+
+
+def _of_source(report: Report) -> dict[int, Stack]:
+    ops = report.ops
+    columns = (ops[name].tolist() for name in ("file", "line", "name"))
+    found: dict[int, Stack] = {}
+    for op, file, line, name in zip(ops.index.tolist(), *columns, strict=True):
+        found[op] = (f"{file}:{line}" if file else "no source line", str(name))
+    return found
+
+
+def _merged(made: list[Stack], cycles: np.ndarray) -> pd.DataFrame:
+    import pandas as pd
+
+    changes = [at for at, stack in enumerate(made) if at == 0 or stack != made[at - 1]]
+    sums = np.add.reduceat(cycles, changes) if changes else np.zeros(0, dtype=np.int64)
+    return pd.DataFrame({"stack": [made[at] for at in changes], "cycles": sums})
+
+
+def write_collapsed(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
+    """Write a line a stack, and give how many. OSError where it cannot be."""
+    total: dict[Stack, int] = {}
+    for ipu, frame in stacks(report, run, iteration, by).items():
+        for stack, cycles in zip(frame["stack"], frame["cycles"].tolist(), strict=True):
+            key = (f"IPU {ipu}", *stack)
+            total[key] = total.get(key, 0) + cycles
+    with path.open("w", encoding="utf-8") as file:
+        for key, cycles in total.items():
+            words = ";".join(part.replace(";", ",").replace("\n", " ") for part in key)
+            file.write(f"{words} {cycles}\n")
+    return len(total)
+
+
+def write_speedscope(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
+    """Write a profile an IPU, in order of time, and give how many samples. OSError where it cannot
+    be.
+    """
+    frames: dict[str, int] = {}
+    profiles: list[dict[str, Any]] = []
+    for ipu, frame in stacks(report, run, iteration, by).items():
+        samples = [
+            [frames.setdefault(name, len(frames)) for name in stack] for stack in frame["stack"]
+        ]
+        cycles = frame["cycles"].tolist()
+        about = {"type": "sampled", "name": f"IPU {ipu}", "unit": "none", "startValue": 0}
+        profiles.append({**about, "endValue": sum(cycles), "samples": samples, "weights": cycles})
+    model = str(report.meta["model"]) or report.path.parent.name
+    said = {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": f"{model}: cycles of a device iteration",
+        "exporter": "IPUscope",
+        "activeProfileIndex": 0,
+        "shared": {"frames": list(_frames(frames))},
+        "profiles": profiles,
+    }
+    path.write_text(json.dumps(said), encoding="utf-8")
+    return sum(len(profile["samples"]) for profile in profiles)
+
+
+def _frames(names: dict[str, int]) -> Iterator[dict[str, Any]]:
+    for name in names:
+        file, _, line = name.rpartition(":")
+        yield {"name": name, **({"file": file, "line": int(line)} if line.isdecimal() else {})}

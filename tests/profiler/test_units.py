@@ -1,0 +1,43 @@
+"""Quantities as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler import units
+
+
+@pytest.mark.parametrize(
+    ("time", "said"),
+    [
+        (0.4826356, "483 ms"),
+        (922.1e-6, "922 µs"),
+        (0.9996, "1 s"),
+        (1.25e-9, "1.25 ns"),
+        (3599.0, "3,599 s"),
+        (0.0, "0 ns"),
+        (-0.0021, "-2.1 ms"),
+    ],
+)
+def test_a_time_has_three_digits_and_its_unit(time: float, said: str) -> None:
+    assert units.seconds(time) == said
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(950, "950"), (31_249, "31.2 k"), (999_999, "1 M"), (1_150_000, "1.15 M"), (2e12, "2,000 G")],
+)
+def test_cycles_have_three_digits(number: float, said: str) -> None:
+    assert units.cycles(number) == said
+
+
+def test_one_thing_is_one_and_several_are_several() -> None:
+    assert units.count(1, "IPU") == "1 IPU"
+    assert units.count(1_472, "tile") == "1,472 tiles"
+    assert units.count(0, "iteration") == "0 iterations"
+    assert [units.count(n, "micro-batch") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
+
+
+def test_bytes_and_shares() -> None:
+    assert [units.size(n) for n in (1, 1536, 1 << 21)] == ["1 B", "1.5 KiB", "2.0 MiB"]
+    assert units.percent(0.2413) == "24.1%"

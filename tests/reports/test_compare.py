@@ -1,0 +1,102 @@
+"""`ipu-report compare`: what changed, and a check in CI that never passes falsely."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from profiler import analysis, open_report
+from reports.cli import main
+from tests.synthetic import synthetic_profile
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One as it was; slower; both also as compiled only; with more micro-batches."""
+    root = tmp_path_factory.mktemp("compare")
+    for name, runs in (("ran", 1), ("compiled", 0)):
+        synthetic_profile(root / f"{name}.pop", runs=runs)
+        synthetic_profile(root / f"{name}-slower.pop", runs=runs, steps_per_body=9)
+    synthetic_profile(root / "longer.pop", runs=0, micro_batches=40)
+    return root
+
+
+def changed(path: Path, *statements: str) -> Path:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for sql in statements:
+            connection.execute(sql)
+    return path
+
+
+def compared(
+    capsys: pytest.CaptureFixture[str], *argv: object
+) -> tuple[int, dict[str, dict[str, float]], str]:
+    """The exit code, the measures by name, and what was complained of."""
+    code = main(["compare", "--json", *map(str, argv)])
+    captured = capsys.readouterr()
+    (page,) = json.loads(captured.out)
+    return code, {row["what"]: row for row in page["compare"]}, captured.err
+
+
+@pytest.mark.parametrize("a", ["ran", "compiled"])
+@pytest.mark.parametrize("b", ["ran", "compiled"])
+def test_compiled_or_executed_a_rule_finds_what_is_slower(
+    profiles: Path, capsys: pytest.CaptureFixture[str], a: str, b: str
+) -> None:
+    """Of both the weight update is that of the schedule, and a rule fails where it is exceeded."""
+    one, two = profiles / f"{a}.pop", profiles / f"{b}-slower.pop"
+    with open_report(one) as first, open_report(two) as second:
+        cycles = [analysis.pace(report).cycles for report in (first, second)]
+    change = cycles[1] / cycles[0] - 1
+    assert change > 0.2
+    code, rows, err = compared(capsys, one, two, "--fail-if", "cycles>+3%")
+    assert code == 1
+    assert [rows["a weight update"][name] for name in "ab"] == cycles
+    assert f"cycles {change:+.1%}, more than +3.0%: {cycles[0]:,} to {cycles[1]:,} cycles" in err
+    for rule in (f"cycles>+{100 * change + 1:.0f}%", f"stage>+{100 * change + 30:.0f}%"):
+        assert compared(capsys, one, two, "--fail-if", rule)[0] == 0
+    assert compared(capsys, one, two, "--fail-if", "stage>+3%")[0] == 1
+    assert compared(capsys, two, one, "--fail-if", "cycles>+3%")[0] == 0
+    code, rows, err = compared(capsys, one, profiles / f"{b}.pop", "--fail-if", "cycles>+0%")
+    assert (code, err) == (0, "")
+    assert rows["a weight update"]["ratio"] == 1
+
+
+def test_updates_of_other_sizes_are_compared_by_the_sample(
+    profiles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More micro-batches make a longer update that takes fewer cycles a sample."""
+    pair = profiles / "compiled.pop", profiles / "longer.pop"
+    code, rows, err = compared(capsys, *pair, "--fail-if", "cycles>+400%")
+    assert code == 1
+    assert "cycles cannot be compared: it is of 400 samples in A and of 1,600 in B" in err
+    assert rows["a sample"]["ratio"] < 1 < rows["a weight update"]["ratio"]
+    assert rows["a sample"]["b"] == pytest.approx(rows["a weight update"]["b"] / 1600)
+    assert compared(capsys, *pair, "--fail-if", "sample>+0%")[0] == 0
+    code, _, err = compared(capsys, *reversed(pair), "--fail-if", "sample>+3%")
+    assert (code, "sample +" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("sql", "rule", "why"),
+    [
+        ("DELETE FROM traces", "cycles>+3%", "B has none"),
+        ("DELETE FROM traces", "sample>+3%", "B has none"),
+        ("UPDATE meta SET value = '\"inference\"' WHERE key = 'kind'", "memory>+3%", "inference"),
+        ("UPDATE ops SET name = 'x' || name", "cycles>+3%", "no operator in common"),
+        ("UPDATE target SET bytes_per_tile = 200000", "cycles>+3%", "B does not fit"),
+    ],
+)
+def test_what_cannot_be_compared_fails_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sql: str, rule: str, why: str
+) -> None:
+    one = synthetic_profile(tmp_path / "a.pop", runs=0)
+    two = changed(synthetic_profile(tmp_path / "b.pop", runs=0), sql)
+    code, _, err = compared(capsys, one, two, "--fail-if", rule)
+    assert code == 1
+    assert why in err
+    assert compared(capsys, one, two)[0] == 0  # nothing was asked

@@ -1,0 +1,174 @@
+"""Terminal tables: names shrink, numbers never; what programs get is what was asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ipu_exec.run import main as ipu_run
+from profiler import open_report, records
+from reports.cli import main
+from reports.tables import Column, Page, Table, narrowed, print_pages, text
+from tests.paths import ROOT
+from tests.synthetic import synthetic_profile
+
+# What has a table of numbers, with arguments that make long ones.
+TABLES = (
+    ("tile", "--ipu", "2"),
+    ("variables",),
+    ("ops",),
+    ("liveness",),
+    ("program",),
+    ("stages",),
+    ("memory",),
+    ("memory", "--by", "tile"),
+    ("pipeline",),
+    ("timeline",),
+    ("whatif", "--assign", "0,0,1,2"),
+    ("rebalance",),
+    ("insights",),
+)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Names of 90 characters, and numbers of a large model."""
+    path = synthetic_profile(tmp_path_factory.mktemp("wide") / "profile.pop", runs=1)
+    with sqlite3.connect(path) as connection:
+        for record in (records.Op, records.Variable, records.Step, records.Program):
+            connection.execute(f"UPDATE {record.table} SET name = name || ?", ("/deep" * 18,))
+    connection.close()
+    return path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    assert main([str(word) for word in argv]) == 0
+    return capsys.readouterr().out
+
+
+def numbers(words: str) -> list[str]:
+    return re.findall(r"(?<![\w/.…])-?[\d,]+(?:\.\d+)?%?(?![\w/…])", words)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("argv", TABLES, ids=" ".join)
+def test_narrow_terminals_have_every_number(
+    profile: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    argv: tuple[str, ...],
+    columns: int,
+) -> None:
+    command = [*argv, "--no-drawing"] if argv[0] == "pipeline" else [*argv]
+    monkeypatch.setenv("COLUMNS", "1000")
+    wide = printed(capsys, *command, profile)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = printed(capsys, *command, profile)
+    if argv[0] == "timeline":  # the drawing has fewer of them where it is narrower
+        wide, narrow = (said[said.rindex("phase ") :] for said in (wide, narrow))
+    if argv[0] == "program":  # names have numbers too ("stage 0"), which go with the name
+        wide, narrow = (re.sub(r"(?m)^.*?(?= {2,}\d+ )", "", said) for said in (wide, narrow))
+    assert numbers(narrow) == numbers(wide)
+    assert len(numbers(wide)) > 5
+
+
+@pytest.mark.parametrize("name", ["variables", "ops"])
+def test_without_a_terminal_nothing_is_cut(profile: Path, name: str) -> None:
+    """A pipe has no width; neither has a file."""
+    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    command = [sys.executable, "-m", "reports.cli", name, "--top", "5", str(profile)]
+    process = subprocess.run(
+        command,
+        env={**environment, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+        timeout=60,
+    )
+    assert "…" not in process.stdout
+    assert process.stdout.count("/deep" * 18) == 5
+
+
+def test_names_are_narrowed_the_longest_first() -> None:
+    assert narrowed([30, 20, 9], [12, 12, None], 59) == [30, 20, 9]
+    assert narrowed([30, 20, 9], [12, 12, None], 45) == [18, 18, 9]
+    assert narrowed([30, 20, 9], [12, 12, None], 10) == [12, 12, 9]
+    assert narrowed([5, 9], [12, None], 3) == [5, 9]
+
+
+def test_a_name_keeps_both_ends(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    frame = pd.DataFrame({"name": ["encoder.layer.11.attention.self.query"], "bytes": [1 << 40]})
+    columns = (Column("name", "variable", text), Column("bytes", "bytes"))
+    print_pages([Page("p", (Table("t", frame, columns),))])
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"encode…self\.query +1,099,511,627,776", line.strip()) or (
+        line.startswith("encod") and line.rstrip().endswith("query  1,099,511,627,776")
+    )
+    assert len(line) <= 40
+
+
+@pytest.mark.parametrize("name", ["ops", "variables", "liveness", "tile", "program"])
+def test_csv_and_json_have_as_many_rows_as_asked(
+    profile: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    every = pd.read_csv(io.StringIO(printed(capsys, name, "--csv", profile)))
+    all_of_them = pd.read_csv(io.StringIO(printed(capsys, name, "--csv", "--top", 0, profile)))
+    some = pd.read_csv(io.StringIO(printed(capsys, name, "--csv", "--top", 3, profile)))
+    (page,) = json.loads(printed(capsys, name, "--json", "--top", 3, profile))
+    rows = next(value for key, value in page.items() if key != "profile")
+    assert len(every) == len(all_of_them) > 3
+    assert len(some) == len(rows) == 3
+
+
+def test_the_fullest_steps_come_first_in_every_form(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_report(profile) as report:
+        total = report.liveness(0)["total"]
+    some = pd.read_csv(io.StringIO(printed(capsys, "liveness", "--csv", "--top", 4, profile)))
+    assert some["total"].tolist() == sorted(total, reverse=True)[:4]
+    every = pd.read_csv(io.StringIO(printed(capsys, "liveness", "--csv", profile)))
+    assert every["total"].tolist() == total.tolist()
+
+
+def test_numbers_of_a_query_with_null_are_numbers(
+    profile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    sql = "select name, 123456789012 as n, name as again from ops union all select 'x', null, 'y'"
+    out = printed(capsys, "query", "--top", 0, sql, profile)
+    assert out.count("123,456,789,012") == len(open_report(profile).ops)
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"ipu-report {version('ipuscope')}\n"
+
+
+@pytest.mark.parametrize("name", ["rebalance", "whatif"])
+def test_a_list_of_ipus_and_a_count_are_two_options(
+    profile: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--ipus", "0,1,2,3", str(profile)])
+    assert stop.value.code == 2
+    assert "say --stage-ipus 0,1,2,0" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        ipu_run(["--ipus", "4", "train.py"])
+    assert stop.value.code == 2
+    assert "say --num-ipus 4 for a count" in capsys.readouterr().err

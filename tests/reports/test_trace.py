@@ -1,0 +1,190 @@
+"""Exports for other tools, held against the report's frames."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler import Report, open_report
+from reports.cli import main
+from reports.stacks import stacks
+from reports.trace import FIRST_IPU, PIPELINE, STEPS, TASKS, events, microseconds
+from tests.synthetic import synthetic_profile
+
+Place = tuple[int, int]
+
+
+@pytest.fixture(scope="module")
+def report(demo: Path) -> Report:
+    return open_report(demo / "training")
+
+
+@pytest.fixture(scope="module")
+def found(report: Report) -> list[dict[str, Any]]:
+    return list(events(report, None, None, True))
+
+
+def in_perfetto(value: float) -> int:
+    """Nanoseconds as Perfetto reads microseconds: multiplied and cut off."""
+    return int(value * 1000)
+
+
+def spans(found: list[dict[str, Any]]) -> dict[Place, list[tuple[int, int, dict[str, Any]]]]:
+    """Of each thread its slices as (start, end, event), sorted. Units: nanoseconds."""
+    by_place: dict[Place, list[tuple[int, int, dict[str, Any]]]] = {}
+    for event in found:
+        if event["ph"] == "X":
+            start, length = in_perfetto(event["ts"]), in_perfetto(event["dur"])
+            place = event["pid"], event["tid"]
+            by_place.setdefault(place, []).append((start, start + length, event))
+    for mine in by_place.values():
+        mine.sort(key=lambda one: one[:2])
+    return by_place
+
+
+def test_no_slices_overlap_by_even_a_nanosecond(found: list[dict[str, Any]]) -> None:
+    """Of all slices of the demo; and an IPU's tasks meet, for it always does something."""
+    count = 0
+    for place, mine in spans(found).items():
+        for (_, end, _), (start, _, _) in itertools.pairwise(mine):
+            assert end <= start, place
+            if place[1] == TASKS and place[0] != PIPELINE:
+                assert end == start, "an IPU's tasks leave no gap"
+        count += len(mine)
+    assert count > 30_000
+
+
+@pytest.mark.parametrize("number", [0, 1, 1001, 12_345_678, 10**13 + 7])
+def test_nanoseconds_survive_being_written_as_microseconds(number: int) -> None:
+    said = json.loads(json.dumps(microseconds(number)))
+    assert in_perfetto(said) == number
+    whole, _, part = repr(said).partition(".")  # the way of its tokenizer, which reads the text
+    assert int(whole) * 1000 + int(float(f"0.{part}") * 1000) == number
+    assert said == pytest.approx(number / 1000, abs=1e-4)
+
+
+def test_slices_last_as_long_as_their_cycles(report: Report, found: list[dict[str, Any]]) -> None:
+    for mine in spans(found).values():
+        for start, end, event in mine:
+            exact = event["args"]["cycles"] * 1e9 / report.target.clock_hz
+            assert abs(end - start - exact) <= 1
+
+
+def test_tracks_are_named_by_stage(found: list[dict[str, Any]]) -> None:
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in found
+        if event["name"] == "thread_name"
+    }
+    for ipu in range(4):
+        assert names[FIRST_IPU + ipu, TASKS] == f"stage {ipu} tasks"
+        assert names[FIRST_IPU + ipu, STEPS] == f"stage {ipu} program steps"
+
+
+def largest(found: list[dict[str, Any]], ipu: int, name: str) -> int:
+    """The most that a counter of an IPU reaches."""
+    values = [
+        value
+        for event in found
+        if event["ph"] == "C" and event["pid"] == FIRST_IPU + ipu and event["name"] == name
+        for value in event["args"].values()
+    ]
+    return max(values)
+
+
+def test_counters_are_the_reports(report: Report, found: list[dict[str, Any]]) -> None:
+    """The most of each is that of the steps that ran."""
+    ran = set(report.steps(0, iteration=0)["step"])
+    program = report.program_steps()
+    for ipu in range(4):
+        mine = program[(program["ipu"] == ipu) & program["step"].isin(ran)]
+        links = mine[mine["kind"] == "global exchange"]
+        live = report.liveness(ipu)["total"][mine["position"]].max()
+        assert largest(found, ipu, "live bytes") == live
+        assert largest(found, ipu, "busy tiles") == mine["active_tiles"].max()
+        assert largest(found, ipu, "link bytes") == links["bytes_out"].max(skipna=True)
+
+
+def test_all_runs_are_in_one_trace(tmp_path: Path) -> None:
+    profile = synthetic_profile(tmp_path / "profile.pop", runs=3)
+    with open_report(profile) as report:
+        every = list(events(report, None, None, False))
+        hz = report.target.clock_hz
+        wanted = [round(start * 1e9 / hz) for start in report.runs["start"].tolist()]
+        one = list(events(report, 1, None, False))
+    calls = [e for e in every if e.get("cat") == "call"]
+    assert [in_perfetto(e["ts"]) for e in calls] == wanted
+    assert [e["name"] for e in one if e.get("cat") == "call"] == ["run 1"]
+    assert min(e["ts"] for e in one if e["ph"] == "X") == 0
+    arrows = Counter(e["ph"] for e in every)
+    assert arrows["s"] == arrows["f"] == 3 * sum(e["ph"] == "s" for e in one)
+    assert len({e["id"] for e in every if e["ph"] == "s"}) == arrows["s"]
+
+
+@pytest.mark.parametrize("by", ["module", "source"])
+def test_stacks_add_up_to_the_device_iteration(report: Report, by: str) -> None:
+    length = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
+    for frame in stacks(report, 0, 0, by).values():
+        assert frame["cycles"].sum() == length
+
+
+def test_stacks_by_module_and_by_source_line(report: Report, tmp_path: Path, capsys: Any) -> None:
+    """An operator's cycles over a device iteration, in both forms."""
+    op = report.ops[report.ops["name"] == "layer1/conv/convolution"].iloc[0]
+    steps = report.steps(0, iteration=0)
+    spent = int(
+        steps.loc[(steps["op"] == op.name) & (steps["direction"] == "forward"), "cycles"].sum()
+    )
+    for by, start in (
+        ("module", "IPU 0;forward;layer1;conv;convolution;"),
+        ("source", f"IPU 0;forward;{op['file']}:{op['line']};layer1/conv/convolution;"),
+    ):
+        path = tmp_path / f"{by}.folded"
+        argv = ["export", str(report.path), "--by", by, "-o", str(path)]
+        assert main(argv) == 0
+        lines = path.read_text().splitlines()
+        assert (
+            sum(int(line.rpartition(" ")[2]) for line in lines if line.startswith(start)) == spent
+        )
+    assert "stacks" in capsys.readouterr().out
+
+
+def test_speedscope_has_a_profile_an_ipu(report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "demo.speedscope.json"
+    assert main(["export", str(report.path), "--by", "source", "-o", str(path)]) == 0
+    said = json.loads(path.read_text())
+    names = [frame["name"] for frame in said["shared"]["frames"]]
+    assert len(set(names)) == len(names)
+    assert any(frame.get("file", "").endswith("digits.py") for frame in said["shared"]["frames"])
+    length = int(report.runs["cycles"].iloc[0] // report.runs["iterations"].iloc[0])
+    assert [profile["name"] for profile in said["profiles"]] == [f"IPU {i}" for i in range(4)]
+    for profile in said["profiles"]:
+        assert sum(profile["weights"]) == profile["endValue"] == length
+        assert len(profile["weights"]) == len(profile["samples"])
+        assert max(max(stack) for stack in profile["samples"]) < len(names)
+
+
+def test_a_rank_a_file_for_holistic_trace_analysis(report: Report, tmp_path: Path) -> None:
+    """What it tells kernels by: a stream, and the beginnings of their names
+    (docs/trace-tools.md has what it then says).
+    """
+    argv = ["export", str(report.path), "--format", "hta", "--iteration", "0"]
+    assert main([*argv, "-o", str(tmp_path / "ranks")]) == 0
+    steps = report.steps(0, iteration=0)
+    for ipu in range(4):
+        said = json.loads((tmp_path / "ranks" / f"rank-{ipu}.json").read_text())
+        assert said["distributedInfo"]["rank"] == ipu
+        spent: Counter[str] = Counter()
+        for event in said["traceEvents"]:
+            assert event["args"]["stream"] == 0
+            kind = "nccl" if event["name"].startswith("ncclDevKernel") else "other"
+            spent[kind] += event["args"]["cycles"]
+        mine = steps[(steps["ipu"] == ipu) & (steps["kind"] != "idle")]
+        between = mine[mine["kind"] == "global exchange"]
+        assert spent["nccl"] == between["cycles"].sum()
+        assert spent.total() == mine["cycles"].sum()
