@@ -119,6 +119,12 @@ class Reader:
     def _stored(self, record: type[Any]) -> dict[str, np.ndarray]:
         """As `columns`, but only those that the file's format has."""
         known = self._known(record)
+        if record in records.OPTIONAL and record.table not in self._tables:
+            none: tuple[tuple[Any, ...], ...] = ((),) * len(known)
+            return {
+                column.name: self._column(record, column, cells)
+                for column, cells in zip(known, none, strict=True)
+            }
         self._check_columns(record)
         names = ", ".join(column.name for column in known)
         order = getattr(record, "key", "rowid")

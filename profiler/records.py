@@ -366,6 +366,37 @@ class Run:
     host_end_us: int
 
 
+@dataclass(slots=True)
+class HostEvent:
+    """Something that the host did, as the program said by ``libpvti`` (since format 3)."""
+
+    table: ClassVar[str] = "host_events"
+
+    id: int
+    parent: int  # the event that it is in; -1: none
+    process: int
+    thread: int
+    channel: str
+    label: str
+    start_us: int
+    end_us: int  # as start_us: it took no time
+
+
+@dataclass(slots=True)
+class HostValue:
+    """A number of the host's at a time, of a graph of ``libpvti`` (since format 3)."""
+
+    table: ClassVar[str] = "host_values"
+
+    id: int
+    process: int
+    graph: str
+    series: str
+    unit: str
+    time_us: int
+    value: float
+
+
 # -- the same again for plain SQL: what vectors hold, as rows (see `profiler.plain`) --
 
 
@@ -486,7 +517,10 @@ STORED = (
     Trace,
     PipelineCycle,
     Run,
+    HostEvent,
+    HostValue,
 )
+OPTIONAL = (HostEvent, HostValue)  # tables that files of older formats may lack
 SINCE_2 = (Use,)  # tables that format 1 did not have
 SINCE_3 = {  # columns that formats 1 and 2 did not have
     Op: ("popart_name",),
