@@ -87,6 +87,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
+        """Whether the column holds text."""
         return self.write in (text, whole_text, sentence)
 
     @property
@@ -99,8 +100,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame by name, of rows the first ``most``. JSON and CSV have all its columns, the terminal
-    only ``columns`` (none: not at all).
+    """A frame by name, of rows the first ``most``.
+
+    JSON and CSV have all its columns, the terminal only ``columns`` (none: not at all).
     """
 
     name: str
@@ -111,6 +113,7 @@ class Table:
 
     @property
     def shown(self) -> pd.DataFrame:
+        """The rows to print."""
         return self.frame if self.most is None else self.frame.head(self.most)
 
 
@@ -164,8 +167,9 @@ def clean(words: str) -> str:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that standard output is; None where it is none. ``COLUMNS`` overrides
-    both.
+    """Columns of the terminal that standard output is; None where it is none.
+
+    ``COLUMNS`` overrides both.
     """
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said):
@@ -255,8 +259,9 @@ def _print_table(console: Console, table: Table) -> None:
 
 
 def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> list[int]:
-    """Widths that add up to ``room``, the longest narrowed first; to more where all that may be
-    narrowed is at its ``least`` (None: it may not).
+    """Widths that add up to ``room``, the longest narrowed first.
+
+    To more where all that may be narrowed is at its ``least`` (None: it may not).
     """
     widths = list(wanted)
     while sum(widths) > room:

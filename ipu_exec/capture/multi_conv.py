@@ -15,6 +15,7 @@ from ipu_exec.enums import MultiConvPlanType
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph, OperatorAttributes, OpNode
 from ipu_exec.lowering import info
+from profiler.enums import Direction
 
 FORWARD, BACKWARD = "poplin.multi_conv", "poplin.multi_conv_backward"
 _GRADIENT = "aten.convolution_backward."  # what this pass makes one operator of, as it is called
@@ -97,7 +98,7 @@ def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
 def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direction: str) -> None:
     order = _together(graph, convolutions)
     if order is None:
-        if direction == "backward":
+        if direction == Direction.BACKWARD:
             return  # they stay as they are
         first, last = convolutions[0], convolutions[-1]
         raise UsageError(
@@ -109,7 +110,9 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direc
     lead = convolutions[0]
     module = _shared([op.module for op in convolutions])
     name = "/".join(
-        part for part in (module, "gradient" * (direction == "backward"), "multi_conv") if part
+        part
+        for part in (module, "gradient" * (direction == Direction.BACKWARD), "multi_conv")
+        if part
     )
     count = sum(op.name == name or op.name.startswith(name + "_") for op in graph.ops)
     settings = {
@@ -121,7 +124,7 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direc
     }
     fused = replace(
         lead,
-        aten=FORWARD if direction == "forward" else BACKWARD,
+        aten=FORWARD if direction == Direction.FORWARD else BACKWARD,
         args=tuple(op.args for op in convolutions),
         kwargs=tuple(settings.items()),
         inputs=tuple(value for op in convolutions for value in op.inputs),

@@ -774,7 +774,7 @@ def _operand(
     layout = operand.layout
     if layout is None:
         if not isinstance(which, int):
-            raise ValueError("an operand that is no argument of the operator must be placed")
+            raise ValueError("an operand that is not an argument of the operator must be placed")
         if which not in build.wishes:
             size = max(operand.storage_elements, operand.elements)
             build.wishes[which] = Spread(key, apportion(size, want)).layout(operand.dtype)

@@ -91,17 +91,19 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
             threads.setdefault((row["process"], row["thread"]), []).append(event)
     if calls and not threads:
         threads[0, 0] = []
-    for call in calls:
-        _put(call, threads)
+    homes = [_home(call, threads) for call in calls]  # before any is there: calls hold no calls
+    for call, home in zip(calls, homes, strict=True):
+        home.append(call)
     processes: dict[int, list[Thread]] = {}
     for (pid, tid), found in threads.items():
         processes.setdefault(pid, []).append(Thread(tid, _in_order(found)))
     return Trace([Process(pid, found) for pid, found in processes.items()])
 
 
-def _put(call: Event, threads: dict[tuple[int, int], list[Event]]) -> None:
-    """A call of the model into the innermost event that spans it; else into the first thread."""
-    home = next(iter(threads.values()))
+def _home(call: Event, threads: dict[tuple[int, int], list[Event]]) -> list[Event]:
+    """The events among which a call of the model is: in the innermost one that spans it, or else
+    the first thread's.
+    """
     for events in threads.values():
         outer = _spanning(call, events)
         if outer is not None:
@@ -109,8 +111,8 @@ def _put(call: Event, threads: dict[tuple[int, int], list[Event]]) -> None:
             while outer is not None:
                 home = outer._children
                 outer = _spanning(call, home)
-            break
-    home.append(call)
+            return home
+    return next(iter(threads.values()))
 
 
 def _spanning(call: Event, events: list[Event]) -> Event | None:

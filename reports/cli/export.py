@@ -1,5 +1,7 @@
-"""A profile for other tools: a trace that Perfetto and chrome://tracing open, stacks for flame
-graphs, or a frame as CSV or Parquet.
+"""A profile for other tools.
+
+A trace that Perfetto and chrome://tracing open, stacks for flame graphs, or a frame as CSV or
+Parquet.
 
 The trace has a process for each IPU with a thread for its tasks, one for their program steps, and
 counters (live bytes, busy tiles, bytes over links), and a process for the calls and their pipeline
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--level",
         choices=("steps", "tasks"),
         default="steps",
-        help="of the trace's detail (default: steps)",
+        help="how detailed the trace is (default: steps)",
     )
     parser.add_argument(
         "--by",
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table",
         choices=_TABLES,
         default="steps",
-        help="what .csv and .parquet hold (default: steps)",
+        help="the table to write as .csv or .parquet (default: steps)",
     )
     parser.add_argument(
         "--run",

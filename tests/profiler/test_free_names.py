@@ -170,7 +170,7 @@ def test_an_older_file_says_by_its_names_what_columns_say_now(
     old = tmp_path / "profile.pop"
     shutil.copyfile(paths[0], old)
     with closing(sqlite3.connect(old, isolation_level=None)) as connection:
-        for view in schema.VIEWS:  # which name the columns
+        for view in schema.VIEWS:
             connection.execute(f"DROP VIEW {view.name}")
         for record, names in records.SINCE_3.items():
             for name in names:
