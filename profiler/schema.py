@@ -313,6 +313,16 @@ copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each fur
 `streaming_bytes_per_cycle`, `slice_cycles` and `slice_bytes_per_cycle` (a tile copies into one slot
 of a larger tensor).
 
+## Beside the profile: `debug.cbor`
+
+Where the engine's options ask for it (`autoReport.outputDebugInfo`, or `autoReport.all`), a CBOR map
+of `contexts` and `stringTable`. A context has `id`, `parentId` (0: none), `name`, `layer` and the
+layer's own fields; children come before their parents. Of each operator there are two: `popart`
+(`opid`, `inputs`, `outputs`, `attributes`) and its parent `poptorch` (`torch_schema`, `op_type`,
+`op_name`, `module`, `block`, `stage`, `direction`). `location` has `fileName`, `functionName` and
+`lineNumber` of the user's source. `name`, `fileName` and `functionName` are positions in
+`stringTable`. `profiler.pva.OperationAnalysis` gives the same from the profile alone.
+
 ## Arrays: `vectors`
 
 `id INTEGER, hash BLOB, dtype TEXT, length INTEGER, data BLOB`. Columns marked *vector* below hold

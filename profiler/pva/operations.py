@@ -61,6 +61,11 @@ class DebugContext(Shown):
         self._fields = fields
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """All that it knows, as ``json`` has it."""
+        return dict(self._fields)
+
+    @property
     def json(self) -> str:
         """The debug context as JSON text."""
         return json.dumps(self._fields)
@@ -175,7 +180,7 @@ class OperationAnalysis:
             found.append(
                 Operation(model, row["popart_name"], self._context(id, row), steps_of.get(id, []))
             )
-        found += self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1))
+        found += self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1) + 1)
         return _in_program_order(found)
 
     @cached_property
@@ -216,7 +221,7 @@ class OperationAnalysis:
             "stage": row["stage"],
             "direction": row["direction"],
         }
-        parent = DebugContext(2 * id, row["popart_name"], place, about)
+        parent = DebugContext(2 * id + 2, row["popart_name"], place, about)
         fields = {
             "layer": "popart",
             "category": "op",
