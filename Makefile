@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check -q $(TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,examples]'
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,examples,lightning]'
 	@touch $@
 
 demo: $(STAMP) ## Train the example on four modelled IPUs and print its profile

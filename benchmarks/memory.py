@@ -8,9 +8,10 @@ import ipu_exec
 
 
 def configure(options: ipu_exec.Options, name: str, ipus: int) -> None:
-    """Memory as people set it for these models (docs/memory-model.md#knobs): a proportion of
-    0.2 and, but for convolutional ones, optimiser state off the chip; a tied embedding's gradient
-    is sparse.
+    """Memory as people set it for these models (docs/memory-model.md#knobs).
+
+    A proportion of 0.2 and, but for convolutional ones, optimiser state off the chip; a tied
+    embedding's gradient is sparse.
     """
     options.setAvailableMemoryProportion({f"IPU{ipu}": 0.2 for ipu in range(ipus)})
     if not name.startswith(("resnet", "efficientnet")):

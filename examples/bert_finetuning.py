@@ -65,8 +65,9 @@ class Classifier(nn.Module):
 
 
 def annotate(model: Classifier, stages: int) -> None:
-    """Say which IPU each part is on: the layers evenly, the embedding with the first, the head with
-    the last.
+    """Say which IPU each part is on.
+
+    The layers evenly, the embedding with the first, the head with the last.
     """
     poptorch.BeginBlock(model.embedding, "embedding", ipu_id=0)
     for number, layer in enumerate(model.layers):

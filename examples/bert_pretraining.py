@@ -21,8 +21,9 @@ from examples.models import bert, split
 
 
 def optimiser(model: torch.nn.Module, kept: torch.dtype) -> torch.optim.Optimizer:
-    """LAMB, with weight decay for matrices only; ``kept`` is the type of accumulators and first
-    moments.
+    """LAMB, with weight decay for matrices only.
+
+    ``kept`` is the type of accumulators and first moments.
     """
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]

@@ -1,5 +1,6 @@
-"""What the example scripts share: their arguments, their options, and what they say of a model's
-speed.
+"""What the example scripts share.
+
+Their arguments, their options, and what they say of a model's speed.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def parser(
 
 
 def options(args: argparse.Namespace, name: str, training: bool = True) -> poptorch.Options:
-    """The options that the arguments ask for: a pipeline's micro-batches are accumulated, or
-    iterated in inference.
+    """The options that the arguments ask for.
+
+    A pipeline's micro-batches are accumulated, or iterated in inference.
     """
     made = (
         poptorch.Options().modelName(name).target(args.target).randomSeed(0).autoRoundNumIPUs(True)

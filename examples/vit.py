@@ -1,5 +1,6 @@
-"""ViT-B/16 in float16: loss scaling that finds its scale, stochastic rounding, batches made by
-another process.
+"""ViT-B/16 in float16.
+
+Loss scaling that finds its scale, stochastic rounding, batches made by another process.
 
 python -m examples.vit --compile-only --profile-dir out     the whole model over four IPUs
 python -m examples.vit --tiny

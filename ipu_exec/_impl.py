@@ -28,9 +28,10 @@ def unwrapIfWrapped(model: Any) -> Any:
 
 
 def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
-    """Nothing: PopTorch marks a wrapped model's parameters and buffers, and takes the marks off
-    here (Hugging Face's optimum-graphcore asks for it around generation); ours are plain tensors
-    all the time.
+    """Do nothing.
+
+    PopTorch marks a wrapped model's parameters and buffers, and takes the marks off here (Hugging
+    Face's optimum-graphcore asks for it around generation); ours are plain tensors all the time.
     """
 
 

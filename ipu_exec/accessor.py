@@ -36,8 +36,9 @@ _POLL_SECONDS = 0.5  # how soon a side notices that the other is gone
 
 
 class AsynchronousDataAccessor:
-    """Iterates over ``dataset`` (a data loader, a dataset, any iterable) in another process,
-    ``buffer_size`` ahead.
+    """Iterates over ``dataset`` in another process, ``buffer_size`` items ahead.
+
+    The dataset is a data loader, a dataset or any other iterable.
 
     The process starts at once and its first item is awaited: an Error says where the dataset cannot
     be iterated. The others are made when the first iteration begins, or at once with
@@ -177,8 +178,9 @@ def _end(worker: Any, items: Any) -> None:
 
 
 class Rebatched:
-    """The items of ``dataset`` joined and cut along dimension 0 to ``size`` samples each; nested
-    items stay nested.
+    """The items of ``dataset`` joined and cut along dimension 0 to ``size`` samples each.
+
+    Nested items stay nested.
     """
 
     def __init__(self, dataset: Iterable[Any], size: int, drop_last: bool) -> None:

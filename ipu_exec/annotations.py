@@ -1,5 +1,6 @@
-"""Blocks say which part of a model an operator belongs to; strategies say how Blocks become stages
-on IPUs.
+"""Blocks say which part of a model an operator belongs to.
+
+Strategies say how Blocks become stages on IPUs.
 
 What is open is kept in `ipu_exec.capture.open_blocks`.
 """
@@ -23,8 +24,9 @@ Callee = TypeVar("Callee", bound=Callable[..., Any])
 
 
 class NameScope:
-    """``with NameScope("Attention"): ...`` puts the name before those of the operators inside, in
-    the profile.
+    """Puts a name before those of the operators inside, in the profile.
+
+    ``with NameScope("Attention"): ...``
     """
 
     def __init__(self, name: str) -> None:
@@ -46,8 +48,9 @@ class NameScope:
 
 
 class Attribute:
-    """``with Attribute(__outline={"layer": "embedding"}): ...`` gives the operators inside
-    attributes of PopART.
+    """Gives the operators inside attributes of PopART.
+
+    ``with Attribute(__outline={"layer": "embedding"}): ...``
 
     They are kept with the operators. Of their effects one is modelled: operators, and their
     gradients, that differ in ``__outline`` do not share their code.
@@ -131,16 +134,18 @@ class Block:
 
     @staticmethod
     def useAutoId() -> None:
-        """Number Blocks without a ``user_id`` from "0" again; `reset_blocks` does the same at every
-        capture.
+        """Number Blocks without a ``user_id`` from "0" again.
+
+        `reset_blocks` does the same at every capture.
         """
         OPEN.next_id = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """The hook that `BeginBlock` puts on a layer. A class, so that modules can be copied and
-    pickled.
+    """The hook that `BeginBlock` puts on a layer.
+
+    A class, so that modules can be copied and pickled.
     """
 
     user_id: str | None
@@ -200,8 +205,9 @@ class _BeginsBlock:
 
 
 def module_repr(module: torch.nn.Module) -> str:
-    """What PyTorch prints of a module, with ``BeginBlock(user_id=..., ipu_id=...)`` where a layer
-    begins a Block.
+    """What PyTorch prints for a module, with the Blocks that its layers begin.
+
+    A layer that begins a Block is followed by ``BeginBlock(user_id=..., ipu_id=...)``.
     """
     begun = next(
         (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, _Begin)), None
@@ -262,6 +268,7 @@ class Stage:
 
     @property
     def blocks(self) -> tuple[str, ...]:
+        """The names of its Blocks, in the order given."""
         return self._blocks
 
     @property
@@ -348,8 +355,9 @@ class ShardedExecution(ExecutionStrategy):
 
 
 class Phase:
-    """Stages that work at the same time, one an IPU. ``Phase("A", "B")`` is one stage of two
-    Blocks.
+    """Stages that work at the same time, one an IPU.
+
+    ``Phase("A", "B")`` is one stage of two Blocks.
     """
 
     def __init__(self, *arg: Stage | str) -> None:
@@ -429,8 +437,9 @@ class PhasedExecution(ExecutionStrategy):
         return self.phases[phase]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> PhasedExecution:
-        """Whether the backward of the last phase is a phase of its own rather than the end of it
-        (2P - 1 phases).
+        """Whether the backward of the last phase is a phase of its own.
+
+        Otherwise it is the end of that phase, and there are 2P - 1 phases.
         """
         if not isinstance(use, bool):
             raise UsageError(f"useSeparateBackwardPhase takes True or False, not {use!r}")
@@ -454,8 +463,9 @@ class PhasedExecution(ExecutionStrategy):
 
 
 class SerialPhasedExecution(PhasedExecution):
-    """All phases on one group of IPUs (0, 1, 2 ...): loading, computing and storing follow each
-    other.
+    """All phases on one group of IPUs (0, 1, 2 ...).
+
+    Loading, computing and storing follow each other.
     """
 
     parallel = False
@@ -469,8 +479,9 @@ class SerialPhasedExecution(PhasedExecution):
 
 
 class ParallelPhasedExecution(PhasedExecution):
-    """Phases on two groups in turn, IPUs 0, 2, ... and 1, 3, ...: one loads and stores while the
-    other computes.
+    """Phases on two groups of IPUs in turn, the even and the odd ones.
+
+    One group loads and stores while the other computes.
     """
 
     parallel = True

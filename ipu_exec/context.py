@@ -1,5 +1,6 @@
-"""What is different while the model runs as on an IPU: that it does, and torch's functions that
-stand for others.
+"""What is different while the model runs as on an IPU.
+
+That it does, and torch's functions that stand for others.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def on_ipu() -> Iterator[None]:
 
 
 def isRunningOnIpu() -> bool:
-    """True inside a model that `trainingModel` or `inferenceModel` compiles or runs; False where
-    its user calls it.
+    """True inside a model that `trainingModel` or `inferenceModel` compiles or runs.
+
+    False where its user calls it.
     """
     return _depth > 0
 
@@ -50,8 +52,9 @@ def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) 
 
 
 def keeping_what_is_saved(mutates: bool) -> contextlib.AbstractContextManager[Any]:
-    """Around forward and backward: what is saved for the backward is copied before it is changed in
-    place.
+    """Around forward and backward.
+
+    What is saved for the backward is copied before it is changed in place.
     """
     return (
         torch.autograd.graph.allow_mutation_on_saved_tensors()

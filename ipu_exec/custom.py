@@ -1,5 +1,6 @@
-"""Operators that PyTorch has not: users' own (``custom_op``), and work that the host does amid the
-model (``CPU``).
+"""Operators that PyTorch has not.
+
+Users' own (``custom_op``), and work that the host does amid the model (``CPU``).
 
 PopTorch finds the code of a custom operator in a shared library for the IPU. Here its user gives
 it: what it computes, as a function of tensors, and, if it is more than the PyTorch operators that
@@ -143,8 +144,9 @@ _counts: dict[str, int] = {}
 
 
 def _unique(name: str) -> str:
-    """A name not yet taken: an operator of torch.library stays for good, also when it is registered
-    anew.
+    """A name not yet taken.
+
+    An operator of torch.library stays for good, also when it is registered anew.
     """
     _counts[name] = _counts.get(name, -1) + 1
     return f"{name}_{_counts[name]}" if _counts[name] else name
@@ -221,8 +223,9 @@ def _library_operator(
 
 
 class CPU:
-    """Runs ``layer_to_call`` on the host amid an inference model: ``self.host = CPU(function,
-    "name")``.
+    """Runs ``layer_to_call`` on the host amid an inference model.
+
+    ``self.host = CPU(function, "name")``.
 
     The profile has the way of the arguments to the host and of the results back (latency and rate
     of the host's link); how long the host takes is not modelled. Shapes of results come from one
@@ -282,8 +285,9 @@ class CPU:
 
 
 def _host_call(spec: OpSpec, machine: Machine) -> Plan:
-    """Arguments to the host, results back: twice the latency, and all bytes at the host's rate
-    (docs/machine.md#host-and-streaming-memory).
+    """Arguments to the host, results back: twice the latency, and all bytes at the host's rate.
+
+    See docs/machine.md#host-and-streaming-memory.
     """
     build = Builder(spec, machine)
     operands = [build.place(index) for index in range(len(spec.operands))]
@@ -308,9 +312,11 @@ def _host_call(spec: OpSpec, machine: Machine) -> Plan:
 def _fast_gather_last_dim(
     data: torch.Tensor, index: torch.Tensor, **attributes: Any
 ) -> torch.Tensor:
-    """Entries of the last dimension, rows apart: the custom operator that PopTorch brings along
-    ([POPTORCH, popart_compiler/source/custom_operations/FastGatherLastDim.cpp]; Hugging Face's
-    DeBERTa uses it). Its attributes are names for debugging and an axis that is the last.
+    """Entries of the last dimension, rows apart.
+
+    The custom operator that PopTorch brings along ([POPTORCH,
+    popart_compiler/source/custom_operations/FastGatherLastDim.cpp]; Hugging Face's DeBERTa uses
+    it). Its attributes are names for debugging and an axis that is the last.
     """
     if data.dim() != index.dim() or data.shape[:-1] != index.shape[:-1]:
         raise UsageError(

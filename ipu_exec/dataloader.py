@@ -19,8 +19,9 @@ from ipu_exec.structures import learn
 
 
 class DataLoader(torch.utils.data.DataLoader):
-    """Batches of ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x
-    replicas samples.
+    """Batches of all the samples that one call of the model takes.
+
+    That is ``batch_size`` (the micro-batch) x deviceIterations x gradientAccumulation x replicas.
 
     All keyword arguments of `torch.utils.data.DataLoader` are taken; a ``batch_sampler`` gives
     micro-batches, and as many as a call has are collated each for itself and joined. ``drop_last``
@@ -36,7 +37,7 @@ class DataLoader(torch.utils.data.DataLoader):
     less is dropped at the end of iterable datasets.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         options: Options,
         dataset: torch.utils.data.Dataset[Any],
@@ -51,18 +52,7 @@ class DataLoader(torch.utils.data.DataLoader):
         rebatched_worker_size: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(options, Options):
-            raise UsageError(
-                "DataLoader(options, dataset, ...) takes Options first, not"
-                f" {type(options).__name__}"
-            )
-        if not isinstance(mode, DataLoaderMode):
-            raise UsageError(f"DataLoader: mode is one of DataLoaderMode, not {mode!r}")
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise UsageError(
-                "DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not"
-                f" {batch_size!r}"
-            )
+        _check_arguments(options, mode, batch_size)
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
         combined = None if batch_size is None else batch_size * options.batch_factor
@@ -98,13 +88,11 @@ class DataLoader(torch.utils.data.DataLoader):
         super().__init__(dataset, **kwargs)
         if mode is DataLoaderMode.Sync:
             return
-        served: Iterable[Any]
+        served: Iterable[Any] = torch.utils.data.DataLoader(dataset, **kwargs)
         if mode is DataLoaderMode.AsyncRebatched and combined is not None and sampler is None:
             piece = rebatched_worker_size or ceil(combined / max(1, num_workers))
             pieces = {**kwargs, "batch_size": min(piece, combined), "drop_last": False}
             served = Rebatched(torch.utils.data.DataLoader(dataset, **pieces), combined, drop_last)
-        else:
-            served = torch.utils.data.DataLoader(dataset, **kwargs)
         self._accessor = _accessor(served, async_options or {})
 
     def __iter__(self) -> Any:
@@ -127,8 +115,9 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
 def _accessor(served: Iterable[Any], options: dict[str, Any]) -> AsynchronousDataAccessor | None:
-    """None, with a warning, where the dataset cannot go to another process: then batches are made
-    here.
+    """None, with a warning, where the dataset cannot go to another process.
+
+    Then batches are made here.
     """
     if options.get("sharing_strategy", SharingStrategy.ForkServer) is not SharingStrategy.Fork:
         try:
@@ -184,6 +173,21 @@ def _join(parts: list[Any]) -> Any:
         for column in columns
     ]
     return tree_unflatten(leaves, structure)
+
+
+def _check_arguments(options: Any, mode: Any, batch_size: Any) -> None:
+    """UsageError where an argument of `DataLoader` is not of its kind."""
+    if not isinstance(options, Options):
+        raise UsageError(
+            f"DataLoader(options, dataset, ...) takes Options first, not {type(options).__name__}"
+        )
+    if not isinstance(mode, DataLoaderMode):
+        raise UsageError(f"DataLoader: mode is one of DataLoaderMode, not {mode!r}")
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise UsageError(
+            "DataLoader: batch_size (the micro-batch) is a whole number above 0 or None, not"
+            f" {batch_size!r}"
+        )
 
 
 def _check_size(dataset: Any, combined: int, micro_batch: int | None, options: Options) -> None:

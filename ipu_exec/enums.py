@@ -28,9 +28,8 @@ class MeanReductionStrategy(IntEnum):
 
     Running = 0  # the accumulator always holds a mean
     Post = 1  # sums are divided once, before the weight update
-    PostAndLoss = (
-        2  # the loss by the replicas, the sum by the accumulation; PopTorch calls it deprecated
-    )
+    # the loss by the replicas, the sum by the accumulation; PopTorch calls it deprecated
+    PostAndLoss = 2
 
 
 class AutoStage(IntEnum):
@@ -83,8 +82,9 @@ class CommGroupType(IntEnum):
 
 
 class VariableRetrievalMode(IntEnum):
-    """Which values of a weight that differs between replicas the host sees; see
-    `ipu_exec.replica_groups`.
+    """Which values of a weight that differs between replicas the host sees.
+
+    See `ipu_exec.replica_groups`.
     """
 
     OnePerGroup = 0

@@ -1,5 +1,6 @@
-"""Errors of the engine, shaped like PopTorch's: ``message``, ``type`` and ``location``
-(docs/poptorch-semantics.md#errors).
+"""Errors of the engine, shaped like PopTorch's: ``message``, ``type`` and ``location``.
+
+See docs/poptorch-semantics.md#errors.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from functools import cache
 
 
 class Error(RuntimeError):
-    """Anything the engine refuses. ``message`` says what is wrong and the way out; ``location``
-    where.
+    """Anything the engine refuses.
+
+    ``message`` says what is wrong and the way out; ``location`` where.
     """
 
     def __init__(self, message: str, *, type: str | None = None, location: str = "") -> None:
@@ -26,6 +28,14 @@ class UsageError(Error, AssertionError, TypeError, ValueError):
     PopTorch refuses with AssertionError, TypeError, ValueError or its own Error, from place to
     place: whoever expects one of them meets it in this.
     """
+
+
+class PipelineDepthError(UsageError):
+    """A call has too few micro-batches to fill the pipeline; ``least`` are needed."""
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
 
 
 class FrozenError(Error, AttributeError):

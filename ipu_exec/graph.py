@@ -26,8 +26,9 @@ class Storage:
 
 @dataclass(slots=True)
 class Value:
-    """A tensor: a strided view of a storage. ``producer`` is an index into ``Graph.ops``, -1 for a
-    graph input.
+    """A tensor: a strided view of a storage.
+
+    ``producer`` is an index into ``Graph.ops``, -1 for a graph input.
     """
 
     id: int
@@ -50,9 +51,8 @@ class ValueRef:
 class OperatorAttributes:
     """What the model asks for one operator."""
 
-    proportion: float = (
-        0.0  # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
-    )
+    # of a tile's memory while it runs (set_available_memory, MultiConv); 0: the IPU's
+    proportion: float = 0.0
     partials: str = ""  # dtype of partial sums (MultiConv); "": as set for all
     dithering: bool | None = None  # MultiConv; None: as set for all
     popart: tuple[tuple[str, str, str], ...] = ()  # (attribute, key, value) of `Attribute`
@@ -130,9 +130,8 @@ class Graph:
     )  # storages that recomputationCheckpoint names
     training: bool = False
     mutates: bool = False  # it changes in place what its backward needs (`ipu_exec.capture.step`)
-    promotes: bool = (
-        False  # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
-    )
+    # a product or norm has float16 beside float32 (`ipu_exec.capture.casts`)
+    promotes: bool = False
     outside: int = -1  # the first forward op after a ``with Block``, in none
 
     def only_aliases(self, op: OpNode) -> bool:

@@ -28,8 +28,9 @@ _POPART_LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF")
 
 
 class _OnStderr(logging.StreamHandler[TextIO]):
-    """Writes to what ``sys.stderr`` is at the time of the message: pytest puts another one there
-    for each test.
+    """Writes to what ``sys.stderr`` is at the time of the message.
+
+    Pytest puts another one there for each test.
     """
 
     @property
@@ -42,8 +43,9 @@ class _OnStderr(logging.StreamHandler[TextIO]):
 
 
 def setLogLevel(level: str | int) -> None:
-    """Say messages of that level and above, on stderr: TRACE (0), DEBUG, INFO, WARN, ERR (4) or
-    OFF.
+    """Say messages of that level and above, on stderr.
+
+    TRACE (0), DEBUG, INFO, WARN, ERR (4) or OFF.
 
     ``POPTORCH_LOG_LEVEL`` does the same at the start.
     """
@@ -87,15 +89,17 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def hasMLIRSupportOnPlatform() -> bool:
-    """True: models are captured by running them, as PopTorch's dispatcher does, and not traced by
-    TorchScript.
+    """True: models are captured by running them, as PopTorch's dispatcher does.
+
+    TorchScript's tracer is not used.
     """
     return True
 
 
 def ipuHardwareVersion() -> int:
-    """The generation of the modelled machine: 2 (Mk2, C600, Bow), or 1 where ``ipu-run --target
-    mk1`` asked for it.
+    """The generation of the modelled machine.
+
+    2 (Mk2, C600, Bow), or 1 where ``ipu-run --target mk1`` asked for it.
 
     Applications stop where it is not theirs [EX, nlp/bert/pytorch/ipu_options.py].
     ``Options.target`` is not seen: there are no options yet when this is asked.

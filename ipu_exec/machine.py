@@ -1,5 +1,6 @@
-"""The modelled machine: constants of each IPU generation and the costs that do not depend on an
-operator.
+"""The modelled machine.
+
+Constants of each IPU generation and the costs that do not depend on an operator.
 
 Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
 bytes.
@@ -36,17 +37,21 @@ class Target:
 
     @property
     def link_bytes_per_cycle(self) -> float:
+        """Bytes per cycle to a neighbour on the same board, in one direction."""
         return self.link_bytes_per_second / self.clock_hz
 
     @property
     def board_link_bytes_per_cycle(self) -> float:
+        """Bytes per cycle between boards, in one direction."""
         return self.board_link_bytes_per_second / self.clock_hz
 
     @property
     def host_bytes_per_cycle(self) -> float:
+        """Bytes per cycle from or to the host."""
         return self.host_bytes_per_second / self.clock_hz
 
     def seconds(self, cycles: float) -> float:
+        """Seconds that so many cycles take."""
         return cycles / self.clock_hz
 
 
@@ -65,6 +70,10 @@ TARGETS = {
 # Costs of the fixed steps, in cycles (docs/machine.md, from docs/machine.md#exchange on).
 SYNC_CYCLES = 100  # internal: 80-123 in the vendor's model [TUT4], 64-117 on hardware [LBM]
 EXTERNAL_SYNC_CYCLES = 600  # the vendor's global-sync constant; 501-642 measured over 16 IPUs [JIA]
+# A tensor into one slot of something larger, or out of it, on each tile (docs/cycles.md#gather):
+# 25 + 6 (39 + 24 + 2 n / 6 / v) cycles for n elements, v of them to 8 bytes: a cycle for 4 bytes
+SLICE_CYCLES = 25 + 6 * (39 + 24)
+SLICE_BYTES_PER_CYCLE = 4
 STREAM_STEP_CYCLES = 257  # begin, mid and end of a stream copy, each [TUT4]
 HOST_LATENCY_SECONDS = 9e-6  # [JIA]: 8.8 us to one tile, 9.9 us to all
 LINK_LATENCY_SECONDS = 0.7e-6  # [JIA]: 0.54-0.83 us to a neighbour
@@ -74,10 +83,27 @@ EXCHANGE_ROW_LATENCY = 2
 EXCHANGE_FRAGMENT_CYCLES = 3  # [IS]: control instructions a received fragment
 
 
+def header(target: Target) -> dict[str, float]:
+    """What the header of a profile says of the machine: cycles, and bytes a cycle one way."""
+    return {
+        "external_sync": EXTERNAL_SYNC_CYCLES,
+        "stream_step": STREAM_STEP_CYCLES,
+        "slice_cycles": SLICE_CYCLES,
+        "slice_bytes_per_cycle": SLICE_BYTES_PER_CYCLE,
+        "link_latency": round(LINK_LATENCY_SECONDS * target.clock_hz),
+        "link_hop_latency": LINK_HOP_SECONDS * target.clock_hz,
+        "link_bytes_per_cycle": target.link_bytes_per_cycle,
+        "link_bytes_per_cycle_between_boards": target.board_link_bytes_per_cycle,
+        "ipus_per_board": target.ipus_per_board,
+        "streaming_bytes_per_cycle": target.streaming_bytes_per_second / target.clock_hz,
+    }
+
+
 def link_hops(a: int, b: int) -> int:
-    """Links between two IPUs of a pod, 1 at least. IPU-Links are a ladder with two IPUs to a rung,
-    so that IPUs of a board are neighbours and 16 IPUs lie 7 apart at the most (1.76 us there
-    [JIA]).
+    """Links between two IPUs of a pod, 1 at least.
+
+    IPU-Links are a ladder with two IPUs to a rung, so that IPUs of a board are neighbours and 16
+    IPUs lie 7 apart at the most (1.76 us there [JIA]).
     """
     return max(1, abs(a // 2 - b // 2))
 
@@ -88,8 +114,9 @@ def link_latency_cycles(target: Target, hops: int) -> float:
 
 
 def link_rate(target: Target, a: int, b: int) -> float:
-    """Bytes a cycle in one direction between two IPUs of a pod: 55 GB/s on a board, 27.7 GB/s
-    between boards [JIA].
+    """Bytes a cycle in one direction between two IPUs of a pod.
+
+    55 GB/s on a board, 27.7 GB/s between boards [JIA].
     """
     same = a // target.ipus_per_board == b // target.ipus_per_board
     return target.link_bytes_per_cycle if same else target.board_link_bytes_per_cycle
@@ -98,9 +125,10 @@ def link_rate(target: Target, a: int, b: int) -> float:
 def ring_cycles(
     target: Target, ipu: int, apart: int, members: int, nbytes: int, rounds: int
 ) -> int:
-    """Cycles for a ring of ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the
-    one before, to exchange tensors of ``nbytes`` bytes: a scatter or a gather is one round, an
-    all-reduce is both.
+    """Cycles in which a ring of IPUs exchanges tensors of ``nbytes`` bytes.
+
+    It has ``members`` IPUs, the first of them ``ipu`` and each ``apart`` from the one before. A
+    scatter or a gather is one round, an all-reduce is both.
 
     A round has R - 1 steps, which carry (R - 1) / R of the bytes through each IPU. The slowest link
     sets the pace: one between boards is enough. From three members on half of the data goes round
@@ -136,26 +164,31 @@ class Machine:
 
     @property
     def product_tiles(self) -> int:
+        """Tiles that a product may use: in a multi-convolution only a part of them."""
         return self.part or self.tiles
 
     @property
     def io_tiles(self) -> int:
-        """Tiles set aside for I/O. They are the IPU's last: which ones GCL takes is not public, and
-        what an exchange costs hardly depends on it (`exchange_latency` is a mean over rows).
+        """Tiles set aside for I/O.
+
+        They are the IPU's last: which ones GCL takes is not public, and what an exchange costs
+        hardly depends on it (`exchange_latency` is a mean over rows).
         """
         return self.target.tiles - self.tiles
 
     def whole(self, compute: np.ndarray) -> np.ndarray:
-        """A vector over the tiles that compute as one over all tiles of the IPU; I/O tiles have
-        none of it.
+        """A vector over the tiles that compute as one over all tiles of the IPU.
+
+        I/O tiles have none of it.
         """
         return (
             np.append(compute, np.zeros(self.io_tiles, compute.dtype)) if self.io_tiles else compute
         )
 
     def on_io_tiles(self, total: int, grain: int = 4) -> np.ndarray:
-        """``total`` bytes over the I/O tiles, as evenly as whole words go: a vector over all tiles
-        of the IPU.
+        """``total`` bytes over the I/O tiles, as evenly as whole words go.
+
+        A vector over all tiles of the IPU.
         """
         share = np.zeros(self.target.tiles, np.int64)
         words = -(-total // grain)
@@ -182,8 +215,9 @@ def exchange_tile_cycles(
     fragments: np.ndarray,
     shared_bus: bool = False,
 ) -> np.ndarray:
-    """Cycles each tile spends in one exchange, latency included; 0 on tiles that neither send nor
-    receive.
+    """Cycles each tile spends in one exchange, latency included.
+
+    0 on tiles that neither send nor receive.
 
     docs/cycles.md#exchange: the larger of words in (two tiles of a pair that take the same data
     share a bus: 8 bytes a cycle), words out, and three control instructions a received fragment.

@@ -50,8 +50,9 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keep ``tensors`` for the backward pass where a stage recomputes its activations. Numbers do
-    not depend on it.
+    """Keep ``tensors`` for the backward pass where a stage recomputes its activations.
+
+    Numbers do not depend on it.
 
     Gives what it is given: a tensor, a tuple of several, or the list or tuple that is its only
     argument.
@@ -66,8 +67,9 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Plan the operator that made ``tensor``, and its gradients, within this share of a tile's
-    memory (above 0, to 1).
+    """Plan the operator that made ``tensor`` within this share of a tile's memory.
+
+    The share is above 0 and at most 1; it holds for the gradients too.
 
     For matrix products and convolutions, also through views, casts and the addition of a bias.
     Gathers and scatters take it and cost what they did; for what any other operator made it does
@@ -84,8 +86,9 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
 
 def for_loop(count: int, body: Body, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Run ``body`` ``count`` times, each time on what it returned before; ``inputs`` are not
-    changed by it.
+    """Run ``body`` ``count`` times, each time on what it returned before.
+
+    ``inputs`` are not changed by it.
 
     Error in a training model: PopART differentiates no loop. The profile has the body's operators
     once for each time; their code is there once.
@@ -112,8 +115,9 @@ def cond(
     else_body: Body,
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not; each gets copies
-    of its inputs.
+    """``then_body`` where ``condition`` (one bool) holds, ``else_body`` where not.
+
+    Each gets copies of its inputs.
 
     One is run. The profile, made before the condition is known, has both: its cycles are an upper
     bound. Error where they return tensors of different number, shape or dtype, and in a training
@@ -229,8 +233,9 @@ def serializedMatMul(
     factor: int = 0,
     keep_precision: bool = False,
 ) -> torch.Tensor:
-    """``lhs @ rhs`` in ``factor`` parts one after the other, so that fewer temporaries live at a
-    time.
+    """``lhs @ rhs`` in ``factor`` parts, one after the other.
+
+    Fewer temporaries are live at a time.
 
     Of an (m x n) by (n x p) product, InputChannels cuts m, ReducingDim n (and adds the parts, in
     float32 where ``keep_precision``), OutputChannels p. Error where ``factor`` does not divide what
@@ -274,8 +279,9 @@ def serializedMatMul(
 
 
 class MultiConv:
-    """``with MultiConv(): ...``: the convolutions inside run at the same time, each on a part of
-    the tiles.
+    """``with MultiConv(): ...``.
+
+    The convolutions inside run at the same time, each on a part of the tiles.
 
     None may need another's result. Their gradients run together too. Poplin gives the largest most
     of the tiles, so that convolutions of one size run one on many and the rest on few, unless
@@ -291,8 +297,9 @@ class MultiConv:
         return self._per_convolution("availableMemoryProportions", value, float)
 
     def partialsTypes(self, value: torch.dtype | Sequence[torch.dtype]) -> MultiConv:
-        """Data type of the partial sums of all convolutions or of each: ``torch.float`` or
-        ``torch.half``.
+        """Data type of the partial sums of all convolutions or of each.
+
+        ``torch.float`` or ``torch.half``.
         """
         types = value if isinstance(value, (list, tuple)) else (value,)
         if not types or any(kind not in (torch.float32, torch.float16) for kind in types):
@@ -319,8 +326,9 @@ class MultiConv:
         return self._keep("perConvReservedTiles", value)
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """By what part the largest convolution may take longer, to leave tiles to others (0.1
-        unless set).
+        """The fraction by which the largest convolution may take longer (default 0.1).
+
+        It leaves tiles to the others.
         """
         if not isinstance(value, float):
             raise UsageError(f"MultiConv.cycleBackOff takes a float, not {value!r}")
@@ -357,8 +365,9 @@ class MultiConv:
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`). Use
-    what it returns, and the inputs for nothing else. Numbers do not depend on it;
+    """Have these inputs come beside computing, over I/O tiles (`TensorLocations.numIOTiles`).
+
+    Use what it returns, and the inputs for nothing else. Numbers do not depend on it;
     `ipu_exec.capture.overlap` has the rules.
     """
     return _overlap(overlap.INPUT, input_tensors, mode)
@@ -382,7 +391,7 @@ def _overlap(place: str, tensors: Any, mode: OverlapMode) -> Any:
     return tree_map(noted, tensors)
 
 
-def ipu_print_tensor(
+def ipu_print_tensor(  # noqa: PLR0913 - PopTorch's signature
     tensor: torch.Tensor,
     title: str = "",
     print_gradient: bool = True,
@@ -395,8 +404,9 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """The tensor, which is printed to stderr whenever it is computed, and so is its gradient
-    (``title_gradient``).
+    """Return the tensor, and print it to stderr whenever it is computed.
+
+    Its gradient is printed too, under ``title_gradient``.
 
     0 as ``summarise_threshold``, ``max_line_width`` or ``digits``: no limit. Printing costs nothing
     in the profile.

@@ -83,8 +83,9 @@ class VariableAttributes:
 
 
 class AttributeTracker:
-    """Says once what is new on an optimiser since the first one: PopTorch ignores attributes that
-    it does not know.
+    """Says once what is new on an optimiser since the first one.
+
+    PopTorch ignores attributes that it does not know.
 
     ``relaxed`` (``Options.relaxOptimizerAttributesChecks``): in the debug log rather than as a
     warning.
@@ -141,8 +142,9 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
 
 
 def constants(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The values, by name, that the optimiser's ``variable_attrs`` declare constant; a list has one
-    a group.
+    """The values, by name, that the optimiser's ``variable_attrs`` declare constant.
+
+    A list has one a group.
     """
     attributes = getattr(optimizer, "variable_attrs", None)
     names = attributes.constant if isinstance(attributes, VariableAttributes) else ()
@@ -174,8 +176,9 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 
 
 class Optimizer:
-    """PopTorch's arguments of an optimiser, kept apart from torch's: what its optimisers have in
-    common.
+    """PopTorch's arguments of an optimiser, kept apart from torch's.
+
+    What its optimisers have in common.
 
     Its name and methods are those of [POPTORCH, python/optim.py]; applications ask
     ``isinstance`` of it.
@@ -200,8 +203,9 @@ class Optimizer:
         return {**ipu, **super().state_dict()}  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave. Error for the state of an optimiser of PyTorch's, as in
-        PopTorch.
+        """Take what `state_dict` gave.
+
+        Error for the state of an optimiser of PyTorch's, as in PopTorch.
         """
         if not {"ipu_state", "ipu_param"} <= set(state_dict):
             raise Error(
@@ -222,8 +226,9 @@ class Optimizer:
         return self._ipu_names is not None or self._ipu_loaded is not None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One weight update, the gradients scaled down first where their norm is above
-        ``max_grad_norm``.
+        """One weight update.
+
+        The gradients are scaled down first where their norm exceeds ``max_grad_norm``.
         """
         optimizer = cast(torch.optim.Optimizer, self)
         if self.max_grad_norm is not None and math.isfinite(self.max_grad_norm):
@@ -264,8 +269,9 @@ class Optimizer:
         self.variable_attrs = VariableAttributes(variable, allowed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Torch's state and PopTorch's arguments: torch drops attributes that it does not know from
-        a copy.
+        """Torch's state and PopTorch's arguments.
+
+        Torch drops attributes that it does not know from a copy.
         """
         kept = {
             name: getattr(self, name)
@@ -278,7 +284,7 @@ class Optimizer:
 class SGD(Optimizer, torch.optim.SGD):
     """`torch.optim.SGD`; ``loss_scaling`` multiplies the loss and divides the gradients."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-3,
@@ -320,7 +326,7 @@ class SGD(Optimizer, torch.optim.SGD):
 class Adam(Optimizer, torch.optim.Adam):
     """`torch.optim.Adam` with PopTorch's arguments."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-3,
@@ -354,7 +360,7 @@ class Adam(Optimizer, torch.optim.Adam):
 class AdamW(Optimizer, torch.optim.AdamW):
     """`torch.optim.AdamW` with PopTorch's arguments."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-3,
@@ -393,7 +399,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
     eps)``, ``w = w - m``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-2,
@@ -469,7 +475,7 @@ class LAMB(_OneByOne):
     Graphcore's BERT gives its biases 0, which is Adam for them. ``bias_correction`` as in Adam.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - PopTorch's signature
         self,
         params: Params,
         lr: float = 1e-3,
@@ -541,9 +547,7 @@ def _check_without_correction(optimizer: torch.optim.Optimizer, bias_correction:
 
 @torch.no_grad()
 def _update_without_correction(optimizer: torch.optim.Optimizer, decoupled: bool) -> None:
-    """Adam's update (AdamW's where ``decoupled``) with the moments as they are, not corrected for
-    their start at 0.
-    """
+    """Adam's update without bias correction; AdamW's where ``decoupled``."""
     for group in optimizer.param_groups:
         beta1, beta2 = group["betas"]
         for parameter in group["params"]:
@@ -597,8 +601,9 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
 
 
 def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> None:
-    """Tell an optimiser of PopTorch's what its parameters are called in the model that was compiled
-    with it.
+    """Tell one of PopTorch's optimisers the names of its parameters.
+
+    They are those in the model that was compiled with it.
 
     The states that were loaded before go to them.
     """

@@ -128,6 +128,10 @@ class _Group:
             raise UsageError(f"{method} takes one of {known}, not {member!r}")
         return self._set(**{name: member})
 
+    def toDict(self) -> dict[str, Any]:
+        """The values by name, as they are."""
+        return dict(self._values)
+
     def _flat(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
         for name, value in self._values.items():
             if isinstance(value, _Group):
@@ -200,16 +204,18 @@ class TrainingOptions(_Group):
         )
 
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
-        """Change the loss scale by what float16 gradients look like, from the optimiser's
-        ``loss_scaling`` on.
+        """Adapt the loss scale to the float16 gradients.
+
+        It starts from the optimiser's ``loss_scaling``.
 
         See `ipu_exec.numerics.precision.LossScaler`. The counting is not in the profile.
         """
         return self._flag("Training.setAutomaticLossScaling", automatic_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Let different convolutions begin at different tiles, so that small ones do not all lie on
-        the first.
+        """Let different convolutions begin at different tiles.
+
+        Small ones then do not all lie on the first tiles.
         """
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
 
@@ -254,8 +260,9 @@ class PrecisionOptions(_Group):
         return self._flag("Precision.enableStochasticRounding", stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Data type of partial sums of matrix products and convolutions: ``torch.float`` or
-        ``torch.half``.
+        """Data type of partial sums of matrix products and convolutions.
+
+        ``torch.float`` or ``torch.half``.
 
         Of float16 operands float partials take half of the multiply-accumulate units of an MK2.
         Where it is not set, convolutions keep float partials as the vendor's do
@@ -269,8 +276,9 @@ class PrecisionOptions(_Group):
         return self._set(partials_type=str(dtype).removeprefix("torch."))
 
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
-        """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN; it
-        names the operator.
+        """Raise an Error where an operator divides by zero, overflows, or makes or compares NaN.
+
+        It names the operator.
 
         See `ipu_exec.numerics.floating_point`. Every result is looked at, which takes time.
         """
@@ -279,8 +287,7 @@ class PrecisionOptions(_Group):
         )
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Whether batch norms of float16 inputs keep running statistics in float32 (True) or in
-        float16 (False).
+        """Whether batch norms of float16 inputs keep running statistics in float32.
 
         In float32 also where the model's buffers are float16: those are then what it rounds to.
         """
@@ -289,8 +296,9 @@ class PrecisionOptions(_Group):
         )
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
-        """What becomes of operands of float16 and float32: all are cast to float16, or promoted as
-        PyTorch does.
+        """What becomes of operands of float16 and float32.
+
+        All are cast to float16, or promoted as PyTorch does.
 
         In place it is the dtype of what is written. The default is PyTorch's rule, as in PopTorch
         since 3.0.
@@ -322,8 +330,9 @@ class TensorLocationSettings(_Group):
         return self._flag("useOnChipStorage", on_chip_storage=use)
 
     def useReplicatedTensorSharding(self, use: bool = True) -> Self:
-        """Each replica keeps its part only: of weights, optimiser states and accumulators, never of
-        activations.
+        """Each replica keeps its part only.
+
+        Of weights, optimiser states and accumulators, never of activations.
         """
         return self._flag("useReplicatedTensorSharding", replicated_tensor_sharding=use)
 
@@ -332,8 +341,9 @@ class TensorLocationSettings(_Group):
         return self._count("minElementsForOffChip", 0, min_elements_for_off_chip=min_elements)
 
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
-        """Smaller tensors are not sharded: by default those of fewer than 8,192 elements, as in
-        PopART.
+        """Smaller tensors are not sharded.
+
+        By default those of fewer than 8,192 elements, as in PopART.
         """
         return self._count(
             "minElementsForReplicatedTensorSharding",
@@ -376,14 +386,17 @@ class TensorLocationOptions(_Group):
         return self._set(**{name: copy.deepcopy(settings)})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Where activations wait for the backward pass. A pipeline keeps its stash on the chip:
-        compiling it warns.
+        """Where activations wait for the backward pass.
+
+        A pipeline keeps its stash on the chip: compiling it warns.
         """
         return self._location("setActivationLocation", location_activation=location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> Self:
-        """Where weights lie: those not on the chip come before they are used, in forward, backward
-        and update. In phased execution they come and go with their phase by default.
+        """Where weights are stored.
+
+        Those off the chip are loaded before they are used, in forward, backward and update. In
+        phased execution they come and go with their phase by default.
         """
         return self._location("setWeightLocation", location_weight=location)
 
@@ -396,8 +409,10 @@ class TensorLocationOptions(_Group):
         return self._location("setAccumulatorLocation", location_accumulator=location)
 
     def numIOTiles(self, num_tiles: int) -> Self:
-        """Tiles of each IPU set aside for I/O: even, 32 to 192. The others compute; what
-        `set_overlap_for_input` and `set_overlap_for_output` name moves beside that.
+        """Tiles of each IPU set aside for I/O: even, 32 to 192.
+
+        The others compute; what `set_overlap_for_input` and `set_overlap_for_output` name moves
+        beside that.
         """
         if (
             isinstance(num_tiles, bool)
@@ -444,10 +459,12 @@ class DistributedOptions(_Group):
 
     @property
     def processId(self) -> int:
+        """This process's number, from 0."""
         return int(self._values["process_id"])
 
     @property
     def numProcesses(self) -> int:
+        """How many processes run the model."""
         return int(self._values["num_processes"])
 
 
@@ -463,8 +480,9 @@ class JitOptions(_Group):
 
 
 class PopartOptions(_Group):
-    """``opts._Popart``: free-form settings of PopTorch's backend: docs/compatibility.md says which
-    are obeyed.
+    """``opts._Popart``: free-form settings of PopTorch's backend.
+
+    docs/compatibility.md says which are obeyed.
     """
 
     def __init__(self) -> None:
@@ -490,8 +508,11 @@ class PopartOptions(_Group):
         return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> Self:
-        """PopART's rewritings by name. ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed
-        (`ipu_exec.capture.patterns`), the others recorded."""
+        """PopART's rewritings by name.
+
+        ``SparseAccumulate`` and ``TiedGatherAccumulate`` are obeyed (`ipu_exec.capture.patterns`),
+        the others recorded.
+        """
         if not isinstance(patterns, Mapping):
             raise UsageError(
                 "_Popart.setPatterns takes a dict of names and whether they are on, not"
@@ -501,8 +522,9 @@ class PopartOptions(_Group):
 
 
 class Options(_Group):
-    """How a model is compiled and run. ``Options(autoreport=True, autoreport_dir="demo")`` asks for
-    a profile.
+    """How a model is compiled and run.
+
+    ``Options(autoreport=True, autoreport_dir="demo")`` asks for a profile.
     """
 
     def __init__(
@@ -562,9 +584,7 @@ class Options(_Group):
     # -- batches ---
 
     def deviceIterations(self, device_iterations: int) -> Self:
-        """Weight updates (training) or micro-batches (inference) that one call runs without coming
-        back.
-        """
+        """Iterations per call: weight updates in training, micro-batches in inference."""
         return self._count("deviceIterations", device_iterations=device_iterations)
 
     def replicationFactor(self, replication_factor: int) -> Self:
@@ -572,8 +592,9 @@ class Options(_Group):
         return self._count("replicationFactor", replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
-        """Replicas of a group of that size take the same input. Error for ``CommGroupType.All``, as
-        in PopTorch.
+        """Replicas of a group of that size take the same input.
+
+        Error for ``CommGroupType.All``, as in PopTorch.
         """
         if input_group_type is CommGroupType.All:
             raise UsageError(
@@ -599,8 +620,9 @@ class Options(_Group):
 
     @property
     def batch_factor(self) -> int:
-        """Micro-batches of one call: deviceIterations x gradientAccumulation x replicas that take
-        different input.
+        """Micro-batches of one call.
+
+        That is deviceIterations x gradientAccumulation x replicas that take different input.
         """
         return (
             int(self.device_iterations)
@@ -628,8 +650,10 @@ class Options(_Group):
     # -- placement and machine ---
 
     def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Self:
-        """PipelinedExecution(...), ShardedExecution(...), SerialPhasedExecution(...),
-        ParallelPhasedExecution(...).
+        """Pipelined, sharded or phased execution, as an instance of its class.
+
+        These are PipelinedExecution, ShardedExecution, SerialPhasedExecution and
+        ParallelPhasedExecution.
         """
         if not isinstance(strategy, ExecutionStrategy):
             raise UsageError(
@@ -641,8 +665,9 @@ class Options(_Group):
         return self._set(execution_strategy=strategy)
 
     def loadPlacement(self, path: str | os.PathLike[str]) -> Self:
-        """Take the stages of a file that ``ipu-report rebalance`` wrote, whatever the script says
-        of its stages.
+        """Take the stages of a file that ``ipu-report rebalance`` wrote.
+
+        They replace whatever stages the script sets.
 
         A number of IPUs that is no power of two is rounded up. Error where the file is no
         placement; that it has each Block of the model once is checked by the compile.
@@ -653,8 +678,9 @@ class Options(_Group):
         )
 
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:
-        """Guess what an operator costs that nobody lowered, rather than stop; the profile marks it
-        as estimated.
+        """Guess what an operator costs that nobody lowered, rather than stop.
+
+        The profile marks it as estimated.
         """
         return self._flag("estimateUnknownOperators", estimate_unknown_operators=enabled)
 
@@ -665,8 +691,7 @@ class Options(_Group):
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]
     ) -> Self:
-        """Share of tile memory that a matrix product or convolution may use while it runs:
-        ``{"IPU0": 0.2}``.
+        """Share of tile memory that a product or convolution may use: ``{"IPU0": 0.2}``.
 
         Kept as a dict of IPU number to proportion.
         """
@@ -710,8 +735,9 @@ class Options(_Group):
         return self._enum("connectionType", ConnectionType, connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Which IPUs wait for the host together: all (Full), each alone (SinglePipeline), or every
-        other one.
+        """Which IPUs wait for the host together.
+
+        All (Full), each alone (SinglePipeline), or every other one.
         """
         return self._enum("syncPattern", SyncPattern, sync_pattern=sync_pattern)
 
@@ -722,8 +748,9 @@ class Options(_Group):
         return self._count("randomSeed", 0, random_seed=random_seed)
 
     def enableSyntheticData(self, enabled: bool | int) -> Self:
-        """Model no transfer of inputs and outputs: what the machine could do if the host cost
-        nothing.
+        """Model no transfer of inputs and outputs.
+
+        What the machine could do if the host cost nothing.
 
         The numbers are still those of the data that is given. A number is one of PopART's
         SyntheticDataMode (0: off).
@@ -743,14 +770,17 @@ class Options(_Group):
         return self._set(executable_cache=os.fspath(path or ""))
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Model norms that take the mean off before they square, which takes longer. Numbers are
-        PyTorch's, which are stable either way.
+        """Model norms that take the mean off before they square, which takes longer.
+
+        Numbers are PyTorch's, which are stable either way.
         """
         return self._flag("enableStableNorm", stable_norm=enabled)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Whether buffers are the same in every replica. A model that writes one needs False: as in
-        PopTorch, to keep them equal is not supported and an Error.
+        """Whether buffers are the same in every replica.
+
+        A model that writes one needs False: as in PopTorch, to keep them equal is not supported and
+        an Error.
 
         Where they differ (running statistics always do), replica 0's are the model's.
         """
@@ -767,8 +797,9 @@ class Options(_Group):
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
     ) -> Self:
-        """Keep the tensor ``long_name`` of the model in each call: the executor's
-        ``getAnchoredTensor(short_name)``.
+        """Keep the tensor ``long_name`` of the model in each call.
+
+        The executor's ``getAnchoredTensor(short_name)``.
 
         ``long_name`` is one of the executor's ``getTensorNames()``; see
         `ipu_exec.numerics.anchors`. Without a mode it is kept for the micro-batches whose outputs
@@ -797,15 +828,17 @@ class Options(_Group):
     # -- reports and logs ---
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Write a profile into that directory (default: here), unless ``POPLAR_ENGINE_OPTIONS``
-        says otherwise.
+        """Write a profile into that directory (by default the working directory).
+
+        ``POPLAR_ENGINE_OPTIONS`` takes precedence.
         """
         return self._set(profiling_enabled=True, profiling_directory=os.fspath(profile_dir or "."))
 
     @property
     def autoreport(self) -> bool:
-        """Whether these options ask for a profile. ``profiling()`` says what the environment made
-        of it.
+        """Whether these options ask for a profile.
+
+        ``profiling()`` says what the environment made of it.
         """
         return bool(self.profiling_enabled)
 
@@ -823,8 +856,9 @@ class Options(_Group):
         self._set(profiling_directory=os.fspath(directory))
 
     def profiling(self, environment: Mapping[str, str] | None = None) -> Profiling:
-        """What to write: these options, then ``_Popart``'s engine options, then
-        ``POPLAR_ENGINE_OPTIONS``.
+        """What to write into a profile.
+
+        These options come first, then ``_Popart``'s engine options, then ``POPLAR_ENGINE_OPTIONS``.
 
         Later ones win. Error where the variable is no JSON object or a value makes no sense.
         """
@@ -898,8 +932,9 @@ class Options(_Group):
         return made
 
     def flat(self) -> dict[str, Any]:
-        """Every option by dotted name ("Training.gradientAccumulation"), with a value that JSON can
-        hold.
+        """Every option by dotted name ("Training.gradientAccumulation").
+
+        Values can be written as JSON.
         """
         made = dict(self._flat())
         for name in _GROUPS:
@@ -907,8 +942,9 @@ class Options(_Group):
         return made
 
     def toDict(self) -> dict[str, Any]:
-        """`flat`, and what the options and those for training have under PopTorch's names
-        ("replication_factor"), an enumeration as its number: Lightning's IPUStrategy reads these.
+        """`flat`, with the options also under PopTorch's names ("replication_factor").
+
+        Enumerations are given as numbers. Lightning's IPUStrategy reads these.
         """
         named = {**self._values, **self.Training._values}
         numbers = {
@@ -947,8 +983,9 @@ def _engine_flag(engine: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _call(options: Options, line: str, place: str) -> None:
-    """Run ``Group.method(arguments)`` on ``options``; arguments are literals and members of our
-    enums.
+    """Run ``Group.method(arguments)`` on ``options``.
+
+    Arguments are literals and members of our enums.
     """
     try:
         call = ast.parse(line, mode="eval").body

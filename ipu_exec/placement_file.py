@@ -1,5 +1,6 @@
-"""Placement files: which Blocks are a stage, and on which IPU; written by ``ipu-report rebalance
--o``.
+"""Placement files: which Blocks are a stage, and on which IPU.
+
+Written by ``ipu-report rebalance -o``.
 
 A file is JSON: ``{"format": "ipuscope placement", "version": 1, "stages": [{"ipu": 0, "blocks":
 ["B1"]}, ...]}``.

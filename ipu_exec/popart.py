@@ -1,5 +1,6 @@
-"""PopART's enumerations that PopTorch scripts give to ``Options._Popart.set``; `ipu-run` calls this
-module ``popart``.
+"""PopART's enumerations that PopTorch scripts give to ``Options._Popart.set``.
+
+`ipu-run` calls this module ``popart``.
 
 Values are those of [POPART, willow/include/popart/sessionoptions.hpp].
 """

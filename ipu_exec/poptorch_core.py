@@ -1,5 +1,6 @@
-"""PopTorch's core is compiled for its own PopART and is not here; scripts import its name all the
-same.
+"""PopTorch's core is compiled for its own PopART and is not here.
+
+Scripts import its name all the same.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""``poptorch.profiling``: what a script does on the host, as a trace that Perfetto and
-chrome://tracing open.
+"""``poptorch.profiling``.
+
+What a script does on the host, as a trace that Perfetto and chrome://tracing open.
 
 PopTorch writes such tracepoints for PopVision's system analyser where ``PVTI_OPTIONS`` asks for it;
 so it is here, with ``{"enable": "true", "directory": "."}``: each process writes
@@ -45,8 +46,9 @@ class Channel:
             trace.add(self._name, f"{self._name}.{name}", start, time.time_ns())
 
     def instrument(self, obj: Any, *methods: str) -> Any:
-        """Have each call of these methods of ``obj`` be a tracepoint. Gives ``obj``. Error where it
-        has not one.
+        """Have each call of these methods of ``obj`` be a tracepoint.
+
+        Gives ``obj``. Error where it has not one.
         """
         for name in methods:
             method = getattr(obj, name, None)

@@ -20,8 +20,9 @@ from ipu_exec.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Which of ``replicas`` have the same value of a weight: ``members`` of them, each ``stride``
-    from the next.
+    """Which of ``replicas`` have the same value of a weight.
+
+    ``members`` of them, each ``stride`` from the next.
     """
 
     replicas: int
@@ -40,8 +41,9 @@ class Grouping:
         return replica % self.stride if self.stride > 1 else replica // self.members
 
     def row(self, replica: int) -> int:
-        """Where the host's parameter has the value of a replica: where all replicas are read, its
-        group's first.
+        """Where the host's parameter has the value of a replica.
+
+        Where all replicas are read, its group's first.
         """
         group = self.group(replica)
         if self.retrieval is VariableRetrievalMode.OnePerGroup:
@@ -55,8 +57,9 @@ Groupings = Mapping[str, Grouping]
 def resolve(
     model: torch.nn.Module, asked: Mapping[str, tuple[Any, Any, Any]], replicas: int
 ) -> dict[str, Grouping]:
-    """The groupings of parameters by name, from what ``replicaGrouping`` was told. Error where one
-    cannot be.
+    """The groupings of parameters by name, from what ``replicaGrouping`` was told.
+
+    Error where one cannot be.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = {
@@ -133,8 +136,9 @@ def spread(model: torch.nn.Module, groupings: Groupings) -> None:
 def one_replica(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, groupings: Groupings
 ) -> Iterator[None]:
-    """Give model and optimiser parameters of the size that a replica has, while the model is
-    compiled.
+    """Shrink grouped parameters to one replica's while the model is compiled.
+
+    It changes the parameters of model and optimiser.
     """
     parameters = dict(model.named_parameters())
     small = {
@@ -175,8 +179,9 @@ class GroupedParameter:
         shards: int,
         variable_retrieval_mode: VariableRetrievalMode,
     ) -> None:
-        """Give groups of ``shards`` replicas values of their own. Takes effect at the next
-        compilation.
+        """Give groups of ``shards`` replicas values of their own.
+
+        Takes effect at the next compilation.
         """
         self._asked[self._name] = (
             comm_group_type,

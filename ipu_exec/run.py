@@ -118,8 +118,9 @@ def _count(words: str) -> int:
 
 
 def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
-    """The path of a placement of the script's Blocks on so many IPUs, the quickest by the profile
-    of a compile.
+    """The path of a placement of the script's Blocks on that many IPUs.
+
+    It is the quickest one by the profile of a compile.
 
     The file lasts as long as this process. Error where the script does not compile or no such split
     can run.
@@ -173,8 +174,9 @@ def _with_autoreport(directory: str) -> str:
 
 
 def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
-    """Run the source as ``python script arguments`` would. Gives 1 where it raised, and prints the
-    traceback.
+    """Run the source as ``python script arguments`` would.
+
+    Gives 1 where it raised, and prints the traceback.
     """
     module = ModuleType("__main__")
     module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)

@@ -1,5 +1,6 @@
-"""PopTorch's operators that look for something: farthest and nearest points, and the likeliest
-labels (CTC).
+"""PopTorch's operators that look for something.
+
+Farthest and nearest points, and the likeliest labels (CTC).
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ def ctc_beam_search_decoder(
     beam_width: int = 100,
     top_paths: int = 1,
 ) -> list[torch.Tensor]:
-    """The likeliest label sequences (prefix beam search, Graves and Jaitly 2014; repeats and blanks
-    merged).
+    """The likeliest label sequences, by prefix beam search.
+
+    After Graves and Jaitly, 2014; repeats and blanks are merged.
 
     ``probs``: log probabilities [time, batch, classes]; ``lengths``: time steps of each entry
     [batch]. Gives the paths' log probabilities [batch, paths], their lengths [batch, paths] and
@@ -165,8 +167,9 @@ def _(
 
 
 def _beams(rows: list[list[float]], blank: int, width: int) -> list[tuple[tuple[int, ...], float]]:
-    """Paths with their log probability, likeliest first. A beam has two: ending in a blank, and in
-    its last label.
+    """Paths with their log probability, likeliest first.
+
+    A beam has two: ending in a blank, and in its last label.
     """
     none = -math.inf
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, none)}

@@ -1,5 +1,8 @@
-"""The vendor's module names answered by ours: ``poptorch`` is `ipu_exec`, ``popart`` the values of
-its options, ``pva`` `profiler.pva`.
+"""The vendor's module names answered by ours.
+
+``poptorch`` is `ipu_exec`, ``popart`` the values of its options, ``pva`` `profiler.pva`.
+``lightning_graphcore`` is `ipu_exec.lightning`, which also restores Lightning's IPU names when the
+script imports Lightning; nothing does so before.
 
 ``ipu-run`` asks for it in a script's process, and the environment in those that load its data.
 """
@@ -10,10 +13,13 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
-STAND_IN_VARIABLE = (
-    "IPUSCOPE_STAND_IN"  # set by ipu-run: in processes of the script, too, poptorch is ipu_exec
-)
+from ipu_exec import on_import
+
+# set by ipu-run: in processes of the script, too, poptorch is ipu_exec
+STAND_IN_VARIABLE = "IPUSCOPE_STAND_IN"
 _STANDS_FOR = {
     "poptorch": "ipu_exec",
     "popart": "ipu_exec.popart",
@@ -23,8 +29,9 @@ _STANDS_FOR = {
 
 
 def stand_in() -> None:
-    """Make our packages answer to the vendor's names, each module under both, so that its classes
-    exist once.
+    """Make our packages answer to the vendor's names.
+
+    Each module is registered under both, so that its classes exist once.
 
     Processes that load data are told by the environment to do so too.
     """
@@ -36,3 +43,28 @@ def stand_in() -> None:
         for name, module in list(sys.modules.items()):
             if name == ours or name.startswith(f"{ours}."):
                 sys.modules[theirs + name[len(ours) :]] = module
+    _stand_in_for_lightning()
+
+
+_LIGHTNINGS = ("lightning.pytorch", "pytorch_lightning")  # two copies of one library
+_GRAPHCORE = "lightning_graphcore"
+_GRAPHCORE_MODULES = ("accelerator", "precision", "strategy", "utils")
+_OLD_NAMES = "ipu_exec.lightning.old_names"
+
+
+def _stand_in_for_lightning() -> None:
+    """Only as the script imports it: it takes seconds, and few scripts do."""
+    modules = {f"{_GRAPHCORE}.{name}": False for name in _GRAPHCORE_MODULES}
+    if not on_import.answer({_GRAPHCORE: True, **modules}, _graphcore):
+        return  # done before
+    for package in _LIGHTNINGS:
+        on_import.after(package, lambda package=package: _restore(package))  # type: ignore[misc]
+
+
+def _graphcore(module: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = importlib.import_module(_OLD_NAMES).graphcore(module)
+    return found
+
+
+def _restore(package: str) -> None:
+    importlib.import_module(_OLD_NAMES).restore(package)

@@ -17,8 +17,9 @@ from ipu_exec.errors import UsageError
 
 
 class ICustomArgParser(ABC):
-    """Takes a user's structure apart into tensors and puts it together again; see
-    `registerCustomArgParser`.
+    """Takes a user's structure apart into tensors and puts it together again.
+
+    See `registerCustomArgParser`.
     """
 
     @abstractmethod
@@ -27,8 +28,9 @@ class ICustomArgParser(ABC):
 
     @abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """A structure like ``original_structure`` with the iterator's tensors, in the order of
-        `yieldTensors`.
+        """A structure like ``original_structure`` with the iterator's tensors.
+
+        They come in the order of `yieldTensors`.
         """
 
 
@@ -51,8 +53,9 @@ def parser_of(value: object) -> ICustomArgParser | None:
 
 
 class _Like:
-    """What is rebuilt from: equal for structures of one class, so that trees of different tensors
-    compare equal.
+    """What a structure is rebuilt from.
+
+    Equal for structures of one class, so that trees of different tensors compare equal.
     """
 
     def __init__(self, structure: Any) -> None:
@@ -69,8 +72,9 @@ class _Like:
 
 
 def learn(tree: Any) -> None:
-    """Make pytree know every container in ``tree`` that it takes for a leaf and that can be taken
-    apart.
+    """Register the containers in ``tree`` that pytree takes for leaves.
+
+    Only those that can be taken apart.
     """
     while unknown := next((leaf for leaf in tree_leaves(tree) if _can_be_taken_apart(leaf)), None):
         _register(type(unknown))

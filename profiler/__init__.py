@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from profiler.errors import ProfileError
+from profiler.errors import ProfileError, ProfileTaken
 from profiler.report import Report, open_report
 from profiler.writer import ProfileWriter
 
-__all__ = ["ProfileError", "ProfileWriter", "Report", "open_report"]
+__all__ = ["ProfileError", "ProfileTaken", "ProfileWriter", "Report", "open_report"]

@@ -28,8 +28,9 @@ class Coded:
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
-    """The same integers in the narrowest little-endian signed type; ValueError for anything but
-    integers in a row.
+    """The same integers in the narrowest little-endian signed type.
+
+    ValueError for anything but integers in a row.
     """
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iub":

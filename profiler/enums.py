@@ -22,8 +22,9 @@ class Role(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which part of a training step a piece of the program is; copies, syncs and waits have none
-    (the empty text).
+    """Which part of a training step a piece of the program is.
+
+    Copies, syncs and waits have none (the empty text).
     """
 
     FORWARD = "forward"

@@ -1,4 +1,4 @@
-"""The error of this package: a profile that cannot be read or written."""
+"""The errors of this package: a profile that cannot be read or written, or not now."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 
 
 class ProfileError(Exception):
-    """A profile that cannot be read or written: ``path``, ``problem`` (what is wrong) and
-    ``remedy`` (the way out).
+    """A profile that cannot be read or written.
+
+    ``path``, ``problem`` (what is wrong) and ``remedy`` (the way out).
     """
 
     def __init__(self, path: str | os.PathLike[str], problem: str, remedy: str = "") -> None:
@@ -18,3 +19,7 @@ class ProfileError(Exception):
 
     def __reduce__(self) -> tuple[type[ProfileError], tuple[str, str, str]]:
         return type(self), (self.path, self.problem, self.remedy)
+
+
+class ProfileTaken(ProfileError):
+    """A profile that another process is writing."""

@@ -1,5 +1,6 @@
-"""Sentences with numbers: what limits a run, what acting on it would gain, where to look and what
-to change.
+"""Sentences with numbers.
+
+What limits a run, what acting on it would gain, where to look and what to change.
 
 A gain is what the engine's schedule says after the change (`profiler.rebalance.what_if` over the
 profile's own costs), cycles a weight update unless said; tests compile the changed model and hold
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import analysis, units
+from profiler.enums import Direction, Role
 from profiler.memory import what_fills
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
+from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.tile_memory import Choice
 from profiler.report import Report
 
@@ -36,8 +39,10 @@ _LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 
 @dataclass(frozen=True)
 class Insight:
-    """One finding. ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0
-    where unknown; ``at_most``: the cycles are a bound, and no change is known that gains them.
+    """One finding.
+
+    ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown;
+    ``at_most``: the cycles are a bound, and no change is known that gains them.
 
     ``where`` is a page of the viewer with its parameters; ``action`` what to change, and ``change``
     the same for programs (empty: nothing that has a name).
@@ -152,17 +157,15 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
 
 def _even(costs: Costs) -> Costs:
     """The same work, as much of it in every stage."""
-    of_stage = np.bincount(costs.stage, costs.forward + costs.backward)
+    of_stage = np.bincount(costs.stage, costs.cycles.work)
     scale = (of_stage.mean() / np.maximum(1, of_stage))[costs.stage]
-    cycles = ("forward", "backward", "again", "again_end", "again_final")
-    return replace(
-        costs, **{name: (getattr(costs, name) * scale).astype(np.int64) for name in cycles}
-    )
+    return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
 
 
 def _more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
-    """What more micro-batches a weight update gain, a sample: fewer ramps, and an update that more
-    share. One change with two causes, whose gains add up to what it gains.
+    """What more micro-batches a weight update gain, a sample.
+
+    Fewer ramps, and an update that more share: one change with two causes, whose gains add up.
     """
     many = costs.micro_batches * _MORE_MICRO_BATCHES
     longer = what_if(replace(costs, micro_batches=many), present.assignment)
@@ -213,15 +216,16 @@ def _ramps_and_update(prediction: Prediction) -> tuple[int, int]:
 
 def _host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     none, now = np.zeros(len(costs), dtype=np.int64), present.total
-    without = replace(costs, stream_in=none, stream_out=none, load=none, unload=none)
-    waits = now - what_if(without, present.assignment).total
-    overlapped = bool(len(costs.load) and (costs.load.any() or costs.unload.any()))
+    streams = costs.streams
+    silent = replace(streams, stream_in=none, stream_out=none, load=none, unload=none)
+    waits = now - what_if(replace(costs, streams=silent), present.assignment).total
+    overlapped = bool(len(streams.load) and (streams.load.any() or streams.unload.any()))
     if overlapped:
         detail = (
             "What I/O tiles move takes longer than the work beside it, or comes before the first"
             " and after the last."
         )
-    elif costs.stream_out_once:
+    elif streams.out_once:
         detail = (
             "Inputs move at the start of each pipeline cycle, outputs once at the end of"
             f" {_turn(costs)}, while nobody computes."
@@ -267,19 +271,22 @@ def _less_to_host(
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Changes that send the host less: cycles that they save, in words, and for programs."""
     mode = str(report.options.get("outputMode", "Default"))
-    often = costs.training and not costs.stream_out_once and costs.micro_batches > 1
-    if often and len(costs.stream_out) and costs.stream_out.any():
-        fewer = replace(costs, stream_out_once=True)
-        saved = present.total - what_if(fewer, present.assignment).total
+    streams = costs.streams
+
+    def saves(less: HostStreams) -> int:
+        return present.total - what_if(replace(costs, streams=less), present.assignment).total
+
+    often = costs.training and not streams.out_once and costs.micro_batches > 1
+    if often and streams.stream_out.any():
+        saved = saves(replace(streams, out_once=True))
         yield saved, f"OutputMode.Final instead of {mode}", {"outputMode": "Final"}
     tensors = analysis.host_tensors(report)
     returned = tensors[(tensors["way"] == "out") & (tensors["bytes"] >= _LEAST_RETURNED)]
     if costs.training and len(returned):
         first = returned.iloc[0]
-        left = (costs.stream_out * (1 - first["share"])).astype(np.int64)
-        left = np.maximum(left, costs.stream_out > 0)  # the loss still goes back: a transfer stays
-        fewer = replace(costs, stream_out=left)
-        saved = present.total - what_if(fewer, present.assignment).total
+        left = (streams.stream_out * (1 - first["share"])).astype(np.int64)
+        left = np.maximum(left, streams.stream_out > 0)  # the loss still goes: a transfer stays
+        saved = saves(replace(streams, stream_out=left))
         words = f"Do not return {first['name']} from the model where only the loss is needed"
         yield saved, words, {"not_returned": str(first["name"])}
 
@@ -290,10 +297,10 @@ def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
     if not alone or overlapped or costs.micro_batches == 1:
         return ""
     none = np.zeros(len(costs), dtype=np.int64)
-    unload = none if costs.stream_out_once else costs.stream_out
-    moved = replace(costs, stream_in=none, load=costs.stream_in, unload=unload)
-    kept = moved if costs.stream_out_once else replace(moved, stream_out=none)
-    saved = present.total - what_if(kept, present.assignment).total
+    beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
+    if not costs.streams.out_once:
+        beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
+    saved = present.total - what_if(replace(costs, streams=beside), present.assignment).total
     return (
         f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
         " ShardedExecution, TensorLocations.numIOTiles(32), set_overlap_for_input and"
@@ -306,24 +313,31 @@ def _turn(costs: Costs) -> str:
 
 
 def _balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
-    """Operators of the slowest stage whose tiles work unevenly; at most what an even share of the
-    same work would gain.
+    """Operators of the slowest stage whose tiles work unevenly.
+
+    They gain at most what an even share of the same work would.
     """
     ops, stages = analysis.operators(report), report.stages
     if not len(stages):
         return []
     slow = stages.iloc[int(stages["cycles"].to_numpy().argmax())]["stage"]
-    ops = ops[(ops["stage"] == slow) & (ops["direction"].isin(["forward", "backward"]))]
+    ops = ops[
+        (ops["stage"] == slow) & ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])
+    ]
     found = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:
         if not 0 <= int(row.block) < len(costs):
             continue
-        spent = np.array(getattr(costs, row.direction))
+        forward = row.direction == Direction.FORWARD
+        spent = np.array(costs.cycles.forward if forward else costs.cycles.backward)
         spent[int(row.block)] -= min(int(row.lost_cycles), int(spent[int(row.block)]))
-        forward = row.direction == "forward"
-        less = replace(costs, forward=spent) if forward else replace(costs, backward=spent)
-        even = what_if(less, present.assignment)
+        less = (
+            replace(costs.cycles, forward=spent)
+            if forward
+            else replace(costs.cycles, backward=spent)
+        )
+        even = what_if(replace(costs, cycles=less), present.assignment)
         found.append(
             Insight(
                 f"{row.name} uses its tiles unevenly, in the slowest stage",
@@ -362,7 +376,7 @@ def _memory(report: Report, costs: Costs | None) -> list[Insight]:
         )
     ]
     memory = report.memory(ipu)
-    state = memory[(memory["role"] == "optimiser state")]
+    state = memory[memory["role"] == Role.OPTIMISER_STATE]
     size = int(state["max_tile_bytes"].sum())
     if size > 0.05 * limit:
         found += [*_off_chip(report, costs, ipu, size), *_in_parts(report, ipu, size)]
@@ -370,8 +384,9 @@ def _memory(report: Report, costs: Costs | None) -> list[Insight]:
 
 
 def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[Insight]:
-    """What it would take to keep optimiser state in streaming memory: advice only where that is
-    cheap.
+    """What it would take to keep optimiser state in streaming memory.
+
+    It is advised only where that is cheap.
     """
     if costs is None or costs.offload or not costs.training:
         return []
@@ -438,4 +453,4 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
 
 def _states(report: Report) -> pd.DataFrame:
     variables = report.variables
-    return variables[variables["role"] == "optimiser state"]
+    return variables[variables["role"] == Role.OPTIMISER_STATE]

@@ -19,8 +19,9 @@ BLOCK_CELLS = 1 << 17  # steps x tiles held at a time: what stays in a core's ca
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Variables' lifetimes: ``vector[i]`` is the row of ``vectors`` [vector, tile] that variable i
-    takes.
+    """Variables' lifetimes.
+
+    ``vector[i]`` is the row of ``vectors`` [vector, tile] that variable i takes.
     """
 
     start: np.ndarray
@@ -30,11 +31,13 @@ class Intervals:
 
     @property
     def tiles(self) -> int:
+        """Tiles of one IPU."""
         return int(self.vectors.shape[1])
 
     def dtype(self, base: np.ndarray) -> type[np.signedinteger[Any]]:
-        """The integers that hold what could live at once on a tile, with ``base``: half as wide is
-        twice as quick.
+        """The integers that hold what could live at once on a tile, with ``base``.
+
+        Half as wide is twice as quick.
         """
         widest = self.vectors.max(axis=1, initial=0)[self.vector].sum(dtype=np.float64) + base.max(
             initial=0
@@ -63,8 +66,9 @@ def total(vectors: np.ndarray, vector: np.ndarray) -> np.ndarray:
 def blocks(
     intervals: Intervals, first: int, last: int, base: np.ndarray, rows: int = 0
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``, ``base``
-    (over tiles) included.
+    """(step, bytes[steps, tiles]) for consecutive pieces of ``first <= step < last``.
+
+    ``base`` (int64[tiles]) is included.
 
     Pieces, of the integers that are wide enough, have ``rows`` steps (0: as many as `BLOCK_CELLS`
     allows), the last one what is left. A piece is the caller's only until the next one.
@@ -91,8 +95,9 @@ def blocks(
 def _changes(
     intervals: Intervals, first: int, last: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step, row of vectors, how many more of it) for ``first < step < last``, sorted, equal ones
-    merged.
+    """Changes of what is live: (step, row of vectors, difference), sorted and merged.
+
+    Only steps ``first < step < last``.
     """
     step = np.concatenate([intervals.start, intervals.stop])
     row = np.concatenate([intervals.vector, intervals.vector])
@@ -121,8 +126,9 @@ def resampled(
     shape: tuple[int, int],
     always: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`byte_map` in fewer cells, each the maximum of the cells it stands for, so that no peak is
-    lost.
+    """`byte_map` in fewer cells, each the maximum of those it replaces.
+
+    No peak is lost.
 
     ``shape`` (steps, tiles) is cut to what there is: nothing is ever stretched.
     """
@@ -145,9 +151,10 @@ def resampled(
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the whole map comes down to. Over steps: ``step_total``, ``max_tile``,
-    ``max_tile_bytes``; over tiles: ``tile_peak`` and the first step at which it is reached,
-    ``tile_peak_step``.
+    """What the whole map comes down to.
+
+    Over steps: ``step_total``, ``max_tile``, ``max_tile_bytes``; over tiles: ``tile_peak`` and the
+    first step at which it is reached, ``tile_peak_step``.
     """
 
     step_total: np.ndarray

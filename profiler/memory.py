@@ -40,8 +40,9 @@ def what_fills(named: tuple[tuple[str, int], ...], always_live: int, limit: int)
 
 @dataclass(frozen=True, slots=True)
 class IpuVariables:
-    """The variables of one IPU as columns, an entry per variable; ``vector`` is a row of
-    ``vectors`` [vector, tile].
+    """The variables of one IPU as columns, an entry per variable.
+
+    ``vector`` is a row of ``vectors`` [vector, tile].
     """
 
     ipu: int
@@ -122,8 +123,9 @@ def tile_totals(
 
 
 def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int]]:
-    """(category, role, bytes, bytes on the fullest tile) of all that is live at a step, largest
-    first.
+    """What is live at a step, largest first.
+
+    Rows are (category, role, bytes, bytes on the fullest tile).
     """
     found = []
     live = variables.live(step)

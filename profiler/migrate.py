@@ -8,10 +8,11 @@ Nothing else has changed, so that our reader reads all of them and only SQL need
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from profiler import plain, records, schema
+from profiler import older, records, schema
 from profiler.errors import ProfileError
 from profiler.reader import Reader
 from profiler.report import Report
@@ -24,8 +25,9 @@ def is_old(report: Report) -> bool:
 
 
 def upgrade(path: str | os.PathLike[str]) -> Path:
-    """Rewrite a finished profile in the present format, in its place; the old one stays until the
-    new one is whole.
+    """Rewrite a finished profile in the present format, in its place.
+
+    The old one stays until the new one is whole.
 
     ProfileError where it cannot be read, is not finished, or has the present format already.
     """
@@ -49,13 +51,13 @@ def upgrade(path: str | os.PathLike[str]) -> Path:
                     if reader.version > 1 or record not in records.SINCE_2:
                         writer.add(_rows(reader, record))
                 if reader.count(records.Variable):
-                    writer.add(plain.tile_memory(report))
+                    writer.add(tile_memory(report))
                 kept = {
                     key: value
                     for key, value in reader.meta.items()
                     if key not in ("format", "complete")
                 }
-                writer.meta(**kept)
+                writer.meta(**{**older.machine(report.target.clock_hz), **kept})
                 return writer.publish()
 
 
@@ -70,3 +72,15 @@ def _rows(reader: Reader, record: type[Any]) -> list[Any]:
         else:
             cells.append(values.tolist())
     return [record(*row) for row in zip(*cells, strict=True)]
+
+
+def tile_memory(report: Report) -> Iterator[records.TileMemory]:
+    """What a report's variables take on each tile: for profiles whose writer did not know."""
+    for ipu in range(report.target.num_ipus):
+        frame = report.tiles(ipu)
+        columns = [
+            frame[name].tolist()
+            for name in ("total", "total_excluding_gaps", "always_live", "overflow")
+        ]
+        for tile, values in enumerate(zip(*columns, strict=True)):
+            yield records.TileMemory(ipu, tile, *values)

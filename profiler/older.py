@@ -13,6 +13,7 @@ import numpy as np
 
 from profiler import records
 from profiler.enums import BodyTask, Purpose, Role
+from profiler.names import popart_names
 
 Columns = dict[str, np.ndarray]
 
@@ -43,20 +44,38 @@ _MOVED = ("/stash", "/restore")
 _CODE = "/exchange code"
 
 
+def machine(clock_hz: float) -> dict[str, float]:
+    """What headers did not say of the machine in formats 1 and 2: cycles, and bytes a cycle."""
+    return {
+        "host_latency": round(9e-6 * clock_hz),
+        "link_hop_latency": 0.16e-6 * clock_hz,
+        "external_sync": 600,
+        "stream_step": 257,
+        "slice_cycles": 403,
+        "slice_bytes_per_cycle": 4,
+        "streaming_bytes_per_cycle": 5e9 / clock_hz,
+    }
+
+
 def completed(
     record: type[Any], columns: Columns, stored: Callable[[type[Any]], Columns]
 ) -> Columns:
-    """The columns of an older file's table with those that its format did not have, in the order of
-    the record's fields. ``stored`` gives what the file has of other tables.
+    """The columns of an older file's table with those its format did not have.
+
+    They come in the order of the record's fields. ``stored`` gives what the file has of other
+    tables.
     """
     if record is records.Body:
         return {**columns, "task": body_tasks(columns)}
+    if record is records.Op:
+        return {**columns, "popart_name": _words(popart_names(columns["name"], _kinds(columns)))}
     if record is records.Step:
         tensors = _tensors(stored(records.Variable))
         return {
             **columns,
             "purpose": step_purposes(columns, stored(records.Body)),
             "tensor": _numbers([_moved(name, tensors) for name in columns["name"]]),
+            "code": np.full(len(columns["id"]), -1, dtype=np.int64),
         }
     tensors = _tensors(columns)
     return {
@@ -70,6 +89,12 @@ def completed(
         ),
         "step": _code_of_exchange(columns, stored(records.Step)),
     }
+
+
+def _kinds(ops: Columns) -> list[str]:
+    """Of each operator, PyTorch's words for it, capitalised."""
+    words = (str(aten).split(".")[1:2] or [""] for aten in ops["aten"])
+    return ["".join(part.capitalize() for part in word.split("_")) for (word,) in words]
 
 
 def body_tasks(bodies: Columns) -> np.ndarray:
@@ -132,8 +157,10 @@ def _moved(step: str, tensors: dict[str, int]) -> int:
 
 
 def _code_of_exchange(variables: Columns, steps: Columns) -> np.ndarray:
-    """Of each variable with the code of an exchange the step; of steps that have operator and name
-    in common, the first have the variables of that name, in order. -1 for others.
+    """Of each variable with the code of an exchange the step.
+
+    Of steps that have operator and name in common, the first have the variables of that name, in
+    order. -1 for others.
     """
     waiting: dict[tuple[int, int, str], list[int]] = {}
     order = np.lexsort((steps["position"], steps["ipu"]))

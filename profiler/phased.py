@@ -33,8 +33,9 @@ class Phases:
 
 
 def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
-    """One micro-batch after another, each through its phases. A 'pipeline cycle' is one micro-batch
-    here.
+    """One micro-batch after another, each through its phases.
+
+    A 'pipeline cycle' is one micro-batch here.
     """
     host = _host_of_each(costs, micro_batches)
     placed = _place(costs, phases, host.begin)

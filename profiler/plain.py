@@ -1,5 +1,6 @@
-"""What vectors hold, as rows: so that plain SQL, and SQL written for the vendor's files, can be
-asked of a profile.
+"""What vectors hold, as rows.
+
+So that plain SQL, and SQL written for the vendor's files, can be asked of a profile.
 
 Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on
 tiles, the steps of bodies, the tasks of traces) are therefore also kept as rows, each in its most
@@ -10,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from profiler import records
-
-if TYPE_CHECKING:
-    from profiler.report import Report
+from profiler.trace import step_kind, waits_as_syncs
 
 
 def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
@@ -35,8 +34,9 @@ def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
 
 
 def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivity]:
-    """Of each step, from its vectors over tiles; an exchange's tiles are those that receive or
-    send.
+    """Of each step, from its vectors over tiles.
+
+    An exchange's tiles are those that receive or send.
     """
     known: dict[int, tuple[int, int, int, float, float]] = {}
     for step in steps:
@@ -61,8 +61,10 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
 
 
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
-    """Of cycles over tiles: how many tiles work, cycles until the first and the last of them has
-    finished, and mean over most work, of all tiles and of those.
+    """Of cycles over tiles.
+
+    How many tiles work, cycles until the first and the last of them has finished, and mean over
+    most work, of all tiles and of those.
     """
     busy = cycles[cycles > 0]
     most = int(cycles.max(initial=0))
@@ -71,17 +73,19 @@ def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
     return len(busy), int(busy.min()), most, float(cycles.mean() / most), float(busy.mean() / most)
 
 
-def body_steps(bodies: Iterable[records.Body]) -> Iterator[records.BodyStep]:
-    """Of each body, its steps in order."""
+def body_steps(bodies: Iterable[records.Body], known: Known) -> Iterator[records.BodyStep]:
+    """Of each body, its steps in order; a wait's is an external sync of its IPU."""
     for body in bodies:
         steps, starts = _columns(f"body {body.id}", body.steps, body.starts)
+        if body.id in known.waits and not steps and body.ipu in known.external_sync:
+            steps, starts = [known.external_sync[body.ipu]], [0]
         stops = [*starts[1:], -1][: len(starts)]
         for position, row in enumerate(zip(steps, starts, stops, strict=True)):
             yield records.BodyStep(body.id, position, *row)
 
 
-def tasks(trace: records.Trace, steps_of: dict[int, int]) -> Iterator[records.Task]:
-    """Of a trace, its tasks in order. ``steps_of``: body -> how many steps it has."""
+def tasks(trace: records.Trace, known: Known) -> Iterator[records.Task]:
+    """Of a trace, its tasks in order, waits as external syncs (`profiler.trace.waits_as_syncs`)."""
     columns = _columns(
         f"trace {trace.id}",
         trace.task_body,
@@ -91,11 +95,32 @@ def tasks(trace: records.Trace, steps_of: dict[int, int]) -> Iterator[records.Ta
         trace.task_start,
         trace.task_end,
     )
+    kept, starts, waited = _waits(columns, known)
+    columns[4] = starts
     first = 0
-    for position, row in enumerate(zip(*columns, strict=True)):
-        count = steps_of.get(row[0], 0)
+    for position, row in enumerate(zip(*columns, waited, strict=True)):
+        if not kept[position]:
+            continue
+        count = known.steps_of.get(row[0], 0)
         yield records.Task(trace.id, position, first, count, *row)
         first += count
+
+
+def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int], list[int]]:
+    """Of tasks: whether each stays, its start, and the cycles of it that are waiting."""
+    body, ipu, _, _, start, end = (np.array(column, dtype=np.int64) for column in columns)
+    alone = np.flatnonzero(~np.isin(body, list(known.beside)))  # one after the other on an IPU
+    alone = alone[np.lexsort((start[alone], ipu[alone]))]
+    found = waits_as_syncs(
+        ipu[alone],
+        start[alone],
+        end[alone],
+        np.isin(body[alone], list(known.waits)),
+        np.isin(body[alone], list(known.syncs)),
+    )
+    kept, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
+    kept[alone], start[alone], waited[alone] = found.kept, found.start, found.waited
+    return kept.tolist(), start.tolist(), waited.tolist()
 
 
 def _columns(what: str, *vectors: Any) -> list[list[int]]:
@@ -116,25 +141,56 @@ class Known:
         default_factory=dict
     )  # -> iterations, their cycles and steps
     executed: int = 0  # steps of the runs so far
+    external_sync: dict[int, int] = field(default_factory=dict)  # IPU -> its first such step
+    # bodies that are waits, that are external syncs, and that run beside the others
+    waits: set[int] = field(default_factory=set)
+    syncs: set[int] = field(default_factory=set)
+    beside: set[int] = field(default_factory=set)
 
     def copy(self) -> Known:
-        return Known(dict(self.steps_of), dict(self.traces), self.executed)
+        """An independent copy, to go back to after an error."""
+        return Known(
+            dict(self.steps_of),
+            dict(self.traces),
+            self.executed,
+            dict(self.external_sync),
+            set(self.waits),
+            set(self.syncs),
+            set(self.beside),
+        )
+
+    def add_steps(self, steps: Iterable[records.Step]) -> None:
+        """Remember the first external sync of each IPU."""
+        for step in steps:
+            if step_kind(step.type, step.purpose) == "external sync":
+                self.external_sync.setdefault(step.ipu, step.id)
+
+    def add_bodies(self, bodies: Iterable[records.Body]) -> None:
+        """Remember what the bodies are and how many steps each has, a wait's sync included."""
+        for body in bodies:
+            of_kind = {"idle": self.waits, "external sync": self.syncs, records.BESIDE: self.beside}
+            if body.kind in of_kind:
+                of_kind[body.kind].add(body.id)
+            waits = body.kind == "idle" and body.ipu in self.external_sync
+            self.steps_of[body.id] = len(body.steps) or int(waits)
 
 
 def derived(rows: Iterable[Any], known: Known) -> list[Any]:
-    """The rows to keep beside ``rows``, but for variables, whose vectors the writer knows the ids
-    of.
+    """The plain rows to keep beside ``rows``, except those of variables.
+
+    The ids of their vectors are known to the writer only.
 
     ``known`` gains what is among them.
     """
     of: dict[type[Any], list[Any]] = {}
     for row in rows:
         of.setdefault(type(row), []).append(row)
-    bodies = of.get(records.Body, [])
-    found: list[Any] = [*step_activity(of.get(records.Step, ())), *body_steps(bodies)]
-    known.steps_of.update((body.id, len(body.steps)) for body in bodies)
+    bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
+    known.add_steps(program_steps)
+    known.add_bodies(bodies)
+    found: list[Any] = [*step_activity(program_steps), *body_steps(bodies, known)]
     for trace in of.get(records.Trace, ()):
-        added = list(tasks(trace, known.steps_of))
+        added = list(tasks(trace, known))
         found += added
         known.traces[trace.id] = (
             trace.iterations,
@@ -148,15 +204,3 @@ def derived(rows: Iterable[Any], known: Known) -> list[Any]:
             found.append(records.Iteration(run.id, i, run.trace, known.executed + i * steps, start))
         known.executed += iterations * steps
     return found
-
-
-def tile_memory(report: Report) -> Iterator[records.TileMemory]:
-    """What a report's variables take on each tile: for profiles whose writer did not know."""
-    for ipu in range(report.target.num_ipus):
-        frame = report.tiles(ipu)
-        columns = [
-            frame[name].tolist()
-            for name in ("total", "total_excluding_gaps", "always_live", "overflow")
-        ]
-        for tile, values in enumerate(zip(*columns, strict=True)):
-            yield records.TileMemory(ipu, tile, *values)

@@ -24,7 +24,6 @@ import numpy as np
 
 from profiler import codec, older, records, schema
 from profiler.errors import ProfileError
-from profiler.writer import PARTIAL_SUFFIX
 
 # Where a run leaves its profile below a directory, in the order in which they are tried
 # (docs/libpva.md#files-of-a-run).
@@ -35,6 +34,7 @@ MAX_ELEMENTS = 1 << 26  # of all vectors asked for at once whose length nothing 
 _NO_VECTOR = -1
 VECTOR_CACHE_BYTES = 1 << 28
 _HEADER_BYTES = 100
+_WAL = 2  # read and write version in the header of a database that keeps a write-ahead log
 _MAGIC = b"SQLite format 3\0"
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _FOREIGN = "Give a profile.pop that IPUscope wrote, or the directory of one"
@@ -56,12 +56,12 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
         for name in NAMES:
             if (given / name).is_file():
                 return given / name
-        partial = [given / (name + PARTIAL_SUFFIX) for name in NAMES]
+        partial = [given / (name + schema.PARTIAL_SUFFIX) for name in NAMES]
         problem = f"the directory has neither of {', '.join(NAMES)}"
     elif given.exists():
         return given
     else:
-        partial = [given.with_name(given.name + PARTIAL_SUFFIX)]
+        partial = [given.with_name(given.name + schema.PARTIAL_SUFFIX)]
         problem = "there is no such file"
     unfinished = [str(file) for file in partial if file.is_file()]
     if unfinished:
@@ -72,16 +72,20 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
 
 
 class Reader:
-    """Columns and vectors of one profile. May be shared between threads."""
+    """Columns and vectors of one profile. May be shared between threads.
+
+    ``uri``: how SQLite opens what is read, strictly read-only, without a file made beside it.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_profile(path)
+        self.uri = ""
         self._lock = threading.RLock()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._vectors: dict[int, np.ndarray] = {}
         self._vector_bytes = 0
-        self.version = _check_header(self.path)
-        self.partial = self.path.name.endswith(PARTIAL_SUFFIX)
+        self.version, self._keeps_log = _check_header(self.path)
+        self.partial = self.path.name.endswith(schema.PARTIAL_SUFFIX)
         try:
             self._connection = self._open()
             self._tables = self._check_tables()
@@ -91,6 +95,7 @@ class Reader:
             raise
 
     def close(self) -> None:
+        """Close the file; closing it again does nothing."""
         if hasattr(self, "_connection"):
             self._connection.close()
         if self._scratch is not None:
@@ -129,6 +134,12 @@ class Reader:
         later = records.SINCE_3.get(record, ()) if self.version < schema.VERSION else ()
         return tuple(column for column in schema.columns(record) if column.name not in later)
 
+    def ids(self, record: type[Any]) -> np.ndarray:
+        """The ids of a table's rows, int64, in order."""
+        self._check_columns(record)
+        cells = tuple(row[0] for row in self._query(f"SELECT id FROM main.{record.table}"))
+        return self._column(record, schema.columns(record)[0], cells)
+
     def count(self, record: type[Any]) -> int:
         """Rows of a table."""
         self._check_columns(record)
@@ -155,8 +166,9 @@ class Reader:
         return values
 
     def _check_columns(self, record: type[Any]) -> None:
-        """A table must be a plain table with our columns: no view or generated column of the file
-        is ever run.
+        """A table must be a plain table with our columns.
+
+        No view or generated column of the file is ever run.
         """
         if record.table not in self._tables:
             raise self.damaged(f"the table {record.table} is missing")
@@ -172,8 +184,9 @@ class Reader:
         return self.vectors([id], length)[id]
 
     def vectors(self, ids: Iterable[int], length: int | None = None) -> dict[int, np.ndarray]:
-        """Vectors by id, each once; negative ids are left out. They are read-only: other readers
-        share them.
+        """Vectors by id, each once; negative ids are left out.
+
+        They are read-only: other readers share them.
         """
         wanted = sorted({int(id) for id in ids if id >= 0})
         with self._lock:
@@ -240,20 +253,25 @@ class Reader:
 
     def _open(self) -> sqlite3.Connection:
         with self._errors():
-            if not self.partial:
-                # A published profile never changes in place; immutable keeps SQLite from looking
-                # for journals.
-                return _connect(self.path, "mode=ro&immutable=1")
+            if not self.partial or self._keeps_log:
+                # A published profile never changes in place, and our partial files never have a
+                # log: immutable keeps SQLite from looking for journals, and from making any.
+                return self._connect(self.path, "mode=ro&immutable=1")
             try:
-                connection = _connect(self.path, "mode=ro")
+                connection = self._connect(self.path, "mode=ro")
                 connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
                 return connection
             except sqlite3.Error:
                 return self._recover()
 
+    def _connect(self, path: Path, mode: str) -> sqlite3.Connection:
+        self.uri = f"file:{quote(os.fsencode(path.absolute()))}?{mode}"
+        return _connect(self.uri)
+
     def _recover(self) -> sqlite3.Connection:
-        """Open a copy of a partial file whose writer died in a commit: its journal is rolled back
-        there, not here.
+        """Open a copy of a partial file whose writer died in a commit.
+
+        Its journal is rolled back there, not here.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="ipuscope-")
         copy = Path(self._scratch.name) / self.path.name
@@ -263,7 +281,7 @@ class Reader:
         # delete that file.
         if journal.is_file() and not journal.read_bytes().endswith(_JOURNAL_MAGIC):
             shutil.copyfile(journal, copy.with_name(journal.name))
-        return _connect(copy, "mode=rw")
+        return self._connect(copy, "mode=rw")
 
     def _check_tables(self) -> set[str]:
         rows = self._query(
@@ -287,8 +305,7 @@ class Reader:
         return meta
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    uri = f"file:{quote(str(path.absolute()))}?{mode}"
+def _connect(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     for limit, value in (
         (sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES),
@@ -305,9 +322,10 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _check_header(path: Path) -> int:
-    """The format's version, after checks of the first 100 bytes: magic, application id, version,
-    size of the file.
+def _check_header(path: Path) -> tuple[int, bool]:
+    """The format's version, and whether the file says that it keeps a log beside it.
+
+    After checks of the first 100 bytes: magic, application id, version, size of the file.
 
     Source: SQLite's file format, section 1.3.
     """
@@ -340,9 +358,9 @@ def _check_header(path: Path) -> int:
     if version < 1:
         raise ProfileError(path, f"the profile has format {version}, which never was", _DAMAGED)
     expected = (65536 if page_size == 1 else page_size) * pages
-    if size < expected and not path.name.endswith(PARTIAL_SUFFIX):
+    if size < expected and not path.name.endswith(schema.PARTIAL_SUFFIX):
         raise ProfileError(path, f"the file is cut off: {size} bytes of {expected}", _DAMAGED)
-    return int(version)
+    return int(version), _WAL in header[18:20]
 
 
 def one_row(reader: Reader, record: type[Any]) -> Any:

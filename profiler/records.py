@@ -164,6 +164,8 @@ class Op:
     cycles: int  # one execution, all of its steps
     estimated: int  # 1 where a generic fallback stood in for a formula
     plan: str  # how it was split over tiles and what the model asked for, in words; "": neither
+    # as PopART names it, each name once: "layer.3/attention/MatMul/1" is the second of its module
+    popart_name: str = ""
 
 
 @dataclass(slots=True)
@@ -204,10 +206,13 @@ class Step:
     bytes_out: Vector | None
     purpose: str = Purpose.OPERATOR  # of profiler.enums.Purpose
     tensor: int = -1  # that it moves; -1: none, or several
+    code: int = -1  # the first step of its IPU that runs the same code, maybe itself; -1: itself
 
 
 @dataclass(slots=True)
 class ComputeSet:
+    """A compute set: what the tiles run between two syncs."""
+
     table: ClassVar[str] = "compute_set_info"
 
     id: int
@@ -219,12 +224,14 @@ class ComputeSet:
 
 @dataclass(slots=True)
 class VertexType:
+    """A type of vertex, with its bytes of code and of state per instance."""
+
     table: ClassVar[str] = "vertex_types"
 
     id: int
     name: str
     code_bytes: int  # on each tile that has one (an estimate)
-    state_bytes: int  # of each instance
+    state_bytes: int  # of each instance, without its fields (category vertexFieldData)
 
 
 @dataclass(slots=True)
@@ -284,8 +291,9 @@ class Use:
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that runs as one on one IPU: forward of a stage, a copy, the weight
-    update...
+    """A piece of program that runs as one on one IPU.
+
+    Forward of a stage, a copy, the weight update...
 
     ``starts`` are relative to the body's start; the last step lasts until the end of the task it
     runs in.
@@ -308,8 +316,9 @@ class Body:
 
 @dataclass(slots=True)
 class Trace:
-    """The execution of one call, stored by repetition: one device iteration as tasks, and how often
-    it recurs.
+    """The execution of one call, stored by repetition.
+
+    One device iteration as tasks, and how often it recurs.
 
     The six columns have an entry per task. A task is a Body running on its IPU from start to end
     (cycles, relative to the device iteration). Idle time is stored as tasks too: no gaps, no
@@ -362,8 +371,9 @@ class Run:
 
 @dataclass(slots=True)
 class TileRun:
-    """Neighbouring tiles that have the same number of bytes of a variable; tiles with none are left
-    out.
+    """Neighbouring tiles that have the same number of bytes of a variable.
+
+    Tiles with none are left out.
     """
 
     table: ClassVar[str] = "tile_runs"
@@ -408,7 +418,11 @@ class BodyStep:
 
 @dataclass(slots=True)
 class Task:
-    """A Body running in a device iteration of a trace."""
+    """A Body running in a device iteration of a trace.
+
+    Waiting is time of an external sync, as it is on the machine: of the next one, where the IPU
+    waits for it, or of one that is nothing else.
+    """
 
     table: ClassVar[str] = "tasks"
     key: ClassVar[str] = "trace, position"
@@ -423,6 +437,7 @@ class Task:
     pipeline_cycle: int
     start: int  # cycles, relative to the device iteration
     end: int
+    waited: int  # cycles of it that the IPU waited for others
 
 
 @dataclass(slots=True)
@@ -474,7 +489,8 @@ STORED = (
 )
 SINCE_2 = (Use,)  # tables that format 1 did not have
 SINCE_3 = {  # columns that formats 1 and 2 did not have
-    Step: ("purpose", "tensor"),
+    Op: ("popart_name",),
+    Step: ("purpose", "tensor", "code"),
     Variable: ("tensor", "parameter", "step"),
     Body: ("task",),
 }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from profiler import records, trace
+from profiler import integrity, records, trace
 from profiler.liveness import Peaks, resampled
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Columns = dict[str, np.ndarray]
 
-MAX_SLICES = 20_000_000  # of one frame: about 3 GB
+MAX_SLICES = 5_000_000  # of one frame: about 750 MB
 _KEPT_FRAMES = 4  # frames of slices, which may be large
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
 PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
@@ -56,8 +56,9 @@ def open_report(path: str | os.PathLike[str]) -> Report:
 
 
 def number(said: Mapping[str, Any], key: str, default: float) -> float:
-    """An entry of a profile's header or options, if it is a number that can be: a stranger may have
-    written it.
+    """An entry of a profile's header or options, if it is a number that can be.
+
+    A stranger may have written it.
     """
     value = said.get(key, default)
     known = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -76,6 +77,7 @@ class Report:
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
     def close(self) -> None:
+        """Close the file; frames that were read remain."""
         self._reader.close()
 
     def __enter__(self) -> Self:
@@ -93,6 +95,7 @@ class Report:
     def meta(self) -> dict[str, Any]:
         """The header. ``warnings`` says what is missing from the file of an unfinished run."""
         meta: dict[str, Any] = {**_META, **self._reader.meta}
+        self._sound(integrity.of_header(meta))
         warnings = (
             list(meta["warnings"])
             if isinstance(meta["warnings"], list)
@@ -121,13 +124,7 @@ class Report:
     def target(self) -> records.Target:
         """The modelled machine."""
         target: records.Target = one_row(self._reader, records.Target)
-        for name, most in (
-            ("num_ipus", 1 << 16),
-            ("tiles_per_ipu", 1 << 16),
-            ("bytes_per_tile", 1 << 40),
-        ):
-            if not 0 < getattr(target, name) <= most:
-                raise self._reader.damaged(f"a target cannot have {name} = {getattr(target, name)}")
+        self._sound(integrity.of_target(target))
         return target
 
     @cached_property
@@ -146,8 +143,9 @@ class Report:
 
     @cached_property
     def stages(self) -> pd.DataFrame:
-        """Stages: IPU, Blocks, cycles a micro-batch and their ``share`` of the slowest stage's,
-        memory.
+        """Stages: IPU, Blocks, cycles a micro-batch, memory.
+
+        ``share`` is of the slowest stage's cycles.
         """
         stage, block = self._table(records.Stage), self._table(records.Block)
         cycles = stage["forward_cycles"] + stage["backward_cycles"]
@@ -206,9 +204,10 @@ class Report:
         )
 
     def program_steps(self, ipu: int | None = None) -> pd.DataFrame:
-        """Program steps by IPU and position. ``bytes_in``/``bytes_out`` are sums over tiles,
-        ``tile_balance`` the mean over the maximum of all tiles' cycles
-        (docs/libpva.md#execution), NaN where no tile's cycles are known.
+        """Program steps by IPU and position.
+
+        ``bytes_in``/``bytes_out`` are sums over tiles, ``tile_balance`` the mean over the maximum
+        of all tiles' cycles (docs/libpva.md#execution), NaN where no tile's cycles are known.
         """
         return self._keep(("program_steps", ipu), lambda: self._of_ipu(self._program_steps, ipu))
 
@@ -219,6 +218,7 @@ class Report:
         total, largest, busy = self._vector_sums(cycles)
         bytes_in, _, receivers = self._vector_sums(received)
         bytes_out, _, senders = self._vector_sums(sent)
+        self._sound(integrity.of_sums("program_steps", total, bytes_in, bytes_out))
         with np.errstate(divide="ignore", invalid="ignore"):
             balance = np.where(
                 cycles < 0, np.nan, np.where(largest > 0, total / (self._tiles * largest), 1.0)
@@ -246,9 +246,41 @@ class Report:
         order = np.lexsort((step["position"], step["ipu"]))
         return _frame({name: values[order] for name, values in columns.items()})
 
+    @cached_property
+    def body_steps(self) -> pd.DataFrame:
+        """The steps of every body, one after the other.
+
+        ``body, task, ipu, stage, direction`` are the body's; ``step, op, tensor, kind, purpose,
+        name`` the step's, or the body's where it has no step (-1); ``start`` counts cycles from the
+        body's start.
+        """
+        body, step, rows = self._table(records.Body), self._steps, self._bodies
+        at = np.repeat(np.arange(len(rows.count)), rows.count)
+        no_step = rows.step < 0
+
+        def of_step(name: str, values: np.ndarray) -> np.ndarray:
+            default = (
+                body[name][at] if name in ("kind", "name") else -1 if name != "purpose" else ""
+            )
+            return np.where(no_step, default, _lookup(rows.step, step["id"], values, values[:1]))
+
+        mine = ("task", "ipu", "stage", "direction")
+        theirs = ("op", "tensor", "purpose", "name")
+        return _frame(
+            {
+                "body": body["id"][at],
+                **{name: body[name][at] for name in mine},
+                "step": rows.step,
+                "kind": of_step("kind", self._step_kinds),
+                **{name: of_step(name, step[name]) for name in theirs},
+                "start": rows.start,
+            }
+        )
+
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
-        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles; None where there
-        are none.
+        """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles.
+
+        None where there are none.
         """
         at = _position(self._steps["id"], step)
         if at is None:
@@ -257,13 +289,14 @@ class Report:
             name: int(self._steps[name][at]) for name in ("tile_cycles", "bytes_in", "bytes_out")
         }
         return {
-            name.removeprefix("tile_"): None if id < 0 else self._reader.vector(id, self._tiles)
+            name.removeprefix("tile_"): None if id < 0 else self.vector(id)
             for name, id in ids.items()
         }
 
     def vertices(self, step: int) -> pd.DataFrame:
-        """Vertices of a step's compute set by type; ``code_bytes`` and ``state_bytes`` are sums
-        over tiles.
+        """Vertices of a step's compute set by type.
+
+        ``code_bytes`` and ``state_bytes`` are sums over tiles.
         """
         at = _position(self._steps["id"], step)
         if at is None:
@@ -285,8 +318,9 @@ class Report:
         return frame.sort_values("count", ascending=False, ignore_index=True)
 
     def tile_vertices(self, ipu: int, tile: int) -> pd.DataFrame:
-        """Vertices on one tile by type: ``vertex_type, compute_sets, count, state_bytes``, the most
-        state first.
+        """Vertices on one tile by type.
+
+        ``vertex_type, compute_sets, count, state_bytes``, the most state first.
         """
         use, types, steps = (
             self._table(records.VertexUse),
@@ -297,7 +331,7 @@ class Report:
             raise IndexError(f"an IPU has tiles 0 to {self._tiles - 1}, not {tile}")
         here = np.unique(steps["compute_set"][(steps["ipu"] == ipu) & (steps["compute_set"] >= 0)])
         rows = np.flatnonzero(np.isin(use["compute_set"], here))
-        vectors = self._reader.vectors(np.unique(use["count"][rows]), self._tiles)
+        vectors = self._over_tiles(np.unique(use["count"][rows]))
         count = np.array([vectors[id][tile] for id in use["count"][rows].tolist()], dtype=np.int64)
         kind = use["vertex_type"][rows][count > 0]
         unique, which = np.unique(kind, return_inverse=True)
@@ -323,8 +357,9 @@ class Report:
 
     @cached_property
     def _run_columns(self) -> Columns:
-        """The runs' table. What was only compiled has its schedule as the one run, from cycle 0 on:
-        large models are too slow to compute here, and cycles do not depend on data.
+        """The runs' table; what was only compiled has its schedule as the one run.
+
+        Large models are too slow to compute here, and cycles do not depend on data.
         """
         if not self.predicted:
             return self._table(records.Run)
@@ -483,6 +518,19 @@ class Report:
 
         return self._keep(("cycle_proportions", run), make)
 
+    def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
+        """Tasks and slices of one device iteration, from 0 on, and how many a call has: as the
+        first run has them or, where the model was only compiled, as it would run. None without a
+        trace.
+        """
+        stored = self._table(records.Trace)
+        if not len(stored["id"]):
+            return None
+        at = self._trace_of(0) if len(self._table(records.Run)["id"]) else 0
+        tasks = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
+        self._check_size(len(tasks))
+        return tasks, self._slices(tasks), int(stored["iterations"][at])
+
     # -- memory ---
 
     @cached_property
@@ -497,7 +545,7 @@ class Report:
         at = _position(columns["id"], id)
         if at is None:
             raise KeyError(f"no variable {id} in {self.path}")
-        return self._reader.vector(int(columns["tile_bytes"][at]), self._tiles)
+        return self.vector(int(columns["tile_bytes"][at]))
 
     def tiles(self, ipu: int) -> pd.DataFrame:
         """Bytes by tile, as `profiler.memory.tile_totals` defines them."""
@@ -509,8 +557,10 @@ class Report:
         return self._keep(("tiles", ipu), make)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
-        """Bytes by category and role, largest first: always-live ones and, of the others, those
-        live at the step where the IPU holds most; ``bytes`` add up to that peak.
+        """Bytes by category and role, largest first.
+
+        Always-live ones and, of the others, those live at the step where the IPU holds most;
+        ``bytes`` add up to that peak.
         """
 
         def make() -> pd.DataFrame:
@@ -529,8 +579,9 @@ class Report:
         return self._keep(("memory", ipu), make)
 
     def liveness(self, ipu: int) -> pd.DataFrame:
-        """Bytes live at each program step of an IPU: sums over tiles, and the fullest tile, gaps
-        excluded.
+        """Bytes live at each program step of an IPU.
+
+        Sums over tiles, and the fullest tile, gaps excluded.
         """
 
         def make() -> pd.DataFrame:
@@ -583,8 +634,9 @@ class Report:
         return self._remember(("liveness_map", ipu, first, last, left, right, shape, what), make)
 
     def live_variables(self, ipu: int, step: int, tile: int | None = None) -> pd.DataFrame:
-        """Variables live at a program step (by position), largest first; ``bytes`` on the tile, or
-        in sum.
+        """Variables live at a program step (by position), largest first.
+
+        ``bytes`` on the tile, or in sum.
         """
         variables = self._ipu(ipu)
         if not 0 <= step < max(1, variables.steps):
@@ -608,19 +660,25 @@ class Report:
     # -- columns behind the frames, for the rest of this package ---
 
     @property
+    def uri(self) -> str:
+        """How SQLite opens the file as the report does: read-only, leaving nothing beside it."""
+        return self._reader.uri
+
+    @property
     def format(self) -> int:
         """Version of the file's format."""
         return self._reader.version
 
     def columns_of(self, record: type[Any]) -> Columns:
         """A table by column, in the order of its rows; vectors as ids, -1 where there is none.
+
         Nobody's to change.
         """
         return self._table(record)
 
     def vector(self, id: int) -> np.ndarray:
         """A vector over tiles by its id, int64, read-only."""
-        return self._reader.vector(id, self._tiles)
+        return self._over_tiles([id])[id]
 
     def ipu_variables(self, ipu: int) -> IpuVariables:
         """The variables of an IPU as columns."""
@@ -634,10 +692,28 @@ class Report:
         with self._lock:
             if record not in self._columns:
                 columns = self._reader.columns(record)
-                if "id" in columns and len(np.unique(columns["id"])) < len(columns["id"]):
-                    raise self._reader.damaged(f"the table {record.table} has an id twice")
+                known = integrity.Known(
+                    lambda: self.target.ipus_per_replica, self._ids, self.meta["complete"]
+                )
+                self._sound(integrity.of_table(record, columns, known))
                 self._columns[record] = columns
             return self._columns[record]
+
+    def _ids(self, record: type[Any]) -> np.ndarray:
+        columns = self._columns.get(record)
+        return self._reader.ids(record) if columns is None else columns["id"]
+
+    def _sound(self, wrong: str) -> None:
+        """ProfileError where `profiler.integrity` found something wrong."""
+        if wrong:
+            raise self._reader.damaged(wrong)
+
+    def _over_tiles(self, ids: Iterable[int]) -> dict[int, np.ndarray]:
+        """Vectors of cycles, bytes or counts over tiles, by id."""
+        found = self._reader.vectors(ids, self._tiles)
+        for vector in found.values():
+            self._sound(integrity.of_vector(vector))
+        return found
 
     @cached_property
     def _steps(self) -> Columns:
@@ -664,9 +740,10 @@ class Report:
     def _body_vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         columns = self._table(records.Body)
         found = self._reader.vectors(np.concatenate([columns["steps"], columns["starts"]]))
-        return [found[id] for id in columns["steps"].tolist()], [
-            found[id] for id in columns["starts"].tolist()
-        ]
+        steps = [found[id] for id in columns["steps"].tolist()]
+        stored = self._table(records.Step)
+        self._sound(integrity.of_bodies(steps, columns["ipu"], stored["id"], stored["ipu"]))
+        return steps, [found[id] for id in columns["starts"].tolist()]
 
     @cached_property
     def _bodies(self) -> Bodies:
@@ -680,7 +757,7 @@ class Report:
         unique, where = np.unique(ids, return_inverse=True)
         sums = np.zeros((3, len(unique)), dtype=np.int64)
         for at in range(0, len(unique), 1000):  # not all in memory at once
-            vectors = self._reader.vectors(unique[at : at + 1000], self._tiles)
+            vectors = self._over_tiles(unique[at : at + 1000])
             for i, id in enumerate(unique[at : at + 1000].tolist(), at):
                 if id >= 0:
                     sums[:, i] = vectors[id].sum(), vectors[id].max(), np.count_nonzero(vectors[id])
@@ -717,7 +794,8 @@ class Report:
         return int(self._run_columns["cycle_start"][run]) + int(iteration) * cycles
 
     def _tasks(self, run: int, ipu: int | None, iteration: int | None) -> Tasks:
-        one = self._keep(("iteration", run), lambda: self._one_iteration(run))
+        at = self._trace_of(run)
+        one = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
         iterations = self._iterations(run, iteration)
         if ipu is not None:
             one = one.where(one.ipu == ipu)
@@ -725,24 +803,27 @@ class Report:
         cycles = int(self._table(records.Trace)["iteration_cycles"][self._trace_of(run)])
         return one.repeated(iterations, cycles, self._offset(run, 0))
 
-    def _one_iteration(self, run: int) -> Tasks:
-        """A run's device iteration from 0 on, sorted by IPU and start, bodies as rows of their
-        table.
+    def _tasks_of_trace(self, at: int) -> Tasks:
+        """The device iteration in a row of the traces' table, from 0 on, sorted by IPU and start.
+
+        Bodies are rows of their table.
         """
-        stored, at = self._table(records.Trace), self._trace_of(run)
+        stored = self._table(records.Trace)
+        what = f"the trace {stored['id'][at]}"
         names = ("pipeline_cycle", "ipu", "body", "micro_batch", "start", "end")
         vectors = self._reader.vectors(stored[f"task_{name}"][at] for name in names)
         columns = {name: vectors[int(stored[f"task_{name}"][at])] for name in names}
         size = len(columns["start"])
         if any(len(values) != size for values in columns.values()):
-            raise self._reader.damaged(f"the trace of run {run} has columns of different lengths")
-        if (columns["end"] < columns["start"]).any():
-            raise self._reader.damaged(f"a task of run {run} ends before it starts")
+            raise self._reader.damaged(f"{what} has columns of different lengths")
         body = self._table(records.Body)["id"]
         by_id = np.argsort(body, kind="stable")
         columns["body"] = by_id[
-            self._found(columns["body"], body, by_id, f"run {run} has the body", waits=False)
+            self._found(columns["body"], body, by_id, f"{what} has the body", waits=False)
         ]
+        body_ipu = self._table(records.Body)["ipu"][columns["body"]]
+        wrong = integrity.of_tasks(columns, body_ipu, self.target.ipus_per_replica)
+        self._sound(wrong and f"{what}: {wrong}")
         order = np.lexsort((columns["start"], columns["ipu"]))
         return Tasks(np.zeros(size, dtype=np.int64), *(columns[name][order] for name in names))
 
@@ -750,6 +831,7 @@ class Report:
         self, ids: np.ndarray, known: np.ndarray, order: np.ndarray, what: str, waits: bool = True
     ) -> Any:
         """Where ``ids`` are in ``known[order]``; negative ones, where they may be, at 0.
+
         ProfileError for others.
         """
         at = np.searchsorted(known, ids, sorter=order)
@@ -815,21 +897,18 @@ class Report:
         here = {name: values[columns["ipu"] == ipu] for name, values in columns.items()}
         steps = int(np.count_nonzero(self._steps["ipu"] == ipu))
         always = here["always_live"] != 0
-        wrong = ~always & (
-            (here["start"] < 0) | (here["start"] > here["stop"]) | (here["stop"] > steps)
-        )
+        wrong = (here["start"] < 0) | (here["start"] > here["stop"]) | (here["stop"] > steps)
         if wrong.any():
             raise self._reader.damaged(
                 f"the variable {here['id'][wrong][0]} is live outside the {steps} steps of IPU"
                 f" {ipu}"
             )
         unique, row = np.unique(here["tile_bytes"], return_inverse=True)
-        found = self._reader.vectors(unique, self._tiles)
+        found = self._over_tiles(unique)
         vectors = np.array([found[id] for id in unique.tolist()], dtype=np.int64).reshape(
             -1, self._tiles
         )
-        if vectors.min(initial=0) < 0:
-            raise self._reader.damaged("a variable has fewer than 0 bytes on a tile")
+        self._sound(integrity.of_sums("variables", vectors.sum(axis=1)[row]))
         return IpuVariables(
             ipu,
             steps,

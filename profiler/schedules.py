@@ -72,13 +72,15 @@ class Costs:
 
     @property
     def num_ipus(self) -> int:
+        """IPUs of one replica."""
         return max(self.ipus) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One device iteration: tasks (arrays of equal length, sorted by IPU and start) and its
-    pipeline cycles.
+    """One device iteration.
+
+    Tasks (arrays of equal length, sorted by IPU and start) and its pipeline cycles.
 
     Tasks tile each IPU's time from 0 to ``total`` without gap or overlap; waiting is a task of kind
     IDLE. Those of kinds `BESIDE` come on top of that, one after the other.
@@ -95,12 +97,10 @@ class Schedule:
     cycle_start: np.ndarray
     cycle_end: np.ndarray
     slowest_ipu: np.ndarray
-    part: np.ndarray | None = (
-        None  # which of a backward's turns (`split_backward`); None: no backward is cut
-    )
-    head: int = (
-        0  # cycles before the first of a call's device iterations: its first inputs come ...
-    )
+    # which of a backward's turns (`split_backward`); None: no backward is cut
+    part: np.ndarray | None = None
+    # cycles before the first of a call's device iterations: its first inputs come ...
+    head: int = 0
     # ... and after the last: its last outputs leave. Both are 0 but for `Costs.across`, where this
     # device iteration is one amid others: the first and last are at most as long, by a transfer
     # that has none to go with.
@@ -108,6 +108,7 @@ class Schedule:
 
     @property
     def total(self) -> int:
+        """Cycles up to the end of the last pipeline cycle."""
         return int(self.cycle_end[-1]) if len(self.cycle_end) else 0
 
 
@@ -125,8 +126,9 @@ def pipeline_cycles(stages: int, micro_batches: int, training: bool) -> int:
 
 
 def stash_depth(stages: int, stage: int) -> int:
-    """Micro-batches kept between forward and backward of a stage: 2(K - 1 - k) + 1; none for the
-    last.
+    """Micro-batches kept between forward and backward of a stage.
+
+    2(K - 1 - k) + 1; none for the last.
     """
     return 0 if stage == stages - 1 else 2 * (stages - 1 - stage) + 1
 
@@ -146,8 +148,9 @@ def time_bubble(stages: int, micro_batches: int) -> float:
 def training_cycles(
     forward: Sequence[int], backward: Sequence[int], micro_batches: int, overhead: int = 0
 ) -> int:
-    """Exact cycles a weight update, one stage per IPU, G >= 2K - 1, a constant overhead per
-    pipeline cycle.
+    """Exact cycles of a weight update with one stage per IPU and G >= 2K - 1.
+
+    Every pipeline cycle has the same overhead.
     """
     stages = len(forward)
     f, b = np.asarray(forward), np.asarray(backward)
@@ -161,9 +164,10 @@ def training_cycles(
 
 
 def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> int:
-    """Exact cycles of ``micro_batches`` one after another, ``work`` each, whose inputs and outputs
-    an IPU's I/O tiles move beside that: the first load and the last unload are waited for, and what
-    takes longer than the work beside it.
+    """Exact cycles of ``micro_batches`` whose I/O overlaps with ``work`` cycles each.
+
+    The first load and the last unload are waited for, and what takes longer than the work beside
+    it.
     """
     if micro_batches == 1:
         return load + work + unload
@@ -175,8 +179,9 @@ def overlapped_cycles(work: int, load: int, unload: int, micro_batches: int) -> 
 
 
 def pipelined(costs: Costs, micro_batches: int) -> Schedule:
-    """The pipelined order: every pipeline cycle, each active stage on its IPU, then copies to the
-    next.
+    """The pipelined order.
+
+    Every pipeline cycle, each active stage on its IPU, then copies to the next.
 
     Pipeline stage s works on micro-batch c - s in pipeline cycle c, if 0 <= c - s < G. A cycle is:
     streams in, all active stages in parallel (an IPU with several runs them one after the other),
@@ -352,9 +357,11 @@ def split_backward(schedule: Schedule, turns: Sequence[Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class _Host:
-    """Host transfers of a schedule. Cycles on each IPU, [pipeline cycle, IPU]: ``first`` before
-    anything else, over I/O tiles; ``before`` the work; ``beside`` it, over I/O tiles; ``after`` it;
-    ``last`` of all, over I/O tiles.
+    """Host transfers of a schedule.
+
+    Cycles on each IPU, [pipeline cycle, IPU]: ``first`` before anything else, over I/O tiles;
+    ``before`` the work; ``beside`` it, over I/O tiles; ``after`` it; ``last`` of all, over I/O
+    tiles.
     """
 
     first: np.ndarray
@@ -375,8 +382,9 @@ class _Host:
         return int(self.before[0].max())
 
     def place(self, tasks: _Tasks, at: dict[str, np.ndarray]) -> None:
-        """Add the transfers; ``at``: when each of the five begins in each pipeline cycle (or there
-        on each IPU).
+        """Add the transfers; ``at``.
+
+        When each of the five begins in each pipeline cycle (or there on each IPU).
         """
         for where, kind, ipu, cycle, offset, length, stage, micro in self.moves:
             begin = at[where] if at[where].ndim == 1 else at[where][:, ipu]
@@ -385,8 +393,10 @@ class _Host:
     def one_after_another(
         self, tasks: _Tasks, done: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of micro-batches, each with its transfers, which are added: its start, where its inputs
-        over all tiles begin to come (what it does counts from there, until ``done``), and its end.
+        """Of micro-batches, each with its transfers, which are added.
+
+        Its start, where its inputs over all tiles begin to come (what it does counts from there,
+        until ``done``), and its end.
         """
         done_at = np.maximum(max(done, self.begin), self.begin + self.beside.max(axis=1))
         first, last = self.first.max(axis=1), self.last.max(axis=1)
@@ -410,8 +420,9 @@ def _host_of_each(costs: Costs, micro_batches: int) -> _Host:
 
 
 def _host(costs: Costs, runs: np.ndarray, micro: np.ndarray, micro_batches: int) -> _Host:
-    """``runs``, ``micro`` [pipeline cycle, stage]: where a stage runs a micro-batch forward, and
-    which. Transfers of one IPU take turns.
+    """``runs``, ``micro`` [pipeline cycle, stage].
+
+    Where a stage runs a micro-batch forward, and which. Transfers of one IPU take turns.
     """
     cycles, none = np.arange(len(runs)), np.zeros_like(runs[:1])
     earliest = runs & (cycles == 0)[:, None]
@@ -474,8 +485,9 @@ def _finish(
     slowest: np.ndarray,
     host: _Host,
 ) -> Schedule:
-    """Append the weight update, with the next device iteration's first inputs beside it, fill the
-    waits and sort.
+    """Append the weight update, fill the waits and sort.
+
+    The next device iteration's first inputs may arrive beside the update.
     """
     once = costs.stream_out if costs.stream_out_once else ()
     if any(costs.update) or once or host.ahead:
@@ -572,8 +584,9 @@ class _Tasks:
         )
 
     def free_beside(self, cycle: int, ipus: int) -> dict[int, int]:
-        """When the I/O tiles of each IPU have nothing to do any more, from the begin of a pipeline
-        cycle's work on.
+        """When the I/O tiles of each IPU are idle again.
+
+        Counted from the beginning of a pipeline cycle's work.
         """
         kind, ipu, _, _, of, start, end = self.columns()
         begin = start[(of == cycle) & np.isin(kind, (FORWARD, BACKWARD))].min(

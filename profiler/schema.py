@@ -22,6 +22,8 @@ APPLICATION_ID = 0x49505553  # "IPUS"
 # are for, as columns (`profiler.enums`)
 VERSION = 3
 
+PARTIAL_SUFFIX = ".partial"  # of a file that is being written
+
 META = """CREATE TABLE meta (
   key TEXT PRIMARY KEY,
   value TEXT NOT NULL
@@ -53,6 +55,7 @@ class Column:
 
     @property
     def sql(self) -> str:
+        """The statement that creates it."""
         reference = " REFERENCES vectors(id)" if self.kind == "vector" else ""
         return f"{self.name} {_SQL_TYPES['Vector' if self.kind == 'vector' else self.kind]}" + (
             reference if self.optional else f" NOT NULL{reference}"
@@ -74,8 +77,9 @@ def columns(record: type[Any]) -> tuple[Column, ...]:
 
 
 def create_table(record: type[Any]) -> str:
-    """The DDL of a record's table. A first column ``id``, an option's name, or what ``key`` says is
-    its key.
+    """The DDL of a record's table.
+
+    A first column ``id``, an option's name, or what ``key`` says is its key.
     """
     lines = [column.sql for column in columns(record)]
     if lines[0].startswith("id ") or record is records.Option:
@@ -94,8 +98,9 @@ def create_table(record: type[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view with plain names over the tables. ``vendor``: named as in the vendor's files
-    (docs/libpva.md#files-of-a-run).
+    """A view with plain names over the tables.
+
+    ``vendor``: named as in the vendor's files (docs/libpva.md#files-of-a-run).
     """
 
     name: str
@@ -106,6 +111,7 @@ class View:
 
     @property
     def sql(self) -> str:
+        """The statement that creates it."""
         return f"CREATE VIEW {self.name}({self.columns}) AS {self.select}"
 
 
@@ -153,12 +159,12 @@ VIEWS = (
     # compare every pair
     View(
         "execution_steps",
-        "id, run, iteration, ipu, micro_batch, pipeline_cycle, step, start, cycles",
+        "id, run, iteration, ipu, micro_batch, pipeline_cycle, step, start, cycles, waited",
         "SELECT i.first_step + t.first_step + b.position, i.run, i.iteration, t.ipu, t.micro_batch,"
         " t.pipeline_cycle, b.step, i.start + t.start + b.start, iif(b.stop < 0, t.end - t.start,"
-        " b.stop) - b.start FROM iterations i JOIN tasks t ON t.trace = i.trace JOIN body_steps b"
-        " ON b.body = t.body LIMIT -1",
-        "every step of every run; waits are none",
+        " b.stop) - b.start, t.waited FROM iterations i JOIN tasks t ON t.trace = i.trace"
+        " JOIN body_steps b ON b.body = t.body LIMIT -1",
+        "every step of every run; external syncs last as long as their IPU waits, waited of it",
     ),
     View(
         "stage_micro_batches",
@@ -178,8 +184,8 @@ VIEWS = (
     View(
         "steps",
         "id, type, program, compute_set",
-        "SELECT e.id, p.type, p.program, p.compute_set FROM execution_steps e JOIN program_steps p"
-        " ON p.id = e.step",
+        "SELECT e.id, p.type, coalesce(c.program, p.program), p.compute_set FROM execution_steps e"
+        " JOIN program_steps p ON p.id = e.step LEFT JOIN program_steps c ON c.id = p.code",
         "executed steps, numbered through all runs",
         vendor=True,
     ),
@@ -188,9 +194,10 @@ VIEWS = (
         "step_id, ipu, cycles, active_tiles, cycles_base, active_cycles_from_min,"
         " active_cycles_from_max, active_cycles_to_min, active_cycles_to_max, data_in, data_out,"
         " tile_balance, active_tile_balance",
-        "SELECT e.id, e.ipu, e.cycles, a.active_tiles, e.start, 0, 0, a.first_cycles,"
-        " a.last_cycles, a.bytes_in, a.bytes_out, a.tile_balance, a.active_tile_balance FROM"
-        " execution_steps e JOIN step_activity a ON a.step = e.step",
+        "SELECT e.id, e.ipu, e.cycles, a.active_tiles, e.start, 0, 0,"
+        " min(a.first_cycles + e.waited, e.cycles), min(a.last_cycles + e.waited, e.cycles),"
+        " a.bytes_in, a.bytes_out, a.tile_balance, a.active_tile_balance"
+        " FROM execution_steps e JOIN step_activity a ON a.step = e.step",
         "executed steps: a step is of one IPU; active times are relative to cycles_base",
         vendor=True,
     ),
@@ -227,12 +234,27 @@ VIEWS = (
         "bytes on each tile (counted over all IPUs); total includes gaps",
         vendor=True,
     ),
-    View("programs", "id, name", "SELECT id, name FROM program_tree", "programs", vendor=True),
+    View(
+        "programs",
+        "id, name",
+        "SELECT p.id, CASE WHEN p.type = 'Sync' THEN CASE s.purpose WHEN 'external sync' THEN"
+        " 'External' ELSE 'Internal' END WHEN o.id IS NOT NULL THEN o.popart_name || substr(p.name,"
+        " length(o.name) + 1) ELSE coalesce(w.popart_name, p.name) END FROM program_tree p"
+        " LEFT JOIN program_steps s ON s.program = p.id"
+        " LEFT JOIN ops o ON o.id = s.op AND substr(p.name, 1, length(o.name)) = o.name"
+        " LEFT JOIN (SELECT name, popart_name, min(id) FROM ops GROUP BY name) w"
+        " ON w.name = p.name AND p.type = 'Sequence'"
+        " WHERE s.id IS NULL OR s.code < 0 OR s.code = s.id",
+        "programs, operators in them as PopART names them; those that are the same code once",
+        vendor=True,
+    ),
     View(
         "compute_sets",
         "compute_set, name",
-        "SELECT id, name FROM compute_set_info",
-        "compute sets",
+        "SELECT c.id, CASE WHEN o.id IS NOT NULL THEN o.popart_name || substr(c.name,"
+        " length(o.name) + 1) ELSE c.name END FROM compute_set_info c LEFT JOIN ops o"
+        " ON o.id = c.op AND substr(c.name, 1, length(o.name)) = o.name",
+        "compute sets, operators in them as PopART names them",
         vendor=True,
     ),
     View("var_categories", "id, name", _category_rows(), "storage categories", vendor=True),
@@ -282,7 +304,12 @@ SELECT * FROM tile_headroom;         -- how much memory is left, and where it is
 
 `key TEXT, value TEXT`; values are JSON. `format` (schema version), `writer`, `created` (ISO 8601,
 UTC), `kind` ("training" or "inference"), `model`, `state` ("compiled", "executed", "out of
-memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list of text).
+memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list of text). Of the
+machine, in cycles, and bytes a cycle one way: `external_sync`, `stream_step` (begin of a stream
+copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each further rung),
+`link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,
+`streaming_bytes_per_cycle`, `slice_cycles` and `slice_bytes_per_cycle` (a tile copies into one slot
+of a larger tensor).
 
 ## Arrays: `vectors`
 
@@ -297,15 +324,23 @@ one IPU.
 
 
 def _comments(record: type[Any]) -> dict[str, str]:
-    """The comment beside each field, from the source."""
+    """The comment beside each field, or in the lines above it, from the source."""
     source = inspect.getsource(record)
-    lines = source.splitlines()
-    found = {}
+    lines = [*source.splitlines(), ""]  # the last token is behind the last line
+    found: dict[str, str] = {}
+    above: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        name = re.match(r"\s+(\w+):", lines[token.start[0] - 1])
         if token.type == tokenize.COMMENT:
-            name = re.match(r"\s+(\w+):", lines[token.start[0] - 1])
-            if name:
-                found[name[1]] = token.string.lstrip("# ")
+            words = token.string.lstrip("# ")
+            if name is None:
+                above.append(words)
+            else:
+                found[name[1]] = words
+        elif token.type == tokenize.NEWLINE:
+            if name is not None and above:
+                found.setdefault(name[1], " ".join(above))
+            above = []
     return found
 
 

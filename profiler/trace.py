@@ -1,5 +1,6 @@
-"""Unrolling what a run executed: stored by repetition, given back as tasks and slices with absolute
-times.
+"""Unrolling what a run executed.
+
+Stored by repetition, given back as tasks and slices with absolute times.
 
 All arrays are int64 and have one entry per task or slice; times are cycles. Nothing here loops over
 either.
@@ -51,8 +52,9 @@ class Tasks:
         return Tasks(*(getattr(self, name)[mask] for name in self.__slots__))
 
     def repeated(self, iterations: np.ndarray, iteration_cycles: int, cycle_start: int) -> Tasks:
-        """These tasks of one device iteration in each of ``iterations``, on the clock shared by all
-        runs.
+        """These tasks of one device iteration in each of ``iterations``.
+
+        Times are on the clock shared by all runs.
         """
         count, times = len(self), len(iterations)
         offset = np.repeat(cycle_start + iterations * iteration_cycles, count)
@@ -69,8 +71,9 @@ class Tasks:
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """The steps of all bodies in one row: body b has ``step[first[b] : first[b] + count[b]]`` and
-    so on.
+    """The steps of all bodies in one row.
+
+    Body b has ``step[first[b] : first[b] + count[b]]`` and so on.
 
     A body without steps (a wait) has one entry with step -1.
     """
@@ -82,8 +85,9 @@ class Bodies:
 
     @classmethod
     def make(cls, steps: list[np.ndarray], starts: list[np.ndarray]) -> Bodies:
-        """From each body's ``steps`` and ``starts``. ValueError where a body leaves a gap before
-        its first step or goes back in time.
+        """From each body's ``steps`` and ``starts``.
+
+        ValueError where a body leaves a gap before its first step or goes back in time.
         """
         pieces, offsets = [], []
         for index, (ids, at) in enumerate(zip(steps, starts, strict=True)):
@@ -105,8 +109,9 @@ class Bodies:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Steps running on IPUs. ``task`` counts the tasks they were unrolled from; ``step`` is -1 for
-    a wait.
+    """Steps running on IPUs.
+
+    ``task`` counts the tasks they were unrolled from; ``step`` is -1 for a wait.
     """
 
     task: np.ndarray
@@ -140,3 +145,37 @@ def slices(tasks: Tasks, bodies: Bodies) -> Slices:
     if (end < start).any():
         raise ValueError("a task ends before its last step begins")
     return Slices(task, bodies.step[at], start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What became of waits (`waits_as_syncs`). An entry per task or slice that was given.
+
+    ``kept``: False for a wait that its IPU's next sync has taken over; ``start``: with it, that
+    sync's; ``waited``: cycles of each that were waiting.
+    """
+
+    kept: np.ndarray
+    start: np.ndarray
+    waited: np.ndarray
+
+
+def waits_as_syncs(
+    ipu: np.ndarray, start: np.ndarray, end: np.ndarray, wait: np.ndarray, sync: np.ndarray
+) -> Waits:
+    """Waiting as an IPU spends it: in an external sync, which lasts until the others are there.
+
+    ``wait`` and ``sync`` are masks over tasks or slices that are sorted by IPU and start and follow
+    one another on each IPU without a gap. The waits right before an external sync become a part of
+    it. Any other wait (for the host's transfers of another IPU, say) stays, an external sync of its
+    own.
+    """
+    row = np.arange(len(ipu))
+    others = np.flatnonzero(~wait)
+    after = np.append(others, len(ipu))[np.searchsorted(others, row)]
+    after = np.minimum(after, len(ipu) - 1)  # a row itself, where it is no wait
+    taken = wait & sync[after] & (ipu[after] == ipu)
+    length = end - start
+    waited = np.where(wait & ~taken, length, 0)
+    np.add.at(waited, after[taken], length[taken])
+    return Waits(~taken, np.where(sync, start - waited, start), waited)

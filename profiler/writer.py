@@ -1,10 +1,10 @@
-"""Writing a profile: rows stream into ``path + ".partial"``, a finished copy is renamed to
-``path``.
+"""Writing a profile: rows go to ``path + ".partial"``, then one rename to ``path``.
 
 The run is worth more than its profile: whatever goes wrong with the file (a full disk, an
 unwritable directory) is a `ProfileError` that names the path, and nothing else. The engine catches
 it, warns once and goes on without a profile; the profile that was at ``path`` before stays as it
-was.
+was. One process at a time writes to a path (`profiler.lock`); what a dead one left there is
+cleared.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from profiler import codec, plain, records, schema
-from profiler.errors import ProfileError
+from profiler import codec, lock, plain, records, schema
+from profiler.errors import ProfileError, ProfileTaken
 
-PARTIAL_SUFFIX = ".partial"
 _REMEDY = "Free some space or choose another directory for the profile; the run itself needs none"
 
 
@@ -34,19 +33,30 @@ class ProfileWriter:
 
     Every `add` is one transaction, so that a killed run leaves a partial file with all rows of
     every finished `add`. Every method raises `ProfileError` when the file cannot be written, and
-    only then; TypeError and ValueError mean that a row itself is wrong.
+    only then (`ProfileTaken` where another process is writing it); TypeError and ValueError mean
+    that a row itself is wrong.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, writer: str = "IPUscope") -> None:
         self.path = Path(path)
-        self.partial = self.path.with_name(self.path.name + PARTIAL_SUFFIX)
+        self.partial = self.path.with_name(self.path.name + schema.PARTIAL_SUFFIX)
         self._vectors: dict[bytes, int] = {}
         self._runs_of: set[int] = set()  # vectors whose runs are stored
         self._known = plain.Known()
         self._published = False
+        self._locked = False
+        self._take()
+        try:
+            self._begin(writer)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _begin(self, writer: str) -> None:
+        """An empty profile in the partial file, where a dead process may have left one."""
         with self._errors():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             _remove(self.partial)
+            _remove(self._copy)
             self._connection = sqlite3.connect(
                 self.partial, isolation_level=None, check_same_thread=False
             )
@@ -58,6 +68,8 @@ class ProfileWriter:
             with self._transaction():
                 for statement in schema.statements():
                     self._connection.execute(statement)
+        with self._errors():
+            self._inode = os.stat(self.partial).st_ino
         created = datetime.now(UTC).isoformat(timespec="seconds")
         self.meta(
             format=schema.VERSION,
@@ -68,6 +80,38 @@ class ProfileWriter:
             warnings=[],
         )
 
+    def _take(self) -> None:
+        """Lock the path."""
+        if "\0" in str(self.path):
+            raise ProfileError(
+                self.path, "a path cannot have a NUL in it", "Give another directory"
+            )
+        with self._errors():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._locked = lock.acquire(self.path)
+        if not self._locked:
+            raise ProfileTaken(
+                self.path,
+                "another process is writing this profile",
+                "Give each of several runs at a time a directory of its own",
+            )
+
+    def _is_own_partial(self) -> bool:
+        """Whether no other writer of this process has begun a newer one."""
+        try:
+            return os.stat(self.partial).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _let_go(self) -> None:
+        if self._locked:
+            self._locked = False
+            lock.release(self.path)
+
+    @property
+    def _copy(self) -> Path:
+        return self.path.with_name(self.path.name + ".publishing")
+
     def meta(self, **values: Any) -> None:
         """Set entries of the header, anything JSON can hold; an entry set before is replaced."""
         rows = [(key, json.dumps(value)) for key, value in values.items()]
@@ -75,8 +119,9 @@ class ProfileWriter:
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def add(self, rows: Iterable[Any]) -> None:
-        """Store records of any kinds, any number, as one transaction: all of them or, after an
-        error, none.
+        """Store records of any kinds, any number, as one transaction.
+
+        All of them or, after an error, none.
         """
         given, known = list(rows), self._known.copy()
         by_type: dict[type[Any], list[Any]] = {}
@@ -103,13 +148,14 @@ class ProfileWriter:
         self._known = known
 
     def publish(self) -> Path:
-        """Put what was added so far at ``path``, complete, in one rename; may be called again after
-        more rows.
+        """Put what was added so far at ``path``, complete, in one rename.
+
+        May be called again after more rows.
 
         The copy is on the disk before it takes the place of the old profile, so that even a power
         cut leaves one of the two.
         """
-        copy = self.path.with_name(self.path.name + ".publishing")
+        copy = self._copy
         with self._errors():
             try:
                 _remove(copy)
@@ -130,13 +176,17 @@ class ProfileWriter:
         return self.path
 
     def close(self) -> None:
-        """End writing. The partial file goes if everything in it was published, and stays
-        otherwise.
+        """End writing.
+
+        The partial file goes if everything in it was published, and stays otherwise.
         """
         self._connection.close()
-        if self._published:
-            with self._errors():
-                _remove(self.partial)
+        try:
+            if self._published and self._is_own_partial():
+                with self._errors():
+                    _remove(self.partial)
+        finally:
+            self._let_go()
 
     def __enter__(self) -> Self:
         return self

@@ -47,9 +47,10 @@ class Section:
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
     """Write the report of a profile to ``path``, whole or not at all. OSError where that fails."""
     target = Path(path)
-    part = target.with_name(target.name + ".partial")
+    part = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        part.write_text(page(report), encoding="utf-8")
+        # A directory's name may be in another encoding.
+        part.write_text(page(report), encoding="utf-8", errors="backslashreplace")
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)

@@ -26,9 +26,10 @@ BY = ("module", "source")
 
 
 def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.DataFrame]:
-    """Of each IPU what it did in order of time: ``stack`` (tuple of names, outermost first) and
-    ``cycles``. Equal stacks that follow each other are one row; an IPU's rows add up to the device
-    iteration.
+    """Of each IPU what it did, in order of time.
+
+    ``stack`` (tuple of names, outermost first) and ``cycles``. Equal stacks that follow each other
+    are one row; an IPU's rows add up to the device iteration.
 
     ``by``: "module" (direction, module path, operator, kind of step) or "source" (direction, file
     and line, operator, kind of step).
@@ -97,8 +98,9 @@ def write_collapsed(report: Report, path: Path, run: int, iteration: int, by: st
 
 
 def write_speedscope(report: Report, path: Path, run: int, iteration: int, by: str) -> int:
-    """Write a profile an IPU, in order of time, and give how many samples. OSError where it cannot
-    be.
+    """Write a profile an IPU, in order of time, and give how many samples.
+
+    OSError where it cannot be.
     """
     frames: dict[str, int] = {}
     profiles: list[dict[str, Any]] = []

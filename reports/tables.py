@@ -40,6 +40,7 @@ Line = Sequence[Segment]
 
 
 def integer(value: Any) -> str:
+    """A whole number with thousands separators."""
     return f"{value:,.0f}"
 
 
@@ -75,8 +76,9 @@ def sentence(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a terminal table: which of the frame's, under what title (of one or two lines),
-    written how.
+    """A column of a terminal table.
+
+    Which of the frame's, under what title (of one or two lines), written how.
     """
 
     key: str
@@ -85,6 +87,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
+        """Whether it has words."""
         return self.write in (text, whole_text, sentence)
 
     @property
@@ -97,8 +100,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame by name, of rows the first ``most``. JSON and CSV have all its columns, the terminal
-    only ``columns`` (none: not at all).
+    """A frame by name, of rows the first ``most``.
+
+    JSON and CSV have all its columns, the terminal only ``columns`` (none: not at all).
     """
 
     name: str
@@ -109,6 +113,7 @@ class Table:
 
     @property
     def shown(self) -> pd.DataFrame:
+        """Its first rows."""
         return self.frame if self.most is None else self.frame.head(self.most)
 
 
@@ -124,14 +129,17 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
+    """A list of names and values."""
+
     name: str
     facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Styled text, for people only: sentences, which wrap between words, or a drawing, which never
-    does.
+    """Styled text, for people only.
+
+    Sentences, which wrap between words, or a drawing, which never does.
     """
 
     lines: tuple[Line, ...]
@@ -152,17 +160,16 @@ def say(words: str, style: str = "") -> Lines:
 
 
 def clean(words: str) -> str:
-    """Without what a terminal would obey (escape sequences, line breaks, changes of writing
-    direction).
-    """
+    """Text without escape sequences, line breaks and changes of writing direction."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words
     )
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that standard output is; None where it is none. ``COLUMNS`` overrides
-    both.
+    """Columns of the terminal that standard output is; None where it is none.
+
+    ``COLUMNS`` overrides both.
     """
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said):
@@ -252,8 +259,9 @@ def _print_table(console: Console, table: Table) -> None:
 
 
 def narrowed(wanted: Sequence[int], least: Sequence[int | None], room: int) -> list[int]:
-    """Widths that add up to ``room``, the longest narrowed first; to more where all that may be
-    narrowed is at its ``least`` (None: it may not).
+    """Widths that add up to ``room``, the longest narrowed first.
+
+    To more where all that may be narrowed is at its ``least`` (None: it may not).
     """
     widths = list(wanted)
     while sum(widths) > room:
@@ -307,9 +315,8 @@ def _print_csv(pages: Sequence[Page]) -> None:
     for page in pages:
         rows = next((list(_rows(part)) for part in page.parts if not isinstance(part, Lines)), [])
         names = next((_names(part) for part in page.parts if not isinstance(part, Lines)), [])
-        if (
-            names != header
-        ):  # the same subcommand gives the same columns, but for SQL of the user's own
+        # the same subcommand gives the same columns, but for SQL of the user's own
+        if names != header:
             writer.writerow(["profile", *names])
             header = names
         writer.writerows([page.profile, *row] for row in rows)

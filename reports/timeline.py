@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler import records
+from profiler.enums import Direction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,12 @@ ACTIVITIES = (
     Activity("other work", "o", ""),
     IDLE,
 )
-_BY_DIRECTION = {"forward": 0, "backward": 1, "recompute": 2, "update": 3}
+_BY_DIRECTION: dict[str, int] = {
+    Direction.FORWARD: 0,
+    Direction.BACKWARD: 1,
+    Direction.RECOMPUTE: 2,
+    Direction.UPDATE: 3,
+}
 _BY_KIND = {
     "global exchange": 4,
     "sync": 5,
@@ -64,8 +70,9 @@ _ASCII = str.maketrans({"·": ".", "─": "-", "├": "|", "┤": "|", "│": "|
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Columns of the timeline: ``edges`` (cycles, one more than columns) and, for each cell, its
-    first column.
+    """Columns of the timeline.
+
+    ``edges`` (cycles, one more than columns) and, for each cell, its first column.
     """
 
     edges: np.ndarray
@@ -122,8 +129,9 @@ def activity(kind: str, direction: str) -> int:
 
 
 def lane(found: np.ndarray, code: np.ndarray, micro_batch: np.ndarray) -> Line:
-    """A row of characters: a task's letter, its micro-batch where there is room, and a line to its
-    end.
+    """A row of characters.
+
+    A task's letter, its micro-batch where there is room, and a line to its end.
     """
     segments: list[Segment] = []
     at = 0
@@ -254,8 +262,9 @@ def legend(codes: Iterable[int], width: int) -> list[Line]:
 
 
 def stacked_bar(shares: list[tuple[str, str, float]], width: int) -> Line:
-    """Shares of a whole (letter, style, 0..1) as a bar of ``width`` characters; rounding never
-    loses the total.
+    """Shares of a whole (letter, style, 0..1) as a bar of ``width`` characters.
+
+    Rounding never loses the total.
     """
     edges = np.rint(np.cumsum([0.0, *(share for *_, share in shares)]) * width).astype(int)
     return tuple(

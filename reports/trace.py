@@ -52,6 +52,7 @@ class Clock:
     hz: float
 
     def nanoseconds(self, cycle: int) -> int:
+        """From the trace's begin."""
         return round((cycle - self.origin) * 1e9 / self.hz)
 
     def time(self, cycle: int) -> float:
@@ -65,8 +66,9 @@ class Clock:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """As a reader that multiplies by 1,000 and cuts off, as Perfetto does, gets the same back:
-    1001 / 1000 x 1000 is 1000.9999999999999.
+    """A number from which a reader that multiplies by 1,000 and cuts off gets the same back.
+
+    Perfetto does, and 1001 / 1000 x 1000 is 1000.9999999999999.
     """
     value = nanoseconds / 1000
     return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)
@@ -80,7 +82,8 @@ def write_trace(
     steps: bool = True,
 ) -> int:
     """Write all runs, or one, or one of its device iterations, and give the number of events.
-    OSError where it cannot be.
+
+    OSError where it cannot be written.
 
     ``steps``: with program steps and counters, besides tasks. A path ending in .gz is compressed,
     which viewers read too.
@@ -150,7 +153,7 @@ def _process_names(report: Report, tasks: pd.DataFrame, steps: bool) -> Iterator
 
 
 def _stage_name(stages: Sequence[int]) -> str:
-    """ "stage 2 ", "stages 0, 3 ", or nothing."""
+    """As 'stage 2 ' or 'stages 0, 3 '; nothing where there are none."""
     if not stages:
         return ""
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))} "
@@ -218,8 +221,9 @@ def _steps(frame: pd.DataFrame, clock: Clock) -> Iterator[Event]:
 
 
 def _flows(tasks: pd.DataFrame, clock: Clock, arrow: int) -> Iterator[Event]:
-    """Arrows along each micro-batch, from the end of its task on an IPU to the begin of its next on
-    another. They are numbered from ``arrow`` + 1 on.
+    """Arrows along each micro-batch, numbered from ``arrow`` + 1 on.
+
+    From the end of its task on an IPU to the begin of its next on another.
     """
     work = tasks[(tasks["direction"] != "") & (tasks["micro_batch"] >= 0)]
     work = work.sort_values(["iteration", "micro_batch", "start"], kind="stable")
@@ -239,8 +243,10 @@ def _flows(tasks: pd.DataFrame, clock: Clock, arrow: int) -> Iterator[Event]:
 
 
 def _counters(report: Report, frame: pd.DataFrame, clock: Clock) -> Iterator[Event]:
-    """Of each IPU, as its steps run: bytes live on all tiles, tiles at work, and bytes that a step
-    sends over the links between IPUs. A value holds until the next; equal ones are left out.
+    """Counters of each IPU, as its steps run.
+
+    Bytes live on all tiles, tiles at work, and bytes that a step sends over the links between IPUs.
+    A value holds until the next; equal ones are left out.
     """
     frame = frame[frame["kind"] != records.BESIDE]
     program = report.program_steps().set_index("step")[
@@ -284,8 +290,9 @@ _PREFIX = {
 
 
 def write_ranks(report: Report, folder: Path, run: int, iteration: int | None) -> int:
-    """Write ``rank-N.json`` for each IPU into ``folder``, as HolisticTraceAnalysis takes a
-    distributed job: a rank a file, slices on a stream as kernels. Gives the number of events.
+    """Write ``rank-N.json`` for each IPU into ``folder``, and give the number of events.
+
+    As HolisticTraceAnalysis takes a distributed job: a rank a file, slices on a stream as kernels.
     OSError where they cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -36,8 +36,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """A browser. The tests that need one are skipped where there is none; `.ci/run` sees that there
-    is.
+    """A browser.
+
+    The tests that need one are skipped where there is none; `.ci/run` sees that there is.
     """
     api = pytest.importorskip("playwright.sync_api")
     from viewer.screenshots import FLAGS, find_browser

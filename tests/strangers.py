@@ -1,5 +1,6 @@
-"""Profiles as a stranger might send them: names that are not what names should be, and one changed
-cell anywhere.
+"""Profiles as a stranger might send them.
+
+Names that are not what names should be, and one changed cell anywhere.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler import ProfileWriter, open_report, plain, schedules
+from profiler import ProfileWriter, migrate, open_report, schedules
 from profiler.enums import BodyTask, Purpose, Role
 from profiler.records import (
     DO_EXCHANGE,
@@ -211,6 +211,7 @@ def _computing(
                 if direction == "backward" and at // 3 < len(forward_ops)
                 else -1
             )
+            met = sum(known.module == layer for known in profile.ops)
             profile.ops.append(
                 Op(
                     op,
@@ -228,6 +229,7 @@ def _computing(
                     0,
                     0,
                     "split over all tiles",
+                    f"{layer}/Addmm" + (f"/{met}" if met else ""),
                 )
             )
         if at % 3 == 0:
@@ -333,8 +335,9 @@ def _program_memory(profile: _Profile, ipu: int) -> None:
 def _model_memory(
     profile: _Profile, ipu: int, depth: int, forward: Computes, backward: Computes
 ) -> tuple[int, int]:
-    """Weights and what belongs to them, stash, activations, gradients; (bytes of weights, bytes of
-    the stash).
+    """Weights and what belongs to them, stash, activations, gradients.
+
+    (bytes of weights, bytes of the stash).
     """
     always = [
         ("weight", "weight", 20_000),
@@ -494,7 +497,7 @@ def synthetic_profile(
             ]
         )
         with open_report(writer.publish()) as report:
-            writer.add(plain.tile_memory(report))
+            writer.add(migrate.tile_memory(report))
         writer.add([trace, *cycles_of])
         for run in called:
             writer.meta(state="executed")

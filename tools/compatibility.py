@@ -34,8 +34,9 @@ STATUSES = {
 
 @dataclass(frozen=True)
 class Group:
-    """Names that are attributes of ``owner``. An entry is a status, or a status and what is to be
-    said of it.
+    """Names that are attributes of ``owner``.
+
+    An entry is a status, or a status and what is to be said of it.
     """
 
     title: str
@@ -443,8 +444,9 @@ _OWN = {
 
 
 def classify(group: Group, name: str) -> tuple[str, str]:
-    """Status and reason of a name. ValueError where it is there and should not be, or is not and
-    should.
+    """Status and reason of a name.
+
+    ValueError where it is there and should not be, or is not and should.
     """
     entry = group.names[name]
     status, reason = (entry, "") if isinstance(entry, str) else entry

@@ -1,5 +1,6 @@
-"""The interactive viewer of a profile: `create_app` gives a Dash app; `viewer.figures` are its
-plots, without Dash.
+"""The interactive viewer of a profile.
+
+`create_app` gives a Dash app; `viewer.figures` are its plots, without Dash.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ __all__ = ["create_app"]
 
 
 def create_app(report: Report, other: Report | None = None, guard: Guard | None = None) -> Dash:
-    """The app over one profile, or over two that are compared. ``create_app(report).run()`` serves
-    it, to this machine unless ``guard`` says otherwise.
+    """The app over one profile, or over two that are compared.
+
+    ``create_app(report).run()`` serves it, to this machine unless ``guard`` says otherwise.
 
     Dash is imported here, not with the package: the HTML report draws the same figures without it.
     """

@@ -35,8 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Guard:
-    """Whom the viewer answers. ``hosts``: names in a request's Host, without ports; ``token``: what
-    an address must bring, "" for nothing.
+    """Whom the viewer answers.
+
+    ``hosts``: names in a request's Host, without ports; ``token``: what an address must bring, ""
+    for nothing.
     """
 
     hosts: frozenset[str] = field(default_factory=lambda: frozenset(LOOPBACK))
@@ -44,9 +46,10 @@ class Guard:
 
     @classmethod
     def bound_to(cls, address: str, more: Iterable[str] = ()) -> Guard:
-        """For a viewer that listens at an address, under ``more`` names besides. Beyond loopback it
-        has a fresh token; where it listens everywhere ("0.0.0.0", "::"), this machine's names and
-        every number are hosts: only a name can be pointed at another machine.
+        """For a viewer that listens at an address, under ``more`` names besides.
+
+        Beyond loopback it has a fresh token; where it listens everywhere ("0.0.0.0", "::"), this
+        machine's names and every number are hosts: only a name can be pointed at another machine.
         """
         names = {address, *more}
         if is_loopback(address) or address in _EVERYWHERE:
@@ -93,8 +96,10 @@ class GuardedDash(Dash):
     """Dash whose frame is escaped and whose inline scripts carry the nonce of their answer."""
 
     def interpolate_index(self, *, title: str = "", **parts: Any) -> str:  # type: ignore[override]
+        """The page's HTML, with an escaped title and a nonce on its scripts."""
         # A brace would be taken for one of the frame's own places.
         words = html.escape(str(title)).replace("{", "&#123;")
+        words = words.encode("utf-8", "replace").decode()  # a directory's name may be no text
         page: str = super().interpolate_index(title=words, **parts)
         return _SCRIPT.sub(f'<script nonce="{_nonce()}"', page)
 
@@ -172,8 +177,9 @@ def _nonce() -> str:
 
 
 def _headers(response: Response) -> Response:
-    """No page of another origin frames the viewer or learns from it; its own fetch nothing
-    elsewhere.
+    """No page of another origin frames the viewer or learns from it.
+
+    Its own fetch nothing elsewhere.
 
     Styles may be inline: plotly and the tables set them, and with nothing to fetch they leak
     nothing.
@@ -199,8 +205,10 @@ def _headers(response: Response) -> Response:
 
 
 def _answer_to(error: Exception) -> Response:
-    """What failed, in a line. What Dash cannot make sense of is the request's fault, not ours: our
-    own callbacks say what is wrong with them on the page.
+    """What failed, in a line.
+
+    What Dash cannot make sense of is the request's fault, not ours: our own callbacks say what is
+    wrong with them on the page.
     """
     if isinstance(error, HTTPException):
         code = error.code or 500

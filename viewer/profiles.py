@@ -1,5 +1,6 @@
-"""The one or two profiles a viewer shows: nothing else on disk is ever opened, whatever an address
-says.
+"""The one or two profiles a viewer shows.
+
+Nothing else on disk is ever opened, whatever an address says.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Profiles:
         return len(self._reports)
 
     def get(self, position: int = 0) -> Report:
-        """The report there; the first for a position that there is not. ProfileError where its file
-        is gone.
+        """The report there; the first for a position that there is not.
+
+        ProfileError where its file is gone.
         """
         with self._lock:
             at = position if 0 <= position < len(self._reports) else 0

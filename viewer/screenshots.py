@@ -1,7 +1,7 @@
-"""Pictures of every page, light and dark, for the docs: ``python -m viewer.screenshots [PROFILE]
-[-o DIR]``.
+"""Pictures of every page of the viewer, light and dark, for the docs.
 
-Needs playwright and a chromium. The README's pictures are two of them, cut to the window.
+``python -m viewer.screenshots demo/training -o docs/images`` needs playwright and chromium. The
+README shows two of the pictures, cut to the window.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def serving(app: Any) -> Iterator[str]:
 
 
 def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
-    """Wait until the page has been drawn: content is there, no callback runs, figures have their
-    axes.
+    """Wait until the page has been drawn.
+
+    Content is there, no callback runs, figures have their axes.
     """
     page.wait_for_function(
         """() => {

@@ -284,8 +284,10 @@ def throughput(row: Row, case: Compiled) -> float:
 
 
 def run_cycles(row: Row, case: Compiled) -> float:
-    """A run in the vendor's model: what the tiles do, and the begin, mid and end of each tensor
-    streamed in or out, which take no transfer time there (docs/cycles.md#stream-copies).
+    """A run in the vendor's model.
+
+    What the tiles do, and the begin, mid and end of each tensor streamed in or out, which take no
+    transfer time there (docs/cycles.md#stream-copies).
     """
     streamed = len(re.findall("@", row.case)) + 2
     return forward_cycles(case.executable) + streamed * 3 * STREAM_STEP_CYCLES
@@ -301,8 +303,9 @@ def part_of(row: Row, case: Compiled) -> list[Any]:
 
 
 def step_with_exchange(which: str) -> Callable[[Row, Compiled], float]:
-    """Cycles from the end of the step before to the end of the step named so: PopVision draws an
-    exchange with the compute set that it feeds [TUT4].
+    """Cycles from the end of the step before to the end of the step named so.
+
+    PopVision draws an exchange with the compute set that it feeds [TUT4].
     """
 
     def read(row: Row, case: Compiled) -> float:

@@ -42,9 +42,8 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
         options.setAvailableMemoryProportion(
             {f"IPU{i}": each[min(i, len(each) - 1)] for i in range(ipus(row))}
         )
-    if (
-        row.dtype == "fp16"
-    ):  # as all public configurations have it: enable_half_partials, half_partial
+    # as all public configurations have it: enable_half_partials, half_partial
+    if row.dtype == "fp16":
         options.Precision.setPartialsType(torch.half)
     if "off-chip" in row.case:
         location = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
@@ -59,8 +58,9 @@ def ipus(row: Row) -> int:
 
 
 def optimiser(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """In float16 with the types of Graphcore's public configurations: only a second moment is kept
-    in float32.
+    """In float16 with the types of Graphcore's public configurations.
+
+    Only a second moment is kept in float32.
     """
     kept = {"accum_type": torch.float16} if row.dtype == "fp16" else {}
     first = {"first_order_momentum_accum_type": torch.float16} if row.dtype == "fp16" else {}
@@ -196,8 +196,9 @@ RESNET_PROPORTION = 0.12
 
 
 def resnet(row: Row) -> Compiled:
-    """Images of the row's size; batch norm; recomputation, proportion and partials of the public
-    configuration.
+    """Images of the row's size.
+
+    Batch norm; recomputation, proportion and partials of the public configuration.
     """
     from examples.models import resnet as source
 

@@ -1,5 +1,6 @@
-"""Rows about single operators, as vendors' libraries benchmark them: passes of a layer, sums,
-recurrent layers.
+"""Rows about single operators, as vendors' libraries benchmark them.
+
+Passes of a layer, sums, recurrent layers.
 
 - ``training 128x1024 @ 1024x4096; partials fp32``: a product, both of its gradients and the
   update of its right operand

@@ -28,8 +28,9 @@ HEAT = (480, 1472)  # cells of the heat map that the viewer asks for
 
 @dataclass(frozen=True)
 class Case:
-    """A model, on how many IPUs, with what accumulation and device iterations; ``layers`` of
-    BERT-Large if not 0.
+    """A model, on how many IPUs, with what accumulation and device iterations.
+
+    ``layers`` of BERT-Large if not 0.
     """
 
     model: str

@@ -1,3 +1,4 @@
-"""What rebalancing gains, and whether the second compile agrees: ``python -m
-benchmarks.rebalance``.
+"""What rebalancing gains, and whether the second compile agrees.
+
+``python -m benchmarks.rebalance``.
 """

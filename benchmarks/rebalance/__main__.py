@@ -65,14 +65,14 @@ def profile(executable: Executable, folder: Path) -> Report:
 
 
 def work(costs: Costs) -> np.ndarray:
-    return costs.forward + costs.backward
+    return costs.cycles.work
 
 
 WAYS: dict[str, Callable[[Costs, Report, int], Assignment]] = {
     "as many Blocks": lambda c, r, k: others.uniform(len(c), k),
     "as many parameters": lambda c, r, k: others.by_share(r.blocks["weight_bytes"].to_numpy(), k),
     "greedy by memory": lambda c, r, k: others.by_share(
-        c.always.sum(axis=1) + c.state.sum(axis=1), k
+        c.memory.always.sum(axis=1) + c.memory.state.sum(axis=1), k
     ),
     "halving by time": lambda c, r, k: others.halved(work(c), k),
     "torchgpipe's block partition, time": lambda c, r, k: others.block_partition(work(c), k),
@@ -96,7 +96,7 @@ def measure(name: str, stages: int, accumulation: int, folder: Path) -> tuple[st
         best = best_split(costs, stages)
         took = time.perf_counter() - start
     except ValueError:
-        fits, costs = False, replace(costs, bytes_per_tile=1 << 40)
+        fits, costs = False, costs.with_tile_bytes(1 << 40)
         start = time.perf_counter()
         best = best_split(costs, stages)
         took = time.perf_counter() - start

@@ -87,8 +87,9 @@ def block_partition(weight: np.ndarray, stages: int) -> Assignment:
 
 
 def partition_balanced(weight: np.ndarray, stages: int) -> Assignment:
-    """DeepSpeed's partition_balanced: halve the range of the heaviest part, filling parts greedily
-    to try one.
+    """DeepSpeed's partition_balanced.
+
+    Halve the range of the heaviest part, filling parts greedily to try one.
     """
     total = np.cumsum(weight).tolist()
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.rebalance import Costs
+from profiler.rebalance.block_cycles import BlockCycles
+from profiler.rebalance.block_memory import BlockMemory
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.cuts import Cuts
+from profiler.rebalance.host_streams import HostStreams
+from profiler.rebalance.machine_costs import MachineCosts
+from profiler.rebalance.stash_costs import StashCosts
 
 
 def random_costs(
@@ -55,45 +61,52 @@ def random_costs(
         names=tuple(f"B{b}" for b in range(blocks)),
         stage=np.minimum(np.arange(blocks) * stages // blocks, stages - 1),
         ipus=tuple(range(stages)),
-        forward=forward,
-        backward=cycles(2 * most),
-        update=cycles(most // 10 + 1),
-        recompute=recompute,
-        again=forward,
-        again_end=np.maximum(0, forward - int(random.integers(0, most // 10 + 1))),
-        again_final=np.zeros(blocks, dtype=np.int64),
-        closed=np.zeros(blocks, dtype=bool),
-        inputs=inputs,
-        copy=copy,
-        stashes=entering,
-        stashes_kept=entering,
-        copy_back=random.integers(1, 136 * tiles, blocks),
-        stream_in=np.where(np.arange(blocks) == 0, 500, 0),
-        stream_out=np.where(np.arange(blocks) == blocks - 1, 300, 0),
-        stream_out_once=True,
-        always=always,
-        code_users=code_users,
-        code=code,
-        peak=peak,
-        peak_interleaved=nbytes(6_000) * (random.random((blocks, 1)) < 0.3),
-        saved=saved,
-        saved_tensors=random.integers(0, 4, blocks),
-        state=state,
-        state_once=state // 2,
-        state_weights=random.integers(1, 4, blocks),
-        shared=shared,
-        stash_base=100.0,
-        stash_rate=0.002,
-        sync=600,
+        machine=MachineCosts(
+            tiles=tiles,
+            bytes_per_tile=int(full * share) if full else 1 << 40,
+            region0_bytes=int(full * share / 3) if full else 1000,
+            clock_hz=1.33e9,
+            sync=600,
+            link_latency=700,
+            link_bytes_per_cycle=41.0,
+            link_hop_latency=0.16e-6 * 1.33e9,
+            streaming_bytes_per_cycle=5e9 / 1.33e9,
+            stream_step=257,
+        ),
+        cycles=BlockCycles(
+            forward=forward,
+            backward=cycles(2 * most),
+            update=cycles(most // 10 + 1),
+            again=forward,
+            again_end=np.maximum(0, forward - int(random.integers(0, most // 10 + 1))),
+            again_final=np.zeros(blocks, dtype=np.int64),
+            closed=np.zeros(blocks, dtype=bool),
+        ),
+        cuts=Cuts(copy, random.integers(1, 136 * tiles, blocks)),
+        stash=StashCosts(blocks, 100.0, 0.002, entering, entering),
+        streams=HostStreams(
+            input_bytes=inputs,
+            stream_in=np.where(np.arange(blocks) == 0, 500, 0),
+            stream_out=np.where(np.arange(blocks) == blocks - 1, 300, 0),
+            out_once=True,
+        ),
+        memory=BlockMemory(
+            always=always,
+            code_users=code_users,
+            code=code,
+            peak=peak,
+            peak_interleaved=nbytes(6_000) * (random.random((blocks, 1)) < 0.3),
+            saved=saved,
+            saved_tensors=random.integers(0, 4, blocks),
+            state=state,
+            state_once=state // 2,
+            state_weights=random.integers(1, 4, blocks),
+            shared=shared,
+        ),
         reduce=0,
-        link_latency=700,
-        link_bytes_per_cycle=41.0,
         micro_batches=micro_batches or 4 * stages,
         samples=1,
         training=True,
         pipelined=True,
-        tiles=tiles,
-        bytes_per_tile=int(full * share) if full else 1 << 40,
-        region0_bytes=int(full * share / 3) if full else 1000,
-        clock_hz=1.33e9,
+        recompute=recompute,
     )

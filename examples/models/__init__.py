@@ -1,5 +1,6 @@
-"""The model families that people run on IPUs, written by hand, with random weights; each at its
-size and tiny.
+"""The model families that people run on IPUs, written by hand, with random weights.
+
+Each at its size and tiny.
 
 ``build("bert-large")`` gives an `Example`; ``split(example, 4)`` an execution strategy of four
 stages with equally many Blocks.

@@ -1,5 +1,6 @@
-"""EfficientNet-B0 (Tan and Le 2019): inverted bottlenecks with depthwise convolutions and
-squeeze-and-excitation.
+"""EfficientNet-B0 (Tan and Le 2019).
+
+Inverted bottlenecks with depthwise convolutions and squeeze-and-excitation.
 """
 
 from __future__ import annotations

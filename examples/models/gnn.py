@@ -1,5 +1,6 @@
-"""A small graph network: nodes send messages along edges, which are gathered, mapped, and added up
-by scatter.
+"""A small graph network.
+
+Nodes send messages along edges, which are gathered, mapped, and added up by scatter.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ LAYERS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
 
 
 class Residual(nn.Module):
-    """Convolutions with norms around a shortcut: 3x3, 3x3, or 1x1, 3x3, 1x1 with four times the
-    channels.
+    """Convolutions with norms around a shortcut.
+
+    3x3, 3x3, or 1x1, 3x3, 1x1 with four times the channels.
     """
 
     def __init__(self, channels: int, inner: int, stride: int, bottleneck: bool) -> None:

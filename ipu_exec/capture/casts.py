@@ -1,5 +1,6 @@
-"""float16 next to float32 in a model's forward: what ``halfFloatCasting`` and
-``runningStatisticsAlwaysFloat`` change.
+"""float16 next to float32 in a model's forward.
+
+What ``halfFloatCasting`` and ``runningStatisticsAlwaysFloat`` change.
 
 PopTorch since 3.0 follows PyTorch where nothing is set: mixed operands are promoted, and running
 statistics have the dtype that the model gives them (graphcore/poptorch, python/options.py). It
@@ -114,8 +115,9 @@ class Casting(TorchFunctionMode):
         return made
 
     def _in_float32(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The statistic that ``tensor`` is the rounding of, as long as nobody sets it to something
-        else.
+        """The float32 statistic that ``tensor`` is the rounding of.
+
+        It is used until somebody sets the tensor to something else.
         """
         if tensor.dtype is torch.float32:
             return tensor

@@ -7,13 +7,14 @@ for, and a call that takes another one is compiled anew.
 
 from __future__ import annotations
 
-import copy
 import sys
 from types import FrameType
 from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ipu_exec.capture.unchanged import unchanged
 
 Contents = tuple[bool | int | float, ...]
 _ARGUMENT_CHECKS = {"gaussian_nll_loss"}  # in torch.nn.functional: that no variance is negative
@@ -34,23 +35,31 @@ class Reads(TorchDispatchMode):
 
 
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
-    """What the forward of a micro-batch reads, found by running a copy of the model."""
-    own = copy.deepcopy(model)
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training), Reads() as reads:
-        own(*args, **kwargs)
+    """What the forward of a micro-batch reads, found by running the model, which is left as it
+    was.
+    """
+    with (
+        unchanged(model),
+        torch.random.fork_rng(devices=[]),
+        torch.set_grad_enabled(training),
+        Reads() as reads,
+    ):
+        model(*args, **kwargs)
     return tuple(reads.values)
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:
-    """What of it decides what runs: truths and whole numbers; of other numbers only that there was
-    one.
+    """What of it decides what runs.
+
+    Truths and whole numbers; of other numbers only that there was one.
     """
     return tuple("a number" if isinstance(value, float) else value for value in contents)
 
 
 class PathWatch:
-    """While entered: compares each forward's path with the compiled one; ``left`` is what the first
-    that differs read.
+    """While entered: compares each forward's path with the compiled one.
+
+    ``left`` is what the first that differs read.
 
     Does nothing where the compiled program read nothing: such a model reads nothing ever, up to its
     mode and inputs' shapes, which are compiled for.
@@ -85,8 +94,9 @@ class PathWatch:
 
 
 def in_argument_check() -> bool:
-    """True while a function of torch looks for wrong arguments in a tensor; the captured ones are
-    right.
+    """True while a function of torch looks for wrong arguments in a tensor.
+
+    The captured ones are right.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,5 +1,6 @@
-"""Operators that capture takes apart: nobody lowered them whole, and they are others that somebody
-did.
+"""Operators that capture takes apart.
+
+Nobody lowered them whole, and they are others that somebody did.
 
 Ours come first, then PyTorch's own decompositions to its core operators. A lowering of the whole
 operator, a user's too, comes before both.
@@ -21,8 +22,9 @@ Decomposition = Callable[..., Any]
 
 
 def decomposition(func: Any) -> Decomposition | None:
-    """What to call instead of the operator ``func`` (an ``OpOverload``); None where it is recorded
-    as it is.
+    """What to call instead of the operator ``func`` (an ``OpOverload``).
+
+    None where it is recorded as it is.
     """
     name = str(func)
     if name.startswith("torch_nn.") and not has_lowering(name):
@@ -39,8 +41,9 @@ def decomposition(func: Any) -> Decomposition | None:
 
 @cache
 def _body(func: Any) -> Decomposition | None:
-    """The Python function of an operator that torch.nn defines itself (a linear layer and its loss
-    in chunks).
+    """The Python function of an operator that torch.nn defines itself.
+
+    An example is a linear layer and its loss in chunks.
     """
     from torch._library.custom_ops import OPDEFS
 
@@ -70,8 +73,9 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """nn.Bilinear's product of three, each lacking the dimensions it is expanded along, summed over
-    ``sumdim``.
+    """nn.Bilinear's product of three tensors, summed over ``sumdim``.
+
+    Each lacks the dimensions it is expanded along.
     """
     rank = first.dim() + len(expand1)
     names = string.ascii_letters[:rank]
@@ -95,8 +99,9 @@ def all_true(values: torch.Tensor) -> torch.Tensor:
 def multinomial(
     weights: torch.Tensor, samples: int, replacement: bool = False, *, generator: Any = None
 ) -> torch.Tensor:
-    """The largest of weight over an exponential variate, as PyTorch draws; with replacement, a
-    search in the sums.
+    """The largest of weight over an exponential variate, as PyTorch draws.
+
+    With replacement, a search in the sums.
     """
     if replacement:
         total = weights.cumsum(-1)
@@ -133,8 +138,9 @@ def multi_margin_gradient(
     weight: torch.Tensor | None = None,
     reduction: int = 1,
 ) -> torch.Tensor:
-    """Of sum_i max(0, margin - x[y] + x[i])^p / classes: its sign pattern, less the sum of it at
-    the target.
+    """Of sum_i max(0, margin - x[y] + x[i])^p / classes.
+
+    Its sign pattern, less the sum of it at the target.
     """
     rows, row = _rows(scores), target.reshape(-1, 1)
     violation = (margin - rows.gather(-1, row) + rows).clamp_min(0)
@@ -157,8 +163,9 @@ def multilabel_margin_gradient(
     reduction: int,
     is_target: torch.Tensor,
 ) -> torch.Tensor:
-    """Of sum_ij max(0, 1 - x[y_j] + x[i]) / classes over labels y_j up to the first -1 and all i
-    that are no label.
+    """Gradient of sum_ij max(0, 1 - x[y_j] + x[i]) / classes.
+
+    The sum is over labels y_j up to the first -1 and all i that are not labels.
     """
     rows, target, is_target = _rows(scores), _rows(target), _rows(is_target)
     label = (target >= 0).to(scores.dtype).cumprod(-1)
@@ -178,7 +185,7 @@ def zero_tensor(
     return torch.zeros(size, dtype=dtype)
 
 
-def embedding_bag_gradient(
+def embedding_bag_gradient(  # noqa: PLR0913 - ATen's signature
     grad: torch.Tensor,
     indices: torch.Tensor,
     offsets: torch.Tensor,
@@ -192,8 +199,9 @@ def embedding_bag_gradient(
     weights: torch.Tensor | None = None,
     padding: int = -1,
 ) -> torch.Tensor:
-    """The dense one: an IPU has no sparse tensors. ``bags`` (of each index its bag) is empty after
-    an eager sum.
+    """The dense one: an IPU has no sparse tensors.
+
+    ``bags`` (of each index its bag) is empty after an eager sum.
     """
     if bags.numel() == 0:
         starts = indices.new_zeros(indices.shape[0] + 1).index_add(
@@ -214,8 +222,9 @@ def diagonal_scatter(
 
 
 def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    """[size, dimensions]: where the first ``size`` non-zero elements are; the only nonzero of a
-    fixed shape.
+    """Where the first ``size`` non-zero elements are: [size, dimensions].
+
+    It is the only nonzero whose result has a fixed shape.
 
     A cumulative sum numbers them, and each puts its position at its number (those too many at one
     place more).
@@ -234,8 +243,9 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
 def renormalised(
     weight: torch.Tensor, indices: torch.Tensor, most: float, p: float
 ) -> torch.Tensor:
-    """nn.Embedding's max_norm: the rows looked up, scaled to a norm of ``most`` at the most, in
-    their place.
+    """nn.Embedding's max_norm.
+
+    The rows looked up, scaled to a norm of ``most`` at the most, in their place.
     """
     indices = indices.reshape(-1)
     rows = weight.index_select(0, indices)

@@ -1,5 +1,6 @@
-"""Which of a model's outputs is the loss: what `ipu_exec.identity_loss` marked, or the last
-scalar.
+"""Which of a model's outputs is the loss.
+
+What `ipu_exec.identity_loss` marked, or the last scalar.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def frozen(model: torch.nn.Module) -> bool:
 
 
 def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """The loss among what a model returned: what `identity_loss` marked (the last such), else the
-    last scalar.
+    """The loss among what a model returned.
+
+    What `identity_loss` marked (the last such), else the last scalar.
 
     Error where there is none that can be differentiated; of a ``frozen`` model it need not be.
     """
@@ -67,8 +69,7 @@ def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
 
 
 def find_final_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
-    """`find_loss`, and a warning where an unmarked loss was put together from several of torch's
-    losses.
+    """`find_loss`, with a warning where an unmarked loss combines several losses.
 
     PopTorch refuses that: each of torch's losses is one to it, and what is made of several has to
     be marked.

@@ -57,6 +57,7 @@ class MultiConvGroup:
 
     @property
     def parallel(self) -> bool:
+        """Whether the convolutions run at the same time, on tiles of their own."""
         return self.settings.get("planType") is not MultiConvPlanType.Serial
 
 

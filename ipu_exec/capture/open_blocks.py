@@ -36,6 +36,7 @@ class OpenAnnotations:
     attributes: list[tuple[str, str, str]] = field(default_factory=list)
 
     def begin(self, user_id: str | None, ipu_id: int | None, layer: object | None = None) -> None:
+        """Make the Block the open one; ``layer`` is the module that begins it, if one does."""
         if user_id is None:
             user_id = self.layer_ids.get(id(layer)) if layer is not None else None
         if user_id is None:
@@ -75,6 +76,7 @@ def open_multi_conv(settings: dict[str, Any] | None) -> None:
 
 def name_scopes() -> list[str]:
     """Where the model is now, outermost first: modules (pushed by the capture) and `NameScope`s.
+
     Shared, not a copy.
     """
     return OPEN.scopes
@@ -88,8 +90,9 @@ def attributes() -> tuple[tuple[str, str, str], ...]:
 
 
 def reset_blocks() -> None:
-    """Forget which Block (and MultiConv and Attribute) is open and number automatic Blocks from "0"
-    again.
+    """Forget which Block, MultiConv and Attribute are open.
+
+    Automatic Blocks are numbered from "0" again.
     """
     OPEN.multi_conv, OPEN.attributes = None, []
     OPEN.block, OPEN.ended, OPEN.next_id, OPEN.layer_ids = None, False, 0, {}

@@ -1,5 +1,6 @@
-"""Host I/O beside computing: what `set_overlap_for_input` and `set_overlap_for_output` named, and
-what that asks for.
+"""Host I/O beside computing.
+
+What `set_overlap_for_input` and `set_overlap_for_output` named, and what that asks for.
 
 PopTorch's rules (user guide, 'Overlapping compute and I/O'; its tests): an input is named before
 anything reads it, an output as it is returned; tiles are set aside for I/O; every output leaves
@@ -95,8 +96,9 @@ def modes(graph: Graph) -> set[str]:
 
 
 def across(graph: Graph, iterations: int) -> bool:
-    """Whether transfers overlap from one device iteration into the next: all that are overlapped
-    have to.
+    """Whether transfers overlap from one device iteration into the next.
+
+    All that are overlapped have to.
     """
     return iterations > 1 and modes(graph) == {OverlapMode.OverlapDeviceIterationLoop.value}
 

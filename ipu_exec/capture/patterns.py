@@ -1,5 +1,6 @@
-"""Rewriting of the captured step before it is placed: PopART's patterns that change what a program
-costs.
+"""Rewriting of the captured step before it is placed.
+
+PopART's patterns that change what a program costs.
 
 The gradient of an embedding is rows for the tokens that were looked up. With gradient accumulation
 they are added straight into the weight's accumulator (PopART's ``SparseAccumulate``, on unless
@@ -87,8 +88,9 @@ def _into(graph: Graph, add: OpNode, rows: OpNode) -> OpNode:
 
 
 def _replace(graph: Graph, changed: Mapping[int, OpNode], dropped: set[int]) -> None:
-    """Put ``changed`` operators in and leave ``dropped`` ones out; operators are numbered anew, in
-    order.
+    """Put ``changed`` operators in and leave ``dropped`` ones out.
+
+    Operators are numbered anew, in order.
     """
     kept = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
     number = {op.id: index for index, op in enumerate(kept)}

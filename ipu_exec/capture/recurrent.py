@@ -1,5 +1,6 @@
-"""Recurrent layers while a model is captured: one operator for each layer and direction, as popnn
-has them.
+"""Recurrent layers while a model is captured.
+
+One operator for each layer and direction, as popnn has them.
 
 PyTorch on a CPU takes a GRU, a plain RNN and an LSTM of float16 apart into some twenty operators a
 time step. The numbers are PyTorch's all the same: what is here runs on fake tensors only.
@@ -33,8 +34,9 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
 def _layer_shapes(kind: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Outputs [T, B, H], the last state and cell [B, H], and what is kept for the backward [T, B, n
-    H].
+    """Shapes of a layer's outputs, last state, last cell, and what the backward needs.
+
+    These are [T, B, H], [B, H], [B, H] and [T, B, n H].
     """
 
     def shapes(
@@ -101,7 +103,7 @@ class _Layer(torch.autograd.Function):
         )
 
 
-def _run(
+def _run(  # noqa: PLR0913 - the arguments of torch's recurrent layers
     kind: str,
     x: torch.Tensor,
     h: torch.Tensor,
@@ -139,8 +141,9 @@ def _run(
 
 
 def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for torch's function. Packed sequences, projections and batches of none are left
-    to that one.
+    """What stands for torch's function.
+
+    Packed sequences, projections and batches of none are left to that one.
     """
 
     def function(*args: Any) -> Any:
@@ -161,8 +164,9 @@ def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def whole_layers() -> contextlib.AbstractContextManager[None]:
-    """Recurrent layers are one operator each, where nn.LSTM, nn.GRU and nn.RNN find torch's
-    functions.
+    """Capture each recurrent layer as one operator.
+
+    It replaces torch's functions where nn.LSTM, nn.GRU and nn.RNN look them up.
     """
     return replaced(
         {kind: _replacement(kind, getattr(torch._VF, kind)) for kind in KINDS}, torch._VF

@@ -1,5 +1,6 @@
-"""Capture: run one micro-batch and one weight update on fake tensors and write down every ATen
-call.
+"""Capture: record every ATen call of one micro-batch and one weight update.
+
+They run on fake tensors.
 
 The real module, the real autograd and the real optimiser run under ``FakeTensorMode``: shapes and
 dtypes are true, no weight is copied and nothing is computed. The `Recorder` above it records each
@@ -42,8 +43,9 @@ def capture(
     contents: Sequence[bool | int | float] = (),
     casting: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Graph:
-    """Record what one micro-batch computes; with an optimiser, its backward and the weight update
-    too.
+    """Record what one micro-batch computes.
+
+    With an optimiser, its backward and the weight update too.
 
     ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are
     added to accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss
@@ -236,8 +238,9 @@ class _Around(torch.nn.Module):
 
 
 def _check_buffers(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> None:
-    """Error where the forward took away a buffer or put another tensor in its place: the device
-    holds the first.
+    """Error where the forward took away a buffer or put another tensor in its place.
+
+    The device holds the first.
     """
     after = dict(model.named_buffers(remove_duplicate=False))
     for name, buffer in before.items():

@@ -1,5 +1,6 @@
-"""What a program is made of: bodies of bulk-synchronous steps over tiles, and the tree that holds
-them all.
+"""What a program is made of.
+
+Bodies of bulk-synchronous steps over tiles, and the tree that holds them all.
 
 Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a
 stream copy has a beginning and an end.
@@ -17,6 +18,7 @@ import numpy as np
 
 from ipu_exec.lowering.plan import ITEM_BYTES, Compute, Exchange, Layout, Plan, Vertices
 from ipu_exec.machine import (
+    SLICE_CYCLES,
     STREAM_STEP_CYCLES,
     SYNC_CYCLES,
     TARGETS,
@@ -49,8 +51,9 @@ class StepDraft:
 
 @dataclass(slots=True)
 class Use:
-    """Something in tile memory while a body runs: from step ``first`` to step ``last`` of it,
-    inclusive.
+    """Something in tile memory while a body runs.
+
+    From step ``first`` to step ``last`` of it, inclusive.
     """
 
     name: str
@@ -64,8 +67,9 @@ class Use:
 
 @dataclass(slots=True)
 class Body:
-    """A piece of program that one IPU runs as a whole. ``task`` is one of
-    `profiler.schedules.TASKS`.
+    """A piece of program that one IPU runs as a whole.
+
+    ``task`` is one of `profiler.schedules.TASKS`.
     """
 
     name: str
@@ -78,6 +82,7 @@ class Body:
 
     @property
     def cycles(self) -> int:
+        """Cycles of its steps, one after another."""
         return sum(step.cycles for step in self.steps)
 
     def begin_with(self, steps: list[StepDraft]) -> None:
@@ -92,6 +97,7 @@ class Body:
             use.first, use.last = use.first + count, use.last + count
 
     def touch(self, storage: int, first: int, last: int) -> None:
+        """Note that steps ``first`` to ``last`` use a storage."""
         old = self.touched.get(storage, (first, last))
         self.touched[storage] = (min(old[0], first), max(old[1], last))
 
@@ -132,6 +138,7 @@ class ProgramTree:
         return next(iter(self.all_of(stage, task)), None)
 
     def cycles(self, task: int, stage: int) -> int:
+        """Cycles of a stage's bodies of that task (one of `profiler.schedules.TASKS`)."""
         return sum(body.cycles for body in self.all_of(stage, task))
 
 
@@ -249,12 +256,13 @@ def slice_step(
 
 
 def dynamic_slice_cycles(elements: np.ndarray, item_bytes: int) -> np.ndarray:
-    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v)
-    (docs/cycles.md#gather).
+    """Cycles a tile to copy ``elements`` into or out of one slot: 25 + 6 (39 + 24 + 2 n / 6 / v).
+
+    See docs/cycles.md#gather.
     """
     lanes = max(1, 8 // item_bytes)
     per_worker = -(-elements // 6)
-    cycles = 25 + 6 * (39 + 24 + -(-2 * per_worker // lanes))
+    cycles = SLICE_CYCLES + 6 * -(-2 * per_worker // lanes)
     return np.where(elements > 0, cycles, 0).astype(np.int64)
 
 

@@ -30,8 +30,9 @@ class Collectives:
         )
 
     def reduce(self, ipu: int) -> Body | None:
-        """What replicas do with gradients before the weight update, all at once: an all-reduce, or
-        a reduce-scatter where each replica updates its part of the weight.
+        """What replicas do with gradients before the weight update, all at once.
+
+        An all-reduce, or a reduce-scatter where each replica updates its part of the weight.
         """
         if self.options.replicas == 1 or not self.graph.training:
             return None
@@ -103,8 +104,9 @@ class Collectives:
                 body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
 
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
-        """Storages by the replicas that exchange them: how many, and how many replicas from one to
-        the next.
+        """Storages by the replicas that exchange them.
+
+        How many, and how many replicas from one to the next.
         """
         found: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
@@ -118,8 +120,9 @@ class Collectives:
         return found
 
     def _gradients(self) -> list[int]:
-        """Storages the optimiser reads gradients from: the accumulators, or the gradients
-        themselves.
+        """Storages the optimiser reads gradients from.
+
+        The accumulators, or the gradients themselves.
         """
         storages = self.graph.storages.values()
         accumulators = [s.id for s in storages if s.role == "accumulator"]

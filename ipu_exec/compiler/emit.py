@@ -265,8 +265,9 @@ class _Emitter:
                 self.transfers.remote([storage], name, stage, body, Purpose.REMOTE_STORE)
 
     def _stash(self, storage: int, stage: int, body: Body, purpose: Purpose) -> None:
-        """Copy a tensor into its slot of the stash, or back out of it: a dynamic update or slice on
-        every tile.
+        """Copy a tensor into its slot of the stash, or back out of it.
+
+        A dynamic update or slice on every tile.
         """
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]

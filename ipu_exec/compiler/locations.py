@@ -29,8 +29,9 @@ from ipu_exec.replica_groups import Grouping, Groupings
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A replica's part of a weight, and of what has its size: 1/R of the elements of every tile,
-    rounded up.
+    """A replica's part of a weight, and of what has its size.
+
+    1/R of the elements of every tile, rounded up.
 
     So lies what GCL's CollectiveBalancedReorder gives each replica: every tile keeps work, no
     element leaves its tile.
@@ -43,6 +44,7 @@ class Shard:
 
     @classmethod
     def of(cls, weight: Storage, whole: Layout, replicas: int) -> Shard:
+        """One replica's part of ``weight``, over the tiles of its whole layout."""
         held = whole.bytes // ITEM_BYTES[weight.dtype]
         return cls(weight.id, whole, -(-held // replicas), ("shard", 0, replicas, whole.key))
 
@@ -52,12 +54,14 @@ class Shard:
         return int(self.elements.sum())
 
     def layout(self, dtype: str) -> Layout:
+        """The layout of the part, for elements of ``dtype``."""
         return Layout(self.key, self.elements * ITEM_BYTES[dtype])
 
 
 def _runs_on_parts(op: OpNode) -> bool:
-    """Whether an operator that reads tensors of one size can do so part by part: it is elementwise,
-    or it makes one number of all elements, which replicas then reduce.
+    """Whether an operator that reads tensors of one size can do so part by part.
+
+    It is elementwise, or it makes one number of all elements, which replicas then reduce.
     """
     operator = info(op.aten)
     dimensions = any(isinstance(item, tuple) for item in (*op.args, *dict(op.kwargs).values()))
@@ -91,8 +95,9 @@ def locate(
     locations: Locations,
     groupings: Groupings,
 ) -> Places:
-    """Find them, and warn of what cannot be as asked. ``again``: what a stage runs again before its
-    backward.
+    """Find them, and warn of what cannot be as asked.
+
+    ``again``: what a stage runs again before its backward.
 
     In phased execution phases move weights, accumulators and activations. What stages share stays
     whole on the chip, and in a pipeline so do activations: their stash.
@@ -208,8 +213,9 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
 
 
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
-    """How replicas are grouped for a weight, or for the weight of a gradient or state; None: they
-    are all alike.
+    """How replicas are grouped for a weight, or for the weight of a gradient or state.
+
+    None: they are all alike.
     """
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage
@@ -219,9 +225,7 @@ def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping
 def _read_backward(
     graph: Graph, placement: Placement, ops: Ops, again: Mapping[int, Sequence[OpNode]]
 ) -> set[int]:
-    """Storages that a stage's forward makes and its backward reads, but for those that it makes
-    again.
-    """
+    """Storages that a stage's backward reads from its forward, without recomputed ones."""
     found: set[int] = set()
     for stage in range(len(placement.stages)):
         made = {s for op in ops.get(("forward", stage), ()) for s in made_by(graph, op)}

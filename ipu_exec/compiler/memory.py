@@ -1,5 +1,4 @@
-"""Memory: every variable with its tile bytes, category and lifetime, and whether the tiles hold it
-all.
+"""Memory: every variable's tile bytes, category and lifetime, and whether all fit.
 
 A lifetime is an interval of positions: the steps of an IPU in program order. Liveness is never
 stored, only summed (profiler.liveness). What is a guess in here is called an estimate; the sizes
@@ -25,6 +24,7 @@ from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
 from profiler import records, schedules
 from profiler.memory import CODE, CODE_REGION, including_gaps, largest
+from profiler.names import unique
 
 _ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
 _PART = {
@@ -49,9 +49,8 @@ COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
 EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
 SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
 CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
-EXTERNAL_EXCHANGE_INSTRUCTIONS = (
-    24  # estimate: packet set-up of one copy to or from another IPU or the host
-)
+# estimate: packet set-up of one copy to or from another IPU or the host
+EXTERNAL_EXCHANGE_INSTRUCTIONS = 24
 PACKET_BYTES = 1024  # to the host, at most (estimate)
 HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
 
@@ -88,20 +87,25 @@ def _first_steps(tree: ProgramTree) -> list[int]:
 
 @dataclass(slots=True)
 class Code:
-    """Pieces of code by what they are (`_Digests`): the Blocks whose operators run one, and its
-    variables on each IPU that has it; and the bytes of control code on every tile that an
-    operator's calls of them take. An operator of no Block has the number -1 for it.
+    """Pieces of code by what they are (`_Digests`).
+
+    The Blocks whose operators run one, and its variables on each IPU that has it; and the bytes of
+    control code on every tile that an operator's calls of them take. An operator of no Block has
+    the number -1 for it.
     """
 
     blocks: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
     variables: dict[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
+    first: dict[int, int] = field(default_factory=dict)  # step -> the first that runs its code
 
     def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
-        """``calls``: bytes on each tile of every Block's operators (``block_of`` gives an
-        operator's Block). ``shared``: Blocks, ids of the variables with the code that exactly these
-        have in common, ids of the same on further IPUs; what operators of no Block run too is left
-        out.
+        """The code of each Block, and the code that Blocks share.
+
+        ``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's
+        Block). ``shared``: Blocks, ids of the variables with the code that exactly these have in
+        common, and ids of the same on further IPUs. Code that operators outside all Blocks run too
+        is left out.
         """
         found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         for key, users in self.blocks.items():
@@ -121,13 +125,15 @@ class Code:
 def variables(
     graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
 ) -> tuple[list[records.Variable], list[records.Use], Code]:
-    """All that lies in tile memory of one replica, IPU by IPU, ids from 0; which operators use
-    what; and whose the code is.
+    """All that lies in tile memory of one replica, IPU by IPU, ids from 0.
+
+    Which operators use what; and whose the code is.
     """
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
     code = Code()
     for ipu in range(placement.num_ipus):
+        begin = len(found)
         maker = _Maker(graph, placement, tree, ipu, machines[ipu], found)
         maker.storages()
         maker.in_place()
@@ -142,6 +148,9 @@ def variables(
             if placement.ipus[stage] == ipu
         }
         uses.update((variable.op, variable.id) for variable in found[first:] if variable.op in here)
+        mine = found[begin:]
+        for variable, name in zip(mine, unique(one.name for one in mine), strict=True):
+            variable.name = name  # programs that read profiles key bytes by it
     return found, [records.Use(op, variable) for op, variable in sorted(uses)], code
 
 
@@ -239,8 +248,9 @@ class _Maker:
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.found)))
 
     def in_place(self) -> None:
-        """An elementwise operator writes over an input that nobody reads after it: what lies there
-        is its output.
+        """An elementwise operator writes over an input that nobody reads after it.
+
+        What lies there is its output.
 
         PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the
         update of an optimiser is one expression over its operands, whatever it is made of (popart's
@@ -326,8 +336,9 @@ class _Maker:
             self.add(f"{storage.name}/stash", "variable", "stash", nbytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
-        """The first op that uses a weight (or the weight of a state): where its memory is looked
-        for.
+        """The first op that uses a weight (or the weight of a state).
+
+        Where its memory is looked for.
         """
         storage = self.graph.storages[storage_id]
         owner = storage.parameter if storage.parameter >= 0 else storage_id
@@ -385,9 +396,10 @@ class _Maker:
         return groups
 
     def _while_on_chip(self, storage: int, stage: int) -> list[tuple[int, int]]:
-        """From being loaded (or made) to being stored (or last read). In phased execution phase by
-        phase, or until the end of the forward or backward; else in the forward, in recomputation
-        with backward, and in the update.
+        """From being loaded (or made) to being stored (or last read).
+
+        In phased execution phase by phase, or until the end of the forward or backward; else in the
+        forward, in recomputation with backward, and in the update.
         """
         spans: dict[int | str, tuple[int, int]] = {}
         for number, (body, at) in enumerate(self.bodies):
@@ -437,6 +449,7 @@ class _Maker:
         control = np.zeros(target.tiles, np.int64)
         on_tile: dict[str, np.ndarray] = {}
         seen: set[tuple[int, ...]] = set()
+        first_of: dict[tuple[int, ...], int] = {}
         digests = _Digests()
         for index, (body, _) in zip(self.start, self.bodies, strict=True):
             called: tuple[int, int] | None = None
@@ -449,6 +462,7 @@ class _Maker:
                     )
                 op = self.graph.ops[step.op] if step.op >= 0 else None
                 key = digests.of(step, op)
+                code.first[step_id] = first_of.setdefault(key, step_id)
                 if step.plan is not None:
                     code.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
                 if key in seen:
@@ -529,16 +543,18 @@ class _Maker:
 
 
 class _Digests:
-    """What tells steps apart that are different code. Plans are cached and live on, so their ids
-    tell them apart.
+    """What tells steps apart that are different code.
+
+    Plans are cached and live on, so their ids tell them apart.
     """
 
     def __init__(self) -> None:
         self._plans: dict[int, int] = {}
 
     def of(self, step: StepDraft, op: OpNode | None) -> tuple[int, ...]:
-        """Equal for steps that are the same code: over tiles the same, in operators that are the
-        same in all steps.
+        """Equal for steps that are the same code.
+
+        Over tiles the same, in operators that are the same in all steps.
 
         Operators whose outline attributes differ are not (PopART's ``__outline``).
         """
@@ -611,8 +627,9 @@ def _span(parts: list[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """Most bytes at one step on each tile of an IPU (arrays over tiles), and the first step at
-    which they are.
+    """The most bytes at one step on each tile of an IPU, and the first such step.
+
+    Both are arrays over tiles.
     """
 
     ipu: int
@@ -699,8 +716,9 @@ def _overflow(
 
 
 def _peaks(found: list[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per tile, the most bytes live at one step and the first step at which they are. One running
-    sum.
+    """Per tile, the most bytes live at one step and the first step at which they are.
+
+    One running sum.
     """
     changes: dict[int, np.ndarray] = {}
     for variable in found:

@@ -1,5 +1,4 @@
-"""Phased execution: what each phase loads from streaming memory, stores there and receives from
-other IPUs.
+"""Phased execution: what each phase loads, stores and receives from other IPUs.
 
 A phase's weights come before its forward and again before its backward; gradients go to streaming
 memory after the backward, where the weight update finds them. Activations that a backward reads
@@ -22,8 +21,9 @@ from ipu_exec.graph import Graph, OpNode
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Storages that one body of phased execution loads before it computes, receives, and stores
-    behind it.
+    """What one body of phased execution loads, receives and stores.
+
+    It loads and receives before it computes, and stores afterwards.
     """
 
     load: tuple[int, ...] = ()
@@ -151,8 +151,9 @@ class _Finder:
         return self.options.strategy.liveness is Liveness.OffChipAfterEachPhase
 
     def _leaves(self, storage: int) -> bool:
-        """Whether something leaves the chip after each phase. Where activations lie says nothing of
-        other tensors.
+        """Whether something leaves the chip after each phase.
+
+        Where activations lie says nothing of other tensors.
         """
         return self._each_phase and (
             self.graph.storages[storage].role != "activation" or self._off_chip(storage)

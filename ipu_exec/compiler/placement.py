@@ -1,5 +1,6 @@
-"""Placement: ops to stages, stages to IPUs, and the copies between them
-(docs/poptorch-semantics.md#placement).
+"""Placement: ops to stages, stages to IPUs, and the copies between them.
+
+See docs/poptorch-semantics.md#placement.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from ipu_exec.compiler.options import CompileOptions, Execution, StageOptions, StrategyOptions
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import AutoStage
-from ipu_exec.errors import Error, UsageError, warn_once
+from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
@@ -46,8 +47,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything runs. ``op_stage`` has a stage per op; ``home`` one per persistent storage
-    and input.
+    """Where everything runs.
+
+    ``op_stage`` has a stage per op; ``home`` one per persistent storage and input.
     """
 
     pipelined: bool
@@ -60,10 +62,12 @@ class Placement:
 
     @property
     def ipus(self) -> tuple[int, ...]:
+        """The IPUs that have a stage, ascending."""
         return tuple(stage.ipu for stage in self.stages)
 
     @property
     def num_ipus(self) -> int:
+        """IPUs of one replica: the highest used and all below it."""
         return max(self.ipus) + 1
 
     def cut_bytes(self, graph: Graph, cut: int, direction: str) -> int:
@@ -320,19 +324,21 @@ def check_depth(stages: int, micro_batches: int, training: bool, name: str) -> N
             f" Please note that a model with {stages} pipeline stages in PopTorch will have an"
             f" additional {least - stages} stages when training."
         )
-        raise UsageError(
+        raise PipelineDepthError(
             f"poptorch.Options().{name} must be greater than or equal to the number of pipeline"
             f" stages ({least}) when using"
             f" poptorch.PipelinedExecution.{doubled if training else ''} It is {micro_batches}: set"
-            f" {name}({least}) or more, or use fewer stages"
+            f" {name}({least}) or more, or use fewer stages",
+            least,
         )
 
 
 def resolve_stages(
     strategy: StrategyOptions, blocks: Sequence[BlockInfo], begins_outside: bool = False
 ) -> list[StagePlace]:
-    """The forward stages of a strategy for the Blocks a model opened
-    (docs/poptorch-semantics.md#placement).
+    """The forward stages of a strategy for the Blocks a model opened.
+
+    See docs/poptorch-semantics.md#placement.
 
     Stages given by name take their ``.ipu(n)`` or IPUs 0, 1, 2 ... in order. SameAsIpu: a Block's
     stage is its ipu_id; AutoIncrement: a new stage for each Block. Neighbouring stages on one IPU

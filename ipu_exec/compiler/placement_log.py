@@ -7,7 +7,7 @@ from collections import Counter
 
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.graph import Graph
-from ipu_exec.lowering import info
+from ipu_exec.lowering import popart_name
 
 logger = logging.getLogger("ipu_exec")
 
@@ -22,10 +22,7 @@ def log_placement(graph: Graph, placed: Placement) -> None:
     met: Counter[str] = Counter()
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
         if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
-            short = op.aten.split(".")[1].strip("_")
-            kind = info(op.aten).popart_name or "".join(
-                part.capitalize() for part in short.split("_")
-            )
+            kind = popart_name(op.aten)
             name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
             again = f"/{met[name]}" if met[name] else ""
             met[name] += 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipu_exec import machine
 from ipu_exec.compiler.block_rows import update_blocks
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
-from ipu_exec.machine import LINK_LATENCY_SECONDS
 
 
 def header(executable: Executable) -> dict[str, Any]:
@@ -18,13 +18,9 @@ def header(executable: Executable) -> dict[str, Any]:
         "kind": "training" if options.training else "inference",
         "micro_batch": options.micro_batch,
         "strategy": "phased" if placement.phases else execution,
-        "link_latency": round(LINK_LATENCY_SECONDS * target.clock_hz),  # cycles
-        "link_bytes_per_cycle": target.link_bytes_per_cycle,
-        "link_bytes_per_cycle_between_boards": target.board_link_bytes_per_cycle,
-        "ipus_per_board": target.ipus_per_board,
+        **machine.header(target),
         "host_latency": round(options.host_latency * target.clock_hz),
         "across": executable.timeline.costs.across,
-        "streaming_bytes_per_cycle": target.streaming_bytes_per_second / target.clock_hz,
     }
     blocks = len(executable.graph.blocks)
     if blocks and options.training:

@@ -15,7 +15,9 @@ from ipu_exec.compiler import memory
 from ipu_exec.compiler.block_rows import block_rows, update_blocks
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.program_rows import program_rows
+from ipu_exec.lowering import popart_name
 from profiler import records, schedules
+from profiler.names import popart_names
 
 
 def rows(executable: Executable) -> Iterator[list[Any]]:
@@ -89,7 +91,9 @@ def op_rows(executable: Executable) -> Iterator[records.Op]:
     """One a captured operator, views among them."""
     placement, tree = executable.placement, executable.tree
     blocks = update_blocks(executable.graph)
-    for op, stage in zip(executable.graph.ops, placement.op_stage, strict=True):
+    ops = executable.graph.ops
+    names = popart_names([op.name for op in ops], [popart_name(op.aten) for op in ops])
+    for op, stage, name in zip(ops, placement.op_stage, names, strict=True):
         plan = tree.op_plans.get(op.id)
         notes = (plan.note if plan else "", str(op.attributes))
         yield records.Op(
@@ -108,4 +112,5 @@ def op_rows(executable: Executable) -> Iterator[records.Op]:
             tree.op_cycles.get(op.id, 0),
             int(plan.estimated) if plan else 0,
             "; ".join(words for words in notes if words),
+            name,
         )

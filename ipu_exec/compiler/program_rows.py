@@ -7,7 +7,7 @@ from typing import Any
 from ipu_exec.compiler.bodies import Body, StepDraft
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import vertex_info
-from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
+from ipu_exec.lowering.vertices import STATE_BYTES
 from profiler import records, schedules
 
 
@@ -22,7 +22,7 @@ class _Rows:
         self.nodes = _Nodes()
         self.steps: list[Any] = []
         self.vertex_types: dict[str, int] = {}
-        self.compute_sets = 0
+        self.compute_sets: dict[int, int] = {}  # by the first step that runs their code
         self.positions = dict.fromkeys(range(executable.placement.num_ipus), 0)
 
     def rows(self) -> list[Any]:
@@ -40,7 +40,7 @@ class _Rows:
             once = body.task in (schedules.UPDATE, schedules.REDUCE)
             self._body(index, body, update if once else loop)
         types = [
-            records.VertexType(kind, name, vertex_info(name)[0], STATE_BYTES + FIELD_BYTES)
+            records.VertexType(kind, name, vertex_info(name)[0], STATE_BYTES)
             for name, kind in self.vertex_types.items()
         ]
         return [*nodes.rows, *self.steps, *types]
@@ -57,7 +57,8 @@ class _Rows:
                     name = self.executable.graph.ops[group_op].name
                     group = self.nodes.add(node, records.SEQUENCE, name)
             leaf = self.nodes.add(group, step.type, step.name)
-            compute_set = self._compute_set(step, body.ipu)
+            code = self.executable.code.first.get(step_id, step_id)
+            compute_set = self._compute_set(step, code, body.ipu)
             self.steps.append(
                 records.Step(
                     step_id,
@@ -75,16 +76,20 @@ class _Rows:
                     step.bytes_out,
                     step.purpose,
                     step.tensor,
+                    code,
                 )
             )
             self.positions[body.ipu] += 1
 
-    def _compute_set(self, step: StepDraft, ipu: int) -> int:
-        """The id of the step's compute set, -1 where it has none."""
+    def _compute_set(self, step: StepDraft, code: int, ipu: int) -> int:
+        """The id of the step's compute set, -1 where it has none. Steps with the same ``code`` (the
+        first step that runs it) share theirs.
+        """
         if step.type != records.ON_TILE_EXECUTE:
             return -1
-        number = self.compute_sets
-        self.compute_sets += 1
+        if code in self.compute_sets:
+            return self.compute_sets[code]
+        number = self.compute_sets[code] = len(self.compute_sets)
         self.steps.append(records.ComputeSet(number, step.name, ipu, step.op, step.flops))
         for vertices in step.vertices:
             kind = self.vertex_types.setdefault(vertices.type, len(self.vertex_types))

@@ -22,9 +22,7 @@ from ipu_exec.lowering import info
 
 
 class Recomputation(IntEnum):
-    """PopART's ``RecomputationType``, as ``Options._Popart.set("autoRecomputation", ...)`` takes
-    it.
-    """
+    """PopART's ``RecomputationType``, for ``_Popart.set("autoRecomputation", ...)``."""
 
     NONE = 0
     STANDARD = 1  # keep what is least at some places, farther apart at the beginning
@@ -34,8 +32,9 @@ class Recomputation(IntEnum):
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """What ``autoRecomputation`` says; PopTorch's default where it is None: only pipelines
-    recompute.
+    """What ``autoRecomputation`` says.
+
+    PopTorch's default where it is None: only pipelines recompute.
 
     Raises Error for what is no kind of recomputation.
     """
@@ -76,8 +75,9 @@ def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[in
 
 
 def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
-    """Storages made by what the loss reaches without passing one that is kept: run again it would
-    gain nothing.
+    """Storages made by what the loss reaches without passing one that is kept.
+
+    Run again it would gain nothing.
     """
     if graph.loss < 0:
         return set()
@@ -93,8 +93,9 @@ def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int
 def run_again(
     graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> tuple[list[OpNode], set[int]]:
-    """Forward operators of a stage that run again for its ``backward``, in order, and all storages
-    that these and the backward read.
+    """The forward operators of a stage that run again for its ``backward``, in order.
+
+    Second, all storages that these and the backward read.
     """
     needed = {s for op in backward for s in read_by(graph, op)}
     again = []
@@ -109,8 +110,9 @@ def run_again(
 def sequence(
     graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> Iterator[tuple[OpNode, bool]]:
-    """The backward of a stage, each operator with whether it is one that runs again: right before
-    its first use.
+    """The backward of a stage, each operator with whether it is one that runs again.
+
+    Right before its first use.
     """
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
@@ -141,8 +143,10 @@ def sequence(
 
 
 def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> dict[int, int]:
-    """Of each storage the index of the operator behind which it can be copied away: its last
-    writer, or, where nobody writes it, the first that is given it (which says how it lies).
+    """Of each storage the index of the operator behind which it can be copied away.
+
+    Its last writer, or, where nobody writes it, the first that is given it (which says how it
+    lies).
     """
     found: dict[int, int] = {}
     wanted = set(storages)
@@ -155,8 +159,9 @@ def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> 
 
 
 def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
-    """What is live where the least is, once in each of a row of ever shorter intervals of the
-    forward.
+    """The live set at the cheapest point of each interval of the forward.
+
+    The intervals become shorter towards the end.
     """
     last_read: dict[int, int] = {}
     for index, op in enumerate(forward):
@@ -192,8 +197,9 @@ def by_block(
     kind: Recomputation,
     cycles: Mapping[int, int],
 ) -> dict[str, list[Any]]:
-    """What recomputation would cost stages of any Blocks: for the profile, which predicts other
-    splits from it.
+    """What recomputation would cost stages of any Blocks.
+
+    For the profile, which predicts other splits from it.
 
     Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage
     goes on behind it; ``again_end``, where it ends there; ``again_final``, where it is in the last
@@ -278,9 +284,8 @@ def _stashes(
         nbytes, home = storage_bytes(graph, storage), made.get(storage, -1)
         before = home
         for least in sorted(by):
-            if (
-                least > before
-            ):  # it enters a stage that begins behind where it is made, and behind its last reader
+            # it enters a stage that begins behind where it is made, and behind its last reader
+            if least > before:
                 found.append([before + 1, least, least, nbytes])
                 before = least
         if storage in kept and max(by) >= home >= 0:

@@ -1,5 +1,6 @@
-"""From bodies to time: what each stage costs, the schedule of a device iteration, and the trace a
-profile keeps.
+"""From bodies to time.
+
+What each stage costs, the schedule of a device iteration, and the trace a profile keeps.
 """
 
 from __future__ import annotations
@@ -96,8 +97,10 @@ def stage_costs(
 
 
 def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
-    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns'): all together, each
-    alone, or two groups of every other IPU, the sides of the ladder. Empty where all do.
+    """With whom each IPU waits for the host (PopART's guide, 'Sync patterns').
+
+    All together, each alone, or two groups of every other IPU, the sides of the ladder. Empty where
+    all do.
     """
     if pattern is SyncPattern.SinglePipeline:
         return tuple(range(ipus))
@@ -105,8 +108,9 @@ def host_groups(pattern: SyncPattern, ipus: int) -> tuple[int, ...]:
 
 
 def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
-    """What phased execution needs besides the costs. Within a phase a stage waits for those it gets
-    something from.
+    """What phased execution needs besides the costs.
+
+    Within a phase a stage waits for those it gets something from.
     """
     stages = range(len(placement.stages))
     needs = set()

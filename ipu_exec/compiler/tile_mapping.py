@@ -96,8 +96,9 @@ class TileMapping:
         return self.machine.whole((self.layout(storage, stage) or self.linear(storage)).bytes)
 
     def reduced_late(self, gradient: int) -> bool:
-        """Whether it is reduced weight by weight in the update: an accumulator that only then is on
-        the chip.
+        """Whether it is reduced weight by weight in the update.
+
+        An accumulator that only then is on the chip.
         """
         places = self.residency.places
         waits = gradient in places.remote and not self.placement.phases

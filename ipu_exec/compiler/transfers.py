@@ -37,9 +37,8 @@ from profiler import records, schedules
 from profiler.enums import Purpose
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
-BUFFERS_ACROSS = (
-    3  # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
-)
+# PopART keeps one more between device iterations (estimate: its guide says 'more memory')
+BUFFERS_ACROSS = 3
 
 
 class Transfers:
@@ -56,8 +55,10 @@ class Transfers:
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
     def streams(self, forwards: list[Body]) -> tuple[list[Body], list[Body]]:
-        """Transfers from and to the host. What is overlapped goes over the I/O tiles, from where or
-        to where an exchange brings it in the forward of its stage.
+        """Transfers from and to the host.
+
+        What is overlapped goes over the I/O tiles, from where or to where an exchange brings it in
+        the forward of its stage.
         """
         inputs = inputs_by_stage(self.graph, self.placement, self.options)
         outputs = outputs_by_stage(self.graph, self.placement, self.options)
@@ -94,7 +95,8 @@ class Transfers:
         cycles = ceil(
             (self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz
         )
-        names = ", ".join(self.graph.storages[s].name for s in storages)
+        copied = ", ".join(self.graph.storages[s].name for s in storages)
+        names = f"{'copyToHost' if to_host else 'copyFromHost'}/{copied}"  # as Poplar has them
         lies = self.mapping.bytes(storages, stage)
         if beside:
             lands = machine.on_io_tiles(int(lies.sum()))
@@ -108,8 +110,9 @@ class Transfers:
         return body
 
     def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
-        """The exchange between I/O tiles and those that compute, and the buffers on the former. It
-        belongs to the operator that first reads what it brings, or that last makes what it takes
+        """The exchange between I/O tiles and those that compute, and the buffers on the former.
+
+        It belongs to the operator that first reads what it brings, or that last makes what it takes
         away, and goes where that goes.
         """
         machine, stage = self.machines[body.ipu], body.stage
@@ -148,16 +151,16 @@ class Transfers:
         return drafts(step, machine.target.name)
 
     def copies(self, ipu: int) -> Body | None:
-        """What an IPU sends and receives at the end of a pipeline cycle, over all cuts and both
-        directions.
+        """What an IPU sends and receives at the end of a pipeline cycle.
+
+        The sum over all cuts and both directions.
 
         Latency by the farthest, then each neighbour's bytes at the rate of the link to it, one
         after the other; a tile takes 4 bytes a cycle. Every replica begins at a whole board, or all
         of it is on one.
         """
-        if (
-            self.placement.num_ipus == 1 or self.placement.phases
-        ):  # a phase receives at its beginning
+        # a phase receives at its beginning
+        if self.placement.num_ipus == 1 or self.placement.phases:
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
@@ -245,8 +248,9 @@ class Transfers:
     def remote(
         self, storages: Sequence[int], name: str, stage: int, body: Body, purpose: Purpose
     ) -> None:
-        """Move storages between tiles and streaming memory, in one stream copy: a remote load or
-        store.
+        """Move storages between tiles and streaming memory, in one stream copy.
+
+        A remote load or store.
         """
         if not storages:
             return

@@ -40,7 +40,7 @@ from ipu_exec.lowering import (  # noqa: F401  (importing them registers their o
 )
 from ipu_exec.lowering.build import Builder
 from ipu_exec.lowering.layouts import linear_layout
-from ipu_exec.lowering.operators import OperatorInfo, describe, info, is_view
+from ipu_exec.lowering.operators import OperatorInfo, describe, info, is_view, popart_name
 from ipu_exec.lowering.plan import Layout, OpSpec, Plan
 from ipu_exec.lowering.registry import find, lowering, registered
 from ipu_exec.lowering.vertices import vertex_info
@@ -56,6 +56,7 @@ __all__ = [
     "linear_layout",
     "lower",
     "lowering",
+    "popart_name",
     "registered",
     "vertex_info",
 ]
@@ -79,9 +80,10 @@ def _lower(spec: OpSpec, machine: Machine, function: tuple) -> Plan:
 
 
 def generic(spec: OpSpec, machine: Machine) -> Plan:
-    """A guess for an operator that nobody lowered, marked ``estimated``: everything is gathered to
-    a linear layout and visited once by a generic C++ vertex (20 worker cycles an element,
-    docs/cycles.md#elementwise).
+    """A guess for an operator that nobody lowered, marked ``estimated``.
+
+    Everything is gathered to a linear layout and visited once by a generic C++ vertex (20 worker
+    cycles an element, docs/cycles.md#elementwise).
     """
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]

@@ -1,5 +1,6 @@
-"""Cycles of the vertices that multiply and accumulate, and of reducing their partials
-(docs/cycles.md, from docs/cycles.md#amp-1x1 on).
+"""Cycles of the vertices that multiply and accumulate, and of reducing their partials.
+
+See docs/cycles.md, from docs/cycles.md#amp-1x1 on.
 
 All functions take and give numpy arrays (or what broadcasts to them); cycles are tile cycles of one
 vertex.
@@ -37,6 +38,7 @@ class Unit:
 
     @property
     def load(self) -> int:
+        """Cycles to load the coefficients of one block."""
         return self.in_group * self.out_group * self.item_bytes // COEFFICIENT_BYTES_PER_CYCLE
 
 
@@ -76,8 +78,9 @@ def _rows_fp16_narrow(rows: np.ndarray, zeroing: bool) -> np.ndarray:
 
 
 def _rows_fp32(rows: np.ndarray, zeroing: bool) -> np.ndarray:
-    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1
-    (docs/cycles.md#amp-nx1).
+    """Worker cycles for ``rows`` of one fp32 block; 1 and 2 rows as in the n x 1 vertex, + 1.
+
+    See docs/cycles.md#amp-nx1.
     """
     cycles = np.select([rows == 0, rows == 1, rows == 2], [24, 34, 45], 46 + 8 * (rows - 3))
     return cycles + np.where(rows > 0, (2 + 8 * rows) * int(zeroing), 0)
@@ -109,17 +112,16 @@ def conv_1x1_cycles(
 
 
 def _segment(length: np.ndarray, half: bool) -> np.ndarray:
-    """Worker cycles for a row segment of an n x 1 vertex without its 3 of overhead
-    (docs/cycles.md#amp-nx1).
+    """Worker cycles for a row segment of an n x 1 vertex without its 3 of overhead.
+
+    See docs/cycles.md#amp-nx1.
     """
     one, two, more = (29, 33, 34 + 4 * (length - 3)) if half else (33, 44, 45 + 8 * (length - 3))
     return np.select([length <= 0, length == 1, length == 2], [17, one, two], more)
 
 
 def worker_segments(segments: Ints, length: Ints, half: bool) -> np.ndarray:
-    """Cycles of the worker with most of ``segments`` field rows of ``length``, shared out over six
-    workers.
-    """
+    """Cycles of the busiest of six workers that share ``segments`` rows of ``length``."""
     segments, length = np.broadcast_arrays(
         np.asarray(segments, np.int64), np.asarray(length, np.int64)
     )
@@ -176,8 +178,9 @@ def conv_nx1_cycles(
 def slic_cycles(
     unit: Unit, segments: Ints, length: Ints, kernel_rows: Ints, kernel_cols: Ints, blocks: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartial1x4SLIC`` (MK2, fp16), for windows of 1 x 4 and ``blocks`` of
-    four channels.
+    """Cycles of ``poplin::ConvPartial1x4SLIC``, for fp16 on MK2.
+
+    Windows are 1 x 4, and ``blocks`` counts blocks of four channels.
 
     8 units (fp32 partials) pass over the input twice, 16 once. Workers put the weights of a block
     in order before they are loaded, 97 cycles ([PL, lib/poplin/PerformanceEstimation.hpp],
@@ -195,8 +198,9 @@ def slic_cycles(
 
 
 def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle
-    (docs/cycles.md#other-products).
+    """Cycles of ``poplin::ConvPartialHorizontalMac``: v multiply-accumulates a worker cycle.
+
+    See docs/cycles.md#other-products.
 
     ``taps`` kernel elements times input channels of a group, ``vectors`` groups of v channels. A
     row segment costs the worker 17 cycles of set-up for each tap, as in the n x 1 vertex.
@@ -212,8 +216,9 @@ def hmac_cycles(segments: Ints, length: Ints, taps: Ints, vectors: Ints) -> np.n
 def vmac_cycles(
     unit: Unit, outputs: Ints, kernel_rows: Ints, kernel_cols: Ints, ins: Ints, vectors: Ints
 ) -> np.ndarray:
-    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups; it is for fp16
-    only.
+    """Cycles of ``poplin::ConvPartialVerticalMac`` for ``vectors`` of four groups.
+
+    It is for fp16 only.
 
     Workers share the ``outputs`` times kernel columns of each kernel row; a piece of a row costs 13
     cycles and 2 for each of its elements (11 and 2 with fp16 partials). Each has partials of its
@@ -236,8 +241,9 @@ def vmac_cycles(
 
 
 def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) -> np.ndarray:
-    """Cycles of ``poplin::OuterProduct`` for one worker's share, times the six workers
-    (docs/cycles.md#other-products).
+    """Cycles of ``poplin::OuterProduct`` for one worker's share, times the six workers.
+
+    See docs/cycles.md#other-products.
     """
     groups, width, channels = np.broadcast_arrays(
         *(np.asarray(a, np.int64) for a in (groups, width, channels))
@@ -248,8 +254,9 @@ def outer_product_cycles(unit: Unit, groups: Ints, width: Ints, channels: Ints) 
 
 
 def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np.ndarray:
-    """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials
-    (docs/cycles.md#reduction-of-partials).
+    """Cycles of ``poplin::ReduceAdd`` for ``outputs`` on a tile from ``depth`` partials.
+
+    See docs/cycles.md#reduction-of-partials.
 
     256 outputs from 8: 2,238 with fp32 partials, 1,344 with fp16. 0 where there is nothing to add.
     """
@@ -261,8 +268,9 @@ def reduce_partials_cycles(outputs: Ints, depth: Ints, partial_bytes: int) -> np
 
 
 def reduction_stages(depth: int) -> tuple[int, ...]:
-    """How ``depth`` partials are added: the radix of each stage (one to 15, two to 124, three
-    above).
+    """How ``depth`` partials are added.
+
+    The radix of each stage (one to 15, two to 124, three above).
     """
     stages = 0 if depth < 2 else 1 if depth < 16 else 2 if depth < 125 else 3
     radices: list[int] = []

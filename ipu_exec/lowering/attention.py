@@ -1,5 +1,6 @@
-"""Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values
-(docs/cycles.md#compound-operators).
+"""Scaled dot-product attention as its parts: scores, scale and mask, softmax, dropout, values.
+
+See docs/cycles.md#compound-operators.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ _BACKWARD = words(
 
 
 def _mask(spec: OpSpec, first: int, scores: tuple[int, ...]) -> int | None:
-    """Operand index of the attention mask: one after ``first`` that broadcasts to the scores and is
-    no vector.
+    """Operand index of the attention mask.
+
+    One after ``first`` that broadcasts to the scores and is no vector.
     """
     for index, operand in enumerate(spec.operands[first:], first):
         if operand.shape[-2:] == scores[-2:] and operand.layout is not None:
@@ -123,8 +125,9 @@ def attention(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in _BACKWARD))
 def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Probabilities are computed again (only their logarithmic sums were kept), then the four
-    products' gradients.
+    """The backward of attention: probabilities once more, then four gradients.
+
+    The forward keeps only the logarithmic sums of the probabilities.
     """
     build = Builder(spec, machine)
     grad, query, key, value = (build.place(i) for i in range(4))

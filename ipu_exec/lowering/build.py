@@ -36,8 +36,9 @@ from ipu_exec.machine import Machine
 def messages(
     bytes_in: np.ndarray, bytes_out: np.ndarray, dims: int = 1, least: int = 4
 ) -> np.ndarray:
-    """How many tiles each receiver takes data from, where the parts of both are blocks of ``dims``
-    dimensions.
+    """How many tiles each receiver takes data from.
+
+    The parts of both sides are blocks of ``dims`` dimensions.
 
     A part of w bytes that lies anywhere over parts of S bytes meets (ceil((w / S)^(1 / dims)) +
     1)^dims of them: a stretch of a line one more than it covers, a rectangle a row and a column
@@ -56,8 +57,9 @@ def messages(
 
 @dataclass
 class Builder:
-    """Steps and temporaries of one operator. ``spec`` is the operator; vectors are
-    int64[machine.tiles].
+    """Steps and temporaries of one operator.
+
+    ``spec`` is the operator; vectors are int64[machine.tiles].
     """
 
     spec: OpSpec
@@ -69,6 +71,7 @@ class Builder:
 
     @property
     def tiles(self) -> int:
+        """Tiles that compute."""
         return self.machine.tiles
 
     @property
@@ -84,8 +87,9 @@ class Builder:
         flops: int = 0,
         count: np.ndarray | None = None,
     ) -> int:
-        """Append a compute set of one vertex type (one vertex on each tile with cycles unless
-        ``count``).
+        """Append a compute set of one vertex type.
+
+        There is one vertex on each tile with cycles unless ``count`` says otherwise.
         """
         cycles = np.asarray(cycles, np.int64)
         if count is None:
@@ -101,8 +105,9 @@ class Builder:
         fragments: np.ndarray | None = None,
         shared_bus: bool = False,
     ) -> int:
-        """Append an exchange, unless nothing moves. Returns the index of the step (or of the next
-        one).
+        """Append an exchange, unless nothing moves.
+
+        Returns the index of the step (or of the next one).
 
         What nobody receives is not sent: ``bytes_out`` is scaled down to sum to ``bytes_in`` at
         most. ``fragments`` are `messages` of a line unless given.
@@ -141,8 +146,9 @@ class Builder:
         )
 
     def place(self, index: int, like: Spread | None = None) -> Operand:
-        """Operand ``index`` on tiles: if nobody placed it, wish for ``like`` (linear by default)
-        and take that.
+        """Operand ``index`` on tiles.
+
+        If nobody placed it, wish for ``like`` (linear by default) and take that.
         """
         operand = self.spec.operands[index]
         if operand.layout is not None:
@@ -192,8 +198,9 @@ class Builder:
         broadcast: bool = False,
         scattered: bool = False,
     ) -> int:
-        """Exchange ``need[tile]`` elements of ``source`` to the tiles. Returns the step that brings
-        them.
+        """Exchange ``need[tile]`` elements of ``source`` to the tiles.
+
+        Returns the step that brings them.
 
         ``scattered``: no two elements that a tile needs lie together, so that each is a fragment of
         its own. Of an expanded tensor only the elements that are there are sent, each of them to
@@ -217,6 +224,7 @@ class Builder:
         )
 
     def linear(self, elements: int, dtype: str) -> Spread:
+        """That many elements in poplibs' linear mapping."""
         return linear(elements, ITEM_BYTES[dtype], self.tiles)
 
     def plan(
@@ -226,8 +234,9 @@ class Builder:
         constants: np.ndarray | None = None,
         note: str = "",
     ) -> Plan:
-        """The finished plan. An output that shares an input's storage keeps that storage's layout:
-        None here.
+        """The finished plan.
+
+        An output that shares an input's storage keeps that storage's layout: None here.
         """
         layouts = tuple(
             None if out is None or out.layout is not None else layout

@@ -101,8 +101,9 @@ def forward_problem(g: Geometry) -> Problem:
 
 
 def input_gradient_problem(g: Geometry) -> Problem:
-    """Outgoing gradients convolved with flipped weights; a stride leaves each kernel element only
-    some outputs.
+    """Outgoing gradients convolved with flipped weights.
+
+    A stride leaves each kernel element only some outputs.
 
     Where a kernel covers the whole field, each element of the result meets one kernel element
     alone: that dimension is further output channels ([PL, lib/poplin/ConvPlan.hpp],
@@ -150,8 +151,9 @@ def weight_gradient_problem(g: Geometry) -> Problem:
 
 
 def expanded(problem: Problem, inputs: int) -> Problem:
-    """The same with kernel elements as further input channels: a 1 x 1 product of rearranged
-    inputs.
+    """The same with kernel elements as further input channels.
+
+    A 1 x 1 product of rearranged inputs.
 
     ``inputs`` is the elements of the whole input: what arrives on a tile is its slice's part of
     them, which the tile expands. A strided gradient meets only every stride-th kernel element at an
@@ -189,9 +191,10 @@ def undilated(problem: Problem) -> Problem:
 
 
 def by_kernel_row(problem: Problem, inputs: int) -> Problem:
-    """The same with kernel rows as further input channels, so that tiles share them: the vendor's
-    kernel split ([PL, lib/poplin/ConvPlan.hpp], Partition::kernelSplit). Rows that overlap arrive
-    once.
+    """The same with kernel rows as further input channels, so that tiles share them.
+
+    The vendor's kernel split ([PL, lib/poplin/ConvPlan.hpp], Partition::kernelSplit). Rows that
+    overlap arrive once.
     """
     split = replace(
         problem,
@@ -205,8 +208,10 @@ def by_kernel_row(problem: Problem, inputs: int) -> Problem:
 
 
 def combined(problem: Problem, dtype: str) -> list[Problem]:
-    """The same with groups put together, as many as fill the AMP unit: the weights between them are
-    zeros ([PL, lib/poplin/ConvPlan.hpp], ConvTransform::combineConvGroupsFactor).
+    """The same with groups put together, as many as fill the AMP unit.
+
+    The weights between them are zeros ([PL, lib/poplin/ConvPlan.hpp],
+    ConvTransform::combineConvGroupsFactor).
     """
     most = (16 if dtype in ("float16", "bfloat16") else 8) // max(problem.in_channels, 1)
     flat = problem.taps == 1 and problem.field_stride == (1, 1)
@@ -232,8 +237,9 @@ def convolve(
     weights: int,
     turned: tuple[bool, bool],
 ) -> Product:
-    """Append the cheapest way to compute ``problem``. ``turned``: operands whose channels are not
-    together.
+    """Append the cheapest way to compute ``problem``.
+
+    ``turned``: operands whose channels are not together.
     """
     if problem.taps > 1 or problem.field_stride == (1, 1):
         return _cheapest(build, name, problem, inputs, weights, turned)
@@ -294,8 +300,9 @@ def _cheapest(
 
 
 def _builder(spec: OpSpec, machine: Machine) -> Builder:
-    """A builder whose partials are fp32 unless set: the vendor's default for convolutions
-    (docs/cycles.md#planner).
+    """A builder whose partials are fp32 unless set: the vendor's default for convolutions.
+
+    See docs/cycles.md#planner.
     """
     return Builder(spec, machine if machine.partials else replace(machine, partials="float32"))
 
@@ -309,8 +316,9 @@ def _builder(spec: OpSpec, machine: Machine) -> Builder:
     convolution=True,
 )
 def convolution(spec: OpSpec, machine: Machine) -> Plan:
-    """A convolution of any rank up to three, strided, dilated, grouped or transposed, with its
-    bias.
+    """A convolution of rank one to three with its bias.
+
+    It may be strided, dilated, grouped and transposed.
     """
     build = _builder(spec, machine)
     data, weight = spec.operands[0], spec.operands[1]
@@ -339,8 +347,9 @@ def convolution(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def unread_by_gradients(arguments: Arguments) -> tuple[int, ...]:
-    """Of (gradient, input, weight): the input serves the weight's gradient, and the weight the
-    input's.
+    """Of (gradient, input, weight).
+
+    The input serves the weight's gradient, and the weight the input's.
     """
     input_wanted, weight_wanted, _ = arguments[-1]
     unread = () if weight_wanted else (1,)
@@ -391,3 +400,5 @@ describe(
     *aten("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     promotion=Promotion.OPERANDS,
 )
+describe(*aten("convolution _convolution conv1d conv2d conv3d"), popart_name="Conv")
+describe(*aten("convolution_backward"), popart_name="ConvGrad")

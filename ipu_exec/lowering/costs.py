@@ -134,8 +134,9 @@ erfinv, lgamma and the like), ``clamp``, ``gelu_grad`` (twice the forward polyno
 
 
 def rearrange_cycles(elements: np.ndarray) -> np.ndarray:
-    """On-tile transposition: 5/4 cycles an element, the rearrangement term of the
-    planner [PL] (docs/cycles.md#copies).
+    """On-tile transposition: 5/4 cycles an element, the rearrangement term of the planner [PL].
+
+    See docs/cycles.md#copies.
     """
     return ceil_div(np.asarray(elements, np.int64) * 5, 4)
 

@@ -25,8 +25,9 @@ _END = 1 << 30
 
 
 def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) -> np.ndarray:
-    """Cycles for ``pairs`` of rows of ``width`` elements on each tile: 20 + 6 (17 + pairs (10 + c
-    ceil(width / v))).
+    """Cycles for ``pairs`` of rows of ``width`` elements on each tile.
+
+    20 + 6 (17 + pairs (10 + c ceil(width / v))).
     """
     lanes = max(1, 8 // item_bytes)
     cheap = power in (0.0, 1.0, 2.0, float("inf"))
@@ -35,8 +36,9 @@ def pair_cycles(pairs: np.ndarray, width: int, item_bytes: int, power: float) ->
 
 
 def _rows(operand: Operand, pairs: np.ndarray, other: int) -> np.ndarray:
-    """Elements of ``operand`` that ``pairs`` consecutive pairs on a tile need, ``other`` pairs to
-    each of its rows.
+    """Elements of ``operand`` that ``pairs`` consecutive pairs on a tile need.
+
+    Each of its rows takes part in ``other`` pairs.
     """
     most = operand.elements // max(operand.shape[-1], 1)
     rows = np.minimum(ceil_div(pairs, other) + (other > 1), np.minimum(pairs, most))
@@ -57,8 +59,9 @@ def _finish(build: Builder, lies: Spread, power: float, dtype: str) -> None:
 
 @lowering("aten._cdist_forward", "aten._pdist_forward")
 def distances(spec: OpSpec, machine: Machine) -> Plan:
-    """(a[..., P, M], b[..., R, M], p) -> [..., P, R], or (a[N, M], p) -> the N (N - 1) / 2 pairs of
-    its rows.
+    """(a[..., P, M], b[..., R, M], p) -> [..., P, R], or (a[N, M], p) -> pairs.
+
+    The pairs are the N (N - 1) / 2 pairs of rows of ``a``.
 
     Distances lie linearly, so a tile has a few rows of ``a`` and those of ``b`` beside them.
     """
@@ -84,8 +87,9 @@ def distances(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._cdist_backward", "aten._pdist_backward")
 def distances_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, a[..., P, M], b[..., R, M], p, distances) -> the gradient of ``a``; for pdist
-    without ``b``.
+    """(gradient, a[..., P, M], b[..., R, M], p, distances) -> the gradient of ``a``.
+
+    For pdist without ``b``.
 
     Each row of the result looks at all rows of ``b``, and at the gradients and distances of its
     pairs, once.

@@ -1,5 +1,6 @@
-"""Elementwise operators: unary, binary with broadcasting and scalars, ternary, casts, fills,
-optimiser updates.
+"""Elementwise operators.
+
+Unary, binary with broadcasting and scalars, ternary, casts, fills, optimiser updates.
 
 The leading operand stays where it lies; the others come to it: nothing moves if they lie with it,
 the whole tensor is exchanged if they lie otherwise, and a broadcast operand is sent to every tile
@@ -211,8 +212,9 @@ def is_in_place(spec: OpSpec) -> bool:
 
 
 def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
-    """Index of the operand that stays where it is: of the result's shape, placed, on most tiles; -1
-    if none is.
+    """Index of the operand that stays where it is.
+
+    Of the result's shape, placed, on most tiles; -1 if none is.
 
     One that only repeats elements (the gradient of a mean) does not say where the result lies: it
     may be on one tile. In place it is always the operand written.
@@ -234,16 +236,18 @@ def leading(spec: OpSpec, shape: tuple[int, ...]) -> int:
 
 
 def _innermost(operand: Operand) -> int:
-    """The dimension along which neighbours lie together, of those with more than one element; -1 if
-    none has.
+    """The dimension along which neighbours lie together; -1 if there is none.
+
+    Only dimensions with more than one element count.
     """
     wide = [d for d, extent in enumerate(operand.shape) if extent > 1]
     return min(wide, key=lambda d: operand.strides[d], default=-1)
 
 
 def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bool:
-    """Turn an operand round whose neighbours lie along another dimension, so that it can be sent in
-    groups.
+    """Transpose an operand in groups, so that it can be sent in groups.
+
+    It applies where its neighbours lie along another dimension.
 
     popops does so for operands of elementwise operators ([PL, lib/popops/ElementWise.cpp],
     ``TransposeInputs``; [PL, lib/popops/Rearrange.cpp], ``regroupIfBeneficial``): blocks of both
@@ -310,9 +314,7 @@ def broadcast_need(operand: Operand, lead: Operand, lies: Spread) -> np.ndarray:
 
 
 def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
-    """Any elementwise operator as compute sets of ``kinds`` in turn, after what they need has been
-    exchanged.
-    """
+    """Any elementwise operator as compute sets of ``kinds``, after the exchange it needs."""
     build = Builder(spec, machine)
     outputs = [out for out in spec.outputs if out is not None]
     output = outputs[0] if outputs else spec.operands[0]
@@ -346,8 +348,9 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
 
 
 def _form(kind: str, forms: set[str], spec: OpSpec, in_place: bool) -> str:
-    """The vertex for the operands at hand: broadcast by scalar, along the last dimension, in place,
-    or general.
+    """The vertex for the operands at hand.
+
+    Broadcast by scalar, along the last dimension, in place, or general.
     """
     if "same" not in forms:
         if "vector" in forms and kind in _VECTOR_FORMS:
@@ -379,9 +382,8 @@ def _kinds(spec: OpSpec) -> tuple[str, ...]:
         }
         power = spec.args[1]
         kinds = by_power.get(power, kinds) if isinstance(power, int | float) else kinds
-    if (
-        name == "lerp" and len(spec.operands) == 2
-    ):  # by a number: popops::scaledAddTo(a, 1 - w, b, w)
+    # by a number: popops::scaledAddTo(a, 1 - w, b, w)
+    if name == "lerp" and len(spec.operands) == 2:
         return ("scaled_add",)
     if name == "gelu" and dict(spec.kwargs).get("approximate", "none") == "none":
         return ("gelu_erf",)
@@ -402,8 +404,9 @@ def lower_elementwise(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in FILL), elementwise=True)
 def fill(spec: OpSpec, machine: Machine) -> Plan:
-    """Constants: the result lies like the operand it was made like, linearly otherwise; ``empty``
-    writes nothing.
+    """Constants: the result lies like the operand it was made like, linearly otherwise.
+
+    ``empty`` writes nothing.
     """
     build = Builder(spec, machine)
     layouts: list[Layout | None] = []
@@ -429,8 +432,9 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}" for name in COPY), elementwise=True)
 def copy(spec: OpSpec, machine: Machine) -> Plan:
-    """Copies and casts. The result keeps the source's tiles; a different order of dimensions is
-    rearranged on tile.
+    """Copies and casts.
+
+    The result keeps the source's tiles; a different order of dimensions is rearranged on tile.
 
     ``copy_`` writes where its first operand lies and so exchanges a source that lies elsewhere.
     """
@@ -498,3 +502,5 @@ describe(
 describe(*aten("empty empty_like empty_strided new_empty new_empty_strided"), leaves_unwritten=True)
 describe(*aten("_to_copy clone"), copy=True)
 describe(*aten("clone copy_ new_zeros"), moves=True)
+describe(*aten("_to_copy"), popart_name="Cast")
+describe(*aten("clamp clamp_"), popart_name="Clip")

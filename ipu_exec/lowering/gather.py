@@ -1,5 +1,6 @@
-"""Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put
-(docs/cycles.md#gather).
+"""Looking up and updating rows: embedding, index_select, gather, scatter, index, index_put.
+
+See docs/cycles.md#gather.
 
 The table stays where it lies, the indices go to every tile that holds a part of it, and what was
 found is exchanged to where the result lies.
@@ -38,8 +39,9 @@ _INDEXED = 10
 
 
 def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -> np.ndarray:
-    """``popops::MultiSlice``: 6 [30 + hits (19 + 2 row / 8 B) + misses 8] with lookups shared by
-    the workers.
+    """``popops::MultiSlice``.
+
+    6 [30 + hits (19 + 2 row / 8 B) + misses 8] with lookups shared by the workers.
     """
     hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
     return np.where(
@@ -50,8 +52,9 @@ def slice_cycles(hits: np.ndarray, lookups: np.ndarray, row_bytes: np.ndarray) -
 def update_cycles(
     hits: np.ndarray, lookups: np.ndarray, row_elements: np.ndarray, item_bytes: int
 ) -> np.ndarray:
-    """``popops::MultiUpdateAdd``: 6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]; an atom is 8
-    bytes.
+    """``popops::MultiUpdateAdd``.
+
+    6 [36 + hits (12 + 3 (row - 1) an atom) + misses 5]; an atom is 8 bytes.
     """
     hit, miss = ceil_div(hits, WORKERS), ceil_div(np.maximum(lookups - hits, 0), WORKERS)
     atoms = ceil_div(row_elements * item_bytes, 8)
@@ -66,8 +69,9 @@ def _row(table: Operand, dim: int) -> int:
 
 
 def repeated_row(index: Operand) -> int:
-    """How often an expanded index repeats itself along the innermost dimensions: it picks rows of
-    so many elements.
+    """How often an expanded index repeats itself along the innermost dimensions.
+
+    It picks rows of so many elements.
     """
     row = 1
     for extent, stride in zip(reversed(index.shape), reversed(index.strides), strict=True):
@@ -78,8 +82,9 @@ def repeated_row(index: Operand) -> int:
 
 
 def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: int = 1) -> None:
-    """Exchange the index vector to every tile that holds a part of the table, a part of it to each
-    copy.
+    """Send the indices to every tile that holds a part of the table.
+
+    Each copy of the table takes a part of the indices.
     """
     for index in indices:
         source = build.place(index)
@@ -91,8 +96,9 @@ def _send_indices(build: Builder, indices: list[int], held: np.ndarray, copies: 
 def _copies(
     held: np.ndarray, lookups: int, item_bytes: int, machine: Machine, cost: Callable[[int], int]
 ) -> int:
-    """How many copies of a table share its lookups: as many as ``cost`` is least for, and the
-    memory has room for.
+    """How many copies of a table share its lookups.
+
+    As many as ``cost`` is least for, and the memory has room for.
 
     popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
     halves, 1 for as many rows as lookups and for large tables
@@ -113,8 +119,9 @@ def _copies(
 
 
 def _copied(held: np.ndarray, copies: int) -> np.ndarray:
-    """``held`` with its copies on the tiles that follow; where these are too few, each copy evenly
-    over its part.
+    """``held`` with its copies on the tiles that follow.
+
+    Where these are too few, each copy evenly over its part.
     """
     if copies == 1:
         return held
@@ -131,8 +138,9 @@ def _copied(held: np.ndarray, copies: int) -> np.ndarray:
 def look_up(
     spec: OpSpec, machine: Machine, table: int, indices: list[int], row: int, lookups: int
 ) -> Plan:
-    """Each tile copies the rows it holds among those asked for; they are exchanged to a linear
-    result.
+    """Each tile copies the rows it holds among those asked for.
+
+    They are exchanged to a linear result.
 
     A table on a few tiles is copied to more of them, which share the lookups, where that takes less
     time.
@@ -230,8 +238,7 @@ def update(
     base: int | None,
     rows: int | None = None,
 ) -> Plan:
-    """Rows of values are exchanged to the tiles that hold their place in the result and added
-    there.
+    """Send rows of values to the tiles that hold their place in the result and add them.
 
     ``base`` is the operand that the result starts from (copied unless in place); None starts from
     zero. ``rows`` is how many arrive, where that is not one for each row of the values (a bag's
@@ -316,8 +323,9 @@ def embedding(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag", "aten._embedding_bag_forward_only")
 def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
-    """(table, indices, offsets, ...): a multi-slice, then the rows of a bag are reduced where the
-    bag lies.
+    """(table, indices, offsets, ...).
+
+    A multi-slice, then the rows of a bag are reduced where the bag lies.
 
     Rows arrive at the tile of their bag, so nothing is exchanged twice. The mean divides, and
     weights of samples (an operand after the offsets) multiply, before the sum.
@@ -361,8 +369,9 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag_dense_backward")
 def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, indices, bag of each index, ...): a bag's gradient is added to the row of each of
-    its indices.
+    """(gradient, indices, bag of each index, ...).
+
+    A bag's gradient is added to the row of each of its indices.
     """
     gradient, indices = spec.operands[0], spec.operands[1]
     return update(
@@ -372,8 +381,9 @@ def embedding_bag_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._embedding_bag_per_sample_weights_backward")
 def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, table, indices, offsets, bags, ...): the dot product of a bag's gradient and an
-    index's row.
+    """(gradient, table, indices, offsets, bags, ...).
+
+    The dot product of a bag's gradient and an index's row.
     """
     build = Builder(spec, machine)
     gradient, table, indices, out = (
@@ -418,8 +428,9 @@ def embedding_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.index_select", "aten.gather", "aten.take_along_dim")
 def select_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index): whole rows for index_select, and for gather where the index is expanded
-    over them.
+    """(input, dim, index).
+
+    Whole rows for index_select, and for gather where the index is expanded over them.
 
     Else gather picks single elements.
     """
@@ -442,8 +453,9 @@ def index(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def _put_under_mask(spec: OpSpec, machine: Machine, first: int) -> Plan:
-    """``x[mask] = value``, a mask of the dimensions from ``first`` on: a select where the value is
-    one for all.
+    """``x[mask] = value``, a mask of the dimensions from ``first`` on.
+
+    A select where the value is one for all.
     """
     whole, mask, value = spec.operands
     behind = len(whole.shape) - first - len(mask.shape)
@@ -492,8 +504,9 @@ def index_put(spec: OpSpec, machine: Machine) -> Plan:
     "aten.masked_scatter_",
 )
 def scatter(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, dim, index, values): single elements, or rows for index_add, index_copy and an
-    expanded index.
+    """(input, dim, index, values).
+
+    Single elements, or rows for index_add, index_copy and an expanded index.
     """
     table, place = spec.operands[0], spec.operands[1]
     dim = spec.args[1] if isinstance(spec.args[1], int) else 0
@@ -515,16 +528,18 @@ def put(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.masked_scatter_backward")
 def masked_scatter_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, mask, sizes): the gradients under the mask, packed together: each position is
-    looked for.
+    """(gradient, mask, sizes).
+
+    The gradients under the mask, packed together: each position is looked for.
     """
     return look_up(spec, machine, 0, [1], 1, spec.operands[1].elements)
 
 
 @lowering("aten.bucketize", "aten.searchsorted")
 def search(spec: OpSpec, machine: Machine) -> Plan:
-    """(values, edges), or (edges, values) for searchsorted: a binary search, log2(edges) generic
-    steps an element.
+    """(values, edges), or (edges, values) for searchsorted.
+
+    A binary search, log2(edges) generic steps an element.
 
     The edges of a row go to every tile that has values of it.
     """
@@ -548,8 +563,9 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
 
 
 def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
-    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient of (data, index,
-    gradient).
+    """PopTorch's ``FastGatherLastDim`` of (data, index), and its gradient.
+
+    The gradient takes (data, index, gradient).
 
     A row of each is on one tile, so that an index is read there only [POPTORCH,
     popart_compiler/source/custom_operations/FastGatherLastDim.cpp]. One step an element; for the
@@ -593,3 +609,10 @@ describe(
     uses_memory_proportion=True,
 )
 describe(*aten("index index_select gather embedding_dense_backward"), moves=True)
+describe(*aten("embedding index_select gather"), popart_name="Gather")
+describe(*aten("embedding_dense_backward"), popart_name="GatherGrad")
+describe(*aten("scatter scatter_"), popart_name="Scatter")
+describe(
+    *aten("scatter_add scatter_add_ scatter_reduce scatter_reduce_"),
+    popart_name="ScatterReduce",
+)

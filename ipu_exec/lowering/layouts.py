@@ -1,5 +1,6 @@
-"""How tensors lie on tiles: the linear mapping, spreading elements, and what a tile lacks of
-another's layout.
+"""How tensors lie on tiles.
+
+The linear mapping, spreading elements, and what a tile lacks of another's layout.
 
 A `Layout.key` made here is a short tuple ``(kind, run, ...)``: ``run`` is how many elements in
 storage order lie together on one tile (0: a whole tile's share), from which reductions tell how
@@ -19,9 +20,8 @@ import numpy as np
 
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand
 
-MIN_BYTES_PER_TILE = (
-    128  # Poplibs' mapTensorLinearly: fewer would cost more in exchange than it saves
-)
+# Poplibs' mapTensorLinearly: fewer would cost more in exchange than it saves
+MIN_BYTES_PER_TILE = 128
 GRAIN_BYTES = 8  # the vector width: a grain is never split between tiles
 
 
@@ -31,16 +31,18 @@ def ceil_div(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
 
 
 def digest(*parts: object) -> int:
-    """A small stable number for whatever prints the same: the same in every process, unlike
-    ``hash``.
+    """A small stable number for whatever prints the same.
+
+    The same in every process, unlike ``hash``.
     """
     text = repr(parts).encode()
     return zlib.crc32(text) << 32 | zlib.adler32(text)
 
 
 def apportion(total: int, share: np.ndarray) -> np.ndarray:
-    """Split ``total`` over tiles in proportion to ``share`` in whole numbers that sum to it
-    exactly.
+    """Split ``total`` over tiles in proportion to ``share``.
+
+    The result are whole numbers that sum to ``total`` exactly.
 
     All zero where ``total`` or ``share`` is; a tile without share gets nothing.
     """
@@ -53,8 +55,9 @@ def apportion(total: int, share: np.ndarray) -> np.ndarray:
 
 
 def split_evenly(elements: int, parts: int, grain: int = 1) -> np.ndarray:
-    """``elements`` over ``parts`` in whole grains, differing by a grain at most; the last takes the
-    tail.
+    """``elements`` over ``parts`` in whole grains, differing by a grain at most.
+
+    The last takes the tail.
     """
     grains = -(-elements // grain)
     edges = np.minimum(np.arange(parts + 1, dtype=np.int64) * grains // parts * grain, elements)
@@ -62,8 +65,9 @@ def split_evenly(elements: int, parts: int, grain: int = 1) -> np.ndarray:
 
 
 def blocks(extent: int, parts: int, grain: int = 1) -> np.ndarray:
-    """``extent`` over ``parts`` as a planner splits it: blocks rounded up to the grain, what is
-    left at the end.
+    """``extent`` over ``parts`` as a planner splits it.
+
+    Blocks rounded up to the grain, what is left at the end.
     """
     block = int(ceil_div(ceil_div(extent, grain), parts)) * grain
     return np.clip(extent - block * np.arange(parts, dtype=np.int64), 0, block)
@@ -78,15 +82,18 @@ class Spread:
 
     @property
     def run(self) -> int:
+        """Contiguous elements on one tile; 0 where a tile's share is one piece."""
         return run_of(self.key)
 
     def layout(self, dtype: str) -> Layout:
+        """The layout in bytes, for elements of ``dtype``."""
         return Layout(self.key, self.elements * ITEM_BYTES[dtype])
 
 
 def run_of(key: Hashable) -> int:
-    """Contiguous elements on one tile by this key; 0 where a tile's share is one piece (or nobody
-    knows).
+    """Contiguous elements on one tile by this key.
+
+    0 where a tile's share is one piece (or nobody knows).
     """
     return key[1] if isinstance(key, tuple) and len(key) > 1 and isinstance(key[1], int) else 0
 
@@ -135,8 +142,9 @@ def is_contiguous(operand: Operand) -> bool:
 
 
 def spread_of(operand: Operand, tiles: int) -> Spread:
-    """Elements of ``operand`` on each tile, by the layout of its storage (linear where nobody
-    placed it).
+    """Elements of ``operand`` on each tile, by the layout of its storage.
+
+    The mapping is linear where nobody placed it.
 
     Exact for a whole storage and for a contiguous piece of a linear one; otherwise the storage's
     shares, scaled.
@@ -160,8 +168,9 @@ def spread_of(operand: Operand, tiles: int) -> Spread:
 
 
 def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
-    """The key of an output computed where ``lead`` lies: lead's own where both order their elements
-    alike.
+    """The key of an output computed where ``lead`` lies.
+
+    Lead's own where both order their elements alike.
     """
     same = (lead.shape, lead.strides) == (output.shape, output.strides)
     if same and is_dense(lead):
@@ -174,8 +183,9 @@ def result_key(spread: Spread, lead: Operand, output: Operand) -> Hashable:
 
 
 def touched(operand: Operand, kept: tuple[bool, ...], elements: np.ndarray, run: int) -> np.ndarray:
-    """How many distinct positions of the kept dimensions a tile touches that holds ``elements`` of
-    ``operand``.
+    """How many distinct positions of the kept dimensions a tile touches.
+
+    ``elements`` is how much of ``operand`` it holds.
 
     A tile's share is a box: ``run`` elements in storage order, repeated along the dimensions
     outside of them.

@@ -17,6 +17,7 @@ from ipu_exec.lowering.layouts import (
     result_key,
     split_evenly,
 )
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
@@ -28,8 +29,9 @@ NONE, MEAN = 0, 1  # torch's numbers of reductions
 
 
 def _rows(target: Operand, scores: Operand, lies: Spread) -> np.ndarray:
-    """How many targets each tile's share of the scores belongs to (classes are dimension 1, or 0
-    without a batch).
+    """How many targets each tile's share of the scores belongs to.
+
+    Classes are dimension 1, or 0 without a batch.
     """
     axis = 1 if len(scores.shape) > 1 else 0
     without = tuple(1 if d == axis else n for d, n in enumerate(scores.shape))
@@ -42,16 +44,18 @@ def _rows(target: Operand, scores: Operand, lies: Spread) -> np.ndarray:
 
 
 def _gather_cycles(rows: np.ndarray) -> np.ndarray:
-    """``popops::SelectFromRowsInColumns``: a scalar load, compare and store a row, about 20 worker
-    cycles.
+    """``popops::SelectFromRowsInColumns``.
+
+    A scalar load, compare and store a row, about 20 worker cycles.
     """
     return np.where(rows > 0, WORKERS * (26 + 20 * ceil_div(rows, WORKERS)), 0)
 
 
 @lowering("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.nll_loss", "aten.nll_loss2d")
 def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """Each row's target score is picked where the scores lie, then summed (and divided by the
-    weight's sum).
+    """Pick each row's target score where the scores lie, and sum.
+
+    A mean divides by the sum of weights.
     """
     build = Builder(spec, machine)
     scores, lies = build.lead(0)
@@ -155,8 +159,9 @@ _BACKWARD: dict[str, tuple[str, ...]] = {
 
 
 def _reduction(spec: OpSpec) -> Any:
-    """The reduction argument: the first plain integer after the tensors, torch's default (mean)
-    without one.
+    """The reduction argument.
+
+    The first plain integer after the tensors, torch's default (mean) without one.
     """
     named = dict(spec.kwargs)
     if "reduction" in named:
@@ -207,8 +212,9 @@ LOG_ADD = 23  # worker cycles of one in fp32 (docs/cycles.md#compound-operators)
 
 
 def ctc_cycles(samples: np.ndarray, steps: int, states: int, terms: int) -> np.ndarray:
-    """Cycles to fill ``samples`` tables of ``steps`` x ``states`` on a tile: the six workers share
-    a step's states.
+    """Cycles to fill ``samples`` tables of ``steps`` x ``states`` on a tile.
+
+    The six workers share a step's states.
 
     Each state is ``terms`` log-additions of its neighbours a step before, and an addition.
     """
@@ -223,8 +229,9 @@ def _samples(batch: int, tiles: int) -> np.ndarray:
 
 @lowering("aten._ctc_loss")
 def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
-    """(log probabilities[T, N, C], targets, ...) -> (loss[N], table[N, T, 2 longest + 1]) (Graves
-    et al., 2006).
+    """(log probabilities[T, N, C], targets, ...) -> (loss[N], table).
+
+    The table is [N, T, 2 longest + 1] (Graves et al., 2006).
 
     A sample's table is filled on one tile, step after step. popnn::ctc cuts time and labels too, so
     ours is the upper bound: an estimate.
@@ -256,8 +263,9 @@ def ctc_loss(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._ctc_loss_backward")
 def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, log probabilities[T, N, C], targets, ..., loss, table) -> the gradient of the log
-    probabilities.
+    """The gradient of the log probabilities[T, N, C].
+
+    Arguments: (gradient, log probabilities, targets, ..., loss, table).
 
     The table of suffixes is filled backwards on the sample's tile, and added by symbol.
     """
@@ -291,3 +299,7 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     return build.plan(
         (Spread(("ctc", 0, digest("ctc", batch), out.shape), made).layout(out.dtype),)
     )
+
+
+describe(*aten("nll_loss_forward nll_loss nll_loss2d_forward nll_loss2d"), popart_name="Nll")
+describe(*aten("nll_loss_backward nll_loss2d_backward"), popart_name="NllGrad")

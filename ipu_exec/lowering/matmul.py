@@ -94,9 +94,8 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     name = base_name(spec)
     sides = sides_of(spec, 1, 2)
-    if (
-        name == "addbmm"
-    ):  # the sum over the batch is one product of all its columns with all its rows
+    # the sum over the batch is one product of all its columns with all its rows
+    if name == "addbmm":
         sides = replace(sides, groups=1, k=sides.groups * sides.k)
     done = multiply(build, name, sides, spec.operands[1].dtype)
     addend = spec.operands[0]
@@ -117,7 +116,7 @@ def product_and_sum(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.linear")
 def linear_layer(spec: OpSpec, machine: Machine) -> Plan:
-    """x W^T + b with any leading dimensions of x."""
+    """X W^T + b with any leading dimensions of x."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None

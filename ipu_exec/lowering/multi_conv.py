@@ -1,5 +1,6 @@
-"""Convolutions at the same time, each on tiles of its own (poplin's multi-convolution, ``planType``
-parallel).
+"""Convolutions at the same time, each on tiles of its own.
+
+This is poplin's multi-convolution with ``planType`` parallel.
 
 As poplin shares out the tiles ([PL, lib/poplin/ConvPlan.cpp], getParallelMultiPlan):
 the largest convolution is planned first, on all tiles but those reserved for the others, and gets
@@ -26,8 +27,9 @@ _BUS = 2  # tiles that share an exchange bus are never parted
 
 @lowering("poplin.multi_conv", "poplin.multi_conv_backward", convolution=True)
 def multi_conv(spec: OpSpec, machine: Machine) -> Plan:
-    """Every convolution of ``spec.args`` (each the arguments of one), or their gradients, in the
-    same compute sets.
+    """Several convolutions, or their gradients, in the same compute sets.
+
+    ``spec.args`` has the arguments of each.
     """
     settings: dict[str, Any] = dict(spec.kwargs)
     specs = _specs(spec)
@@ -78,8 +80,9 @@ def share_tiles(
         return _cycles(_plan(specs[k], replace(machines[k], part=tiles)), machines[k])
 
     def fewest(k: int, most: int, limit: float) -> int:
-        """The least number of tiles on which it takes no longer; all where it takes longer on
-        those.
+        """The least number of tiles on which it takes no longer.
+
+        All where it takes longer on those.
         """
         if taken(k, most) > limit:
             return most

@@ -1,5 +1,6 @@
-"""Layer, group, batch and instance norm: two reductions and maps, forward and backward
-(docs/cycles.md#compound-operators).
+"""Layer, group, batch and instance norm: two reductions and maps, forward and backward.
+
+See docs/cycles.md#compound-operators.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def _affine(build: Builder, index: int, lead: Operand, lies: Spread, axes: tuple
 
 
 def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ...]) -> Reduced:
-    """Append mean and inverse standard deviation over ``dims``, brought back to the tiles of
-    ``lead``.
+    """Append mean and inverse standard deviation over ``dims``.
+
+    They are brought back to the tiles of ``lead``.
 
     The stable way has the mean first and takes it off before it squares; the other one's variance
     is the mean of squares less the squared mean ([POPART,
@@ -92,8 +94,9 @@ def _forward(
     lead: Operand | None = None,
     training: bool = True,
 ) -> Plan:
-    """A norm over ``dims`` with scale and shift along ``axes``; ``lead`` is the input regrouped, if
-    it is.
+    """A norm over ``dims`` with scale and shift along ``axes``.
+
+    ``lead`` is the input regrouped, if it is.
     """
     build = Builder(spec, machine)
     operand, lies = build.lead(0)
@@ -300,3 +303,21 @@ def batch_norm_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 # A norm of float16 may have parameters in float32.
 describe(*aten("layer_norm group_norm"), promotion=Promotion.PARAMETERS)
+describe(
+    *aten("native_layer_norm layer_norm native_group_norm group_norm"),
+    popart_name="GroupNormalization",
+)
+describe(
+    *aten("native_layer_norm_backward native_group_norm_backward"),
+    popart_name="GroupNormalizationGrad",
+)
+describe(
+    *aten(
+        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional batch_norm"
+    ),
+    popart_name="BatchNormalization",
+)
+describe(
+    *aten("native_batch_norm_backward batch_norm_backward"),
+    popart_name="BatchNormalizationGrad",
+)

@@ -48,7 +48,7 @@ class OperatorInfo:
     fused_in_update: bool = False  # part of the one expression that an optimiser's update is
     uses_memory_proportion: bool = False  # `ipu_exec.set_available_memory` plans it
     promotion: Promotion = Promotion.NONE
-    popart_name: str = ""  # what PopART calls it; "": as PyTorch, capitalised
+    popart_name: str = ""  # what PopART calls it; "": as PyTorch, capitalised (`popart_name`)
     # Positions, among its tensor operands, of those of which only the shape or the layout is read:
     # autograd hands over whole tensors where a shape would do. A function where they depend on the
     # call's arguments.
@@ -97,3 +97,16 @@ def info(aten_name: str) -> OperatorInfo:
 def is_view(aten_name: str) -> bool:
     """True for operators whose results only alias their operand: they cost nothing."""
     return info(aten_name).view
+
+
+def popart_name(aten_name: str) -> str:
+    """What PopART, and with it the vendor's tools, call an operator: "MatMul"; where nobody said,
+    PyTorch's words capitalised, a backward as the "Grad" of its forward.
+    """
+    given = info(aten_name).popart_name or info(packet(aten_name)).popart_name
+    if given:
+        return given
+    short = packet(aten_name).rpartition(".")[2].strip("_")
+    forward = short.removesuffix("_data").removesuffix("_backward")
+    name = "".join(part.capitalize() for part in forward.split("_"))
+    return name + "Grad" * (forward != short)

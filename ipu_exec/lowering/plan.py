@@ -31,8 +31,9 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one storage lies on the tiles. Two storages with the same key lie element by element
-    together.
+    """How one storage lies on the tiles.
+
+    Two storages with the same key lie element by element together.
     """
 
     key: Hashable
@@ -57,19 +58,23 @@ class Operand:
 
     @property
     def elements(self) -> int:
+        """How many elements the operand has."""
         return prod(self.shape)
 
     @property
     def item_bytes(self) -> int:
+        """Bytes of one element."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all its elements."""
         return self.elements * self.item_bytes
 
     def lies_with(self, other: Operand) -> bool:
-        """True where equal indices of both lie on the same tile, so that an elementwise op needs no
-        exchange.
+        """True where equal indices of both lie on the same tile.
+
+        An elementwise operator then needs no exchange.
         """
         return (
             self.layout is not None
@@ -137,8 +142,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Temporary:
-    """Memory an operator needs while it runs: live from step ``first`` to step ``last`` of the
-    plan, inclusive.
+    """Memory an operator needs while it runs.
+
+    Live from step ``first`` to step ``last`` of the plan, inclusive.
     """
 
     name: str
@@ -150,8 +156,9 @@ class Temporary:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one operator runs: its steps in order, what it needs meanwhile, and where its results
-    lie.
+    """How one operator runs.
+
+    Its steps in order, what it needs meanwhile, and where its results lie.
     """
 
     steps: tuple[Compute | Exchange, ...]
@@ -168,4 +175,5 @@ class Plan:
 
     @property
     def flops(self) -> int:
+        """Floating-point operations of all its steps."""
         return sum(step.flops for step in self.steps if isinstance(step, Compute))

@@ -1,5 +1,6 @@
-"""Pooling and its gradients: the splits of batch, channels and field that take the least cycles, as
-popnn plans them.
+"""Pooling and its gradients.
+
+The splits of batch, channels and field that take the least cycles, as popnn plans them.
 
 What a tile's outputs need is brought to it, and every worker takes a stretch of field rows
 ([PL, lib/popnn/PoolPlan.cpp]: the kernel is never split; [PL, lib/popnn/PerformanceEstimation.hpp],
@@ -18,6 +19,7 @@ import numpy as np
 from ipu_exec.lowering.build import Builder, expanded
 from ipu_exec.lowering.elementwise import base_name
 from ipu_exec.lowering.layouts import Spread, blocks, ceil_div, digest
+from ipu_exec.lowering.operators import aten, describe
 from ipu_exec.lowering.plan import Operand, OpSpec, Plan
 from ipu_exec.lowering.product import CHANNEL_RUN
 from ipu_exec.lowering.registry import lowering
@@ -31,8 +33,10 @@ _END = 1 << 30
 
 @dataclass(frozen=True)
 class Pooling:
-    """Sizes of one pass. ``field`` is what it makes, ``other`` what it reads windows of; a gradient
-    makes the input's field. ``lanes``: channels of a vector.
+    """Sizes of one pass.
+
+    ``field`` is what it makes, ``other`` what it reads windows of; a gradient makes the input's
+    field. ``lanes``: channels of a vector.
     """
 
     batch: int
@@ -62,6 +66,7 @@ class Split:
 
     @property
     def tiles(self) -> int:
+        """Tiles that the split uses."""
         return self.batch * self.channels * prod(self.field)
 
 
@@ -83,9 +88,8 @@ def pooling_cycles(pooling: Pooling, parts: Parts, group: int) -> np.ndarray:
     along = np.minimum(field[-1], share)
     rows = ceil_div(share, np.maximum(along, 1))
     met = prod(pooling.kernel)
-    if (
-        pooling.backward
-    ):  # of a gradient's elements every stride-th is in the same place of its window
+    # of a gradient's elements every stride-th is in the same place of its window
+    if pooling.backward:
         met = prod(
             -(-k // s) for k, s in zip(pooling.kernel[:-1], pooling.stride[:-1], strict=True)
         )
@@ -116,8 +120,9 @@ def window_elements(pooling: Pooling, parts: Parts) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
-    """The split with the least cycles for computing and for bringing all that it needs, 4 bytes a
-    cycle.
+    """The split with the fewest cycles for computing and exchange.
+
+    What the windows need arrives at 4 bytes a cycle.
 
     Channels stay in the groups that convolutions leave them in, or several of them: popnn puts a
     price on other groups.
@@ -150,8 +155,9 @@ def plan_pooling(pooling: Pooling, item_bytes: int, tiles: int) -> Split:
 
 
 def _splits(extent: int, most: int) -> np.ndarray:
-    """Numbers of parts that differ in the size of the largest, as few as that takes, thinned out to
-    ``most``.
+    """Numbers of parts worth trying, at most ``most`` of them.
+
+    Each differs from the others in the size of the largest part, and is the least that reaches it.
     """
     sizes = np.unique(ceil_div(extent, np.arange(1, max(extent, 1) + 1)))
     parts = np.unique(ceil_div(extent, np.maximum(sizes, 1)))
@@ -191,8 +197,9 @@ def _run(pooling: Pooling, split: Split) -> int:
 def _spatial(
     spec: OpSpec, position: int, read: Operand, made: Operand
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Kernel and stride, from arguments at ``position`` and the next; what adaptive pooling makes
-    of its extents.
+    """Kernel and stride, from arguments at ``position`` and the next.
+
+    What adaptive pooling makes of its extents.
     """
     rank = (
         int(spec.name.split("d.")[0].split("d_")[0][-1])
@@ -255,8 +262,9 @@ def _pooling(
     "aten.fractional_max_pool3d",
 )
 def pool(spec: OpSpec, machine: Machine) -> Plan:
-    """Windows are brought to where the plan has their outputs. Nobody computes the indices of a
-    maximum: its gradient compares (popnn::MaxPoolingGrad).
+    """Windows are brought to where the plan has their outputs.
+
+    Nobody computes the indices of a maximum: its gradient compares (popnn::MaxPoolingGrad).
     """
     build = Builder(spec, machine)
     data, out = build.place(0), spec.outputs[0]
@@ -298,9 +306,10 @@ def _lies(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
     unread=(1,),  # the input: a maximum is found again by its index
 )
 def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """Each element looks at the windows that hold it. The gradient of a maximum needs besides their
-    gradients the input and the pooled output; torch keeps indices in the latter's place, which are
-    brought instead.
+    """Each element looks at the windows that hold it.
+
+    The gradient of a maximum needs besides their gradients the input and the pooled output; torch
+    keeps indices in the latter's place, which are brought instead.
     """
     build = Builder(spec, machine)
     grad, data, out = build.place(0), build.place(1), spec.outputs[0]
@@ -320,3 +329,17 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * grad.elements)
     return build.plan((lies.layout(out.dtype),))
+
+
+describe(
+    *aten(
+        "max_pool1d max_pool2d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+    ),
+    popart_name="MaxPool",
+)
+describe(
+    *aten("max_pool2d_with_indices_backward max_pool3d_with_indices_backward"),
+    popart_name="MaxPoolGrad",
+)
+describe(*aten("avg_pool1d avg_pool2d avg_pool3d"), popart_name="AveragePool")
+describe(*aten("avg_pool2d_backward avg_pool3d_backward"), popart_name="AveragePoolGrad")

@@ -1,5 +1,6 @@
-"""Planning of everything that multiplies and accumulates: matmul and convolution are one problem
-(docs/cycles.md#planner).
+"""Planning of everything that multiplies and accumulates: matmul and convolution are one problem.
+
+See docs/cycles.md#planner.
 
 A `Problem` has a field (rows of outputs), input channels and output channels, in convolution
 groups. The planner splits each over tiles, tries every split that fits the memory, and takes the
@@ -61,12 +62,14 @@ class Problem:
 
     @property
     def taps(self) -> int:
+        """Kernel elements."""
         return prod(self.kernel)
 
     @property
     def is_empty(self) -> bool:
-        """True where nothing is multiplied: a tensor without elements (a cache that is not filled
-        yet).
+        """True where nothing is multiplied.
+
+        A tensor without elements (a cache that is not filled yet).
         """
         return 0 in (
             self.groups,
@@ -88,8 +91,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Splits:
-    """How a problem is cut: parts of groups, field rows, field columns, output and input channels;
-    serial steps.
+    """How a problem is cut.
+
+    Parts of groups, field rows, field columns, output and input channels; serial steps.
     """
 
     method: str  # "1x1", "nx1", "slic", "hmac", "vmac", "outer"
@@ -104,6 +108,7 @@ class Splits:
 
     @property
     def tiles(self) -> int:
+        """Tiles that the split uses."""
         return self.groups * self.rows * self.cols * self.outs * self.ins
 
     def __str__(self) -> str:
@@ -214,8 +219,9 @@ def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, .
 def _best(
     problem: Problem, machine: Machine, dtype: str, method: str, serial: int, allowed: float
 ) -> list[Splits]:
-    """The best splits of one method with this many serial steps; empty if none fits in ``allowed``
-    bytes.
+    """The best splits of one method with this many serial steps.
+
+    Empty if none fits in ``allowed`` bytes.
     """
     unit = amp.unit_for(machine, dtype)
     heights = (1, 2, 4) if method == "nx1" and problem.kernel[0] > 1 else (1,)
@@ -298,8 +304,9 @@ def _estimate(
     outs: Array,
     groups: Array,
 ) -> tuple[Array, Array]:
-    """(cycles, bytes of temporaries on the fullest tile) of candidates; the cost structure of
-    docs/cycles.md#exchange and docs/cycles.md#planner.
+    """(cycles, bytes of temporaries on the fullest tile) of candidates.
+
+    The cost structure of docs/cycles.md#exchange and docs/cycles.md#planner.
     """
     phase = SYNC_CYCLES + exchange_latency(machine.target)
     width = np.broadcast_to(np.asarray(width), rows.shape)
@@ -343,8 +350,9 @@ def _estimate(
 
 @dataclass(frozen=True)
 class Share:
-    """What each tile does of a planned product: int64 over tiles. Channels are real ones, without
-    padding.
+    """What each tile does of a planned product: int64 over tiles.
+
+    Channels are real ones, without padding.
     """
 
     segments: Array
@@ -353,12 +361,12 @@ class Share:
     outs: Array
     groups: Array
     in_index: Array  # position along the split of input channels, which shares the outputs
-    field_index: (
-        Array  # position among the tiles that take the same weights, and share in storing them
-    )
+    # position among the tiles that take the same weights, and share in storing them
+    field_index: Array
 
     @property
     def field(self) -> Array:
+        """Field positions of each tile: int64[tiles]."""
         return self.segments * self.width
 
     def macs(self, problem: Problem) -> Array:
@@ -421,8 +429,9 @@ def _shape(problem: Problem) -> tuple[Any, ...]:
 
 
 def stored_weights(share: Share, splits: Splits, taps: int, block: int) -> Array:
-    """Weights that each tile stores of those it takes, in elements: whole blocks, from the first
-    tile that takes them.
+    """Weights that each tile stores of those it takes, in elements.
+
+    Whole blocks, from the first tile that takes them.
 
     As the vendor's, which never cuts what a vertex loads at once (``block``) so that exchange has
     less code ([PL, lib/poplin/Convolution.cpp], mapWeights; splitRegions gives each tile the same
@@ -462,8 +471,9 @@ def block_of(operand: Operand) -> int:
 def planned_key(
     problem: Problem, machine: Machine, dtype: str, splits: Splits, what: str, operand: Operand
 ) -> Any:
-    """The layout key of an operand stored as a plan wants it; the same for every operator with the
-    same plan.
+    """The layout key of an operand stored as a plan wants it.
+
+    The same for every operator with the same plan.
     """
     view = (operand.shape, operand.strides, operand.offset)
     block = weight_block(problem, machine, dtype, splits) if what == "weight" else CHANNEL_RUN
@@ -487,8 +497,9 @@ def _tiles(problem: Problem, machine: Machine) -> Any:
 
 
 def weight_block(problem: Problem, machine: Machine, dtype: str, splits: Splits) -> int:
-    """Weights that a vertex loads at once, in elements: input times output channels of one kernel
-    element.
+    """Weights that a vertex loads at once, in elements.
+
+    Input times output channels of one kernel element.
     """
     return prod(grains(problem, amp.unit_for(machine, dtype), splits.method, splits.filter_height))
 
@@ -504,8 +515,9 @@ def add_product(
     field_first: bool = False,
     turned: tuple[bool, bool] = (False, False),
 ) -> Product:
-    """Plan ``problem`` and append its steps. ``inputs`` and ``weights`` are operand indices, or
-    placed operands.
+    """Plan ``problem`` and append its steps.
+
+    ``inputs`` and ``weights`` are operand indices, or placed operands.
 
     Operands nobody placed get the planned layout (`Builder.wishes`); others pay exchange and
     rearrangement. ``turned`` (inputs, weights): the operand's channels are not together where it
@@ -721,8 +733,9 @@ def as_placed(
     weights: int | Operand,
     dtype: str,
 ) -> Problem:
-    """The problem, knowing which operands lie as its best plan would have them (or wherever the
-    plan likes).
+    """The problem with the operands that already lie as its best plan wants them.
+
+    An operand also counts if the plan accepts any layout.
     """
     free = replace(problem, input_free=True, weight_free=True)
     splits = search(free, build.machine, dtype, methods)
@@ -750,8 +763,9 @@ def _turn(build: Builder, name: str, source: Operand, half: str) -> None:
 def _operand(
     build: Builder, which: int | Operand, plan: Wanted, want: Array
 ) -> tuple[Operand, bool]:
-    """An operand on tiles and whether it lies as planned; one that nobody placed is, in proportion
-    to ``want``.
+    """An operand on tiles and whether it lies as planned.
+
+    One that nobody placed is, in proportion to ``want``.
     """
     operand = which if isinstance(which, Operand) else build.spec.operands[which]
     if isinstance(which, int) and _repeats(build, which):

@@ -1,5 +1,6 @@
-"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector
-(docs/cycles.md#elementwise).
+"""Random numbers and dropout, by the hardware generator: 4 worker cycles a vector.
+
+See docs/cycles.md#elementwise.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ _RANDOM = words(
 
 @lowering(*(f"aten.{name}" for name in _RANDOM))
 def random(spec: OpSpec, machine: Machine) -> Plan:
-    """Numbers where the result lies: like the operand of the same shape if there is one, linearly
-    otherwise.
+    """Numbers where the result lies.
+
+    Like the operand of the same shape if there is one, linearly otherwise.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -75,3 +77,5 @@ def random(spec: OpSpec, machine: Machine) -> Plan:
 
 
 describe(*aten("rand_like randn_like randint_like"), unread=(0,))
+describe(*aten("native_dropout dropout"), popart_name="Dropout")
+describe(*aten("native_dropout_backward"), popart_name="DropoutGrad")

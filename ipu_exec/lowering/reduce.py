@@ -1,5 +1,6 @@
-"""Reductions over any dimensions: each tile reduces what it holds, partials are exchanged, the rest
-is reduced there.
+"""Reductions over any dimensions.
+
+Each tile reduces what it holds, partials are exchanged, the rest is reduced there.
 
 Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that
 popops::reduce takes for regular regions [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]:
@@ -88,8 +89,9 @@ def dims_of(dims: Any, rank: int) -> tuple[int, ...]:
 
 
 def output_spread(outputs: int, tiles: int) -> Spread:
-    """Outputs of a reduction, two to a tile at most while tiles last, so that partials arrive in
-    parallel.
+    """Outputs of a reduction over tiles, at most two per tile while tiles last.
+
+    Partials then arrive in parallel.
     """
     used = max(1, min(tiles, -(-outputs // 2)))
     start = digest("reduce", outputs, used) % tiles
@@ -106,8 +108,9 @@ def reduce_over(
     op: str = "ADD",
     name: str = "reduce",
 ) -> Reduced:
-    """Append the steps that reduce ``operand`` over ``dims``; ``op`` names the operation in the
-    vertex type.
+    """Append the steps that reduce ``operand`` over ``dims``.
+
+    ``op`` names the operation in the vertex type.
     """
     kept = tuple(d not in dims for d in range(len(operand.shape)))
     outputs = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
@@ -172,8 +175,9 @@ def _stage(
 def broadcast_back(
     build: Builder, reduced: Reduced, name: str, item_bytes: int = PARTIAL_BYTES
 ) -> None:
-    """Append the exchange that brings each tile the outputs it contributed to; nothing if they are
-    there.
+    """Append the exchange that brings each tile the outputs it contributed to.
+
+    Nothing if they are there.
     """
     if reduced.local:
         return
@@ -266,3 +270,10 @@ def variance(spec: OpSpec, machine: Machine) -> Plan:
 
 describe(*aten("linalg_vector_norm norm sum mean"), reduces_parts=True)
 describe(*aten("max min amax amin argmax"), compares=True)
+describe(*aten("sum"), popart_name="ReduceSum")
+describe(*aten("mean"), popart_name="ReduceMean")
+describe(*aten("amax max"), popart_name="ReduceMax")
+describe(*aten("amin min"), popart_name="ReduceMin")
+describe(*aten("prod"), popart_name="ReduceProd")
+describe(*aten("argmax"), popart_name="ArgMax")
+describe(*aten("argmin"), popart_name="ArgMin")

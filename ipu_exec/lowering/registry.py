@@ -53,8 +53,9 @@ def find(aten_name: str) -> Lowering:
 
 
 def by_users() -> tuple[tuple[str, str], ...]:
-    """Lowerings from outside this package, sorted: name, and the function's place and code, with
-    the operator's facts where it has any.
+    """Lowerings from outside this package, sorted.
+
+    Name, and the function's place and code, with the operator's facts where it has any.
     """
     found = []
     for name, function in sorted(_LOWERINGS.items()):

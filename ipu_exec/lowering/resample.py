@@ -1,5 +1,6 @@
-"""Resampling: nearest, linear and cubic interpolation of 1 to 3 dimensions, and grid_sample, with
-their gradients.
+"""Resampling: nearest, linear and cubic interpolation, and grid_sample.
+
+One to three dimensions, with their gradients.
 
 Nearest is a copy with repeats. The others add up weighted neighbours, a dimension after the other:
 2 (linear) or 4 (cubic) taps each, a scaled addition a tap (docs/cycles.md#elementwise).
@@ -54,8 +55,9 @@ def _collect(build: Builder, index: int, arriving: np.ndarray, name: str = "neig
 
 
 def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.ndarray:
-    """Elements of ``source`` that a tile needs for its share of ``total`` results: its part and a
-    row on each side.
+    """Elements of ``source`` that a tile needs for its share of ``total`` results.
+
+    Its part and a row on each side.
     """
     part = ceil_div(result * source.elements, max(total, 1))
     border = source.shape[-1] * (taps - 1)
@@ -64,8 +66,9 @@ def _covering(source: Operand, result: np.ndarray, total: int, taps: int) -> np.
 
 @lowering(*(f"aten.{name}" for name in MODES))
 def resample(spec: OpSpec, machine: Machine) -> Plan:
-    """(input, output size, ...): the result lies linearly, and the part of the input that it looks
-    at comes to it.
+    """(input, output size, ...).
+
+    The result lies linearly, and the part of the input that it looks at comes to it.
     """
     build, name = Builder(spec, machine), base_name(spec)
     source, out = build.place(0), spec.outputs[0]
@@ -83,8 +86,9 @@ def resample(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{name}_backward" for name in MODES))
 def resample_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, output size, input size, ...): each gradient is weighed and added to the
-    neighbours it came from.
+    """(gradient, output size, input size, ...).
+
+    Each gradient is weighed and added to the neighbours it came from.
 
     The result lies linearly; the gradients that reach a tile's share of it come there.
     """
@@ -106,8 +110,9 @@ _NEAREST = 1  # torch's number of the mode
 
 
 def _corners(spec: OpSpec, grid: Operand) -> int:
-    """Neighbours of a sampled point: 2 a dimension, 1 in all for nearest, 4 a dimension for
-    bicubic.
+    """Neighbours of a sampled point.
+
+    2 a dimension, 1 in all for nearest, 4 a dimension for bicubic.
     """
     mode = next((a for a in spec.args if isinstance(a, int) and not isinstance(a, bool)), 0)
     return 1 if mode == _NEAREST else (4 if mode == 2 else 2) ** grid.shape[-1]
@@ -115,8 +120,9 @@ def _corners(spec: OpSpec, grid: Operand) -> int:
 
 @lowering("aten.grid_sampler_2d", "aten.grid_sampler_3d")
 def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
-    """(input[N, C, ...], grid[N, ..., d]): coordinates and weights of the corners, a gather of
-    them, their sum.
+    """(input[N, C, ...], grid[N, ..., d]).
+
+    Coordinates and weights of the corners, a gather of them, their sum.
 
     What is picked depends on data: the coordinates go to the tiles that hold the input, which send
     every corner of every point in all channels (docs/cycles.md#gather, one element a row).
@@ -152,8 +158,10 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.grid_sampler_2d_backward", "aten.grid_sampler_3d_backward")
 def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, input, grid, ...): weighed gradients are added where the corners lie, and the
-    corners' differences times the gradients are summed over the channels for the grid.
+    """(gradient, input, grid, ...).
+
+    Weighed gradients are added where the corners lie, and the corners' differences times the
+    gradients are summed over the channels for the grid.
     """
     from ipu_exec.lowering.gather import slice_cycles, update_cycles
 

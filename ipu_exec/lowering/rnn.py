@@ -1,5 +1,6 @@
-"""LSTM, GRU and plain recurrent layers: one product of all inputs, then a product and a few maps a
-time step.
+"""LSTM, GRU and plain recurrent layers.
+
+One product of all inputs, then a product and a few maps a time step.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def repeat(build: Builder, first: int, times: int) -> None:
 
 
 def transpose_once(build: Builder, start: int, product: int) -> int:
-    """Transpose the right operand of the product that begins at step ``product`` before the loop
-    that begins at ``start``; returns where the loop then begins.
+    """Move the transposition of a product's right operand before the time loop.
+
+    The product begins at step ``product``, the loop at ``start``; returns where the loop then
+    begins.
 
     That operand is the weights: they are the same at all time steps ([PL, lib/popnn/Lstm.cpp], [PL,
     lib/popnn/Gru.cpp]: preArrangeMatMulInputRHS, "PreArrangeWeights", in the program before the
@@ -86,8 +89,9 @@ def _cell(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
 
 
 def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -> None:
-    """The maps of one time step backward: a gradient of each gate's function and the products
-    around it.
+    """The maps of one time step backward.
+
+    A gradient of each gate's function and the products around it.
     """
     build.map("grad activations", "nonlinearity_grad", states * gates, dtype)
     for _ in range(1 if gates == 1 else 4):
@@ -100,6 +104,7 @@ def _cell_gradient(build: Builder, states: np.ndarray, gates: int, dtype: str) -
 )
 def layer(spec: OpSpec, machine: Machine) -> Plan:
     """(input[T, B, I], W_ih, W_hh, biases, hx, cx, ...): T steps of the cell, one after another.
+
     What the backward needs of a step is copied to its place (`ipu_exec.capture.recurrent`).
     """
     build = Builder(spec, machine)
@@ -154,8 +159,9 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     "ipu_rnn.rnn_relu_backward",
 )
 def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """T steps back through the cell, then the gradients of inputs and weights as products over all
-    steps.
+    """T steps back through the cell, then the gradients of inputs and weights.
+
+    The latter are products over all steps.
     """
     build = Builder(spec, machine)
     data, w_hidden = spec.operands[0], spec.operands[2]
@@ -203,8 +209,9 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten._thnn_fused_lstm_cell", "aten._thnn_fused_gru_cell")
 def cell(spec: OpSpec, machine: Machine) -> Plan:
-    """The maps of a cell whose products were done before: (input gates, hidden gates, state,
-    biases).
+    """The maps of a cell whose products were done before.
+
+    (input gates, hidden gates, state, biases).
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -233,3 +240,5 @@ def cell(spec: OpSpec, machine: Machine) -> Plan:
 
 
 describe("aten.mkldnn_rnn_layer", uses_memory_proportion=True)
+describe("ipu_rnn.lstm", popart_name="LSTM")
+describe("ipu_rnn.gru", popart_name="GRU")

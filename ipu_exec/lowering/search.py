@@ -53,8 +53,9 @@ def nearest(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("ipu_exec.fps")
 def fps(spec: OpSpec, machine: Machine) -> Plan:
-    """Points spread over the tiles; for each sample distances to the newest, the farthest on a
-    tile, and of all tiles.
+    """Points spread over the tiles.
+
+    For each sample distances to the newest, the farthest on a tile, and of all tiles.
 
     The samples follow each other, so one compute set lasts as long as all of them, with their
     exchanges' latency.
@@ -81,8 +82,9 @@ def fps(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("ipu_exec.ctc_beam_search_decoder")
 def ctc_beam_search(spec: OpSpec, machine: Machine) -> Plan:
-    """A batch's entries spread over groups of tiles, and a group's classes over its tiles; time
-    steps in turn.
+    """Beam search over groups of tiles, time steps in turn.
+
+    A batch's entries are spread over groups, the classes of an entry over its group's tiles.
 
     In each step every beam is extended by every class (an addition and a log-sum-exp, 3 elementwise
     operations) and the best ``beam_width`` are picked by a comparison of each with each beam.

@@ -44,8 +44,9 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
 
 @lowering("aten.cat", "aten.stack", "aten.concat", "aten.hstack", "aten.vstack", "aten.concatenate")
 def concatenate(spec: OpSpec, machine: Machine) -> Plan:
-    """Joining tensors moves nothing: each part stays on its tiles, and the result is where its
-    parts are.
+    """Joining tensors moves nothing.
+
+    Each part stays on its tiles, and the result is where its parts are.
 
     The vendor's graph does the same (concat is a view of variables); ours makes one storage: an
     on-tile copy.
@@ -88,8 +89,9 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS), unread=(1,))
 def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
-    """(gradient, input, padding): the inner part comes to a linear result, the border to what it
-    mirrors and is added.
+    """(gradient, input, padding).
+
+    The inner part comes to a linear result, the border to what it mirrors and is added.
 
     What a tile receives of the border goes by its share of the result.
     """
@@ -140,8 +142,9 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     "aten.constant_pad_nd_backward",
 )
 def rearranged(spec: OpSpec, machine: Machine) -> Plan:
-    """The result lies linearly; elements come to it and are put in order on the tile; what nobody
-    wrote is zero.
+    """The result lies linearly.
+
+    Elements come to it and are put in order on the tile; what nobody wrote is zero.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]
@@ -173,8 +176,9 @@ def triangle(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.cumsum")
 def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
-    """The product with a triangle of ones, a constant
-    [POPART, willow/src/popx/op/cumsumx.cpp].
+    """The product with a constant triangle of ones.
+
+    PopART does the same [POPART, willow/src/popx/op/cumsumx.cpp].
 
     A triangle that would take over a sixteenth of the memory, and integers, which no AMP unit
     multiplies, are scanned.
@@ -203,9 +207,7 @@ def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
 
 @lowering("aten.cumprod", "aten.cummax", "aten.cummin", "aten.logcumsumexp")
 def scan(spec: OpSpec, machine: Machine) -> Plan:
-    """Each tile scans its share, the last values are exchanged and scanned, and added to what
-    follows them.
-    """
+    """Scan each tile's share, exchange and scan the last values, and add them."""
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
@@ -227,8 +229,7 @@ COMPARE_AND_SWAP = 20
 
 
 def bitonic_steps(extent: int, most: int) -> list[tuple[int, int]]:
-    """(elements of a row that are there, distance at which pairs of them are compared) of each step
-    of popops::topK.
+    """The steps of popops::topK: (elements left of a row, distance compared).
 
     Sequences of k' = ``most`` rounded up to a power of two are sorted, then two at a time are
     merged, of which the better k' stay [PL, lib/popops/BitonicTopK.cpp]. With k' no
@@ -267,8 +268,9 @@ def _sorted(spec: OpSpec) -> tuple[int, int]:
     "aten.mode",
 )
 def sort(spec: OpSpec, machine: Machine) -> Plan:
-    """Steps of compare-and-swap, an exchange before each: the pairs of a step are spread over all
-    tiles.
+    """Steps of compare-and-swap, an exchange before each.
+
+    The pairs of a step are spread over all tiles.
 
     Keys are sorted in fp32, their positions travel with them. Pairs that lie on one tile already
     are copied there.
@@ -309,3 +311,7 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
 
 describe(*aten("cat stack slice_backward select_backward"), moves=True)
 describe("aten.topk", compares=True)
+describe(*aten("cat concat concatenate"), popart_name="Concat")
+describe(*aten("topk"), popart_name="TopK")
+describe(*aten("cumsum"), popart_name="CumSum")
+describe(*aten("constant_pad_nd pad"), popart_name="Pad")

@@ -83,3 +83,5 @@ def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 # PopART's variants that write over the operand (willow/include/popart/op/softmax.hpp).
 describe(*aten("softmax _softmax _log_softmax"), in_place=True)
+describe(*aten("_softmax softmax _safe_softmax"), popart_name="Softmax")
+describe(*aten("_log_softmax log_softmax"), popart_name="LogSoftmax")

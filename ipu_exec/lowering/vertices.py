@@ -35,8 +35,9 @@ _DEFAULT_CODE_BYTES = 320
 
 
 def vertex_info(vertex_type: str) -> tuple[int, int]:
-    """(bytes of code, bytes of state and field data) of a vertex type such as
-    ``poplin::ReduceAdd<float,float>``.
+    """(bytes of code, bytes of state and field data) of a vertex type.
+
+    Types are named like ``poplin::ReduceAdd<float,float>``.
     """
     family = vertex_type.split("<", 1)[0].rsplit("::", 1)[-1]
     return _CODE_BYTES.get(family, _DEFAULT_CODE_BYTES), STATE_BYTES + FIELD_BYTES

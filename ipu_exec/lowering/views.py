@@ -23,3 +23,6 @@ describe(
     "aten.promote_types.default",
     on_host=True,
 )
+describe(*aten("view _unsafe_view reshape"), popart_name="Reshape")
+describe(*aten("t transpose permute"), popart_name="Transpose")
+describe(*aten("slice select"), popart_name="Slice")

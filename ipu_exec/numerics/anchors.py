@@ -1,5 +1,6 @@
-"""Anchored tensors: values inside the model that a call keeps besides its outputs
-(``Options.anchorTensor``).
+"""Anchored tensors: values inside the model that a call keeps besides its outputs.
+
+``Options.anchorTensor`` asks for them.
 
 Names are those of the compiled graph: ``fc1/addmm:0`` (what an operator made), ``fc1.weight``,
 ``input.0``; and PopTorch's ``Gradient___fc1.weight`` (of one micro-batch, times the loss scaling)
@@ -60,8 +61,9 @@ def tensor_names(graph: Graph) -> list[str]:
 
 
 def _kept_here(name: str, role: str) -> bool:
-    """Accumulators, states of the optimiser and what a weight update makes have no anchors of their
-    own.
+    """What has no anchor of its own.
+
+    Accumulators, optimiser states, and what a weight update makes.
     """
     if "/update/" in name or name.endswith(
         "/gradient"
@@ -107,8 +109,9 @@ class Watch:
         self._recorder: _Finder | None = None
 
     def _plan_of(self, anchor: Anchor) -> CallPlan:
-        """The output mode of one anchor; a weight is updated once a device iteration, and alike in
-        all replicas.
+        """The output mode of one anchor.
+
+        A weight is updated once a device iteration, and alike in all replicas.
         """
         plan = self._plan
         if anchor.mode is not None and anchor.mode is not OutputMode.Default:
@@ -171,8 +174,9 @@ class Watch:
                 self._kept[short].add(weight.detach().clone(), iteration, 0, 0)
 
     def result(self) -> dict[str, torch.Tensor]:
-        """By short name, put together as the output mode says; not those whose mode kept nothing in
-        this call.
+        """By short name, put together as the output mode says.
+
+        Not those whose mode kept nothing in this call.
         """
         return {short: kept.result() for short, kept in self._kept.items() if kept.any}
 
@@ -189,8 +193,9 @@ class Watch:
 
 
 class _Finder(Recorder):
-    """Names operators as the compiler does, while they compute real numbers, and keeps the wanted
-    results.
+    """Names operators as the compiler does while real numbers are computed.
+
+    It keeps the results that were asked for.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""Floating-point exceptions, as an IPU raises them: what arithmetic made of finite numbers and is
-none, or undefined.
+"""Floating-point exceptions, as an IPU raises them.
+
+What arithmetic made of finite numbers and is none, or undefined.
 
 An IPU stops at an invalid operation (subtraction of infinities, zero times infinity, zero by zero,
 a root of a negative number, a comparison with NaN), at a division by zero, and at an overflow

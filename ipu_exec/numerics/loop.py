@@ -1,5 +1,6 @@
-"""The real numbers of one call, by plain PyTorch: how a batch is cut, trained on and put together
-again.
+"""The real numbers of one call, by plain PyTorch.
+
+How a batch is cut, trained on and put together again.
 
 Everything is a function of the model, the optimiser, the batch and a `CallPlan`; nothing here knows
 IPUs or cycles. Training gives the weights of a plain PyTorch loop bit for bit: in each device
@@ -35,9 +36,7 @@ Gradients = dict[torch.Tensor, torch.Tensor]
 
 
 def check_batch(inputs: Any, plan: CallPlan) -> None:
-    """Error where a tensor among ``inputs`` is empty or cannot be cut into the call's
-    micro-batches.
-    """
+    """Error where an input is empty or cannot be cut into the call's micro-batches."""
     for index, tensor in enumerate(_tensors(inputs)):
         if tensor.numel() == 0:
             raise UsageError(
@@ -80,8 +79,9 @@ def as_streamed(inputs: Any, model: torch.nn.Module) -> Any:
 def micro_batch(
     inputs: Any, plan: CallPlan, iteration: int = 0, step: int = 0, replica: int = 0
 ) -> Any:
-    """``inputs`` with each tensor narrowed to one micro-batch; tuples, lists and dicts stay what
-    they are.
+    """``inputs`` with each tensor narrowed to one micro-batch.
+
+    Tuples, lists and dicts stay what they are.
 
     Contiguous, as they arrive on an IPU: a model may take a ``view`` of what its caller expanded or
     transposed.
@@ -147,8 +147,9 @@ def infer(
     watch: Watch | None = None,
     precision: Precision | None = None,
 ) -> Any:
-    """One inference call: every micro-batch of every device iteration and replica, outputs by the
-    output mode.
+    """One inference call.
+
+    Every micro-batch of every device iteration and replica, outputs by the output mode.
     """
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
@@ -231,8 +232,9 @@ def _watched(
 
 
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:
-    """Sum of the gradients of two replicas; a parameter that only one of them used keeps that
-    one's.
+    """Sum of the gradients of two replicas.
+
+    A parameter that only one of them used keeps that one's.
     """
     return {
         **total,

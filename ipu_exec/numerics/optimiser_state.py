@@ -1,5 +1,6 @@
-"""What ``state_dict`` of PopTorch's optimisers has besides PyTorch's: ``ipu_state`` and
-``ipu_param``.
+"""What ``state_dict`` of PopTorch's optimisers has besides PyTorch's.
+
+``ipu_state`` and ``ipu_param``.
 
 Tensors under PopART's names [POPART, willow/include/popart/names.hpp], [POPTORCH,
 tests/optimizers_test.py]: ``Accl1___model.weight`` is the first moment of the parameter ``weight``.
@@ -19,8 +20,9 @@ Names = Mapping[
 
 
 def states(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """Copies of what the optimiser keeps of each parameter; what no step has made yet is 0, as on
-    the device.
+    """Copies of what the optimiser keeps of each parameter.
+
+    What no step has made yet is 0, as on the device.
     """
     found = {}
     for parameter, state, prefix in _each(optimizer, names):
@@ -57,8 +59,9 @@ def load(optimizer: torch.optim.Optimizer, names: Names, given: Mapping[str, tor
 
 
 def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """The optimiser's hyperparameters as the device has them. With momentum, SGD's are under
-    PyTorch's names: PopART folds them in a way of its own.
+    """The optimiser's hyperparameters as the device has them.
+
+    With momentum, SGD's are under PyTorch's names: PopART folds them in a way of its own.
     """
     scaling = getattr(optimizer, "loss_scaling", None)
     scale = 1.0 if scaling is None else float(scaling)
@@ -92,8 +95,9 @@ _VALUES = {
 def _each(
     optimizer: torch.optim.Optimizer, names: Names
 ) -> Iterator[tuple[torch.Tensor, str, str]]:
-    """Every state that the optimiser has while it trains: of which parameter, PyTorch's name,
-    PopART's.
+    """Every state that the optimiser has while it trains.
+
+    Of which parameter, PyTorch's name, PopART's.
     """
     for group in optimizer.param_groups:
         if "betas" in group:

@@ -1,5 +1,6 @@
-"""What an IPU does about float16 besides computing in it: stochastic rounding, and automatic loss
-scaling.
+"""What an IPU does about float16 besides computing in it.
+
+Stochastic rounding, and automatic loss scaling.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ HALF_MAX = 65504.0
 # release), and the factors and the bound of LossScaleUpdateOpx
 # [POPART, willow/src/popx/op/lossscaleupdatex.cpp].
 BIN_EDGE = 0.125  # binEdgeLocation, of the largest float16: a gradient beyond it is large
-LARGE_SHARE = (
-    1e-7  # thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
-)
+# thresholdUpperCountProportion: with more large ones the scale is halved, else doubled
+LARGE_SHARE = 1e-7
 UPDATE_PERIOD = 1  # updatePeriod: weight updates from one change of the scale to the next
 MAX_SCALE = 32768.0  # the largest power of two that a float16 loss can be multiplied by
 _SETTINGS = {
@@ -37,8 +37,9 @@ _SETTINGS = {
 
 
 def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """float32 ``values`` as float16: up or down with probabilities that make the expected result
-    the value itself.
+    """float32 ``values`` as float16.
+
+    Up or down with probabilities that make the expected result the value itself.
 
     Values beyond the largest float16 become that; NaN stays. Subnormal results have their own, even
     spacing.
@@ -63,8 +64,9 @@ def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> to
 
 @dataclass
 class LossScaler:
-    """The loss scale of float16 training, changed after each weight update (PopART's automatic loss
-    scaling).
+    """The loss scale of float16 training, changed after each weight update.
+
+    It follows PopART's automatic loss scaling.
 
     Where more than ``share`` of the elements of float16 gradients, as scaled, lie beyond ``edge``
     times the largest float16, the scale is halved, else doubled up to `MAX_SCALE`; counted over
@@ -83,8 +85,9 @@ class LossScaler:
 
     @staticmethod
     def of(scale: float, popart: Mapping[str, Any]) -> LossScaler:
-        """With what ``_Popart.set("automaticLossScalingSettings.binEdgeLocation", ...)`` and such
-        say.
+        """The scaler with the settings of ``_Popart``.
+
+        For example ``automaticLossScalingSettings.binEdgeLocation``.
 
         Error where a share is not in 0 ... 1 or the period is no whole number above 0.
         """
@@ -177,8 +180,9 @@ class Precision:
 
     @contextlib.contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside, float16 weights and gradients are float32 ones of the same values; after it
-        weights are rounded.
+        """Inside, float16 weights and gradients are float32 ones of the same values.
+
+        After it weights are rounded.
 
         An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into
         float16. PopTorch's optimisers then round the states that they keep in float16; PyTorch's

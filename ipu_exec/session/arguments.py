@@ -1,5 +1,6 @@
-"""What a compiled model takes: its inputs by the names of ``forward``, and whether others are like
-them.
+"""What a compiled model takes.
+
+Its inputs by the names of ``forward``, and whether others are like them.
 
 An executable is made for inputs of certain structure, shapes and dtypes. PopTorch refuses others,
 naming what it expected and what it got; so does `check`.
@@ -72,8 +73,9 @@ def bind(
 
 
 def describe(value: Any) -> Any:
-    """The value with its tensors replaced by their shapes and dtypes: what an executable depends
-    on.
+    """The value with its tensors replaced by their shapes and dtypes.
+
+    What an executable depends on.
     """
     if isinstance(value, torch.Tensor):
         return TensorLike(str(value.dtype), tuple(value.shape))
@@ -91,8 +93,9 @@ def describe(value: Any) -> Any:
 
 
 def check(expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """UsageError where ``given`` inputs, by name, are not like the ``expected`` ones; both as
-    `describe` gives them.
+    """UsageError where ``given`` inputs, by name, are not like the ``expected`` ones.
+
+    Both as `describe` gives them.
     """
     _check_keys("the inputs", expected, given)
     for name, item in expected.items():

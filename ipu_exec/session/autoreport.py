@@ -1,8 +1,10 @@
-"""autoreport: a compiled model and its first runs into ``profile.pop``
-(docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options).
+"""autoreport: a compiled model and its first runs into ``profile.pop``.
 
-``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. A profile that cannot
-be written costs the run nothing: one warning that says why, and no profile.
+See docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options.
+
+``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. Where another process
+is writing there, ``training-2`` (``-3`` ...) is taken, and the log says so. A profile that cannot be
+written costs the run nothing: one warning that says why, and no profile.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import logging
 import platform
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -18,15 +21,20 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.profile_header import header
 from ipu_exec.compiler.profile_rows import rows
 from ipu_exec.options import Options
-from profiler import ProfileError, ProfileWriter, records
+from profiler import ProfileError, ProfileTaken, ProfileWriter, records
 
 logger = logging.getLogger("ipu_exec")
 
+MOST_BESIDE = 1000  # processes that write into one directory
+
 
 class ProfileSession:
-    """Writes the profile of one executable. Does nothing where the options ask for none."""
+    """Writes the profile of one executable into ``folder`` of the directory that the options name.
 
-    def __init__(self, options: Options, executable: Executable, training: bool) -> None:
+    Does nothing where they ask for none.
+    """
+
+    def __init__(self, options: Options, executable: Executable, folder: str) -> None:
         self._wanted = options.profiling()
         self._executable = executable
         self._writer: ProfileWriter | None = None
@@ -34,11 +42,10 @@ class ProfileSession:
         self.path: Path | None = None
         if not self._wanted.enabled:
             return
-        kind = "training" if training else "inference"
-        self.path = self._wanted.directory / kind / "profile.pop"
         over = executable.overflow
         try:
-            self._writer = ProfileWriter(self.path)
+            self._writer = _writer(self._wanted.directory, folder)
+            self.path = self._writer.path
             self._writer.meta(
                 **header(executable),
                 model=options.model_name or "",
@@ -54,8 +61,9 @@ class ProfileSession:
             self._give_up(error)
 
     def record_run(self, host_start_us: int, host_end_us: int) -> None:
-        """Add a run, if it is among the first that are kept. The profile at ``path`` is then
-        complete.
+        """Add a run, if it is among the first that are kept.
+
+        The profile at ``path`` is then complete.
         """
         if (
             self._writer is None
@@ -98,6 +106,28 @@ class ProfileSession:
             self._give_up(error)
 
     def _give_up(self, error: ProfileError) -> None:
-        self._writer = None
-        self.path = None
+        writer, self._writer, self.path = self._writer, None, None
+        if writer is not None:
+            with suppress(ProfileError):
+                writer.close()
         warnings.warn(f"no profile is written: {error}", stacklevel=3)
+
+
+def _writer(directory: Path, kind: str) -> ProfileWriter:
+    """Of the first of ``kind``, ``kind-2``, ``kind-3`` ... that no other process is writing in.
+    ProfileError where that cannot be written, or all are taken.
+    """
+    for number in range(1, MOST_BESIDE):
+        folder = kind if number == 1 else f"{kind}-{number}"
+        try:
+            writer = ProfileWriter(directory / folder / "profile.pop")
+        except ProfileTaken:
+            continue
+        if number > 1:
+            logger.warning(
+                "another process is writing %s: the profile of this one goes to %s",
+                directory / kind / "profile.pop",
+                writer.path,
+            )
+        return writer
+    return ProfileWriter(directory / kind / "profile.pop")

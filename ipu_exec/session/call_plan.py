@@ -1,5 +1,6 @@
-"""What the options say of a call of the model: how its batch is cut, and what becomes of gradients
-and outputs.
+"""What the options say of a call of the model.
+
+How its batch is cut, and what becomes of gradients and outputs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from ipu_exec.options import Options
 
 
 def plan_call(options: Options, training: bool) -> CallPlan:
-    """The plan that ``options`` ask for. Error where EveryN does not divide the micro-batches of a
-    replica.
+    """The plan that ``options`` ask for.
+
+    Error where EveryN does not divide the micro-batches of a replica.
     """
     mode = options.output_mode
     if mode is OutputMode.Default:

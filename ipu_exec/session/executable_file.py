@@ -1,5 +1,6 @@
-"""Compiled models as files: what ``compileAndExport`` and ``save`` write and the executable cache
-keeps.
+"""Compiled models as files.
+
+What ``compileAndExport`` and ``save`` write and the executable cache keeps.
 
 A file is a zip archive: ``header.json`` (format, versions, how it was compiled),
 ``executable.pickle`` (the compiled program, its inputs and the random state) and, where asked for,
@@ -133,8 +134,9 @@ def read(path: str | os.PathLike[str]) -> Stored:
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Model, optimiser, options and kind of a file. Warns that it unpickles. Error where the file
-    has no model.
+    """Model, optimiser, options and kind of a file.
+
+    Warns that it unpickles. Error where the file has no model.
     """
     header, content = _open(path, _MODEL)
     if not header["model"]:

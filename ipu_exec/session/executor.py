@@ -68,8 +68,9 @@ def trainingModel(
 def inferenceModel(
     model: torch.nn.Module | PoplarExecutor, options: Options | None = None
 ) -> PoplarExecutor:
-    """Wrap ``model`` for inference: a call runs forward on deviceIterations x replicas
-    micro-batches.
+    """Wrap ``model`` for inference.
+
+    A call runs forward on deviceIterations x replicas micro-batches.
     """
     return PoplarExecutor(model, options, training=False)
 
@@ -84,9 +85,8 @@ def load(
     """
     exported = executables.read_model(filename)
     options = exported["options"]
-    if (
-        options.connection_type is ConnectionType.Never
-    ):  # it was compiled without a device, to run with one
+    # it was compiled without a device, to run with one
+    if options.connection_type is ConnectionType.Never:
         options.connectionType(ConnectionType.Always)
     if edit_opts_fn is not None:
         edit_opts_fn(options)
@@ -98,8 +98,10 @@ def load(
 
 
 class PoplarExecutor:
-    """Made by `trainingModel` and `inferenceModel`. Attributes it has not are the wrapped model's;
-    a parameter of it comes with ``replicaGrouping`` (`ipu_exec.replica_groups`).
+    """Made by `trainingModel` and `inferenceModel`.
+
+    Attributes it has not are the wrapped model's; a parameter of it comes with ``replicaGrouping``
+    (`ipu_exec.replica_groups`).
 
     Compiles at the first call, or by `compile`, for inputs like those: others are an error.
     Compiles again, and says so in the log "ipu_exec", when train/eval mode, trained parameters or
@@ -130,6 +132,7 @@ class PoplarExecutor:
         if options is not None:
             options._freeze()
         self._training = training
+        self._report_folder = "training" if training else "inference"  # of its profile
         self._optimizer: torch.optim.Optimizer | None = None
         self._attributes = AttributeTracker(bool(self._options.relax_optimizer_checks))
         self._executable: Any = None
@@ -162,8 +165,9 @@ class PoplarExecutor:
     # -- running ---
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one call's micro-batches; takes what the model takes, with all of them along
-        dimension 0.
+        """Run one call's micro-batches.
+
+        Takes what the model takes, with all of them along dimension 0.
         """
         if self._options.connection_type is ConnectionType.Never:
             raise UsageError(
@@ -247,8 +251,9 @@ class PoplarExecutor:
         return self._precision
 
     def _stop_after_compiling(self) -> NoReturn:
-        """`ipu-run --compile-only`: the profile is whole, and the script ends before any number is
-        computed.
+        """`ipu-run --compile-only`.
+
+        The profile is whole, and the script ends before any number is computed.
         """
         where = ""
         if self._session is not None:
@@ -258,8 +263,9 @@ class PoplarExecutor:
         raise SystemExit(0)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile for inputs like these, without running. Nothing happens where that was done
-        already.
+        """Compile for inputs like these, without running.
+
+        Nothing happens where that was done already.
         """
         self._prepare(args, kwargs)
         if self._session is not None:
@@ -291,8 +297,9 @@ class PoplarExecutor:
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
     ) -> None:
-        """``contents``: what the forward reads off tensors; found by running it, where it does read
-        some.
+        """``contents``: what the forward reads off tensors.
+
+        Found by running it, where it does read some.
         """
         from ipu_exec.session.compilation import compile_step
 
@@ -326,13 +333,14 @@ class PoplarExecutor:
         self._take(executable)
 
     def _take(self, executable: Any) -> None:
-        """Make it the executable that runs: open its profile, check its memory and find the
-        anchored tensors.
+        """Make it the executable that runs.
+
+        Open its profile, check its memory and find the anchored tensors.
         """
         if self._options.profiling().enabled:
             from ipu_exec.session.autoreport import ProfileSession
 
-            self._session = ProfileSession(self._options, executable, self._training)
+            self._session = ProfileSession(self._options, executable, self._report_folder)
             self._closer = weakref.finalize(
                 self, self._session.close
             )  # at the latest when Python ends
@@ -364,8 +372,9 @@ class PoplarExecutor:
         self._attach_optimiser()
 
     def _attach_optimiser(self) -> None:
-        """Tell it what its parameters are called. Offline there is no device, and so no state of
-        one.
+        """Tell it what its parameters are called.
+
+        Offline there is no device, and so no state of one.
         """
         offline = self._options.connection_type is ConnectionType.Never
         if self._executable is not None and self._optimizer is not None and not offline:
@@ -398,15 +407,17 @@ class PoplarExecutor:
         save_rng_state: bool = True,
         **kwargs: Any,
     ) -> None:
-        """`compile` for inputs like these, then `save`. Works without a device
-        (``useOfflineIpuTarget``) too.
+        """`compile` for inputs like these, then `save`.
+
+        Works without a device (``useOfflineIpuTarget``) too.
         """
         self.compile(*args, **kwargs)
         self.save(filename, export_model=export_model, save_rng_state=save_rng_state)
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
-        """Write what was compiled into a file (in a directory: ``model.poptorch``), for
-        `loadExecutable`.
+        """Write the executable to a file, for `loadExecutable`.
+
+        In a directory the file is ``model.poptorch``.
 
         ``export_model``: with the model, optimiser and options, for `ipu_exec.load`. Error before
         compiling.
@@ -425,8 +436,9 @@ class PoplarExecutor:
         executables.write(filename, stored, model if export_model else None)
 
     def loadExecutable(self, filename: str) -> None:
-        """Take the executable that `save` or `compileAndExport` wrote for such a model, rather than
-        compile.
+        """Load what `save` or `compileAndExport` wrote for such a model.
+
+        Nothing is compiled then.
 
         Error where the file has none, or one for other use (training, inference).
         """
@@ -464,8 +476,9 @@ class PoplarExecutor:
 
     @property
     def rng_state(self) -> list[int]:
-        """State of the generator that random operators draw from: PyTorch's. Error before
-        compiling.
+        """State of the generator that random operators draw from: PyTorch's.
+
+        Error before compiling.
         """
         self._need_executable("rng_state")
         return list(torch.get_rng_state().tolist())
@@ -485,8 +498,9 @@ class PoplarExecutor:
         return tensor_names(self._executable.graph)
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
-        """What ``Options.anchorTensor(short_name, ...)`` kept in the last call. Error where it kept
-        nothing.
+        """What ``Options.anchorTensor(short_name, ...)`` kept in the last call.
+
+        Error where it kept nothing.
         """
         if short_name not in self._anchored:
             known = ", ".join(map(repr, self._options.anchored_tensors)) or "none"
@@ -501,8 +515,9 @@ class PoplarExecutor:
     # -- times ---
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """When inputs and outputs of the last call were asked for and complete: seconds since its
-        start, as modelled.
+        """When inputs and outputs of the last call were asked for and complete.
+
+        Seconds since its start, as modelled.
 
         ``["input"][i][step]``, "input_complete", "output", "output_complete"; see
         `ipu_exec.session.latencies`. Empty lists before the first call.
@@ -521,27 +536,25 @@ class PoplarExecutor:
         return counters.latency(self.getPerfCounters(), first, of_first, last, of_last)
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first input being asked for to the last being there,
-        as modelled.
+        """Modelled seconds (least, most, mean) in which inputs reach the IPU.
+
+        They count from the request for the first to the arrival of the last.
         """
         return self._latency("input", min, "input_complete", max)
 
     def getComputeLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the last input being there to the last output being
-        ready, as modelled.
-        """
+        """Modelled seconds (least, most, mean) from the last input to the last output."""
         return self._latency("input_complete", max, "output", max)
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first output being ready to the last being at the
-        host, as modelled.
+        """Modelled seconds (least, most, mean) in which outputs reach the host.
+
+        They count from the first output being ready to the last one being there.
         """
         return self._latency("output", min, "output_complete", max)
 
     def getLatency(self) -> tuple[float, float, float]:
-        """Seconds (least, most, mean) from the first input being asked for to the last output being
-        at the host.
-        """
+        """Seconds (least, most, mean) from the request for the first input to the last output."""
         return self._latency("input", min, "output_complete", max)
 
     def _need_executable(self, what: str) -> None:
@@ -585,8 +598,9 @@ class PoplarExecutor:
         return self.train(False)
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use ``optimizer`` from now on; states (momenta) of the one before are kept where the kind
-        is the same.
+        """Use ``optimizer`` from now on.
+
+        States (momenta) of the one before are kept where the kind is the same.
 
         New learning rates and such take effect at the next call and need no compiling. Error in
         inference, or where the optimiser has none of the model's parameters.
@@ -628,8 +642,9 @@ class PoplarExecutor:
         self._attach_optimiser()
 
     def _keep_running_means(self) -> None:
-        """float16 accumulators hold running means, so that they do not overflow
-        (docs/poptorch-semantics.md#gradients).
+        """float16 accumulators hold running means, so that they do not overflow.
+
+        See docs/poptorch-semantics.md#gradients.
 
         Error once compiled with another strategy.
         """
@@ -662,8 +677,9 @@ class PoplarExecutor:
         self._need_executable("copyWeightsToHost")
 
     def copyWeightsToDevice(self) -> None:
-        """Weights need no copying; buffers of all replicas become the model's. Error before
-        compiling.
+        """Weights need no copying; buffers of all replicas become the model's.
+
+        Error before compiling.
         """
         self._need_executable("copyWeightsToDevice")
         self._buffers.forget()
@@ -695,8 +711,9 @@ class PoplarExecutor:
         self._attached = False
 
     def destroy(self) -> None:
-        """Finish the profile and drop what was compiled. A call compiles anew, for whatever inputs
-        it is given.
+        """Finish the profile and drop what was compiled.
+
+        A call compiles anew, for whatever inputs it is given.
         """
         self._release()
 
@@ -746,8 +763,9 @@ def _check_inference(options: Options) -> None:
 
 
 def _structure(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """What of an optimiser decides which operators its step runs: everything but the values of its
-    rates.
+    """What of an optimiser decides which operators its step runs.
+
+    Everything but the values of its rates.
     """
     groups = []
     for group in optimizer.param_groups:
@@ -784,8 +802,9 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 @contextmanager
 def _progress(shown: bool) -> Iterator[Progress]:
-    """A bar 'Graph compilation: 100%' on stderr; yields what is told the part done (0 to 1) and
-    what is done now.
+    """A progress bar 'Graph compilation: 100%' on stderr.
+
+    Yields a function that takes the part done (0 to 1) and what is done now.
     """
     if not shown:
         yield lambda part, what: None

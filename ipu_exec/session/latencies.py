@@ -1,5 +1,6 @@
-"""When inputs and outputs of the last call travelled, on the modelled clock, and PopTorch's
-latencies from that.
+"""When inputs and outputs of the last call travelled, on the modelled clock.
+
+PopTorch's latencies follow from that.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     across = executable.timeline.costs.across
 
     def times(kind: int, stage: int | None, micro_batch: int) -> tuple[int, int]:
-        """Start and end of a transfer; without a stage, the start of the first task of the
-        micro-batch, twice.
+        """Start and end of a transfer.
+
+        Without a stage, the start of the first task of the micro-batch, twice.
         """
         mine = schedule.micro_batch == micro_batch
         if stage is not None:
@@ -111,8 +113,9 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
 
 
 def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
-    """Cycles by which a transfer is drawn in another device iteration than its own
-    (`schedules.Costs.across`).
+    """Cycles by which a transfer is drawn in another device iteration than its own.
+
+    See `schedules.Costs.across`.
     """
     schedule, trace = executable.timeline.schedule, executable.timeline.trace
     if not executable.timeline.costs.across:

@@ -11,6 +11,7 @@ from profiler.analysis.operators import operators, roofline
 from profiler.analysis.overflow import Overflow, overflows
 from profiler.analysis.pace import Pace, efficiency, pace, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
+from profiler.analysis.program import program_cycles
 
 __all__ = [
     "Bubble",
@@ -31,6 +32,7 @@ __all__ = [
     "operators",
     "overflows",
     "pace",
+    "program_cycles",
     "roofline",
     "step_balance",
     "waiting",

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def compare_ops(a: Report, b: Report) -> pd.DataFrame:
-    """Operators of two reports matched by name and direction: ``name, direction, stage_a, stage_b,
-    cycles_a, cycles_b, difference, ratio``, the largest differences first; -1 and 0 where a report
-    has none.
+    """Operators of two reports matched by name and direction.
+
+    ``name, direction, stage_a, stage_b, cycles_a, cycles_b, difference, ratio``, the largest
+    differences first; -1 and 0 where a report has none.
     """
     import pandas as pd
 
@@ -39,9 +40,10 @@ def compare_ops(a: Report, b: Report) -> pd.DataFrame:
 
 
 def compare(a: Report, b: Report) -> pd.DataFrame:
-    """What matters of two reports: ``what, unit, a, b, difference, ratio``. NaN where a report has
-    no such thing, ``ratio`` None where it makes no sense. Times of a model that was only compiled
-    are those of its schedule, as of one that ran.
+    """What matters of two reports: ``what, unit, a, b, difference, ratio``.
+
+    NaN where a report has no such thing, ``ratio`` None where it makes no sense. Times of a model
+    that was only compiled are those of its schedule, as of one that ran.
     """
     import pandas as pd
 
@@ -54,8 +56,9 @@ def compare(a: Report, b: Report) -> pd.DataFrame:
 
 
 def not_comparable(a: Report, b: Report) -> dict[str, str]:
-    """Measures of `compare` that say nothing of which of the two is better, and why; nothing here
-    means that they do.
+    """Measures of `compare` that say nothing of which of the two is better, and why.
+
+    Those that are not here do.
     """
     kinds = a.meta["kind"], b.meta["kind"]
     samples = [_samples(report) for report in (a, b)]

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WAYS = {str(Purpose.STREAM_IN): "in", str(Purpose.STREAM_OUT): "out"}
-_PARTS = ("/begin", "/mid", "/end")
+_STREAMS = ("copyFromHost/", "copyToHost/")  # what a stream's name begins with
 
 
 def host_tensors(report: Report) -> pd.DataFrame:
-    """Tensors that come from the host or go to it: ``name, way`` ("in", "out"), ``block``,
-    ``bytes`` (of a micro-batch), ``share`` (of the bytes of that way). The largest first.
+    """Tensors that come from the host or go to it, the largest first.
 
-    Streams of one stage move together, as one step that has all their names.
+    ``name, way`` ("in", "out"), ``ipu, block, bytes`` (of a micro-batch), ``share`` (of the bytes
+    of that way). Streams of one stage move together, as one step that has all their names.
     """
     import pandas as pd
 
@@ -27,9 +27,9 @@ def host_tensors(report: Report) -> pd.DataFrame:
     variables = report.variables.drop_duplicates("name").set_index("name")
     rows = []
     for name, purpose, ipu in zip(steps["name"], steps["purpose"], steps["ipu"], strict=True):
-        for part in _PARTS:
-            name = name.removesuffix(part)
-        for tensor in name.split(", "):
+        for stream in _STREAMS:
+            name = name.removeprefix(stream)
+        for tensor in name.removesuffix("/mid").split(", "):
             if tensor in variables.index:
                 about = variables.loc[tensor]
                 rows.append((tensor, _WAYS[purpose], ipu, int(about["block"]), int(about["bytes"])))

@@ -19,10 +19,11 @@ def fullest_tiles(report: Report) -> np.ndarray:
 
 
 def memory_peaks(report: Report) -> pd.DataFrame:
-    """Of each IPU of a replica, its fullest tile: ``ipu, tile, bytes`` (gaps included), ``free``
-    (negative: it does not fit), ``full`` (share of the tile), ``always_live``, ``step`` (position
-    at which the tile holds most) with its ``name``, and ``largest`` with ``largest_bytes``: what
-    takes most of it there.
+    """Of each IPU of a replica, its fullest tile.
+
+    ``ipu, tile, bytes`` (gaps included), ``free`` (negative: it does not fit), ``full`` (share of
+    the tile), ``always_live``, ``step`` (position at which the tile holds most) with its ``name``,
+    and ``largest`` with ``largest_bytes``: what takes most of it there.
     """
     import pandas as pd
 
@@ -65,8 +66,9 @@ def memory_peaks(report: Report) -> pd.DataFrame:
 
 
 def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
-    """What is live on the fullest tile of an IPU when it holds most: `Report.live_variables` of
-    that step and tile.
+    """What is live on the fullest tile of an IPU when it holds most.
+
+    `Report.live_variables` of that step and tile.
     """
     tiles = report.tiles(ipu)
     tile = int(tiles["total"].to_numpy().argmax())

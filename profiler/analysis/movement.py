@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from profiler import records
+from profiler.enums import Direction
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -14,9 +15,10 @@ KINDS = ("exchange", "global exchange", "host I/O", records.BESIDE)
 
 
 def movement(report: Report, run: int = 0) -> pd.DataFrame:
-    """What a device iteration of a run moves, by IPU and kind: ``ipu, kind`` (of `KINDS`),
-    ``steps``, ``bytes_in`` and ``bytes_out`` (all tiles), ``cycles``, and ``bytes_per_cycle`` (the
-    larger of in and out).
+    """What a device iteration of a run moves, by IPU and kind.
+
+    ``ipu, kind`` (of `KINDS`), ``steps``, ``bytes_in`` and ``bytes_out`` (all tiles), ``cycles``,
+    and ``bytes_per_cycle`` (the larger of in and out).
     """
     steps = report.steps(run, iteration=0)
     steps = steps[steps["kind"].isin(KINDS) & (steps["step"] >= 0)]
@@ -35,12 +37,15 @@ def movement(report: Report, run: int = 0) -> pd.DataFrame:
 
 
 def movement_of_ops(report: Report) -> pd.DataFrame:
-    """What operators exchange between tiles in one execution, most first: ``op, name, direction,
-    stage, steps, bytes_in, cycles, share`` (of the operator's own cycles).
+    """What operators exchange between tiles in one execution, most first.
+
+    ``op, name, direction, stage, steps, bytes_in, cycles, share`` (of the operator's own cycles).
     """
     steps, ops = report.program_steps(), report.ops
     steps = steps[
-        (steps["op"] >= 0) & (steps["kind"] == "exchange") & (steps["direction"] != "recompute")
+        (steps["op"] >= 0)
+        & (steps["kind"] == "exchange")
+        & (steps["direction"] != Direction.RECOMPUTE)
     ]
     found = (
         steps.assign(steps=1).groupby("op", as_index=False)[["steps", "bytes_in", "cycles"]].sum()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profiler.enums import Direction, Role
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def operators(report: Report) -> pd.DataFrame:
     cycles beyond an even share over all tiles), ``source``, and the columns of `roofline`.
     """
     ops, steps = report.ops, report.program_steps()
-    steps = steps[(steps["op"] >= 0) & (steps["direction"] != "recompute")]
+    steps = steps[(steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)]
     compute = steps[steps["kind"] == "compute"]
     even = (compute["tile_balance"] * compute["cycles"]).groupby(compute["op"]).sum()
     spent = compute["cycles"].groupby(compute["op"]).sum()
@@ -61,7 +62,7 @@ def roofline(report: Report) -> pd.DataFrame:
     two it is; "" without operations).
     """
     ops, steps, target = report.ops, report.program_steps(), report.target
-    steps = steps[(steps["op"] >= 0) & (steps["direction"] != "recompute")]
+    steps = steps[(steps["op"] >= 0) & (steps["direction"] != Direction.RECOMPUTE)]
     spent = {
         kind: (
             steps.loc[steps["kind"] == kind, "cycles"]
@@ -102,7 +103,8 @@ def _dtypes(report: Report) -> pd.Series[str]:
     """Operator -> dtype of the first thing it makes."""
     variables = report.variables
     made = variables[
-        (variables["op"] >= 0) & variables["role"].isin(["activation", "gradient", "temporary"])
+        (variables["op"] >= 0)
+        & variables["role"].isin([Role.ACTIVATION, Role.GRADIENT, Role.TEMPORARY])
     ]
     made = made[made["dtype"] != ""]
     found: pd.Series[str] = made.drop_duplicates("op").set_index("op")["dtype"]

@@ -29,8 +29,9 @@ class Overflow:
 
 
 def overflows(report: Report) -> list[Overflow]:
-    """Of each IPU of a replica that does not fit, its worst tile, as
-    `ipu_exec.compiler.memory.find_overflow` finds it: over the whole tile, or over region 0, the
+    """Of each IPU of a replica that does not fit, its worst tile.
+
+    As `ipu_exec.compiler.memory.find_overflow` finds it: over the whole tile, or over region 0, the
     only place for code.
     """
     found = []

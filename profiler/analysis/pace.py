@@ -1,6 +1,4 @@
-"""How fast it runs: a weight update's cycles, what is waited, and how much of the tiles' time is
-work.
-"""
+"""How fast a model runs: cycles of a weight update, waits, and the tiles' work."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """A device iteration: its cycles, its micro-batches, and samples a second over all replicas
-    (predicted).
+    """The pace of a device iteration.
+
+    Its cycles, its micro-batches, and samples a second over all replicas (predicted).
     """
 
     cycles: int
@@ -46,8 +45,7 @@ def waiting(report: Report, run: int = 0) -> float:
 
 
 def efficiency(report: Report, run: int = 0) -> pd.DataFrame:
-    """Of each IPU, where its cycles of a run go, as shares of them (0..1), and what the tiles make
-    of them.
+    """Where each IPU's cycles of a run go, as shares (0..1), and the tiles' balance.
 
     ``ipu``, a column for each of `records.KINDS`, ``tile_balance`` (mean over slowest tile while
     computing, weighted by cycles) and ``parallel_efficiency``: the share of all tiles' cycles in

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import schedules
+from profiler.enums import Direction
 from profiler.report import Report
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_WORK = ("forward", "backward", "recompute")
+_WORK = (Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE)
 
 
 @dataclass(frozen=True)
 class Bubble:
-    """Shares 0..1 of a device iteration without its weight update. ``measured`` ones are read off
-    the trace.
+    """Shares 0..1 of a device iteration without its weight update.
+
+    ``measured`` ones are read off the trace.
 
     ``time_balanced``: (K-1)/(G+K-1), were all stages equally long and nothing else done.
     ``time_of_stages``: the exact closed form for the stages' own cycles, nothing else done: ramps
@@ -56,7 +58,7 @@ def bubble(report: Report, run: int = 0, iteration: int = 0) -> Bubble:
     pipelined = report.meta.get("strategy", "pipelined") == "pipelined" and count > 1
     # A stage's slots are its pipeline cycles, forward and backward apart: a cycle may have one of
     # each.
-    filled = work[work["direction"] != "recompute"].drop_duplicates(
+    filled = work[work["direction"] != Direction.RECOMPUTE].drop_duplicates(
         ["stage", "direction", "pipeline_cycle"]
     )
     slots = (2 if training else 1) * count * len(in_pipeline)
@@ -119,7 +121,11 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
             continue
         kinds = list(zip(part["direction"].tolist(), part["stage"].tolist(), strict=True))
         direction, k = kinds[0]
-        key = (-1 if direction == "update" else int(k), int(part["ipu"].iloc[0]), str(direction))
+        key = (
+            -1 if direction == Direction.UPDATE else int(k),
+            int(part["ipu"].iloc[0]),
+            str(direction),
+        )
         name, most = largest.get(key, ("", 0))
         said = ", ".join(
             f"{direction} of stage {k}" if k >= 0 else f"weight {direction}"
@@ -147,20 +153,22 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
 
 
 def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.ndarray:
-    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most: IPUs wait for each
-    other there.
+    """Cycles of a kind of task in each pipeline cycle, on the IPU that has most.
+
+    IPUs wait for each other there.
     """
     spent = tasks[tasks["kind"] == kind].groupby(["pipeline_cycle", "ipu"])["cycles"].sum()
     return spent.groupby(level=0).max().reindex(positions, fill_value=0).to_numpy()
 
 
 def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, int]]:
-    """(stage, or -1 for the weight update, IPU, direction) to the name and cycles of the longest
-    operator there.
+    """Name and cycles of the longest operator by (stage, IPU, direction).
+
+    The stage is -1 for the weight update.
     """
     steps, ops = report.program_steps(), report.ops
     steps = steps[steps["op"] >= 0]
-    stage = steps["stage"].where(steps["direction"] != "update", -1)
+    stage = steps["stage"].where(steps["direction"] != Direction.UPDATE, -1)
     spent = steps["cycles"].groupby([stage, steps["ipu"], steps["direction"], steps["op"]]).sum()
     found: dict[tuple[int, int, str], tuple[str, int]] = {}
     keys: list[Any] = spent.index.tolist()
@@ -172,8 +180,7 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
 
 
 def repeated(table: pd.DataFrame) -> pd.DataFrame:
-    """`cycle_table` with a row for each run of pipeline cycles that are alike in all but when they
-    are.
+    """`cycle_table` with one row for each run of equal pipeline cycles.
 
     ``position`` becomes ``first`` and ``last``; ``cycles`` stay those of one.
     """

@@ -1,5 +1,6 @@
-"""libpva's object model over a ``profile.pop``: programs written for the vendor's library run on
-it.
+"""libpva's object model over a ``profile.pop``.
+
+Programs written for the vendor's library run on it.
 
 ``import profiler.pva as pva``; under ``ipu-run`` it is ``pva``. Source of names and meanings:
 docs/libpva.md.

@@ -26,10 +26,12 @@ class Graph(Shown):
 
     @property
     def numComputeSets(self) -> int:
-        return int(np.count_nonzero(self._model.steps["compute_set"] >= 0))
+        """Compute sets of one replica."""
+        return len(self._model.compute_set_steps)
 
     @property
     def numVertices(self) -> int:
+        """Vertices of one replica, over all tiles."""
         counts = [count for kinds in self._model.vertices.values() for _, _, count in kinds]
         unique, times = np.unique(np.array(counts, dtype=np.int64), return_counts=True)
         found = zip(unique.tolist(), times.tolist(), strict=True)
@@ -37,6 +39,7 @@ class Graph(Shown):
 
     @property
     def numVars(self) -> int:
+        """Variables of one replica."""
         return len(self._model.variables["id"])
 
 
@@ -59,58 +62,72 @@ class Target(Shown):
 
     @property
     def type(self) -> TargetType:
+        """What runs the program: always a model of an IPU."""
         return TargetType.IpuModel
 
     @property
     def architecture(self) -> Architecture:
+        """The generation of the IPUs."""
         return _ARCHITECTURES.get(self._target.architecture.lower(), Architecture.Unknown)
 
     @property
     def numIPUs(self) -> int:
+        """IPUs of all replicas."""
         return self._target.num_ipus
 
     @property
     def tilesPerIpu(self) -> int:
+        """Tiles of one IPU."""
         return self._target.tiles_per_ipu
 
     @property
     def numTiles(self) -> int:
+        """Tiles of all IPUs."""
         return self.numIPUs * self.tilesPerIpu
 
     @property
     def numReplicas(self) -> int:
+        """Replicas of the model."""
         return self._target.num_replicas
 
     @property
     def ipusPerReplica(self) -> int:
+        """IPUs of one replica."""
         return self._target.ipus_per_replica
 
     @property
     def tilesPerReplica(self) -> int:
+        """Tiles of one replica."""
         return self.ipusPerReplica * self.tilesPerIpu
 
     @property
     def memoryPerReplica(self) -> int:
+        """Bytes of tile memory of one replica."""
         return self.tilesPerReplica * self.bytesPerTile
 
     @property
     def bytesPerTile(self) -> int:
+        """Bytes of memory of one tile."""
         return self._target.bytes_per_tile
 
     @property
     def bytesPerIPU(self) -> int:
+        """Bytes of memory of one IPU."""
         return self.tilesPerIpu * self.bytesPerTile
 
     @property
     def totalMemory(self) -> int:
+        """Bytes of memory of all IPUs."""
         return self.numTiles * self.bytesPerTile
 
     @property
     def clockFrequency(self) -> float:
+        """The tiles' clock in Hz."""
         return self._target.clock_hz
 
     @property
     def numWorkerContexts(self) -> int:
+        """Worker threads of a tile."""
         return self._target.workers_per_tile
 
 
@@ -127,6 +144,7 @@ class LiveMemory(Shown):
 
     @property
     def bytes(self) -> int:
+        """Bytes of all its variables."""
         return int(self._model.live_bytes(self._ipu, self._tile)[self._step])
 
     @property
@@ -146,6 +164,7 @@ class LivenessProgramStep(Shown):
 
     @property
     def program(self) -> Program:
+        """The program that runs at this step."""
         return make_program(self._model, int(self._model.steps["node"][self._step]))
 
     @property
@@ -154,9 +173,11 @@ class LivenessProgramStep(Shown):
         return LiveMemory(self._model, self._step)
 
     def notAlwaysLiveMemoryForIpu(self, ipu: int) -> LiveMemory:
+        """What is live at this step on one IPU, without what always is."""
         return LiveMemory(self._model, self._step, self._model.ipu_of(ipu))
 
     def notAlwaysLiveMemoryForTile(self, tile: int) -> LiveMemory:
+        """What is live at this step on one tile, without what always is."""
         return LiveMemory(self._model, self._step, *self._model.tile_of(tile))
 
 
@@ -170,10 +191,12 @@ class CompilationReport(Shown):
 
     @property
     def graph(self) -> Graph:
+        """Numbers of compute sets, vertices and variables."""
         return Graph(self._model)
 
     @property
     def target(self) -> Target:
+        """The machine that was compiled for."""
         return Target(self._model)
 
     @property
@@ -184,19 +207,20 @@ class CompilationReport(Shown):
 
     @property
     def ipus(self) -> LazyList[IPU]:
+        """The IPUs, each with its tiles."""
         return LazyList(self._model.target.num_ipus, lambda i: IPU(self._model, i))
 
     @property
     def programs(self) -> LazyList[Program]:
-        """All of them, depth-first."""
-        return LazyList(len(self._model.tree["id"]), lambda i: make_program(self._model, i))
+        """All of them, depth-first; steps that run the same code are one."""
+        model = self._model
+        first = np.flatnonzero(model.code_node == np.arange(len(model.code_node)))
+        return LazyList(len(first), lambda i: make_program(model, int(first[i])))
 
     @property
     def computeSets(self) -> LazyList[ComputeSet]:
         """By id."""
-        ids = self._model.steps["compute_set"]
-        steps = np.flatnonzero(ids >= 0)
-        steps = steps[np.argsort(ids[steps], kind="stable")]
+        steps = self._model.compute_set_steps
         return LazyList(len(steps), lambda i: ComputeSet(self._model, int(steps[i])))
 
     @property
@@ -210,6 +234,7 @@ class CompilationReport(Shown):
         return sizes(self._model, *self._model.always_rows(), categories=True)
 
     def alwaysLiveVariablesForTile(self, tile: int) -> list[VariableSize]:
+        """Variables that are always live, with their bytes on that tile."""
         return sizes(
             self._model, *self._model.always_rows(*self._model.tile_of(tile)), categories=True
         )
@@ -221,4 +246,5 @@ class CompilationReport(Shown):
 
     @property
     def loweredVariables(self) -> LoweredVariables:
+        """Variables by tile."""
         return LoweredVariables(self._model)

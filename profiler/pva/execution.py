@@ -8,19 +8,22 @@ from functools import cached_property
 
 import numpy as np
 
+from profiler import records
 from profiler.pva.lists import LazyList, Shown
 from profiler.pva.model import Model
 from profiler.pva.programs import ComputeSet, OnTileExecuteProgram, Program, make_program
+from profiler.trace import waits_as_syncs
 
-_TOGETHER = ("global exchange", "external sync")  # what all IPUs do at once is one step
+_EXCHANGE, _SYNC = "global exchange", "external sync"  # what IPUs do together is one step
 _STREAMS = ("StreamCopyBegin", "StreamCopyMid", "StreamCopyEnd")
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """The executed steps of a device iteration, in order of time: step s has the parts ``first[s] :
-    first[s + 1]``, one for each IPU that takes part: ``ipu``, ``step`` (in ``Model.steps``),
-    ``start`` and ``end`` (cycles).
+    """The executed steps of a device iteration, in order of time.
+
+    Step s has the parts ``first[s] : first[s + 1]``, one for each IPU that takes part: ``ipu``,
+    ``step`` (in ``Model.steps``), ``start`` and ``end`` (cycles).
     """
 
     first: np.ndarray
@@ -34,25 +37,66 @@ class Iteration:
 
 
 def iteration_of(model: Model, run: int) -> Iteration:
-    """The first device iteration of a run."""
+    """The first device iteration of a run. Waiting is time of an external sync: of the next one, or
+    of one that is nothing else (`profiler.trace.waits_as_syncs`).
+    """
     frame = model.report.steps(run, iteration=0)
-    frame = frame[frame["step"] >= 0]
-    step = np.array([model.step_of[id] for id in frame["step"].tolist()], dtype=np.int64)
+    kind = frame["kind"].to_numpy(dtype=object)
     ipu, start, end = (frame[name].to_numpy() for name in ("ipu", "start", "end"))
-    alone = ~np.isin(model.steps["kind"][step], _TOGETHER)
-    # What is done together has one key: its start and what it is. The rest is by itself.
-    what = model.steps["kind"][step] == _TOGETHER[0]
-    order = np.lexsort((ipu, what, ~alone, start))
-    ipu, step, start, end = (np.asarray(values[order]) for values in (ipu, step, start, end))
-    alone, what = alone[order], what[order]
-    breaks = np.ones(len(step), dtype=bool)
-    breaks[1:] = alone[1:] | alone[:-1] | (start[1:] != start[:-1]) | (what[1:] != what[:-1])
-    return Iteration(np.append(np.flatnonzero(breaks), len(step)), ipu, step, start, end)
+    step = _steps_of(model, frame["step"].to_numpy(), ipu, kind == "idle")
+    alone = np.flatnonzero(kind != records.BESIDE)
+    waits = waits_as_syncs(
+        ipu[alone], start[alone], end[alone], kind[alone] == "idle", kind[alone] == _SYNC
+    )
+    kept, begins = step >= 0, start.copy()
+    kept[alone] &= waits.kept
+    begins[alone] = waits.start
+    ipu, step, start, end = (values[kept] for values in (ipu, step, begins, end))
+    return _steps_together(model.steps["kind"][step], ipu, step, start, end)
+
+
+def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray) -> np.ndarray:
+    """Where the steps of these ids are in ``Model.steps``; a wait's is an external sync of its IPU,
+    -1 where it has none.
+    """
+    known = model.steps["id"]
+    order = np.argsort(known, kind="stable")
+    found = np.full(len(ids), -1, dtype=np.int64)
+    real = ids >= 0
+    if not len(known):
+        return found
+    found[real] = order[np.searchsorted(known, ids[real], sorter=order)]
+    found[waits] = model.external_sync[ipu[waits]]
+    return found
+
+
+def _steps_together(
+    kind: np.ndarray, ipu: np.ndarray, step: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> Iteration:
+    """Parts of steps on IPUs gathered to steps, in order of time.
+
+    Exchanges between IPUs that start at once are one step, and so are external syncs that end at
+    once: nobody goes on before the last one is there, which is when the step is counted from.
+    """
+    exchange, sync = kind == _EXCHANGE, kind == _SYNC
+    what = np.where(exchange, 1, np.where(sync, 2, 0))
+    moment = np.where(exchange, start, end)
+    alone = np.arange(len(step))  # a key of its own for what an IPU does by itself
+    key = np.stack([what, np.where(what > 0, moment, alone)], axis=1)
+    _, group = np.unique(key, axis=0, return_inverse=True)
+    group = group.ravel()
+    last = np.full(group.max(initial=-1) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, group, start)
+    order = np.lexsort((ipu, group, what == 1, what > 0, last[group]))
+    group, ipu, step, start, end = (values[order] for values in (group, ipu, step, start, end))
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    return Iteration(np.append(first, len(step)), ipu, step, start, end)
 
 
 class Cycles(Shown):
-    """When the first and the last tile did something: a time on the clock that all IPUs and runs
-    share.
+    """When the first and the last tile did something.
+
+    A time on the clock that all IPUs and runs share.
     """
 
     __slots__ = ("max", "min")
@@ -75,8 +119,10 @@ class CycleRange(Shown):
 
 
 class StepOnIpu(Shown):
-    """A step's part on one IPU. An IPU that takes no part has 0 cycles, from and to the step's
-    start.
+    """A step's part on one IPU.
+
+    An IPU that takes no part has 0 cycles, from and to the step's start; of an external sync, whose
+    parts start when their IPUs begin to wait, its end.
     """
 
     __slots__ = ("_end", "_model", "_start", "_step")
@@ -87,17 +133,20 @@ class StepOnIpu(Shown):
 
     @property
     def cycles(self) -> int:
+        """Cycles from the begin of the step to its end."""
         return self._end - self._start
 
     @property
     def activeCycles(self) -> CycleRange:
+        """When the first and last working tile begin and end."""
         early = self._end
-        if self._step is not None:
+        if self._step is not None and self._model.steps["tile_cycles"][self._step] >= 0:
             early = min(early, self._start + int(self._model.activity["first"][self._step]))
         return CycleRange(Cycles(self._start, self._start), Cycles(early, self._end))
 
     @property
     def allCycles(self) -> CycleRange:
+        """When the first and last tile begin and end."""
         return CycleRange(Cycles(self._start, self._start), Cycles(self._end, self._end))
 
     @property
@@ -107,6 +156,7 @@ class StepOnIpu(Shown):
 
     @property
     def dataOut(self) -> int:
+        """Bytes that its tiles send."""
         return 0 if self._step is None else int(self._model.steps["sent"][self._step])
 
     @property
@@ -133,14 +183,17 @@ class ExecutedComputeSet(Shown):
 
     @property
     def name(self) -> str:
+        """The name."""
         return self._set.name
 
     @property
     def cyclesByTile(self) -> list[int]:
+        """Cycles of each tile."""
         return self._step.cyclesByTile
 
     @property
     def estimatedCyclesByTile(self) -> list[int]:
+        """Estimated cycles of each tile; a model's are all estimates."""
         return self._set.estimatedCyclesByTile
 
 
@@ -159,8 +212,14 @@ class ExecutionStep(Shown):
 
     @property
     def program(self) -> Program:
+        """The program that ran."""
         step = int(self._iteration.step[self._parts[0]])
         return make_program(self._model, int(self._model.steps["node"][step]))
+
+    @property
+    def _is_sync(self) -> bool:
+        step = int(self._iteration.step[self._parts[0]])
+        return bool(self._model.steps["kind"][step] == _SYNC)
 
     @property
     def cyclesByTile(self) -> list[int]:
@@ -186,7 +245,8 @@ class ExecutionStep(Shown):
     def ipus(self) -> list[StepOnIpu]:
         """Its part on every IPU of the device; replicas do the same."""
         iteration, parts = self._iteration, self._parts
-        start = int(iteration.start[parts[0]]) + self._shift
+        ends = iteration.end if self._is_sync else iteration.start
+        start = int(ends[parts[0]]) + self._shift
         one = [StepOnIpu(self._model, None, start, start) for _ in range(self._model.ipus)]
         for part in parts:
             begin, end = (
@@ -235,12 +295,15 @@ class Run(Shown):
 
     @property
     def name(self) -> str:
+        """The name."""
         return str(self._model.report.runs["name"].iloc[self._run])
 
     @property
     def microseconds(self) -> Microseconds:
-        """When it ran on the modelled device, never less than one long: from its cycles and the
-        clock, for what the host took to compute the numbers says nothing about an IPU.
+        """When it ran on the modelled device, never less than one long.
+
+        From its cycles and the clock, for what the host took to compute the numbers says nothing
+        about an IPU.
         """
         clock = self._model.target.clock_hz
         start, end = (round(self._of(name) / clock * 1e6) for name in ("start", "end"))
@@ -248,6 +311,7 @@ class Run(Shown):
 
     @property
     def cycles(self) -> int:
+        """Cycles from the begin of the step to its end."""
         return self._of("cycles")
 
     @property
@@ -279,6 +343,7 @@ class TotalCycles(int):
 
     @property
     def total(self) -> int:
+        """Cycles of all runs; 0 if nothing ran."""
         return int(self)
 
 
@@ -316,6 +381,7 @@ class ExecutionReport(Shown):
 
     @property
     def runs(self) -> list[Run]:
+        """The runs that were profiled, in order."""
         return list(self._runs)
 
     @property

@@ -21,8 +21,9 @@ def set_print_length(entries: int) -> None:
 
 
 class LazyList(Sequence[T], Generic[T]):
-    """``length`` entries that ``make`` gives one by one. ``walk``, where given, gives them all in
-    order, faster.
+    """``length`` entries that ``make`` gives one by one.
+
+    ``walk``, where given, gives them all in order, faster.
     """
 
     __slots__ = ("_length", "_make", "_walk")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from profiler import liveness, plain, records
+from profiler.analysis.program import subtree_ends
 from profiler.errors import ProfileError
 from profiler.memory import IpuVariables
 from profiler.report import Report
@@ -63,6 +64,7 @@ class Model:
         self._recent: OrderedDict[Any, Any] = OrderedDict()
 
     def damaged(self, problem: str) -> ProfileError:
+        """The error to raise for a file that contradicts itself."""
         return ProfileError(self.report.path, problem, "Run the model again to get a new profile")
 
     def ipu_of(self, ipu: int) -> int:
@@ -80,8 +82,9 @@ class Model:
         return self.ipu_of(tile // self.tiles), tile % self.tiles
 
     def over_device(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> list[int]:
-        """Values over the tiles of some modelled IPUs as a list over all tiles of the device,
-        replicas included.
+        """Values over the tiles of some IPUs as a list over all tiles of the device.
+
+        Replicas are included.
         """
         one = np.zeros((self.ipus, self.tiles), dtype=dtype)
         for ipu, values in by_ipu.items():
@@ -136,6 +139,39 @@ class Model:
         return {int(id): at for at, id in enumerate(self.steps["id"].tolist())}
 
     @cached_property
+    def code_node(self) -> np.ndarray:
+        """Of each program of `tree`, the first that is the same code: itself, but for steps that an
+        outlined one stands for.
+        """
+        found = np.arange(len(self.tree["id"]), dtype=np.int64)
+        for at, code in enumerate(self.steps["code"].tolist()):
+            first = self.step_of.get(code, at)
+            if self.steps["ipu"][first] == self.steps["ipu"][at]:
+                found[self.steps["node"][at]] = self.steps["node"][first]
+        return found
+
+    @cached_property
+    def own_code(self) -> np.ndarray:
+        """Of each step, whether it is the first that runs its code."""
+        node = self.steps["node"]
+        return np.asarray(self.code_node[node] == node)
+
+    @cached_property
+    def compute_set_steps(self) -> np.ndarray:
+        """Of each compute set, by id, the first step that runs it."""
+        ids = self.steps["compute_set"]
+        rows = np.flatnonzero(ids >= 0)
+        rows = rows[np.lexsort((rows, ids[rows]))]
+        _, first = np.unique(ids[rows], return_index=True)
+        return rows[first]
+
+    @cached_property
+    def step_of_compute_set(self) -> dict[int, int]:
+        """Compute set -> the first step that runs it."""
+        steps = self.compute_set_steps
+        return dict(zip(self.steps["compute_set"][steps].tolist(), steps.tolist(), strict=True))
+
+    @cached_property
     def step_of_node(self) -> dict[int, int]:
         """Where a program is in `tree` -> the step it is, for those that are one."""
         return {int(node): at for at, node in enumerate(self.steps["node"].tolist())}
@@ -149,15 +185,57 @@ class Model:
             found.append(here[np.argsort(self.steps["position"][here], kind="stable")])
         return found
 
+    @cached_property
+    def external_sync(self) -> np.ndarray:
+        """Of each modelled IPU, where its first external sync is in `steps`; -1: it has none."""
+        found = np.full(self.ipus, -1, dtype=np.int64)
+        syncs = np.flatnonzero(self.steps["kind"] == "external sync")[::-1]
+        found[self.steps["ipu"][syncs]] = syncs
+        return found
+
+    @cached_property
+    def program_names(self) -> list[str]:
+        """Of each program of `tree` its name, operators in it as PopART names them, a sync
+        "Internal" (of one chip's tiles) or "External" (with others).
+        """
+        names = [str(name) for name in self.tree["name"]]
+        ops = self.report.columns_of(records.Op)
+        called = dict(zip(ops["name"][::-1], ops["popart_name"][::-1], strict=True))
+        for at, type in enumerate(self.tree["type"]):
+            if type == records.SEQUENCE:
+                names[at] = called.get(names[at], names[at])
+        of_op = {
+            id: (str(own), str(theirs))
+            for id, own, theirs in zip(
+                ops["id"].tolist(), ops["name"], ops["popart_name"], strict=True
+            )
+        }
+        rows = zip(
+            self.steps["node"].tolist(),
+            self.steps["op"].tolist(),
+            self.steps["type"],
+            self.steps["kind"],
+            strict=True,
+        )
+        for at, op, type, kind in rows:
+            if type == records.SYNC:
+                names[at] = "External" if kind == "external sync" else "Internal"
+            else:
+                own, theirs = of_op.get(op, ("", ""))
+                if own and names[at].startswith(own):
+                    names[at] = theirs + names[at].removeprefix(own)
+        return names
+
     def tile_vector(self, step: int, name: str) -> np.ndarray | None:
         """``tile_cycles``, ``bytes_in`` or ``bytes_out`` of a step over tiles, or None."""
         id = int(self.steps[name][step])
         return None if id < 0 else self.report.vector(id)
 
     def cycles_by_tile(self, step: int, cycles: int | None = None) -> np.ndarray:
-        """Cycles of a step over the tiles of its IPU: of compute as it is stored, of an exchange on
-        the tiles that take part, of anything else (a sync, a stream) on all of them. ``cycles``: as
-        executed; None: as planned.
+        """Cycles of a step over the tiles of its IPU.
+
+        Of compute as it is stored, of an exchange on the tiles that take part, of anything else (a
+        sync, a stream) on all of them. ``cycles``: as executed; None: as planned.
         """
         taken = int(self.steps["cycles"][step]) if cycles is None else cycles
         found = self.tile_vector(step, "tile_cycles")
@@ -171,8 +249,9 @@ class Model:
 
     @cached_property
     def activity(self) -> dict[str, np.ndarray]:
-        """Of each step: ``first`` (cycles until a working tile has finished), ``balance`` and
-        ``active_balance``.
+        """Of each step: ``first``, ``balance`` and ``active_balance``.
+
+        ``first`` is the cycles until a working tile has finished.
         """
         columns = self.steps
         first = columns["cycles"].copy()
@@ -192,8 +271,9 @@ class Model:
 
     @cached_property
     def variables(self) -> dict[str, np.ndarray]:
-        """Variables in the order of the file; ``first`` and ``last`` (exclusive) are where they
-        live in `steps`.
+        """Variables in the order of the file.
+
+        ``first`` and ``last`` (exclusive) are where they live in `steps`.
         """
         columns = self.report.columns_of(records.Variable)
         first = np.zeros(len(columns["id"]), dtype=np.int64)
@@ -225,8 +305,9 @@ class Model:
 
     @cached_property
     def lowered_first(self) -> np.ndarray:
-        """Id of each variable's first lowered variable (one a tile that holds some of it), and how
-        many there are.
+        """Id of each variable's first lowered variable, and how many there are.
+
+        There is one for each tile that holds some of the variable.
         """
         count = np.zeros(len(self.variables["id"]) + 1, dtype=np.int64)
         for variables, rows in self.of_ipu:
@@ -238,8 +319,9 @@ class Model:
         return self.report.vector(int(self.variables["tile_bytes"][row]))
 
     def live_bytes(self, ipu: int | None = None, tile: int | None = None) -> np.ndarray:
-        """Not-always-live bytes at every step: of all IPUs of a replica, of one, or of one tile of
-        it.
+        """Not-always-live bytes at every step.
+
+        Of all IPUs of a replica, of one, or of one tile of it.
         """
         return self._remember(("live", ipu, tile), lambda: self._live_bytes(ipu, tile))
 
@@ -296,8 +378,9 @@ class Model:
 
     @cached_property
     def variables_of_op(self) -> dict[int, list[int]]:
-        """Operator -> rows of the variables it reads or writes; a profile of format 1 knows only
-        what it makes.
+        """Operator -> rows of the variables it reads or writes.
+
+        A profile of format 1 knows only what it makes.
         """
         row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
         found: dict[int, list[int]] = {}
@@ -326,8 +409,9 @@ class Model:
 
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:
-        """Step -> row of the variable that is its code. What equal exchanges share is the first
-        one's.
+        """Step -> row of the variable that is its code.
+
+        What equal exchanges share is the first one's.
         """
         is_code = self.variables["category"] == "internalExchangeCode"
         rows = np.flatnonzero(is_code & (self.variables["step"] >= 0)).tolist()
@@ -340,35 +424,50 @@ class Model:
     @cached_property
     def subtree_end(self) -> np.ndarray:
         """Where in `tree` what is under each program ends."""
-        size = np.ones(len(self.tree["id"]), dtype=np.int64)
-        for at in range(len(size) - 1, 0, -1):
-            parent = int(self.tree["parent"][at])
-            if parent >= 0:
-                size[self.node_of[parent]] += size[at]
-        return np.arange(len(size)) + size
+        parents = [self.node_of.get(id, -1) for id in self.tree["parent"].tolist()]
+        return subtree_ends(np.array(parents, dtype=np.int64))
 
     def control_code(self, at: int) -> dict[int, np.ndarray]:
-        """Modelled IPU -> bytes over its tiles that the steps under a program have of the IPU's
-        control code: equal shares in whole bytes, which add up to all of it.
+        """Control code of the steps under a program, by modelled IPU: bytes by tile.
+
+        The steps of an IPU have equal shares of its code in whole bytes, which add up to all of it.
+        A step that runs the code of one before it has no share.
         """
+        at = int(self.code_node[at])
         low, high = np.searchsorted(self.steps["node"], (at, self.subtree_end[at]))
         found = {}
         for ipu in np.unique(self.steps["ipu"][low:high]).tolist():
             whole, _ = self.category(ipu, "controlCode", False)
-            count = len(self.order[ipu])
-            position = np.sort(self.steps["position"][low:high][self.steps["ipu"][low:high] == ipu])
-            breaks = np.flatnonzero(np.diff(position) != 1) + 1
+            shares = self._control_shares[ipu]
+            here = np.flatnonzero(self.steps["ipu"][low:high] == ipu) + low
+            number = np.sort(shares[here][shares[here] >= 0])
+            count = int(shares.max(initial=-1)) + 1
+            breaks = np.flatnonzero(np.diff(number) != 1) + 1
             found[ipu] = np.zeros_like(whole)
-            for run in np.split(position, breaks):
+            for run in np.split(number, breaks) if len(number) else ():
                 found[ipu] += whole * (run[-1] + 1) // count - whole * run[0] // count
+        return found
+
+    @cached_property
+    def _control_shares(self) -> list[np.ndarray]:
+        """Of each modelled IPU, the number of each step among its IPU's that have control code of
+        their own; -1: it is another IPU's, or runs the code of a step before it.
+        """
+        found = []
+        for order in self.order:
+            number = np.full(len(self.steps["id"]), -1, dtype=np.int64)
+            own = order[self.own_code[order]]
+            number[own] = np.arange(len(own))
+            found.append(number)
         return found
 
     # -- compute sets ---
 
     @cached_property
     def vertices(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Compute set -> (type, state bytes of an instance, id of the vector of counts) of its
-        vertices.
+        """A compute set's vertices: (type, state bytes, id of the vector of counts).
+
+        State bytes are those of one instance.
         """
         use, kinds = (
             self.report.columns_of(records.VertexUse),

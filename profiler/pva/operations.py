@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from profiler.enums import Role
 from profiler.pva.lists import LazyList, Shown
 from profiler.pva.model import Model
 from profiler.pva.programs import Program, make_program
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 _MADE = (
-    "activation",
-    "gradient",
+    Role.ACTIVATION,
+    Role.GRADIENT,
 )  # of the other roles an operator is only where their memory is looked for
 
 
@@ -42,8 +43,9 @@ class Location(Shown):
 
 
 class DebugContext(Shown):
-    """What a layer of software knew of an operation: ``json`` is all of it, ``layer`` only which
-    layer it was.
+    """What a layer of software knew of an operation.
+
+    ``json`` is all of it, ``layer`` only which layer it was.
     """
 
     __slots__ = ("_fields", "id", "location", "name", "parents")
@@ -60,10 +62,12 @@ class DebugContext(Shown):
 
     @property
     def json(self) -> str:
+        """The debug context as JSON text."""
         return json.dumps(self._fields)
 
     @property
     def layer(self) -> str:
+        """JSON text with the key ``layer``."""
         return json.dumps({"layer": self._fields["layer"]})
 
     def __eq__(self, other: object) -> bool:
@@ -111,7 +115,20 @@ class Operation(Shown):
 
     @property
     def lastStepIndex(self) -> int:
+        """Position of its last step in `livenessProgramSteps`."""
         return self._steps[-1] if self._steps else -1
+
+
+def _kind(popart_name: str) -> str:
+    """PopART's word for an operator, from its name: "MatMul" of "layer.3/attention/MatMul/1"."""
+    parts = popart_name.split("/")
+    return parts[-2] if parts[-1].isdecimal() and len(parts) > 1 else parts[-1]
+
+
+def _torch_schema(aten: str) -> str:
+    """ "aten::addmm" of "aten.addmm.default", as PyTorch's own tools write it."""
+    space, _, name = aten.partition(".")
+    return f"{space}::{name.split('.')[0]}"
 
 
 class OperationAnalysis:
@@ -122,6 +139,7 @@ class OperationAnalysis:
 
     @property
     def operations(self) -> LazyList[Operation]:
+        """The captured operators, in the order in which they run."""
         return LazyList(len(self._all), lambda i: self._all[i])
 
     def __repr__(self) -> str:
@@ -138,9 +156,23 @@ class OperationAnalysis:
         rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         for id, row in zip(ops.index.tolist(), rows, strict=True):
             found.append(
-                Operation(model, row["name"], self._context(id, row), steps_of.get(id, []))
+                Operation(model, row["popart_name"], self._context(id, row), steps_of.get(id, []))
             )
         return [*found, *self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1))]
+
+    @cached_property
+    def _tensor_names(self) -> list[str]:
+        """Of each variable the name of its tensor: those that hold one tensor at different times
+        have numbers behind it.
+        """
+        variables = self._model.variables
+        first: dict[int, str] = {}
+        found = []
+        columns = (variables[name] for name in ("name", "tensor", "role"))
+        for name, tensor, role in zip(*columns, strict=True):
+            whole = tensor >= 0 and role != Role.STASH
+            found.append(first.setdefault(int(tensor), str(name)) if whole else str(name))
+        return found
 
     def _context(self, id: int, row: dict[str, Any]) -> DebugContext:
         variables = self._model.variables
@@ -151,31 +183,32 @@ class OperationAnalysis:
             if variables["category"][i] == "variable" and variables["role"][i] != "temporary"
         ]
         own = [i for i in tensors if variables["op"][i] == id and variables["role"][i] in _MADE]
-        made = {str(variables["name"][i]) for i in own}
-        read = {str(variables["name"][i]) for i in tensors} - made
+        made = {self._tensor_names[i] for i in own}
+        read = {self._tensor_names[i] for i in tensors} - made
         place = Location(row["file"], row["line"])
+        kind = _kind(row["popart_name"])
         about = {
             "layer": "poptorch",
-            "op_name": row["name"],
-            "op_type": row["name"].rsplit("/", 1)[-1],
-            "torch_schema": row["aten"],
+            "op_name": row["popart_name"],
+            "op_type": kind,
+            "torch_schema": _torch_schema(row["aten"]),
             "module": row["module"],
             "block": row["block_name"],
             "stage": row["stage"],
             "direction": row["direction"],
         }
-        parent = DebugContext(2 * id, row["name"], place, about)
+        parent = DebugContext(2 * id, row["popart_name"], place, about)
         fields = {
             "layer": "popart",
             "category": "op",
             "instanceId": str(id),
-            "opid": row["name"],
+            "opid": kind,
             "inputs": sorted(read),
             "outputs": sorted(made),
             "attributes": {"flops": row["flops"], "cycles": row["cycles"], "plan": row["plan"]},
             "parentId": parent.id,
         }
-        return DebugContext(2 * id + 1, row["name"], place, fields, parent)
+        return DebugContext(2 * id + 1, row["popart_name"], place, fields, parent)
 
     def _without(self, steps: list[int], first: int) -> list[Operation]:
         bodies = self._model.report.bodies

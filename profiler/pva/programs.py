@@ -46,18 +46,21 @@ class VertexInstances(Shown):
 
 
 class ComputeSet(Shown):
-    """Vertices that run at once. Two are equal where they are the same one of the same profile."""
+    """Vertices that run at once. Two are equal where they are the same one of the same profile;
+    programs that are the same code share theirs, under the first one's name.
+    """
 
     __slots__ = ("_model", "_step", "id")
     _shown = ("id", "name")
 
     def __init__(self, model: Model, step: int) -> None:
-        self._model, self._step = model, step
         self.id = int(model.steps["compute_set"][step])
+        self._model, self._step = model, model.step_of_compute_set[self.id]
 
     @property
     def name(self) -> str:
-        return str(self._model.steps["name"][self._step])
+        """The name of the compute set."""
+        return self._model.program_names[int(self._model.steps["node"][self._step])]
 
     @property
     def estimatedCyclesByTile(self) -> list[int]:
@@ -72,6 +75,7 @@ class ComputeSet(Shown):
 
     @property
     def vertices(self) -> list[VertexInstances]:
+        """Its vertices, an entry for each type."""
         ipu = int(self._model.steps["ipu"][self._step])
         return [
             VertexInstances(self._model, ipu, VertexType(name, state), count)
@@ -86,8 +90,10 @@ class ComputeSet(Shown):
 
 
 class Program(Shown):
-    """A node of the program tree; a sync is a plain one. Programs are equal where they are the same
-    node.
+    """A node of the program tree; a sync is a plain one.
+
+    Programs are equal, and have one id, where they are the same node, or steps that run the same
+    code: what the compiler outlines is in memory once. Each keeps its own name.
     """
 
     Type: ClassVar[type[ProgramType]] = ProgramType
@@ -99,21 +105,20 @@ class Program(Shown):
 
     @property
     def _id(self) -> int:
-        return int(self._model.tree["id"][self._at])
+        return int(self._model.tree["id"][self._model.code_node[self._at]])
 
     @property
     def type(self) -> ProgramType:
+        """The kind of program."""
         return program_type(str(self._model.tree["type"][self._at]))
 
     @property
     def name(self) -> str:
-        """Module path and what it does; of a sync "Internal" (of one chip's tiles) or "External"
-        (with others).
+        """Module path and what it does.
+
+        Of a sync "Internal" (of one chip's tiles) or "External" (with others).
         """
-        step = self._step
-        if step is not None and self._model.steps["type"][step] == records.SYNC:
-            return "External" if self._model.steps["kind"][step] == "external sync" else "Internal"
-        return str(self._model.tree["name"][self._at])
+        return self._model.program_names[self._at]
 
     @property
     def repeat(self) -> int:
@@ -122,12 +127,14 @@ class Program(Shown):
 
     @property
     def children(self) -> list[Program]:
+        """Programs inside it, in order."""
         return [make_program(self._model, at) for at in self._model.children.get(self._at, [])]
 
     @property
     def vars(self) -> LazyList[LoweredVariable]:
-        """Variables that the operator it belongs to reads or writes and that live at it, a piece
-        for every tile.
+        """Variables that the program's operator reads or writes and that are live at it.
+
+        There is one entry for each tile.
         """
         from profiler.pva.variables import lowered
 
@@ -152,10 +159,14 @@ class Program(Shown):
         return self._model.step_of_node.get(self._at)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self._model is other._model and self._at == other._at
+        return (
+            isinstance(other, Program)
+            and self._model is other._model
+            and self._model.code_node[self._at] == self._model.code_node[other._at]
+        )
 
     def __hash__(self) -> int:
-        return hash((id(self._model), self._at))
+        return hash((id(self._model), int(self._model.code_node[self._at])))
 
 
 class _StepProgram(Program):
@@ -183,10 +194,12 @@ class OnTileExecuteProgram(_StepProgram):
 
     @property
     def computeset(self) -> ComputeSet:
+        """The compute set that it runs."""
         return ComputeSet(self._model, self._own_step)
 
     @property
     def computeSet(self) -> ComputeSet:
+        """The compute set that it runs, in the newer spelling."""
         return self.computeset
 
 
@@ -197,12 +210,11 @@ class DoExchangeProgram(_StepProgram):
 
     @property
     def codeBytesByTile(self) -> list[int]:
-        """Bytes of its code on each tile of the device; what equal exchanges share is the first
-        one's.
-        """
+        """Bytes of its code on each tile of the device, which equal exchanges share."""
         model, step = self._model, self._own_step
         ipu = int(model.steps["ipu"][step])
-        row = model.code_of_exchange.get(step)
+        first = model.step_of_node[int(model.code_node[self._at])]
+        row = model.code_of_exchange.get(first)
         return model.over_device({} if row is None else {ipu: model.vector_of(row)})
 
 
@@ -255,8 +267,9 @@ _CLASSES: dict[str, type[Program]] = {
 
 
 def make_program(model: Model, at: int) -> Program:
-    """The program at a place of ``model.tree``; a node of a step's type that no step stands for is
-    a plain one.
+    """The program at a place of ``model.tree``.
+
+    A node of a step's type that no step stands for is a plain one.
     """
     kind = _CLASSES.get(str(model.tree["type"][at]), Program)
     return (
@@ -276,40 +289,58 @@ def _ignore(program: Program) -> None:
 
 
 class ProgramVisitor:
-    """Base class of visitors: override the methods for the programs of interest, and give it to
-    `Program.accept`.
+    """Base class of visitors.
+
+    Override the methods for the programs of interest, and give it to `Program.accept`.
     """
 
-    def visitOnTileExecute(self, onTileExecute: Any) -> None: ...
+    def visitOnTileExecute(self, onTileExecute: Any) -> None:
+        """Called for programs of type OnTileExecute; does nothing here."""
 
-    def visitDoExchange(self, doExchange: Any) -> None: ...
+    def visitDoExchange(self, doExchange: Any) -> None:
+        """Called for programs of type DoExchange; does nothing here."""
 
-    def visitGlobalExchange(self, globalExchange: Any) -> None: ...
+    def visitGlobalExchange(self, globalExchange: Any) -> None:
+        """Called for programs of type GlobalExchange; does nothing here."""
 
-    def visitStreamCopyBegin(self, streamCopy: Any) -> None: ...
+    def visitStreamCopyBegin(self, streamCopy: Any) -> None:
+        """Called for programs of type StreamCopyBegin; does nothing here."""
 
-    def visitStreamCopyMid(self, streamCopy: Any) -> None: ...
+    def visitStreamCopyMid(self, streamCopy: Any) -> None:
+        """Called for programs of type StreamCopyMid; does nothing here."""
 
-    def visitStreamCopyEnd(self, streamCopy: Any) -> None: ...
+    def visitStreamCopyEnd(self, streamCopy: Any) -> None:
+        """Called for programs of type StreamCopyEnd; does nothing here."""
 
-    def visitSync(self, sync: Any) -> None: ...
+    def visitSync(self, sync: Any) -> None:
+        """Called for programs of type Sync; does nothing here."""
 
-    def visitSyncAns(self, syncAns: Any) -> None: ...
+    def visitSyncAns(self, syncAns: Any) -> None:
+        """Called for programs of type SyncAns; does nothing here."""
 
-    def visitSans(self, sans: Any) -> None: ...
+    def visitSans(self, sans: Any) -> None:
+        """Called for programs of type Sans; does nothing here."""
 
-    def visitRepeat(self, repeat: Any) -> None: ...
+    def visitRepeat(self, repeat: Any) -> None:
+        """Called for programs of type Repeat; does nothing here."""
 
-    def visitSequence(self, sequence: Any) -> None: ...
+    def visitSequence(self, sequence: Any) -> None:
+        """Called for programs of type Sequence; does nothing here."""
 
-    def visitOnEveryTileSwitch(self, onEveryTileSwitch: Any) -> None: ...
+    def visitOnEveryTileSwitch(self, onEveryTileSwitch: Any) -> None:
+        """Called for programs of type OnEveryTileSwitch; does nothing here."""
 
-    def visitCall(self, call: Any) -> None: ...
+    def visitCall(self, call: Any) -> None:
+        """Called for programs of type Call; does nothing here."""
 
-    def visitCopy(self, copy: Any) -> None: ...
+    def visitCopy(self, copy: Any) -> None:
+        """Called for programs of type Copy; does nothing here."""
 
-    def visitCopySharedStructure(self, copy: Any) -> None: ...
+    def visitCopySharedStructure(self, copy: Any) -> None:
+        """Called for programs of type CopySharedStructure; does nothing here."""
 
-    def visitExecute(self, execute: Any) -> None: ...
+    def visitExecute(self, execute: Any) -> None:
+        """Called for programs of type Execute; does nothing here."""
 
-    def visitUnknown(self, program: Any) -> None: ...
+    def visitUnknown(self, program: Any) -> None:
+        """Called for programs of any other type; does nothing here."""

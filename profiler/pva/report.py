@@ -27,6 +27,7 @@ class Version(Shown):
 
     @property
     def string(self) -> str:
+        """The version as text."""
         return f"{self.major}.{self.minor}.{self.point}"
 
 
@@ -50,10 +51,12 @@ class PoplarVersion(Version):
 
     @property
     def string(self) -> str:
+        """The version as text."""
         return f"{super().string} ({self._writer})"
 
     @property
     def packageHash(self) -> str:
+        """Empty: no SDK is involved."""
         return ""
 
 
@@ -79,14 +82,17 @@ class Report(Shown):
 
     @property
     def version(self) -> FileVersion:
+        """The version of the file's format."""
         return FileVersion(self._model.report.format, 0, 0)
 
     @property
     def poplarVersion(self) -> PoplarVersion:
+        """What wrote the file."""
         return PoplarVersion(str(self._model.report.meta["writer"]))
 
     @property
     def instrumentationSettings(self) -> InstrumentationSettings:
+        """What was measured."""
         return InstrumentationSettings()
 
     def listPrintLength(self, entries: int) -> None:
@@ -95,9 +101,10 @@ class Report(Shown):
 
 
 def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | None = None) -> Report:
-    """Open a ``profile.pop``. ``debug`` may name a ``debug.cbor`` and is not read: a profile has
-    its own debug information. `profiler.ProfileError` where there is no profile that this version
-    reads.
+    """Open a ``profile.pop``.
+
+    ``debug`` may name a ``debug.cbor`` and is not read: a profile has its own debug information.
+    `profiler.ProfileError` where there is no profile that this version reads.
     """
     return Report(Model(open_report(path)))
 

@@ -27,8 +27,10 @@ class Gaps(Shown):
 
 
 class RegionBytes(Shown):
-    """Bytes of a category in a region: what always lives (``nonOverlapped``), what shares its place
-    with other things (``overlapped``, at its worst step), and their sum.
+    """Bytes of a category in a region.
+
+    What always lives (``nonOverlapped``), what shares its place with other things (``overlapped``,
+    at its worst step), and their sum.
     """
 
     __slots__ = ("nonOverlapped", "overlapped")
@@ -40,6 +42,7 @@ class RegionBytes(Shown):
 
     @property
     def total(self) -> int:
+        """Bytes in all."""
         return self.nonOverlapped + self.overlapped
 
 
@@ -54,14 +57,17 @@ class CategoryBytes(Shown):
 
     @property
     def total(self) -> int:
+        """Bytes in all."""
         return self.nonInterleaved.total + self.interleaved.total
 
     @property
     def nonInterleaved(self) -> RegionBytes:
+        """Bytes in the region that is not interleaved."""
         return self._region(False)
 
     @property
     def interleaved(self) -> RegionBytes:
+        """Bytes in the interleaved region."""
         return self._region(True)
 
     def _region(self, interleaved: bool) -> RegionBytes:
@@ -116,6 +122,7 @@ class TileMemory(Shown):
 
     @property
     def total(self) -> Gaps:
+        """Bytes in use, with and without gaps."""
         return Gaps(self._of("total"), self._of("total_excluding_gaps"))
 
     @property
@@ -126,6 +133,7 @@ class TileMemory(Shown):
 
     @property
     def alwaysLiveBytes(self) -> int:
+        """Bytes of what is always live."""
         return self._of("always_live")
 
     @property
@@ -135,10 +143,12 @@ class TileMemory(Shown):
 
     @property
     def category(self) -> Categories:
+        """Bytes by storage category."""
         return Categories(self._model, self._at)
 
     @property
     def vertices(self) -> list[TileVertex]:
+        """Vertex types with their bytes of code."""
         ipu, tile = self._at
         names, code = self._model.vertex_code(ipu)
         size = self._model.vertex_sizes
@@ -164,6 +174,7 @@ class Tile(Shown):
 
     @property
     def memory(self) -> TileMemory:
+        """What the tile holds."""
         return TileMemory(self._model, self._at)
 
 
@@ -180,5 +191,6 @@ class IPU(Shown):
 
     @property
     def tiles(self) -> LazyList[Tile]:
+        """The tiles of this IPU."""
         first = self.id * self._model.tiles
         return LazyList(self._model.tiles, lambda i: Tile(self._model, first + i))

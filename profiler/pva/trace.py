@@ -1,5 +1,7 @@
-"""``openTrace``: what happened on the host (docs/libpva.md#module). The vendor has a file of its
-own for it; here the calls of the model, with their host times, are in the profile.
+"""``openTrace``: what happened on the host (docs/libpva.md#module).
+
+The vendor has a file of its own for it; here the calls of the model, with their host times, are in
+the profile.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from profiler.report import open_report
 
 
 class Event(Shown):
-    """Something that took time on the host: ``label``, ``timestamp`` and ``duration`` in
-    microseconds.
+    """Something that took time on the host.
+
+    ``label``, ``timestamp`` and ``duration`` in microseconds.
     """
 
     __slots__ = ("_children", "duration", "label", "timestamp")
@@ -27,6 +30,7 @@ class Event(Shown):
         self._children = children or []
 
     def children(self) -> list[Event]:
+        """Events inside this one."""
         return list(self._children)
 
 

@@ -35,8 +35,9 @@ class VariableSize(Shown):
 def sizes(
     model: Model, rows: np.ndarray, size: np.ndarray, categories: bool = False
 ) -> list[VariableSize]:
-    """Of variables by row and bytes. ``categories``: those that have their own entry even where
-    nothing is in them.
+    """Of variables by row and bytes.
+
+    ``categories``: those that have their own entry even where nothing is in them.
     """
     grouped: dict[str, int] = dict.fromkeys(CATEGORIES, 0) if categories else {}
     for name in OWN_NAME:
@@ -81,6 +82,7 @@ class EquivalenceClass(Shown):
 
     @property
     def steps(self) -> list[Interval]:
+        """Half-open intervals of liveness steps in which it is live."""
         first, last = self._model.classes[0][self.id].tolist()
         return [Interval(first, last)] if last > first else []
 
@@ -96,8 +98,9 @@ class EquivalenceClass(Shown):
 
 
 class LoweredVariable(Shown):
-    """What one tile holds of a variable. Ids are counted over all of the profile; tiles over the
-    device.
+    """What one tile holds of a variable.
+
+    Ids are counted over all of the profile; tiles over the device.
     """
 
     __slots__ = ("_model", "_row", "bytes", "id", "tileId")
@@ -115,14 +118,17 @@ class LoweredVariable(Shown):
 
     @property
     def name(self) -> str:
+        """The name of the variable."""
         return str(self._model.variables["name"][self._row])
 
     @property
     def alwaysLive(self) -> bool:
+        """Whether it is live throughout."""
         return bool(self._model.variables["always"][self._row])
 
     @property
     def equivalenceClass(self) -> EquivalenceClass:
+        """Variables that are live at the same steps."""
         return EquivalenceClass(self._model, int(self._model.classes[1][self._row]))
 
     @property

@@ -1,6 +1,4 @@
-"""How much gradient accumulation makes the ramps small, and which micro-batch that leaves of a
-batch.
-"""
+"""How much accumulation makes the ramps small, and which micro-batch that leaves."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ from profiler.rebalance.what_if import Assignment, what_if
 
 @dataclass(frozen=True)
 class Accumulation:
-    """The least gradient accumulation (device iterations, in inference) at which a share of the
-    time is lost to ramps.
+    """The least gradient accumulation that keeps the ramps' share of the time.
+
+    In inference it is the number of device iterations.
 
     ``lost``: cycles that ramps and the weight update take, whatever the accumulation; ``cycle``: a
     pipeline cycle in steady state. ``micro_batch``: the largest that divides a batch of as many
@@ -47,10 +46,6 @@ def least_accumulation(costs: Costs, assignment: Assignment, share: float) -> Ac
     lost = one - least * cycle
     wanted = max(least, ceil(round(lost * (1 - share) / (share * max(1, cycle)), 9)))
     batch = costs.samples * costs.micro_batches
-    fits = [
-        size
-        for size in range(1, costs.samples + 1)
-        if batch % size == 0 and batch // size >= wanted
-    ]
-    size = max(fits, default=0)
+    largest = min(costs.samples, batch // wanted)
+    size = next((size for size in range(largest, 0, -1) if batch % size == 0), 0)
     return Accumulation(wanted, lost, cycle, size, batch // size if size else 0)

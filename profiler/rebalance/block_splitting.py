@@ -1,22 +1,27 @@
-"""Cutting inside a Block: where one Block is the longest stage, the operator behind which it should
-become two.
-"""
+"""Splitting a Block that is the longest stage: the operator behind which it should become two."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from profiler import records
-from profiler.rebalance.costs import Costs, code_of_blocks
+from profiler.enums import Direction, Role
+from profiler.rebalance.block_cycles import BlockCycles
+from profiler.rebalance.block_memory import BlockMemory, code_of_blocks
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.split import Split, best_split
 from profiler.report import Report
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass(frozen=True)
-class Inside:
+class BlockCut:
     """``block`` cut behind the forward operator ``after`` (by id, ``name``), before ``before``."""
 
     block: int
@@ -28,9 +33,9 @@ class Inside:
     split: Split
 
 
-def best_cut_inside(
+def best_block_cut(
     report: Report, costs: Costs, stages: int, block: int | None = None
-) -> Inside | None:
+) -> BlockCut | None:
     """The cut inside a Block (default: the longest) that makes the best split shortest; None where
     none does so.
 
@@ -40,16 +45,16 @@ def best_cut_inside(
     estimates).
     """
     if block is None:
-        block = int((costs.forward + costs.backward).argmax())
+        block = int((costs.cycles.work).argmax())
     forward_ops, _ = _operators(report, block)
     try:
         limit: int | None = best_split(costs, stages).prediction.total
     except ValueError:
         limit = None  # nothing fits: any cut that does is better
-    best: Inside | None = None
+    best: BlockCut | None = None
     for number in range(1, len(forward_ops)):
         halves = split_block(report, costs, block, number)
-        if not halves.forward[block] or not halves.forward[block + 1]:
+        if not halves.cycles.forward[block] or not halves.cycles.forward[block + 1]:
             continue
         try:
             found = best_split(halves, stages)
@@ -60,12 +65,12 @@ def best_cut_inside(
         limit = found.prediction.total
         names = report.ops["name"]
         after, before = forward_ops[number - 1], forward_ops[number]
-        best = Inside(
+        best = BlockCut(
             block,
             after,
             str(names.at[after]),
             str(names.at[before]),
-            int(halves.copy[block]),
+            int(halves.cuts.ahead[block]),
             halves,
             found,
         )
@@ -73,15 +78,17 @@ def best_cut_inside(
 
 
 def _operators(report: Report, block: int) -> tuple[list[int], dict[int, int]]:
-    """The Block's forward operators in the order they run, and for each operator of the Block
-    (forward, backward or made from one) the number of its forward operator among them.
+    """The Block's forward operators in the order in which they run.
+
+    Second, for each operator of the Block (forward, backward or derived from one), the number of
+    its forward operator.
     """
     ops = report.ops
     mine = ops[ops["block"] == block]
     steps = report.program_steps()
     ran = steps[
-        (steps["direction"] == "forward")
-        & steps["op"].isin(mine.index[mine["direction"] == "forward"])
+        (steps["direction"] == Direction.FORWARD)
+        & steps["op"].isin(mine.index[mine["direction"] == Direction.FORWARD])
     ]
     order = list(dict.fromkeys(ran["op"].tolist()))
     number = {op: at for at, op in enumerate(order)}
@@ -92,110 +99,177 @@ def _operators(report: Report, block: int) -> tuple[list[int], dict[int, int]]:
     return order, owner
 
 
+@dataclass(frozen=True)
+class _Halves:
+    """Puts two entries where an array over Blocks has one."""
+
+    block: int
+
+    def two(self, values: np.ndarray, one: Any, other: Any) -> np.ndarray:
+        """``one`` and ``other`` instead of the Block's entry."""
+        before, behind = values[: self.block], values[self.block + 1 :]
+        return np.concatenate([before, np.array([one]), np.array([other]), behind])
+
+    def both(self, values: np.ndarray) -> np.ndarray:
+        """The Block's entry for both halves."""
+        return self.two(values, values[self.block], values[self.block])
+
+    def rest(self, values: np.ndarray, one: Any) -> np.ndarray:
+        """``one`` for the first half, the rest for the second."""
+        return self.two(values, one, values[self.block] - one)
+
+
 def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
     """The costs with a Block as two: its first ``number`` forward operators, and the rest."""
     _, owner = _operators(report, block)
     first = {op for op, at in owner.items() if at < number}
+    halves = _Halves(block)
+    memory, saved_share, weight_share = _memory_in_two(report, costs, halves, first)
+    over = _over(report, costs, block, first)
+    name = costs.names[block]
+    return replace(
+        costs,
+        names=(*costs.names[:block], f"{name}.1", f"{name}.2", *costs.names[block + 1 :]),
+        stage=halves.both(costs.stage),
+        cycles=_cycles_in_two(report, costs, halves, first, weight_share),
+        memory=replace(
+            memory,
+            saved_tensors=halves.rest(
+                memory.saved_tensors, round(memory.saved_tensors[block] * saved_share)
+            ),
+            state_weights=halves.rest(
+                memory.state_weights, round(memory.state_weights[block] * weight_share)
+            ),
+        ),
+        stash=replace(
+            costs.stash,
+            blocks=costs.stash.blocks + 1,
+            recomputing=_renumbered(costs.stash.recomputing, block, over),
+            keeping=_renumbered(costs.stash.keeping, block, over),
+        ),
+        streams=_streams_in_two(costs.streams, halves),
+        cuts=replace(
+            costs.cuts,
+            ahead=halves.two(costs.cuts.ahead, over, costs.cuts.ahead[block]),
+            back=halves.two(costs.cuts.back, over, costs.cuts.back[block]),
+        ),
+    )
+
+
+def _cycles_in_two(
+    report: Report, costs: Costs, halves: _Halves, first: set[int], weight_share: float
+) -> BlockCycles:
+    """The first half has its operators' cycles, and of the update as much as of the weights."""
+    cycles, block = costs.cycles, halves.block
     steps = report.program_steps()
     mine = steps[(steps["block"] == block) & (steps["stage"] == costs.stage[block])]
     in_first = mine["op"].isin(first)
-    spent = {
-        direction: int(mine.loc[in_first & (mine["direction"] == direction), "cycles"].sum())
-        for direction in ("forward", "backward")
-    }
-    spent = {
-        direction: min(spent[direction], int(getattr(costs, direction)[block]))
-        for direction in spent
-    }
-    variables = report.variables
-    kept = variables[
-        (variables["block"] == block) & (variables["ipu"] == costs.ipus[int(costs.stage[block])])
-    ]
 
-    def share(rows: Any, whole: np.ndarray) -> np.ndarray:
+    def spent(direction: Direction, whole: np.ndarray) -> int:
+        here = mine.loc[in_first & (mine["direction"] == direction), "cycles"]
+        return min(int(here.sum()), int(whole[block]))
+
+    forward = spent(Direction.FORWARD, cycles.forward)
+    again = round(int(cycles.again[block]) * _part(int(cycles.forward[block]), forward))
+    again_end = max(0, int(cycles.again_end[block]) - again)
+    again_final = min(again, int(cycles.again_final[block]))
+    return BlockCycles(
+        forward=halves.rest(cycles.forward, forward),
+        backward=halves.rest(cycles.backward, spent(Direction.BACKWARD, cycles.backward)),
+        update=halves.rest(cycles.update, round(cycles.update[block] * weight_share)),
+        again=halves.rest(cycles.again, again),
+        again_end=halves.two(cycles.again_end, again, again_end),
+        again_final=halves.rest(cycles.again_final, again_final),
+        closed=halves.two(cycles.closed, cycles.closed[block], False),
+    )
+
+
+def _memory_in_two(
+    report: Report, costs: Costs, halves: _Halves, first: set[int]
+) -> tuple[BlockMemory, float, float]:
+    """Memory but for numbers of tensors, and what the first half has of what is saved and of the
+    weights: shares from 0 to 1.
+    """
+    memory, block = costs.memory, halves.block
+    variables = report.variables
+    ipu = costs.ipus[int(costs.stage[block])]
+    mine = variables[(variables["block"] == block) & (variables["ipu"] == ipu)]
+
+    def share(rows: pd.DataFrame, whole: np.ndarray) -> np.ndarray:
         """What the first operators have of ``whole`` [tile]."""
-        some = rows[rows["op"].isin(first)].drop_duplicates("name")
+        some = _each_tensor_once(rows[rows["op"].isin(first)])
         total = sum((report.variable_tiles(int(id)) for id in some.index), np.zeros_like(whole))
         return np.minimum(total, whole)
 
+    elsewhere = mine["role"].isin([Role.OPTIMISER_STATE, Role.STASH])
+    always_live = mine[(mine["always_live"] != 0) & ~elsewhere]
     _, pieces = code_of_blocks(report, len(costs))
-    in_pieces = [id for _, ids, more in pieces for id in (*ids, *more)]
-    forever = kept[(kept["always_live"] != 0) & ~kept["role"].isin(["optimiser state", "stash"])]
-    always = share(forever[~forever.index.isin(in_pieces)], costs.always[block])
+    in_pieces = always_live.index.isin([id for _, ids, more in pieces for id in (*ids, *more)])
+    always = share(always_live[~in_pieces], memory.always[block])
     # of code that other Blocks run too, both halves are taken to run all (an estimate)
-    users, code = np.insert(costs.code_users, block, costs.code_users[:, block], axis=1), costs.code
+    users = np.insert(memory.code_users, block, memory.code_users[:, block], axis=1)
+    code = memory.code
     for number, (sharing, ids, _) in enumerate(pieces):
         if sharing == [block]:
-            some = share(forever[forever.index.isin(ids)], code[number])
+            some = share(always_live[always_live.index.isin(ids)], code[number])
             users[number, block + 1] = False
             users = np.concatenate([users, np.arange(users.shape[1])[None] == block + 1])
             code = np.concatenate([code, [code[number] - some]])
             code[number] = some
-    state = share(kept[kept["role"] == "optimiser state"], costs.state[block])
-    live = kept[(kept["role"] == "activation") & (kept["always_live"] == 0)]
-    part = _part(int(live["bytes"].sum()), int(live.loc[live["op"].isin(first), "bytes"].sum()))
-    saved = (costs.saved[block] * part).astype(np.int64)
-    over = _over(report, costs, block, first)
-    weights = _part(
-        int(costs.state[block].sum() or costs.always[block].sum()), int(state.sum() or always.sum())
-    )
-    update, tensors = round(costs.update[block] * weights), round(costs.saved_tensors[block] * part)
-    moved = round(costs.state_weights[block] * weights)
-    once = (
-        np.minimum(costs.state_once[block], state),
-        np.minimum(costs.state_once[block], costs.state[block] - state),
-    )
-
-    def two(values: np.ndarray, one: Any, other: Any) -> np.ndarray:
-        return np.concatenate(
-            [values[:block], np.array([one]), np.array([other]), values[block + 1 :]]
-        )
-
-    def both(values: np.ndarray) -> np.ndarray:
-        return two(values, values[block], values[block])
-
-    def rest(values: np.ndarray, one: Any) -> np.ndarray:
-        return two(values, one, values[block] - one)
-
-    again = round(int(costs.again[block]) * _part(int(costs.forward[block]), int(spent["forward"])))
-    name = costs.names[block]
-    zero = np.zeros_like(costs.inputs[block])
-    return replace(
-        costs,
-        names=(*costs.names[:block], f"{name}.1", f"{name}.2", *costs.names[block + 1 :]),
-        stage=both(costs.stage),
-        forward=rest(costs.forward, spent["forward"]),
-        backward=rest(costs.backward, spent["backward"]),
-        update=rest(costs.update, update),
-        inputs=two(costs.inputs, costs.inputs[block], zero),
-        copy=two(costs.copy, over, costs.copy[block]),
-        copy_back=two(costs.copy_back, over, costs.copy_back[block]),
-        again=rest(costs.again, again),
-        again_end=two(costs.again_end, again, max(0, int(costs.again_end[block]) - again)),
-        again_final=rest(costs.again_final, min(again, int(costs.again_final[block]))),
-        closed=two(costs.closed, costs.closed[block], False),
-        stashes=_renumbered(costs.stashes, block, over),
-        stashes_kept=_renumbered(costs.stashes_kept, block, over),
-        stream_in=two(costs.stream_in, costs.stream_in[block], zero),
-        stream_out=two(costs.stream_out, zero, costs.stream_out[block]),
-        load=two(costs.load, costs.load[block], zero) if len(costs.load) else costs.load,
-        unload=two(costs.unload, zero, costs.unload[block]) if len(costs.unload) else costs.unload,
-        always=rest(costs.always, always),
+    state = share(mine[mine["role"] == Role.OPTIMISER_STATE], memory.state[block])
+    live = mine[(mine["role"] == Role.ACTIVATION) & (mine["always_live"] == 0)]
+    in_first = int(live.loc[live["op"].isin(first), "bytes"].sum())
+    saved_share = _part(int(live["bytes"].sum()), in_first)
+    whole = int(memory.state[block].sum() or memory.always[block].sum())
+    once = memory.state_once[block]
+    in_two = replace(
+        memory,
+        always=halves.rest(memory.always, always),
+        peak=halves.both(memory.peak),
+        peak_interleaved=halves.both(memory.peak_interleaved),
+        saved=halves.rest(memory.saved, (memory.saved[block] * saved_share).astype(np.int64)),
+        state=halves.rest(memory.state, state),
+        state_once=halves.two(
+            memory.state_once,
+            np.minimum(once, state),
+            np.minimum(once, memory.state[block] - state),
+        ),
         code_users=users,
         code=code,
-        peak=both(costs.peak),
-        peak_interleaved=both(costs.peak_interleaved),
-        saved=rest(costs.saved, saved),
-        saved_tensors=rest(costs.saved_tensors, tensors),
-        state=rest(costs.state, state),
-        state_once=two(costs.state_once, *once),
-        state_weights=rest(costs.state_weights, moved),
+    )
+    return in_two, saved_share, _part(whole, int(state.sum() or always.sum()))
+
+
+def _each_tensor_once(variables: pd.DataFrame) -> pd.DataFrame:
+    """A tensor may lie several times; what holds none of the model's is all kept."""
+    again = variables["tensor"].duplicated() & (variables["tensor"] >= 0)
+    return variables[~again]
+
+
+def _streams_in_two(streams: HostStreams, halves: _Halves) -> HostStreams:
+    """What comes is the first half's, what leaves the second's."""
+
+    def first(values: np.ndarray) -> np.ndarray:
+        return halves.two(values, values[halves.block], 0) if len(values) else values
+
+    def second(values: np.ndarray) -> np.ndarray:
+        return halves.two(values, 0, values[halves.block]) if len(values) else values
+
+    return replace(
+        streams,
+        input_bytes=first(streams.input_bytes),
+        stream_in=first(streams.stream_in),
+        stream_out=second(streams.stream_out),
+        load=first(streams.load),
+        unload=second(streams.unload),
     )
 
 
 def _renumbered(stashes: np.ndarray, block: int, over: int) -> np.ndarray:
-    """What stages stash, with a Block cut in two: what enters it does so before its first half,
-    what it keeps is made in the second, and ``over`` bytes enter a stage that begins between them.
+    """What stages stash, with a Block cut in two.
+
+    What enters it does so before its first half, what it keeps is made in the second, and ``over``
+    bytes enter a stage that begins between them.
     """
     begin, end, least, nbytes = stashes.T
     enters = (end == block) & (least == block)
@@ -225,15 +299,18 @@ def _part(whole: int, some: int) -> float:
 
 
 def _over(report: Report, costs: Costs, block: int, first: set[int]) -> int:
-    """Bytes that the first forward operators of a Block make, and later ones of the model read:
-    live at the cut.
+    """Bytes that are live at a cut behind the first forward operators of a Block.
+
+    They make these bytes, and later operators read them.
 
     What lives on there only to be stashed is none of them (nor what is read besides: an estimate).
     """
     ipu, stage = costs.ipus[int(costs.stage[block])], int(costs.stage[block])
     steps = report.program_steps(ipu)
     forward = steps[
-        (steps["direction"] == "forward") & (steps["stage"] == stage) & (steps["block"] == block)
+        (steps["direction"] == Direction.FORWARD)
+        & (steps["stage"] == stage)
+        & (steps["block"] == block)
     ]
     later = forward[~forward["op"].isin(first)]
     cut = int(later["position"].min()) if len(later) else 0
@@ -248,8 +325,9 @@ def _over(report: Report, costs: Costs, block: int, first: set[int]) -> int:
         & (variables["always_live"] == 0)
         & (variables["start"] < cut)
         & ((variables["stop"] > cut) | ((variables["stop"] == cut) & overwritten))
-        & variables["role"].isin(["activation", "input"])
+        & variables["role"].isin([Role.ACTIVATION, Role.INPUT])
     ]
-    stashed = variables.loc[(variables["role"] == "stash") & (variables["stage"] == stage), "name"]
-    live = live[~live["name"].isin(stashed.str.removesuffix("/stash"))]
-    return int(live.drop_duplicates("name")["bytes"].sum())
+    here = variables["stage"] == stage
+    stashed = variables.loc[(variables["role"] == Role.STASH) & here, "tensor"]
+    live = live[~live["tensor"].isin(stashed)]
+    return int(_each_tensor_once(live)["bytes"].sum())

@@ -12,9 +12,10 @@ from profiler.rebalance.tile_memory import Choice
 def fewest_ipus(
     costs: Costs, choices: Sequence[Choice] = (), together: Sequence[Sequence[int]] = ()
 ) -> Split:
-    """The best split onto the fewest IPUs that can run. More stages need not fit where fewer do
-    not: each stashes for all that follow. So all numbers are tried from 1 on. ValueError, of the
-    last that was tried, where none can run.
+    """The best split onto the fewest IPUs that can run.
+
+    More stages need not fit where fewer do not: each stashes for all that follow. So all numbers
+    are tried from 1 on. ValueError, of the last that was tried, where none can run.
     """
     problem = ""
     for stages in range(1, len(costs) + 1):

@@ -1,9 +1,8 @@
-"""Stages as intervals of Blocks, all of them at once, and the split that keeps the largest of a
-cost least.
+"""Stages as intervals of Blocks, and the split whose largest cost is least.
 
-A band is an int64[first, width]: what a stage of Blocks ``first .. first + width`` costs. Dynamic
-programming over bands finds the least maximum exactly for any cost of (stage, first Block, last
-Block).
+Costs of intervals are int64[first, width]: what a stage of Blocks ``first .. first + width`` costs.
+Dynamic programming over them finds the least maximum exactly for any cost of (stage, first Block,
+last Block).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Choice, Room, room
+from profiler.rebalance.tile_memory import Choice, IntervalMemory, interval_memory
 from profiler.schedules import stash_depth
 
 INFINITE = int(np.iinfo(np.int64).max // 4)
@@ -23,8 +22,8 @@ INFINITE = int(np.iinfo(np.int64).max // 4)
 def least_maximum(
     cost: Callable[[int], np.ndarray], stages: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The least maximum of ``cost(k)`` (a band of stage k) over the stages of a split, and the
-    stages' first Blocks.
+    """The least maximum of ``cost(k)`` (of all intervals, as stage k) over the stages of a split,
+    and the stages' first Blocks.
 
     None where every split has an `INFINITE` stage.
     """
@@ -53,7 +52,7 @@ def least_maximum(
 
 
 @dataclass(frozen=True)
-class Bands:
+class IntervalCosts:
     """Costs of all stages of at most ``width`` Blocks, for each way of saving memory that is
     allowed.
     """
@@ -65,7 +64,7 @@ class Bands:
         np.ndarray, ...
     ]  # cycles a micro-batch, one a choice, of a stage that another follows
     final: np.ndarray
-    rooms: tuple[Room, ...] | None  # None: memory is not looked at
+    memory: tuple[IntervalMemory, ...] | None  # a choice each; None: memory is not looked at
     link: np.ndarray  # bytes over the busier way of the IPU's link
     allowed: np.ndarray  # bool: keeps Blocks together that must be
     most: int  # cycles: stages that take as many are all in
@@ -91,12 +90,12 @@ class Bands:
         return self.choices[int(np.argmin(length))]
 
     def _fits(self, k: int) -> list[np.ndarray]:
-        if self.rooms is None:
+        if self.memory is None:
             return [self.final < INFINITE] * len(self.choices)
         depth = depth_of(self.costs, self.stages, k)
         return [
-            (one.fullest(depth) <= self.costs.bytes_per_tile) & (self.final < INFINITE)
-            for one in self.rooms
+            (one.fullest(depth) <= self.costs.machine.bytes_per_tile) & (self.final < INFINITE)
+            for one in self.memory
         ]
 
     def _fits_somehow(self, k: int) -> np.ndarray:
@@ -104,7 +103,7 @@ class Bands:
         return found
 
 
-def bands(
+def interval_costs(
     costs: Costs,
     stages: int,
     choices: Sequence[Choice],
@@ -112,14 +111,14 @@ def bands(
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
     spare: int = 0,
-) -> Bands:
+) -> IntervalCosts:
     """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in
     one stage.
 
-    ``spare``: bytes beyond the tile up to which rooms must be exact.
+    ``spare``: bytes beyond the tile up to which memory must be exact.
     """
     count = len(costs)
-    total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
+    total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
     reach = np.searchsorted(total, total[:-1] + most, side="right") - 1 - np.arange(count)
     width = max(1, min(count, int(reach.max())))
     first = np.arange(count)[:, None]
@@ -127,29 +126,31 @@ def bands(
     inside = last < count
     last = np.minimum(last, count - 1)
     early, final = _cycles(costs, choices, width)
-    rooms = None
+    memories = None
     if memory:
         deepest = depth_of(costs, stages, 0)
         stash = max(
             int(costs.stash_bytes(np.arange(count), count - 1, c.recompute).max()) for c in choices
         )
-        enough = -(-deepest * stash // costs.tiles)
-        roomy = replace(costs, bytes_per_tile=costs.bytes_per_tile + spare) if spare else costs
-        rooms = tuple(room(roomy, width, choice, None if spare else enough) for choice in choices)
+        enough = -(-deepest * stash // costs.machine.tiles)
+        roomy = costs.with_tile_bytes(costs.machine.bytes_per_tile + spare)
+        memories = tuple(
+            interval_memory(roomy, width, choice, None if spare else enough) for choice in choices
+        )
     allowed = np.ones_like(inside)
     for group in together:
         member = np.concatenate([[0], np.cumsum(np.isin(np.arange(count), group))])
         here = member[last + 1] - member[first]
         allowed &= (here == 0) | (here == len(set(group)))
-    ahead, back = costs.copy.copy(), costs.copy_back.copy()
+    ahead, back = costs.cuts.ahead.copy(), costs.cuts.back.copy()
     ahead[-1] = back[-1] = 0
     into = np.concatenate([[0], ahead[:-1]])[first]
     out_back = np.concatenate([[0], back[:-1]])[first]
     link = np.where(inside, np.maximum(ahead[last] + out_back, into + back[last]), INFINITE)
-    return Bands(costs, stages, tuple(choices), early, final, rooms, link, allowed, most)
+    return IntervalCosts(costs, stages, tuple(choices), early, final, memories, link, allowed, most)
 
 
-def with_cycles(table: Bands, costs: Costs) -> Bands:
+def with_cycles(table: IntervalCosts, costs: Costs) -> IntervalCosts:
     """The same stages, memory as it was, with the cycles of other costs."""
     early, final = _cycles(costs, table.choices, table.final.shape[1])
     return replace(table, costs=costs, early=early, final=final)
@@ -158,9 +159,9 @@ def with_cycles(table: Bands, costs: Costs) -> Bands:
 def _cycles(
     costs: Costs, choices: Sequence[Choice], width: int
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Cycles of all stages that others follow, one band a choice, and of all that are the last."""
+    """Cycles of all stages that others follow, one array a choice, and of all that are the last."""
     count = len(costs)
-    total = np.concatenate([[0], np.cumsum(costs.forward + costs.backward)])
+    total = np.concatenate([[0], np.cumsum(costs.cycles.work)])
     first = np.arange(count)[:, None]
     last = first + np.arange(width)[None, :]
     inside = last < count
@@ -196,4 +197,8 @@ def depth_of(costs: Costs, stages: int, k: int) -> int:
 
 def copy_cycles(costs: Costs, link: int) -> int:
     """Cycles of the exchange between IPUs, of which the busiest moves so many bytes one way."""
-    return int(np.ceil(costs.link_latency + link / costs.link_bytes_per_cycle)) if link else 0
+    return (
+        int(np.ceil(costs.machine.link_latency + link / costs.machine.link_bytes_per_cycle))
+        if link
+        else 0
+    )

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, Bands, bands, depth_of, least_maximum
+from profiler.rebalance.interval_costs import (
+    INFINITE,
+    IntervalCosts,
+    depth_of,
+    interval_costs,
+    least_maximum,
+)
 from profiler.rebalance.split import longest
 from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.what_if import Assignment
@@ -16,7 +22,7 @@ from profiler.rebalance.what_if import Assignment
 
 @dataclass(frozen=True)
 class Point:
-    """A split that is on the front: cycles a micro-batch of its slowest stage, bytes of its fullest
+    """A split on the Pareto front: cycles a micro-batch of its slowest stage, bytes of its fullest
     tile.
     """
 
@@ -28,16 +34,16 @@ class Point:
 def pareto(
     costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int = 100
 ) -> list[Point]:
-    """The front of splits into so many stages, one an IPU, the shortest bottleneck first; at most
-    ``most`` of it.
+    """The Pareto front of splits into so many stages, one an IPU, the shortest bottleneck first; at
+    most ``most`` of it.
 
     A tile's limit plays no role: points beyond it say what a larger tile would give. Exact: each
     step down in memory finds the least bottleneck there is under it, then the least memory under
     that.
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
-    endless = replace(costs, bytes_per_tile=INFINITE // 2)
-    table = bands(endless, stages, allowed, longest(costs), spare=1)
+    endless = costs.with_tile_bytes(INFINITE // 2)
+    table = interval_costs(endless, stages, allowed, longest(costs), spare=1)
     found: list[Point] = []
     below = INFINITE
     while len(found) < most:
@@ -66,16 +72,16 @@ def pareto(
     return found
 
 
-def _ways(table: Bands, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _ways(table: IntervalCosts, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """(cycles, bytes of the fullest tile) of stage k, for each choice."""
     depth = depth_of(table.costs, table.stages, k)
     early = [table.final] * len(table.choices) if k == table.stages - 1 else table.early
     return [
-        (cycles, one.fullest(depth)) for cycles, one in zip(early, table.rooms or (), strict=True)
+        (cycles, one.fullest(depth)) for cycles, one in zip(early, table.memory or (), strict=True)
     ]
 
 
-def _loads(table: Bands, k: int, below: int) -> np.ndarray:
+def _loads(table: IntervalCosts, k: int, below: int) -> np.ndarray:
     """Least cycles of stage k in fewer bytes than ``below``."""
     found: np.ndarray = np.minimum.reduce(
         [np.where(size < below, cycles, INFINITE) for cycles, size in _ways(table, k)]
@@ -83,7 +89,7 @@ def _loads(table: Bands, k: int, below: int) -> np.ndarray:
     return found
 
 
-def _sizes(table: Bands, k: int, slowest: int) -> np.ndarray:
+def _sizes(table: IntervalCosts, k: int, slowest: int) -> np.ndarray:
     """Least bytes of stage k in at most ``slowest`` cycles."""
     found: np.ndarray = np.minimum.reduce(
         [np.where(cycles <= slowest, size, INFINITE) for cycles, size in _ways(table, k)]
@@ -91,7 +97,7 @@ def _sizes(table: Bands, k: int, slowest: int) -> np.ndarray:
     return found
 
 
-def _choice(table: Bands, k: int, first: int, last: int, slowest: int) -> Choice:
+def _choice(table: IntervalCosts, k: int, first: int, last: int, slowest: int) -> Choice:
     at = (first, last - first)
     sizes = [
         int(size[at]) if cycles[at] <= slowest else INFINITE for cycles, size in _ways(table, k)

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, bands, depth_of, least_maximum
+from profiler.rebalance.interval_costs import INFINITE, depth_of, interval_costs, least_maximum
 from profiler.rebalance.split import least_bottleneck
 from profiler.rebalance.tile_memory import Choice
 
 
 @dataclass(frozen=True)
 class Price:
-    """What the bottleneck loses, in cycles a micro-batch, by more of ``what``; ``now`` and ``then``
-    it is as long.
+    """What the bottleneck loses, in cycles a micro-batch, by more of ``what``.
+
+    ``now`` and ``then`` it is as long.
     """
 
     what: str
@@ -25,14 +26,16 @@ class Price:
 
     @property
     def worth(self) -> int:
+        """Cycles that it saves."""
         return self.now - self.then
 
 
 def prices(
     costs: Costs, stages: int, choices: Sequence[Choice] = (), extra: int = 10 * 1024
 ) -> list[Price]:
-    """Of ``extra`` bytes a tile on each stage alone, on all of them, and of one more IPU. Exact,
-    one stage an IPU.
+    """Of ``extra`` bytes a tile on each stage alone, on all of them, and of one more IPU.
+
+    Exact, one stage an IPU.
 
     One more IPU may be worth less than nothing under tight memory: the stages before it stash more.
     ValueError where no split fits as it is.
@@ -67,15 +70,14 @@ def _with(
     costs: Costs, stages: int, choices: tuple[Choice, ...], more: dict[int, int], now: int
 ) -> int:
     """The least bottleneck with so many more bytes on the tiles of some stages."""
-
-    table = bands(costs, stages, choices, now, spare=max(more.values()))
+    table = interval_costs(costs, stages, choices, now, spare=max(more.values()))
 
     def load(k: int) -> np.ndarray:
-        depth, limit = depth_of(costs, stages, k), costs.bytes_per_tile + more.get(k, 0)
+        depth, limit = depth_of(costs, stages, k), costs.machine.bytes_per_tile + more.get(k, 0)
         early = [table.final] * len(choices) if k == stages - 1 else table.early
         ways = [
             np.where(one.fullest(depth) <= limit, cycles, INFINITE)
-            for cycles, one in zip(early, table.rooms or (), strict=True)
+            for cycles, one in zip(early, table.memory or (), strict=True)
         ]
         found: np.ndarray = np.minimum.reduce(ways)
         return found

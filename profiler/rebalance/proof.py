@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, Bands, bands, depth_of
-from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes, room
+from profiler.rebalance.interval_costs import INFINITE, IntervalCosts, depth_of, interval_costs
+from profiler.rebalance.tile_memory import Choice, Part, interval_memory, ipu_bytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def prove(
 ) -> Proof:
     """That ``least`` is the least bottleneck: ValueError where a split with less fits after all."""
     count = len(costs)
-    table = bands(costs, stages, choices, max(1, least - 1))
+    table = interval_costs(costs, stages, choices, max(1, least - 1))
     reach = furthest(table, least - 1)
     if reach[-1][count - 1]:
         raise ValueError(f"a split with less than {least:,} cycles a micro-batch fits")
@@ -65,14 +65,14 @@ def prove(
     stage = next((k for k in range(stages) if not reach[k].any()), stages - 1)
     before = reach[stage] if reach[stage].any() or not stage else reach[stage - 1]
     reached = int(np.flatnonzero(before).max(initial=-1))
-    work = costs.forward + costs.backward
+    work = costs.cycles.work
     share = -(-int(work.sum()) // stages)
     return Proof(
         least, int(work.max()), share, endless_memory, stage, reached, min(reached + 1, count - 1)
     )
 
 
-def furthest(table: Bands, most: int) -> list[np.ndarray]:
+def furthest(table: IntervalCosts, most: int) -> list[np.ndarray]:
     """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it:
     bool[Block].
     """
@@ -101,7 +101,7 @@ def does_not_fit(
     A single Block that overflows wherever it is; else how far each stage gets at the most from the
     one before, until Blocks are left over; else that Blocks which must be together are not.
     """
-    count, limit = len(costs), costs.bytes_per_tile
+    count, limit = len(costs), costs.machine.bytes_per_tile
     lead = f"no split of {count} Blocks into {stages} stages fits: "
 
     def over(first: int, last: int, depth: int) -> int:
@@ -124,11 +124,11 @@ def does_not_fit(
     # Blocks at which the stages so far may end, each stage as full as it may be.
     ends = np.zeros(count, dtype=bool)
     came = -1
-    rooms = [room(costs, count, choice) for choice in choices]
+    memories = [interval_memory(costs, count, choice) for choice in choices]
     first, width = np.nonzero(np.arange(count)[:, None] + np.arange(count)[None, :] < count)
     for k in range(stages):
         depth = depth_of(costs, stages, k)
-        fits = np.logical_or.reduce([one.fullest(depth) <= limit for one in rooms])[first, width]
+        fits = np.logical_or.reduce([one.fullest(depth) <= limit for one in memories])[first, width]
         begins = first == 0 if k == 0 else ends[first - 1] & (first > 0)
         after = np.zeros(count, dtype=bool)
         after[(first + width)[fits & begins]] = True

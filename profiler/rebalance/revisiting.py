@@ -1,5 +1,4 @@
-"""Splits whose list of stages comes back to an IPU, as public BERT pretraining's 0, 1, 2, 3, 0
-does.
+"""Splits whose stages come back to an IPU, like public BERT's 0, 1, 2, 3, 0.
 
 An IPU's cycles are then those of all its stages, and its memory holds them all, so that a split is
 no chain of independent stages. The search goes stage by stage and remembers, besides where it is,
@@ -19,6 +18,10 @@ from profiler.rebalance.interval_costs import depth_of
 from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
 from profiler.rebalance.what_if import Assignment, stage_cycles
 
+# What is open: for each IPU that comes again, its stages so far.
+_Open = tuple[tuple[int, tuple[Part, ...]], ...]
+_Key = tuple[int, _Open]  # the next Block, and what is open
+
 
 @dataclass(frozen=True)
 class _Way:
@@ -28,7 +31,7 @@ class _Way:
     parts: tuple[Part, ...]
 
 
-def least_bottleneck_returning(
+def least_bottleneck_revisiting(
     costs: Costs,
     ipus: Sequence[int],
     choices: Sequence[Choice],
@@ -36,75 +39,100 @@ def least_bottleneck_returning(
     together: Sequence[Sequence[int]] = (),
     memory: bool = True,
 ) -> tuple[int, Assignment] | None:
-    """The least cycles a micro-batch of the busiest IPU and a split that has it, if that is
-    ``most`` at most.
+    """The least cycles of the busiest IPU per micro-batch, and a split that has them.
+
+    Only if they are at most ``most``.
 
     ``ipus``: of each stage. ``together``: groups of Blocks that must be on one IPU. None where
     there is none.
     """
-    count, stages = len(costs), len(ipus)
-    fits: dict[tuple[Part, ...], bool] = {}
-    length: dict[tuple[Part, bool], int] = {}
-    # What is open: for each IPU that comes again, its stages so far.
-    Open = tuple[tuple[int, tuple[Part, ...]], ...]
-    ways: dict[tuple[int, Open], _Way] = {(0, ()): _Way(0, ())}
-
-    def cycles(part: Part, final: bool) -> int:
-        if (part, final) not in length:
-            length[part, final] = sum(stage_cycles(costs, part, final))
-        return length[part, final]
-
-    def holds(parts: tuple[Part, ...]) -> bool:
-        if not memory:
-            return True
-        if parts not in fits:
-            fits[parts] = int(ipu_bytes(costs, parts).max()) <= costs.bytes_per_tile
-        return fits[parts]
-
-    def whole(parts: tuple[Part, ...]) -> bool:
-        """Groups are on this IPU with all of their Blocks, or with none."""
-        return all(
-            sum(part.first <= block <= part.last for part in parts for block in set(group))
-            in (0, len(set(group)))
-            for group in together
-        )
-
-    for k, ipu in enumerate(ipus):
-        again, final = ipu in ipus[k + 1 :], k == stages - 1
-        after: dict[tuple[int, Open], _Way] = {}
-        depth = depth_of(costs, stages, k)
-        for (begin, opened), way in ways.items():
-            earlier = next((parts for where, parts in opened if where == ipu), ())
-            spent = sum(cycles(part, False) for part in earlier)
-            others = tuple(item for item in opened if item[0] != ipu)
-            ends = [count - 1] if final else range(begin, count - (stages - 1 - k))
-            for choice in choices:
-                for last in ends:
-                    part = Part(begin, last, depth, choice)
-                    total = spent + cycles(part, final)
-                    if total > most:
-                        break
-                    mine = (*earlier, part)
-                    if again:
-                        key = (
-                            last + 1,
-                            tuple(sorted((*others, (ipu, mine)), key=lambda item: item[0])),
-                        )
-                        worst = way.worst
-                    else:
-                        if total >= _worst(after.get((last + 1, others))) or not whole(mine):
-                            continue
-                        key, worst = (last + 1, others), max(way.worst, total)
-                    if worst < _worst(after.get(key)) and holds(mine):
-                        after[key] = _Way(worst, (*way.parts, part))
-        ways = after
-    done = ways.get((count, ()))
-    if done is None:
+    search = _Search(
+        costs, tuple(ipus), tuple(choices), most, tuple(map(frozenset, together)), memory
+    )
+    ways: dict[_Key, _Way] = {(0, ()): _Way(0, ())}
+    for k in range(len(ipus)):
+        ways = search.stage(k, ways)
+    best = ways.get((len(costs), ()))
+    if best is None:
         return None
-    chosen = tuple(part.choice for part in done.parts)
-    own = (Choice.profiled(costs),) * stages
-    starts = tuple(part.first for part in done.parts)
-    return done.worst, Assignment(starts, tuple(ipus), () if chosen == own else chosen)
+    chosen = tuple(part.choice for part in best.parts)
+    own = (Choice.profiled(costs),) * len(ipus)
+    starts = tuple(part.first for part in best.parts)
+    return best.worst, Assignment(starts, tuple(ipus), () if chosen == own else chosen)
+
+
+class _Search:
+    """Adds stage by stage; what stages take and whether IPUs hold them is worked out once."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        ipus: tuple[int, ...],
+        choices: tuple[Choice, ...],
+        most: int,
+        together: tuple[frozenset[int], ...],
+        memory: bool,
+    ) -> None:
+        self.costs, self.ipus, self.choices = costs, ipus, choices
+        self.most, self.together, self.memory = most, together, memory
+        self._fits: dict[tuple[Part, ...], bool] = {}
+        self._length: dict[tuple[Part, bool], int] = {}
+
+    def stage(self, k: int, ways: dict[_Key, _Way]) -> dict[_Key, _Way]:
+        """The best ways with stage k, from those without it."""
+        after: dict[_Key, _Way] = {}
+        for (begin, opened), way in ways.items():
+            for choice in self.choices:
+                self._lengthen(k, (begin, opened), way, choice, after)
+        return after
+
+    def _lengthen(
+        self, k: int, key: _Key, way: _Way, choice: Choice, after: dict[_Key, _Way]
+    ) -> None:
+        """Put into ``after`` the ways that go on with a stage from the next Block on."""
+        (begin, opened), ipu, final = key, self.ipus[k], k == len(self.ipus) - 1
+        comes_again = ipu in self.ipus[k + 1 :]
+        earlier = next((parts for where, parts in opened if where == ipu), ())
+        spent = sum(self._cycles(part, False) for part in earlier)
+        others = tuple(item for item in opened if item[0] != ipu)
+        depth = depth_of(self.costs, len(self.ipus), k)
+        for last in self._ends(k, begin):
+            part = Part(begin, last, depth, choice)
+            total = spent + self._cycles(part, final)
+            if total > self.most:
+                return
+            mine = (*earlier, part)
+            worst, left_open = way.worst, others
+            if comes_again:
+                left_open = tuple(sorted((*others, (ipu, mine)), key=lambda item: item[0]))
+            else:
+                worst = max(worst, total)
+            known = _worst(after.get((last + 1, left_open)))
+            if worst < known and (comes_again or self._whole(mine)) and self._holds(mine):
+                after[last + 1, left_open] = _Way(worst, (*way.parts, part))
+
+    def _ends(self, k: int, begin: int) -> Sequence[int]:
+        """Blocks with which stage k may end: each stage behind it has one at the least."""
+        count, behind = len(self.costs), len(self.ipus) - 1 - k
+        return range(begin, count - behind) if behind else [count - 1]
+
+    def _cycles(self, part: Part, final: bool) -> int:
+        if (part, final) not in self._length:
+            self._length[part, final] = sum(stage_cycles(self.costs, part, final))
+        return self._length[part, final]
+
+    def _holds(self, parts: tuple[Part, ...]) -> bool:
+        if not self.memory:
+            return True
+        if parts not in self._fits:
+            fullest = int(ipu_bytes(self.costs, parts).max())
+            self._fits[parts] = fullest <= self.costs.machine.bytes_per_tile
+        return self._fits[parts]
+
+    def _whole(self, parts: tuple[Part, ...]) -> bool:
+        """Groups are on this IPU with all of their Blocks, or with none."""
+        here = {block for part in parts for block in range(part.first, part.last + 1)}
+        return all(not group & here or group <= here for group in self.together)
 
 
 def _worst(way: _Way | None) -> int:

@@ -1,5 +1,6 @@
-"""The split that is least wrong where the costs are: cycles of every Block may be off by so much,
-each its own way.
+"""The split that is least wrong where the costs are.
+
+Cycles of every Block may be off by so much, each its own way.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, bands, least_maximum, with_cycles
+from profiler.rebalance.interval_costs import INFINITE, interval_costs, least_maximum, with_cycles
 from profiler.rebalance.split import least_bottleneck
 from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.what_if import Assignment, what_if
@@ -18,8 +19,9 @@ from profiler.rebalance.what_if import Assignment, what_if
 
 @dataclass(frozen=True)
 class Robust:
-    """A split, and by how many cycles its bottleneck exceeds the best one's at the most: its
-    ``regret``.
+    """A split and its ``regret``.
+
+    That is by how many cycles its bottleneck exceeds the best one's in the worst case.
 
     ``worst``: its bottleneck where all Blocks take longer at once. ``regret_of_best``: that of the
     split which is best for the costs as they are.
@@ -32,8 +34,9 @@ class Robust:
 
 
 def least_regret(costs: Costs, stages: int, off: float) -> Robust:
-    """The split into so many stages, one an IPU, with the least regret where a Block's cycles are
-    off by ``off``.
+    """The split with the least regret where a Block's cycles are off by ``off``.
+
+    It has as many stages as asked for, one per IPU.
 
     ``off``: 0.1 for up to a tenth more or less. A split regrets most where the Blocks of one of its
     stages all take longer and the others all less: these raise the stage by as much as the best
@@ -50,7 +53,7 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
     # What takes longer than the best split in its worst case is no candidate: it is never less
     # wrong.
     reach = int(np.ceil(nominal * ((1 + off) / (1 - off)) ** 2)) + 1
-    table = bands(costs, stages, choices, reach)
+    table = interval_costs(costs, stages, choices, reach)
     count, width = table.final.shape
     regret = [np.full((count, width), INFINITE, dtype=np.int64) for _ in range(stages)]
     loads = [table.load(k) for k in range(stages)]
@@ -94,7 +97,4 @@ def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:
     """The costs with some Blocks' cycles up by ``off`` and the others' down by it."""
     factor = np.full(len(costs), 1 - off)
     factor[list(longer)] = 1 + off
-    parts = ("forward", "backward", "again", "again_end", "again_final")
-    return replace(
-        costs, **{name: np.rint(getattr(costs, name) * factor).astype(np.int64) for name in parts}
-    )
+    return replace(costs, cycles=costs.cycles.scaled(factor))

@@ -15,15 +15,20 @@ import numpy as np
 
 from profiler import schedules
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.interval_costs import INFINITE, Bands, bands, copy_cycles, least_maximum
+from profiler.rebalance.interval_costs import (
+    INFINITE,
+    IntervalCosts,
+    copy_cycles,
+    interval_costs,
+    least_maximum,
+)
 from profiler.rebalance.proof import does_not_fit
-from profiler.rebalance.revisiting import least_bottleneck_returning
+from profiler.rebalance.revisiting import least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import Choice, ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 
-_WHOLE_SCHEDULES = (
-    400  # Blocks x stages up to which neighbours are tried by laying out their schedules
-)
+# Blocks x stages up to which neighbours are tried by laying out their schedules
+_WHOLE_SCHEDULES = 400
 _ROUNDS = 3  # of neighbours, of larger ones
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
@@ -71,7 +76,7 @@ def best_split(
     where = tuple(ipus) if ipus is not None else tuple(range(wanted))
     allowed = tuple(choices) or (Choice.profiled(costs),)
     if len(set(where)) < len(where):
-        free, least, assignment = _returning(costs, where, together, allowed)
+        free, least, assignment = _revisiting(costs, where, together, allowed)
     else:
         free = least_bottleneck(costs, wanted, allowed, together, memory=False)
         table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
@@ -97,6 +102,7 @@ def least_bottleneck(
     at_least: int = 0,
 ) -> int:
     """The least cycles a micro-batch of the slowest of so many stages, one an IPU, exactly.
+
     ``memory`` False: with endless memory. ``at_least``: where to begin. ValueError where no split
     fits.
     """
@@ -111,16 +117,16 @@ def table_of_least(
     *,
     memory: bool = True,
     at_least: int = 0,
-) -> tuple[Bands, int]:
-    """`least_bottleneck`, and the bands it was found in."""
-    tables: list[Bands] = []
+) -> tuple[IntervalCosts, int]:
+    """`least_bottleneck`, and the costs of all intervals that it was found in."""
+    tables: list[IntervalCosts] = []
 
     def try_most(most: int) -> int | None:
-        tables[:] = [bands(costs, stages, choices, most, together, memory)]
+        tables[:] = [interval_costs(costs, stages, choices, most, together, memory)]
         found = least_maximum(tables[0].load, stages)
         return found[0] if found is not None else None
 
-    work = costs.forward + costs.backward
+    work = costs.cycles.work
     found = widened(
         max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most
     )
@@ -130,8 +136,9 @@ def table_of_least(
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
-    """``try_most(most)`` finds the least of what is ``most`` at the most: with ever more, until it
-    finds that.
+    """``try_most(most)`` finds the least of what is ``most`` at the most.
+
+    With ever more, until it finds that.
     """
     most += most // (4 * _WIDER)
     while True:
@@ -150,10 +157,10 @@ def longest(costs: Costs) -> int:
     stash = max(
         int(costs.stash_cycles(every, count - 1, recompute).max()) for recompute in (True, False)
     )
-    return 2 * int((costs.forward + costs.backward).sum()) + 4 * stash
+    return 2 * int((costs.cycles.work).sum()) + 4 * stash
 
 
-def _returning(
+def _revisiting(
     costs: Costs,
     ipus: tuple[int, ...],
     together: Sequence[Sequence[int]],
@@ -163,11 +170,11 @@ def _returning(
     found: list[tuple[int, Assignment]] = []
 
     def try_most(most: int, memory: bool) -> int | None:
-        best = least_bottleneck_returning(costs, ipus, choices, most, together, memory)
+        best = least_bottleneck_revisiting(costs, ipus, choices, most, together, memory)
         found[:] = [best] if best is not None else []
         return best[0] if best is not None else None
 
-    work = costs.forward + costs.backward
+    work = costs.cycles.work
     start = max(int(work.max()), -(-int(work.sum()) // len(set(ipus))))
     end = len(ipus) * longest(costs)
     free = widened(start, end, lambda most: try_most(most, False))
@@ -180,14 +187,14 @@ def _returning(
     return free, least, found[0][1]
 
 
-def _shortest_cycle(table: Bands, together: Sequence[Sequence[int]]) -> Assignment:
+def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> Assignment:
     """The split with the least sum of bottleneck and copies, exactly, of those with one stage an
     IPU.
     """
     costs, stages = table.costs, table.stages
     value, starts = _least_sum(table)
     if value > table.most:  # a longer bottleneck with shorter copies may be better
-        table = bands(costs, stages, table.choices, value, together)
+        table = interval_costs(costs, stages, table.choices, value, together)
         value, starts = _least_sum(table)
     spans = zip(starts, [*(start - 1 for start in starts[1:]), len(costs) - 1], strict=True)
     chosen = tuple(table.choice(k, first, last) for k, (first, last) in enumerate(spans))
@@ -195,7 +202,7 @@ def _shortest_cycle(table: Bands, together: Sequence[Sequence[int]]) -> Assignme
     return Assignment(starts, tuple(range(stages)), () if chosen == own else chosen)
 
 
-def _least_sum(table: Bands) -> tuple[int, tuple[int, ...]]:
+def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
     """Walk bottlenecks up and copies down: the least sum lies on that line."""
     best, found = INFINITE, tuple[int, ...]()
     most_link = INFINITE
@@ -220,8 +227,9 @@ def _least_sum(table: Bands) -> tuple[int, tuple[int, ...]]:
 def _better_neighbours(
     costs: Costs, assignment: Assignment, together: Sequence[Sequence[int]]
 ) -> Assignment:
-    """Move cuts by one Block (where that is quick, also several that follow one another) while that
-    makes a weight update shorter, and it fits.
+    """Move cuts by one Block while that shortens a weight update and fits.
+
+    Where it is quick, several neighbouring cuts move together.
     """
     stages = len(assignment.starts)
     small = len(costs) * stages <= _WHOLE_SCHEDULES
@@ -256,8 +264,9 @@ def _better_neighbours(
 
 
 class _Totals:
-    """Cycles of a weight update by the closed form, for one stage an IPU; stages seen before are
-    not counted anew.
+    """Cycles of a weight update by the closed form, for one stage an IPU.
+
+    Stages seen before are not counted anew.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -270,10 +279,10 @@ class _Totals:
             if part not in self.seen:
                 self.seen[part] = stage_cycles(self.costs, part, k == len(parts) - 1)
         forward, backward = zip(*(self.seen[part] for part in parts), strict=True)
-        ahead, back = self.costs.crossing(assignment.starts, assignment.ipus)
+        ahead, back = self.costs.cuts.crossing(assignment.starts, assignment.ipus)
         cuts = [part.last for part in parts[:-1]]
         link = max((max(int(ahead[cut]), int(back[cut])) for cut in cuts), default=0)
-        overhead = self.costs.sync + copy_cycles(self.costs, link)
+        overhead = self.costs.machine.sync + copy_cycles(self.costs, link)
         return schedules.training_cycles(forward, backward, self.costs.micro_batches, overhead)
 
 
@@ -287,15 +296,15 @@ def _fits(costs: Costs, assignment: Assignment, stages: Sequence[int]) -> bool:
     parts = assignment.parts(costs)
     for ipu in {assignment.ipus[k] for k in stages}:
         mine = [part for part, where in zip(parts, assignment.ipus, strict=True) if where == ipu]
-        if int(ipu_bytes(costs, mine).max()) > costs.bytes_per_tile:
+        if int(ipu_bytes(costs, mine).max()) > costs.machine.bytes_per_tile:
             return False
     return True
 
 
 def _reasons(costs: Costs, prediction: Prediction, least: int, free: int) -> list[str]:
     reached = prediction.bottleneck
-    largest = int((costs.forward + costs.backward).argmax())
-    alone = int((costs.forward + costs.backward)[largest])
+    largest = int((costs.cycles.work).argmax())
+    alone = int((costs.cycles.work)[largest])
     who = (
         "IPU" if len(set(prediction.assignment.ipus)) < len(prediction.assignment.ipus) else "stage"
     )

@@ -22,8 +22,9 @@ _FULL = np.iinfo(np.int64).max // 8
 
 @dataclass(frozen=True)
 class Choice:
-    """How a stage saves memory: by running its forward again, by keeping optimiser state off the
-    chip.
+    """How a stage saves memory.
+
+    By running its forward again, by keeping optimiser state off the chip.
     """
 
     recompute: bool
@@ -31,6 +32,7 @@ class Choice:
 
     @classmethod
     def profiled(cls, costs: Costs) -> Choice:
+        """The choice with which the profile was made."""
         return cls(costs.recompute, costs.offload)
 
 
@@ -52,52 +54,58 @@ def stash_bytes(costs: Costs, part: Part) -> int:
 
 
 def waiting(costs: Costs, depth: int, choice: Choice) -> int:
-    """Micro-batches whose kept tensors a stage holds: the last stage has no stash, but its own
-    checkpoints live from its forward to its backward (what enters it is counted with them: an
-    estimate).
+    """Micro-batches whose kept tensors a stage holds.
+
+    The last stage has no stash, but its own checkpoints live from its forward to its backward (what
+    enters it is counted with them: an estimate).
     """
-    return max(depth, 1) if choice.recompute and bool(costs.closed.any()) else depth
+    return max(depth, 1) if choice.recompute and bool(costs.cycles.closed.any()) else depth
 
 
 def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
     """Bytes on each tile of an IPU that runs these stages, gaps included: int64[tile]."""
-    plain = costs.shared.copy()
+    plain = costs.memory.shared.copy()
     running = np.zeros_like(plain)
     interleaved = np.zeros_like(plain)
-    plain += -(-sum(stash_bytes(costs, part) for part in parts) // costs.tiles)
+    plain += -(-sum(stash_bytes(costs, part) for part in parts) // costs.machine.tiles)
     runs = np.zeros(len(costs), dtype=bool)
     for part in parts:
         runs[part.first : part.last + 1] = True
         some = slice(part.first, part.last + 1)
-        plain += costs.always[some].sum(axis=0)
-        own = costs.peak[some]
+        plain += costs.memory.always[some].sum(axis=0)
+        own = costs.memory.peak[some]
         if part.choice.offload:
-            own = np.maximum(own, costs.state_once[some])
+            own = np.maximum(own, costs.memory.state_once[some])
         else:
-            plain += costs.state[some].sum(axis=0)
+            plain += costs.memory.state[some].sum(axis=0)
         running = np.maximum(running, (own + _held(costs, part)).max(axis=0))
-        interleaved = np.maximum(interleaved, costs.peak_interleaved[some].max(axis=0))
-    plain += costs.code[(costs.code_users & runs).any(axis=1)].sum(axis=0) if len(costs.code) else 0
-    return including_gaps(plain + running, interleaved, costs.region0_bytes)
+        interleaved = np.maximum(interleaved, costs.memory.peak_interleaved[some].max(axis=0))
+    plain += (
+        costs.memory.code[(costs.memory.code_users & runs).any(axis=1)].sum(axis=0)
+        if len(costs.memory.code)
+        else 0
+    )
+    return including_gaps(plain + running, interleaved, costs.machine.region0_bytes)
 
 
 def _held(costs: Costs, part: Part) -> np.ndarray:
-    """What a stage's Blocks have saved, on each tile, when each of them runs: int64[Block of the
-    stage, tile].
+    """What a stage's Blocks have saved, on each tile, when each of them runs.
+
+    Int64[Block of the stage, tile].
 
     With recomputation a segment's, from the last closed Block on.
     """
-    saved = costs.saved[part.first : part.last + 1]
+    saved = costs.memory.saved[part.first : part.last + 1]
     total = np.cumsum(saved, axis=0)
     if not part.choice.recompute:
         return total
-    begins = np.where(costs.closed[part.first : part.last + 1], np.arange(len(saved)), 0)
+    begins = np.where(costs.cycles.closed[part.first : part.last + 1], np.arange(len(saved)), 0)
     begins = np.maximum.accumulate(begins)
     return total - (total - saved)[begins]
 
 
 @dataclass(frozen=True)
-class Room:
+class IntervalMemory:
     """The fullest tile of every stage of Blocks ``first .. first + width``, as int64[first, width].
 
     It holds max(``plain`` + its part of the stash, ``gapped``): bytes on a tile, and what one takes
@@ -116,7 +124,9 @@ class Room:
         return np.maximum(self.plain - (-depth * self.stash // self.tiles), self.gapped)
 
 
-def room(costs: Costs, width: int, choice: Choice, enough: int | None = None) -> Room:
+def interval_memory(
+    costs: Costs, width: int, choice: Choice, enough: int | None = None
+) -> IntervalMemory:
     """Of all stages of at most ``width`` Blocks; those that reach over the end are full.
 
     ``enough``: bytes that every depth of stash adds to a tile at most. Where all stages then fit
@@ -128,21 +138,25 @@ def room(costs: Costs, width: int, choice: Choice, enough: int | None = None) ->
     last = first + np.arange(width)[None, :]
     inside = last < count
     last = np.minimum(last, count - 1)
-    always = costs.always if choice.offload else costs.always + costs.state
-    own = np.maximum(costs.peak, costs.state_once) if choice.offload else costs.peak
-    region1 = _running_maximum(costs.peak_interleaved.max(axis=1), first, last)
-    gapped = np.where(region1 > 0, costs.region0_bytes + region1, 0)
+    always = costs.memory.always if choice.offload else costs.memory.always + costs.memory.state
+    own = (
+        np.maximum(costs.memory.peak, costs.memory.state_once)
+        if choice.offload
+        else costs.memory.peak
+    )
+    region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
+    gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
     stash = costs.stash_bytes(first, last, choice.recompute)
     bound = _upper_bound(costs, always, own, first, last) if enough is not None else None
-    if bound is not None and bool((bound + enough <= costs.bytes_per_tile)[inside].all()):
+    if bound is not None and bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
         plain = bound
     else:
         plain = _exactly(costs, always, own, width, choice.recompute)
-    return Room(
+    return IntervalMemory(
         np.where(inside, plain, _FULL),
         np.where(inside, gapped, _FULL),
         stash,
-        costs.tiles,
+        costs.machine.tiles,
         waiting(costs, 0, choice),
     )
 
@@ -158,35 +172,37 @@ def _upper_bound(
 ) -> np.ndarray:
     """No tile holds more than the fullest tiles of the parts together."""
     always = always.max(axis=1)
-    if len(costs.code):
-        always = always + costs.code_users.T @ costs.code.max(axis=1)
-    kept = np.concatenate([[0], np.cumsum(always + costs.saved.max(axis=1))])
+    if len(costs.memory.code):
+        always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
+    kept = np.concatenate([[0], np.cumsum(always + costs.memory.saved.max(axis=1))])
     most = _running_maximum(own.max(axis=1), first, last)
-    most = most + _running_maximum(costs.peak_interleaved.max(axis=1), first, last)
-    found: np.ndarray = int(costs.shared.max()) + kept[last + 1] - kept[first] + most
+    most = most + _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
+    found: np.ndarray = int(costs.memory.shared.max()) + kept[last + 1] - kept[first] + most
     return found
 
 
 def _exactly(
     costs: Costs, always: np.ndarray, own: np.ndarray, width: int, recompute: bool
 ) -> np.ndarray:
-    """Bytes of the fullest tile without its stash, int64[first, width]. From where a stage of a
-    first Block is too full, so are its longer ones: they are not looked at, and are full.
+    """Bytes of the fullest tile without its stash, int64[first, width].
+
+    From where a stage of a first Block is too full, so are its longer ones: they are not looked at,
+    and are full.
     """
     count = len(costs)
     total = int(
         always.sum(axis=0).max()
-        + costs.saved.sum(axis=0).max()
+        + costs.memory.saved.sum(axis=0).max()
         + own.max()
-        + costs.peak_interleaved.max()
+        + costs.memory.peak_interleaved.max()
     )
     code, apart = _code_of_blocks(costs)
     total += int(code.sum(axis=0).max(initial=0))
-    kind = np.int32 if total + int(costs.shared.max()) < 2**31 else np.int64
+    kind = np.int32 if total + int(costs.memory.shared.max()) < 2**31 else np.int64
     always, own, saved = (
-        np.ascontiguousarray(part, dtype=kind) for part in (always, own, costs.saved)
+        np.ascontiguousarray(part, dtype=kind) for part in (always, own, costs.memory.saved)
     )
-    region1, shared = costs.peak_interleaved.astype(kind), costs.shared.astype(kind)
+    region1, shared = costs.memory.peak_interleaved.astype(kind), costs.memory.shared.astype(kind)
     saves = bool(saved.any())
     uses_region1 = bool(region1.any())
     plain = np.full((count, width), _FULL, dtype=np.int64)
@@ -205,14 +221,14 @@ def _exactly(
             here = slice(begin + step, begin + step + size)
             held, running = held[:size], running[:size]
             held += always[here]
-            if len(costs.code):
+            if len(costs.memory.code):
                 for block, piece in apart.get(step, ()):
-                    new_code[block] -= costs.code[piece].astype(kind)
+                    new_code[block] -= costs.memory.code[piece].astype(kind)
                 held += new_code[here]
             if saves:
                 kept = kept[:size]
                 if recompute:
-                    kept[costs.closed[here]] = 0
+                    kept[costs.cycles.closed[here]] = 0
                 kept += saved[here]
                 np.maximum(running, own[here] + kept, out=running)
             else:
@@ -224,20 +240,22 @@ def _exactly(
                 together += interleaved
             fullest = together.max(axis=1)
             plain[begin : begin + size, step] = fullest
-            if int(fullest.min()) > costs.bytes_per_tile:
+            if int(fullest.min()) > costs.machine.bytes_per_tile:
                 break
     return plain
 
 
 def _code_of_blocks(costs: Costs) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
-    """The code of each Block, int64[Block, tile]; and of each, the pieces that the last Block to
-    have them, so many Blocks before it, shares with it: a stage that has both has them once.
+    """The code of each Block, int64[Block, tile].
+
+    And of each, the pieces that the last Block to have them, so many Blocks before it, shares with
+    it: a stage that has both has them once.
     """
-    if not len(costs.code):
-        return np.zeros((0, costs.tiles), dtype=np.int64), {}
+    if not len(costs.memory.code):
+        return np.zeros((0, costs.machine.tiles), dtype=np.int64), {}
     apart: dict[int, list[tuple[int, int]]] = {}
-    for piece, users in enumerate(costs.code_users):
+    for piece, users in enumerate(costs.memory.code_users):
         blocks = np.flatnonzero(users).tolist()
         for before, block in pairwise(blocks):
             apart.setdefault(block - before, []).append((block, piece))
-    return costs.code_users.T.astype(np.int64) @ costs.code, apart
+    return costs.memory.code_users.T.astype(np.int64) @ costs.memory.code, apart

@@ -1,5 +1,6 @@
-"""What another split would give: the engine's own schedule over the profile's costs. A prediction,
-in milliseconds.
+"""What another split would give: the engine's own schedule over the profile's costs.
+
+A prediction, in milliseconds.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from profiler.rebalance.costs import Costs
 from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
 from profiler.schedules import Schedule, stash_depth
 
+# Micro-batches that are laid out one by one. Those beyond are alike and only multiplied, so that
+# neither time nor memory follows a number that someone wrote.
+MOST_LAID_OUT = 2048
+
 
 @dataclass(frozen=True)
 class Assignment:
-    """Contiguous stages: ``starts`` are the first Blocks of each, ``ipus`` where they run,
-    ``choices`` how each saves memory (empty: all as profiled).
+    """Contiguous stages and where they run.
+
+    ``starts`` are the first Blocks of each, ``ipus`` where they run, ``choices`` how each saves
+    memory (empty: all as profiled).
     """
 
     starts: tuple[int, ...]
@@ -28,8 +35,9 @@ class Assignment:
 
     @classmethod
     def of(cls, stage: Sequence[int], ipus: Sequence[int] | None = None) -> Assignment:
-        """From each Block's stage, 0 ... in order. ValueError where a stage is skipped or comes
-        back.
+        """From each Block's stage, 0 ... in order.
+
+        ValueError where a stage is skipped or comes back.
         """
         found = [int(k) for k in stage]
         stages = max(found, default=-1) + 1
@@ -62,8 +70,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an assignment would give. Cycles; bytes; ``problems`` says why it would not compile
-    (empty: it would), ``notes`` what to set for it.
+    """What an assignment would give.
+
+    Cycles; bytes; ``problems`` says why it would not compile (empty: it would), ``notes`` what to
+    set for it. ``schedule`` is of at most `MOST_LAID_OUT` micro-batches (or four for each stage),
+    the other numbers of all.
     """
 
     assignment: Assignment
@@ -114,7 +125,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     forward, backward = zip(
         *(stage_cycles(costs, part, k == stages - 1) for k, part in enumerate(parts)), strict=True
     )
-    update = costs.update.copy()
+    update = costs.cycles.update.copy()
     for part in parts:
         if part.choice.offload:
             update[part.first : part.last + 1] += costs.moves[part.first : part.last + 1]
@@ -127,31 +138,28 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         backward=backward if costs.training else (),
         update=_per_ipu(update, spans, assignment.ipus) if costs.training else (),
         reduce=tuple([costs.reduce] * (max(assignment.ipus) + 1)) if costs.reduce else (),
-        stream_in=_streams(costs.stream_in, spans, costs.stream_latency),
-        stream_out=_streams(costs.stream_out, spans, costs.stream_latency),
-        stream_out_once=costs.stream_out_once,
+        stream_in=_streams(costs.streams.stream_in, spans, costs.streams.latency),
+        stream_out=_streams(costs.streams.stream_out, spans, costs.streams.latency),
+        stream_out_once=costs.streams.out_once,
         copies=_copies(costs, spans, assignment.ipus),
-        sync=costs.sync,
-        load=_streams(costs.load, spans, costs.stream_latency),
-        unload=_streams(costs.unload, spans, costs.stream_latency),
-        across=costs.across,
+        sync=costs.machine.sync,
+        load=_streams(costs.streams.load, spans, costs.streams.latency),
+        unload=_streams(costs.streams.unload, spans, costs.streams.latency),
+        across=costs.streams.across,
         host_sync=_host_groups(costs, max(assignment.ipus) + 1),
     )
-    run = schedules.pipelined if costs.pipelined else schedules.sharded
-    schedule = run(made, costs.micro_batches if legal else _least(stages, costs.training))
+    wanted = costs.micro_batches if legal else _least(stages, costs.training)
+    schedule, total = laid_out(made, wanted, costs.pipelined)
     fullest = _fullest(costs, parts, assignment.ipus)
     steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
     length = schedule.cycle_end - schedule.cycle_start
     pace = int(length[steady].max()) if steady else int(length.max(initial=0))
-    rate = (
-        costs.samples * costs.micro_batches * costs.clock_hz / schedule.total
-        if schedule.total and legal
-        else 0.0
-    )
+    samples = costs.samples * costs.micro_batches
+    rate = samples * costs.machine.clock_hz / total if total and legal else 0.0
     return Prediction(
         assignment,
         schedule,
-        schedule.total,
+        total,
         pace,
         forward,
         backward if costs.training else (),
@@ -162,12 +170,33 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     )
 
 
+def laid_out(
+    costs: schedules.Costs, micro_batches: int, pipelined: bool, most: int = MOST_LAID_OUT
+) -> tuple[Schedule, int]:
+    """The schedule of so many micro-batches, or of the first ``most`` (four for each stage, if
+    that is more), and the cycles of all of them. Exact: between ramp-up and ramp-down one pipeline
+    cycle is like another.
+    """
+    run = schedules.pipelined if pipelined else schedules.sharded
+    shown = min(micro_batches, max(most, 4 * len(costs.forward)))
+    schedule = run(costs, shown)
+    if shown == micro_batches:
+        return schedule, schedule.total
+    middle = len(schedule.phases) // 2
+    each = int(schedule.cycle_end[middle] - schedule.cycle_start[middle])
+    return schedule, schedule.total + (micro_batches - shown) * each
+
+
 def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
-    """Forward and backward cycles of a stage, a micro-batch; the ``final`` one stashes nothing, and
-    recomputes only what checkpoints within it ask for.
+    """Forward and backward cycles of a stage, a micro-batch.
+
+    The ``final`` one stashes nothing, and recomputes only what checkpoints within it ask for.
     """
     some = slice(part.first, part.last + 1)
-    forward, backward = int(costs.forward[some].sum()), int(costs.backward[some].sum())
+    forward, backward = (
+        int(costs.cycles.forward[some].sum()),
+        int(costs.cycles.backward[some].sum()),
+    )
     if final or not costs.pipelined or not costs.training:
         return forward, backward + int(costs.again_at_once(part.first, part.last))
     stash = int(costs.stash_cycles(part.first, part.last, part.choice.recompute))
@@ -190,9 +219,9 @@ def _least(stages: int, training: bool) -> int:
 
 def _host_groups(costs: Costs, ipus: int) -> tuple[int, ...]:
     """With whom each IPU waits for the host, as `profiler.schedules.Costs` takes it."""
-    if costs.host_sync == "alone":
+    if costs.streams.sync == "alone":
         return tuple(range(ipus))
-    return tuple(ipu % 2 for ipu in range(ipus)) if costs.host_sync == "sides" else ()
+    return tuple(ipu % 2 for ipu in range(ipus)) if costs.streams.sync == "sides" else ()
 
 
 def _per_ipu(
@@ -212,23 +241,25 @@ def _streams(
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    """Cycles that each IPU's exchange with the others takes: the latency of the farthest, then the
-    busier way, each neighbour's bytes at the rate of the link to it [JIA].
+    """Cycles that each IPU's exchange with the others takes.
+
+    The latency of the farthest, then the busier way, each neighbour's bytes at the rate of the link
+    to it [JIA].
     """
     count = max(ipus) + 1
     ways = np.zeros((2, count))  # cycles on the links, sent and received
     latency = np.zeros(count)
-    over, over_back = costs.crossing([first for first, _ in spans], ipus)
+    over, over_back = costs.cuts.crossing([first for first, _ in spans], ipus)
     for k in range(len(spans) - 1):
         here, there, cut = ipus[k], ipus[k + 1], spans[k][1]
         ahead, back = int(over[cut]), int(over_back[cut])
         if here == there or not ahead + back:
             continue
-        rate = costs.link_rate(here, there)
+        rate = costs.machine.link_rate(here, there)
         ways[:, here] += ahead / rate, back / rate
         ways[:, there] += back / rate, ahead / rate
         for ipu in (here, there):
-            latency[ipu] = max(latency[ipu], costs.hop_latency(here, there))
+            latency[ipu] = max(latency[ipu], costs.machine.hop_latency(here, there))
     cycles = np.where(latency > 0, np.ceil(latency + ways.max(axis=0)), 0)
     return tuple(int(c) for c in cycles) if cycles.any() else ()
 
@@ -266,8 +297,8 @@ def _problems(costs: Costs, stages: int, fullest: tuple[int, ...], legal: bool) 
             f" {costs.micro_batches}"
         )
     for ipu, size in enumerate(fullest):
-        if size > costs.bytes_per_tile:
-            over = size - costs.bytes_per_tile
+        if size > costs.machine.bytes_per_tile:
+            over = size - costs.machine.bytes_per_tile
             problems.append(
                 f"IPU {ipu}: its fullest tile would hold {over:,} bytes more than it has"
             )

@@ -1,5 +1,6 @@
-"""`ipu-report`: ask profiles from the shell. A file a subcommand, each with its arguments and what
-it does.
+"""`ipu-report`: ask profiles from the shell.
+
+A file a subcommand, each with its arguments and what it does.
 
 Exit codes, for scripts: 0 all is well; 1 the thing asked about is not so, or not there, or a check
 failed; 2 the command was used wrongly; 3 a profile cannot be read. Errors are one line on standard
@@ -12,6 +13,7 @@ nor (but for `view`) Dash is ever loaded.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +40,7 @@ from reports.cli import (
     variables,
     view,
     whatif,
+    why,
 )
 from reports.cli.common import CommandError, one_line
 
@@ -45,6 +48,7 @@ from reports.cli.common import CommandError, one_line
 COMMANDS = {
     "summary": summary,
     "insights": insights,
+    "why": why,
     "stages": stages,
     "timeline": timeline,
     "pipeline": pipeline,
@@ -115,14 +119,18 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, whole_parser=parser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand and give its exit code (usage errors and --help end by SystemExit, as
-    argparse has it).
+    """Run a subcommand and return its exit code.
+
+    Usage errors and --help raise SystemExit, as in argparse.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may be in any encoding
+            stream.reconfigure(errors="backslashreplace")
     args = make_parser().parse_args(argv)
     from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
 

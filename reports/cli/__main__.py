@@ -1,3 +1,5 @@
+"""``python -m reports.cli`` is `ipu-report`."""
+
 import sys
 
 from reports.cli import main

@@ -71,6 +71,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add ``--run``, the position of a run."""
     parser.add_argument(
         "--run",
         dest="which_run",
@@ -82,6 +83,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_iteration(parser: argparse.ArgumentParser) -> None:
+    """Add ``--iteration``, a device iteration of the run."""
     parser.add_argument(
         "--iteration",
         type=count,
@@ -98,6 +100,7 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add ``--top``, how many rows to print."""
     parser.add_argument(
         "--top",
         type=count,
@@ -210,8 +213,9 @@ def open_one(args: argparse.Namespace) -> Report:
 
 
 def each_profile(args: argparse.Namespace, make: Callable[[Report], Page]) -> int:
-    """Print a page for each profile. One that cannot be read costs a line and exit code 3, not the
-    others.
+    """Print a page for each profile.
+
+    One that cannot be read costs a line and exit code 3, not the others.
     """
     from profiler import ProfileError, open_report
     from reports.tables import print_pages

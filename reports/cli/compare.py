@@ -36,6 +36,7 @@ _RULE = re.compile(r"(cycles|sample|memory|stage)\s*>\s*([+-]?\d+(?:\.\d+)?)\s*%
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument("other", metavar="OTHER", help="the second profile")
     parser.add_argument(
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     broken: list[str] = []
     other_path = common.find_one(args.other)
 

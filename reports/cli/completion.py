@@ -1,5 +1,6 @@
-"""A script that makes the shell complete ipu-report: subcommands, options and their choices, and
-profiles.
+"""A script that makes the shell complete ipu-report.
+
+Subcommands, options and their choices, and profiles.
 
 It is made from the subcommands themselves, needs nothing else installed, and starts no Python when
 you press Tab.
@@ -20,13 +21,13 @@ EXAMPLES = """  ipu-report completion bash >> ~/.bashrc
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     parser.add_argument("shell", choices=sorted(_SHELLS), help="which one")
 
 
 def run(args: argparse.Namespace) -> int:
-    from reports.cli import make_parser
-
-    print(_SHELLS[args.shell](commands_of(make_parser())), end="")
+    """Run the subcommand; the result is its exit code."""
+    print(_SHELLS[args.shell](commands_of(args.whole_parser)), end="")
     return common.OK
 
 

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ EXAMPLES = """  ipu-report doctor demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_form(parser)
     parser.add_argument(
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     well = True
 
     def page(report: Report) -> Page:
@@ -66,6 +69,7 @@ def _checks(report: Report) -> Iterator[tuple[str, str]]:
             lambda r: "" if r.meta["complete"] else "the profile was not finished",
         ),
         ("every table can be read", _tables),
+        ("rows refer to what is there", _rows),
         ("stages cost what their bodies do", _stages),
         ("memory of every IPU can be read", _memory),
         ("no tile is too full", _overflow),
@@ -99,6 +103,21 @@ def _tables(report: Report) -> str:
     return f"nothing in {', '.join(empty)}" if empty else ""
 
 
+def _rows(report: Report) -> str:
+    """`profiler.integrity` over everything: reading it is the check."""
+    from profiler import records
+
+    if report.meta["complete"]:
+        for record in records.STORED:
+            if record is not records.Use or report.format > 1:
+                report.columns_of(record)
+    report.program_steps()
+    for run in report.runs["run"].tolist():
+        if report.runs["iterations"].iloc[run]:
+            report.steps(run, iteration=0)
+    return ""
+
+
 def _stages(report: Report) -> str:
     bodies = report.bodies[report.bodies["kind"] == "task"]
     cycles_of: dict[tuple[int, str], int] = {}
@@ -110,7 +129,7 @@ def _stages(report: Report) -> str:
     for stage in report.stages["stage"]:
         if (stage, "backward") in cycles_of:
             cycles_of[stage, "backward"] += cycles_of.get((stage, "recompute"), 0)
-    for direction in ("forward", "recompute", "backward"):
+    for direction in (Direction.FORWARD, Direction.RECOMPUTE, Direction.BACKWARD):
         for stage, cycles in zip(
             report.stages["stage"], report.stages[f"{direction}_cycles"], strict=True
         ):
@@ -139,7 +158,9 @@ def _time(report: Report) -> str:
     from profiler import records
 
     for run in report.runs["run"].tolist():
-        every = report.tasks(run)
+        if not report.runs["iterations"].iloc[run]:
+            return f"run {run} has no device iteration"
+        every = report.tasks(run, iteration=0)  # the others repeat it
         for ipu, tasks in every[every["kind"] != records.BESIDE].groupby("ipu"):
             wrong = tasks["start"].to_numpy()[1:] != tasks["end"].to_numpy()[:-1]
             if wrong.any():
@@ -149,6 +170,8 @@ def _time(report: Report) -> str:
 
 def _cycles(report: Report) -> str:
     for run in report.runs["run"].tolist():
+        if not report.runs["iterations"].iloc[run]:
+            return f"run {run} has none"
         cycles = report.pipeline_cycles(run)
         if not len(cycles):
             return f"run {run} has none"

@@ -1,5 +1,7 @@
-"""A profile for other tools: a trace that Perfetto and chrome://tracing open, stacks for flame
-graphs, or a frame as CSV or Parquet.
+"""A profile for other tools.
+
+A trace that Perfetto and chrome://tracing open, stacks for flame graphs, or a frame as CSV or
+Parquet.
 
 The trace has a process for each IPU with a thread for its tasks, one for their program steps, and
 counters (live bytes, busy tiles, bytes over links), and a process for the calls and their pipeline
@@ -49,6 +51,7 @@ _TABLES = (*_OF_RUN, "ops", "stages", "blocks", "program_steps", "variables", "m
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="where to write it"
@@ -88,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     form = _form(args.output, args.format)
     with common.open_one(args) as report:
         if form not in ("csv", "parquet") or args.table in _OF_RUN:

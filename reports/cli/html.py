@@ -1,5 +1,6 @@
-"""The profile as one self-contained HTML file: the main figures, interactive, without a server or a
-network.
+"""The profile as one self-contained HTML file.
+
+The main figures, interactive, without a server or a network.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ EXAMPLES = """  ipu-report html demo/training -o report.html
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument(
         "-o",
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     with common.open_one(args) as report:
         from reports.html import write_html
 

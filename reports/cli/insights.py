@@ -22,12 +22,15 @@ EXAMPLES = """  ipu-report insights demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_top(parser, 8)
     common.add_form(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from dataclasses import asdict
 

@@ -1,5 +1,6 @@
-"""Live bytes over the program steps of an IPU: the fullest steps, or (--top 0; --json and --csv
-without --top) all of them in order.
+"""Live bytes over the program steps of an IPU.
+
+The fullest steps, or (--top 0; --json and --csv without --top) all of them in order.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ EXAMPLES = """  ipu-report liveness demo/training                    the fullest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
     common.add_top(parser, 10)
@@ -28,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from reports.tables import Column, Page, Table, integer, kibibytes, text, whole_kibibytes
 

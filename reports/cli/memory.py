@@ -26,6 +26,7 @@ EXAMPLES = """  ipu-report memory demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     over = False
 
     def page(report: Report) -> Page:

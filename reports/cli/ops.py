@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -29,13 +30,14 @@ _SORT = ("cycles", "flops", "name")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument("--sort", choices=_SORT, default="cycles", help="by what (default: cycles)")
     parser.add_argument("--name", metavar="WORDS", help="only operators with this in their name")
     parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
     parser.add_argument(
         "--direction",
-        choices=("forward", "backward", "recompute", "update"),
+        choices=[direction.value for direction in Direction],
         help="only this direction",
     )
     common.add_top(parser, 20)
@@ -43,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from profiler import analysis
         from profiler.units import percent

@@ -1,5 +1,6 @@
-"""Each pipeline cycle: how long it is, which stage makes it so, with what, and how much of the IPUs
-is busy meanwhile.
+"""Each pipeline cycle.
+
+How long it is, which stage makes it so, with what, and how much of the IPUs is busy meanwhile.
 
 A pipeline cycle lasts as long as the slowest IPU's work, then copies between IPUs, syncs and host
 I/O. 'work' is that IPU's: F forward, B backward, R recomputation, U weight update, with the stage.
@@ -13,6 +14,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
+from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -28,10 +30,15 @@ EXAMPLES = """  ipu-report pipeline demo/training
   ipu-report pipeline --json demo/training | jq '.[0].bubble.time_measured'
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
 """
-_LETTERS = {"forward": "F", "backward": "B", "recompute": "R"}
+_LETTERS: dict[str, str] = {
+    Direction.FORWARD: "F",
+    Direction.BACKWARD: "B",
+    Direction.RECOMPUTE: "R",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_run(parser)
     common.add_iteration(parser)
@@ -42,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     return common.each_profile(args, lambda report: _page(report, args))
 
 
@@ -115,7 +123,7 @@ def _page(report: Report, args: argparse.Namespace) -> Page:
 
 
 def _short(work: str) -> str:
-    """ "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
+    """The text "backward of stage 1, forward of stage 1" as "B:1 F:1"."""
     parts = [part.split(" of stage ") for part in work.split(", ") if part]
     return " ".join(
         _LETTERS.get(part[0], "U") + (f":{part[1]}" if len(part) > 1 else "") for part in parts

@@ -21,6 +21,7 @@ EXAMPLES = """  ipu-report program --depth 3 demo/training           the outline
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--depth", type=common.count, metavar="N", help="levels to show (default: all)"
@@ -31,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from reports.tables import Column, Page, Table, text
 
@@ -49,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
             Column("said", "program", text),
             Column("repeat", "times"),
             Column("type", "type", text),
+            Column("cycles", "cycles a call"),
         )
         shown = frame.assign(said=said) if args.form == "text" else frame
         return Page(str(report.path), (Table("program", shown, columns, most=common.top(args)),))
@@ -57,9 +61,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_depth(report: Report) -> pd.DataFrame:
-    """The tree, depth-first, with ``depth`` (0: roots)."""
+    """The tree, depth-first, with ``depth`` (0: roots) and ``cycles`` of a call."""
+    from profiler.analysis import program_cycles
+
     tree = report.program
     depth: dict[int, int] = {-1: -1}
     for node, parent in zip(tree["id"].tolist(), tree["parent"].tolist(), strict=True):
         depth[node] = depth[parent] + 1  # parents come before their children
-    return tree.assign(depth=[depth[node] for node in tree["id"].tolist()])
+    levels = [depth[node] for node in tree["id"].tolist()]
+    return tree.assign(depth=levels, cycles=program_cycles(report))

@@ -1,5 +1,4 @@
-"""The best split of the model's Blocks into stages, why it cannot be better, and a file that makes
-it so.
+"""The best split of a model's Blocks into stages, why it is best, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and --verify then says what was predicted and what came of it. The
@@ -37,6 +36,7 @@ _WAYS = ("profiled", "choose", "always", "never")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--stages", type=common.count, metavar="N", help="so many (default: what is quickest)"
@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     if sum([args.fewest, args.stage_ipus is not None, args.stages is not None]) > 1:
         raise common.CommandError(
             "--stages, --fewest and --stage-ipus each say how many stages: give one", common.USAGE
@@ -108,8 +109,10 @@ def best(
     choices: Sequence[Choice] = (),
     together: Sequence[Sequence[int]] = (),
 ) -> Split:
-    """The best split into so many stages; or the quickest onto as many IPUs as were profiled, or
-    fewer: one stage each, or the profiled list of stages where that comes back to one.
+    """The best split into so many stages.
+
+    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or the profiled
+    list of stages where that comes back to one.
     """
     from profiler.rebalance import best_split
 
@@ -155,11 +158,11 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
 def _groups(costs: Costs, words: str) -> list[list[int]]:
     """Blocks to be kept together, as the option says them."""
     if words.strip() == "tied" and "tied" not in costs.names:
-        if not costs.tied:
+        if not costs.cuts.ties:
             raise ValueError(
                 "no weight is read by more than one Block: there is nothing to keep together"
             )
-        return [list(blocks) for _, blocks in costs.tied]
+        return [list(blocks) for blocks in costs.cuts.ties.blocks]
     return [_blocks(costs, words)]
 
 
@@ -170,7 +173,7 @@ def _parted(costs: Costs, assignment: Assignment) -> list[str]:
         f"{name} is read by {', '.join(costs.names[block] for block in blocks)}, which would be on"
         " different IPUs: it moves between them for every micro-batch (--together tied keeps them"
         " on one)"
-        for name, blocks in costs.tied
+        for name, blocks in zip(costs.cuts.ties.names, costs.cuts.ties.blocks, strict=True)
         if len({ipus[block] for block in blocks}) > 1
     ]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that ask further questions about a split."""
     group = parser.add_argument_group("more answers")
     group.add_argument(
         "--pareto", action="store_true", help="cycles against memory: the splits that nothing beats"
@@ -115,7 +116,7 @@ def _pareto(
             _sizes(costs, point.assignment.starts),
             point.bottleneck,
             point.fullest,
-            "yes" if point.fullest <= costs.bytes_per_tile else "no",
+            "yes" if point.fullest <= costs.machine.bytes_per_tile else "no",
             saves(costs, point.assignment.choices),
         )
         for point in pareto(costs, _stages(split), choices)
@@ -163,12 +164,12 @@ def saves(costs: Costs, choices: Sequence[Choice]) -> str:
 def _inside(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler.rebalance.block_splitting import best_cut_inside
+    from profiler.rebalance.block_splitting import best_block_cut
     from reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
-    found = best_cut_inside(report, costs, _stages(split))
-    block = costs.names[int((costs.forward + costs.backward).argmax())]
+    found = best_block_cut(report, costs, _stages(split))
+    block = costs.names[int((costs.cycles.work).argmax())]
     if found is None:
         words = (
             f"No cut inside Block {block}, the longest, makes it quicker on {_stages(split)} IPUs."
@@ -290,12 +291,12 @@ def _prices(
 def _blame(
     report: Report, costs: Costs, split: Split, choices: Sequence[Choice], args: argparse.Namespace
 ) -> list[Part]:
-    from profiler.rebalance.blame import CAUSES, blame
+    from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
     from profiler.units import percent
     from reports.tables import Column, Table, identity
 
     common.check_run(report, 0)
-    frame = blame(report)
+    frame = waiting_causes(report)
     titles = {
         "tile imbalance": "uneven\ntiles",
         "exchange": "ex-\nchange",

@@ -25,6 +25,7 @@ EXAMPLES = """  ipu-report stages demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--by", choices=("stage", "block"), default="stage", help="rows (default: stage)"
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     return common.each_profile(args, _by_block if args.by == "block" else _by_stage)
 
 

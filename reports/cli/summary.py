@@ -1,5 +1,6 @@
-"""The profile in a page: the machine, the run, the speed, where the cycles go, how full the memory
-is, what is odd.
+"""The profile in a page.
+
+The machine, the run, the speed, where the cycles go, how full the memory is, what is odd.
 
 Speed and cycles are predictions of the machine model, not measurements. 'Samples a second' counts
 the IPUs' time only: a host that cannot keep up is not in it.
@@ -40,11 +41,13 @@ _KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     common.add_form(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     return common.each_profile(args, _page)
 
 

@@ -19,6 +19,7 @@ EXAMPLES = """  ipu-report tile --ipu 2 demo/training                the fullest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument("--ipu", type=common.count, default=0, metavar="N", help="IPU (default: 0)")
     parser.add_argument(
@@ -35,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from reports.tables import Column, Page, Table, integer, say, text
 

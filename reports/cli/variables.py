@@ -1,5 +1,6 @@
-"""What lies in tile memory, the largest first: weights, activations, stash, code and the rest, with
-their lifetimes.
+"""What lies in tile memory, the largest first.
+
+Weights, activations, stash, code and the rest, with their lifetimes.
 
 A variable is live at the steps from 'start' up to 'stop' of its IPU; 'always' is what stays for the
 whole run.
@@ -24,6 +25,7 @@ EXAMPLES = """  ipu-report variables demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
@@ -37,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
+
     def page(report: Report) -> Page:
         from reports.tables import Column, Page, Table, identity, integer, text
 

@@ -30,6 +30,7 @@ EXAMPLES = """  ipu-report view demo/training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profile(parser)
     parser.add_argument(
         "other", nargs="?", metavar="OTHER", help="a second profile, to compare with the first"
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     with common.open_one(args) as report, _other(args) as other:
         port = free_port(args.host, args.port)  # before Dash is imported, which takes seconds
         from viewer import create_app

@@ -1,5 +1,6 @@
-"""What any split into stages would give: cycles, throughput, memory of each IPU, and whether it
-would compile.
+"""What any split into stages would give.
+
+Cycles, throughput, memory of each IPU, and whether it would compile.
 
 Nothing is compiled: the engine's own schedule is laid out over the costs of the profile's Blocks.
 An assignment is one of: a stage for each Block (0,0,1,2); how many Blocks each stage has (2-1-1);
@@ -30,6 +31,7 @@ EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
         "--assign",
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the subcommand; the result is its exit code."""
     illegal: list[bool] = []
     code = common.each_profile(args, lambda report: _page(report, args, illegal))
     return max(code, common.NOT_SO) if any(illegal) else code
@@ -133,8 +136,9 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
 
 
 def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
-    """A row a stage: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile`` (of its IPU,
-    in bytes).
+    """A row for each stage: its Blocks, cycles and the fullest tile of its IPU in bytes.
+
+    Columns: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile``.
     """
     import pandas as pd
 

@@ -1,5 +1,6 @@
-"""The fidelity harness: rows are read by their grammar, run through the front end, and reported
-honestly.
+"""The fidelity harness.
+
+Rows are read by their grammar, run through the front end, and reported honestly.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ def test_a_row_that_cannot_run_says_why(case: str, changed: dict[str, str], why:
 
 
 def test_poplibs_products_are_met_with_half_the_units() -> None:
-    """MK2 has 16 units for fp16 partials, 8 for fp32 ones; with 16 these rows were 0.58-0.85 of the
-    published.
+    """MK2 has 16 units for fp16 partials, 8 for fp32 ones.
+
+    With 16 these rows were 0.58-0.85 of the published.
     """
     rows = [
         row

@@ -1,5 +1,6 @@
-"""Who may import whom: the table of docs/architecture.md, read from that page and held against the
-sources.
+"""Who may import whom.
+
+The table of docs/architecture.md, read from that page and held against the sources.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -44,8 +46,9 @@ def table() -> dict[str, set[str]]:
 
 
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports at run time, wherever in it; imports for type checkers do not
-    count.
+    """Modules that a file imports at run time, wherever in it.
+
+    Imports for type checkers do not count.
     """
     names: set[str] = set()
 
@@ -93,6 +96,68 @@ def test_a_module_imports_only_what_its_package_may(path: Path) -> None:
             assert name.startswith(only), (
                 f"{relative} imports {name}; of {top} it may have {', '.join(only)}"
             )
+
+
+# Packages within which every import points down: no circles, those for type checkers included.
+NO_CIRCLES = ("profiler", "viewer", "reports")
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    """Dotted names of a package's modules and their files; a package goes by its own name."""
+    return {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): path
+        for path in package.rglob("*.py")
+    }
+
+
+def imports_of(path: Path, modules: set[str]) -> set[str]:
+    """Which of ``modules`` a file imports, wherever in it and for whom ever."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in modules else str(node.module))
+    return found & modules
+
+
+def circle(package: Path) -> list[str]:
+    """Modules of a package that import one another in a circle; none: empty."""
+    modules = modules_of(package)
+    sorter = TopologicalSorter(
+        {name: imports_of(path, set(modules)) for name, path in modules.items()}
+    )
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("package", NO_CIRCLES)
+def test_imports_inside_a_package_make_no_circle(package: str) -> None:
+    assert not circle(ROOT / package)
+
+
+def test_circles_are_met_wherever_they_hide(tmp_path: Path) -> None:
+    package = tmp_path / "house"
+    (package / "cellar").mkdir(parents=True)
+    files = {
+        "__init__": "from house.door import key",
+        "door": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house import cellar",
+        "cellar/__init__": "",
+        "cellar/stairs": "",
+    }
+    for name, text in files.items():
+        (package / f"{name}.py").write_text(text)
+    assert circle(package) == []
+    (package / "cellar/__init__.py").write_text("def f():\n    from house.cellar import stairs")
+    (package / "cellar/stairs.py").write_text("from house.door import key")
+    assert set(circle(package)) == {"house.door", "house.cellar", "house.cellar.stairs"}
 
 
 def test_no_test_is_so_lax_that_it_cannot_fail(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from ipu_exec.lowering import lower, registry
+from ipu_exec.lowering import elementwise, lower, operators, registry
+from profiler import open_report
 from reports.cli import COMMANDS, main
+from tests.ipu_exec.lowering import test_operators_probe
+from tests.ipu_exec.lowering.test_plans import check
 from tests.operands import MK2, op, tensor
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
@@ -70,9 +74,8 @@ def test_commands_of_the_readmes_table_run_as_written(command: str, tmp_path: Pa
     argv = (
         [name, *(str(for_words.get(word, word)) for word in given)] if given else [name, str(path)]
     )
-    if (
-        name == "view"
-    ):  # serves until it is ended: its words are checked, and tests/viewer/test_pages.py opens it
+    # serves until it is ended: its words are checked, and tests/viewer/test_pages.py opens it
+    if name == "view":
         assert given == ["PROFILE"]
     else:
         assert main(argv) == 0
@@ -104,21 +107,67 @@ def test_the_readmes_model_trains_and_its_profile_answers(tmp_path: Path) -> Non
     assert "bytes on the fullest tile of IPU 0" in process.stdout
 
 
-def test_contributings_operator_lowers_as_its_own_test_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def own_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowerings registered in a test are gone after it, and the page's operator is not ours."""
     monkeypatch.setattr(registry, "_LOWERINGS", dict(registry._LOWERINGS))
+    monkeypatch.setattr(operators, "_INFOS", dict(operators._INFOS))
+    monkeypatch.setattr(elementwise, "BINARY", dict(elementwise.BINARY))
     assert not any("hypot" in name for name in registry.registered()), (
         "the page adds an operator that is there"
     )
+
+
+def probe_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold hypot against the operator probe, which the page says to open for it."""
+    assert "hypot" in test_operators_probe.NONE
+    monkeypatch.delitem(test_operators_probe.NONE, "hypot")
+    call, inputs = test_operators_probe.FUNCTIONS["hypot"]
+    test_operators_probe.test_it_compiles("hypot", call, inputs, is_module=False)
+    row, column, whole = tensor(1, 100), tensor(64, 1), tensor(64, 100)
+    for operands in ((whole, row), (row, whole), (row, column)):
+        spec = op("aten.hypot.default", operands, whole)
+        plan = lower(spec, MK2)
+        check(plan, spec)
+        assert plan.flops >= 4 * 6400
+
+
+@pytest.mark.usefixtures("own_registrations")
+def test_contributings_row_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
+    (change,) = blocks("CONTRIBUTING.md", "diff")
+    (row,) = re.findall(r"^\+(.*)$", change, re.MULTILINE)
+    elementwise.BINARY.update(ast.literal_eval(f"{{{row}}}"))
+    registry.lowering("aten.hypot", elementwise=True)(elementwise.lower_elementwise)
+    probe_passes(monkeypatch)
+
+
+@pytest.mark.usefixtures("own_registrations")
+def test_contributings_function_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
     spaces: dict[str, Any] = {}
-    lowering, check = blocks("CONTRIBUTING.md", "python")
+    lowering, own_test = blocks("CONTRIBUTING.md", "python")
     exec(compile(lowering, "CONTRIBUTING.md", "exec", dont_inherit=True), spaces)
-    exec(compile(check, "CONTRIBUTING.md", "exec", dont_inherit=True), spaces)
+    exec(compile(own_test, "CONTRIBUTING.md", "exec", dont_inherit=True), spaces)
     spaces["test_hypot_is_four_compute_sets"]()
-    row, whole = tensor(100), tensor(64, 100)
-    plan = lower(op("aten.hypot.default", (whole, row), whole), MK2)
-    assert plan.flops >= 4 * 6400
+    probe_passes(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "tool", ["ruff check", "ruff format --check", "mypy --config-file pyproject.toml"]
+)
+def test_contributings_code_passes_what_ours_must(tool: str, tmp_path: Path) -> None:
+    """Nothing is found in the lowering and in its test, as files of their own."""
+    files = [tmp_path / "hypot.py", tmp_path / "test_hypot.py"]
+    for file, code in zip(files, blocks("CONTRIBUTING.md", "python"), strict=True):
+        file.write_text(f'"""An operator."""\n\n{code}')
+    command = [sys.executable, "-m", *tool.split()]
+    if tool.startswith("ruff"):
+        command += ["--config", "pyproject.toml"]
+    if tool == "ruff check":  # as for our own tests
+        command += ["--extend-per-file-ignores", "test_*.py:D"]
+    process = subprocess.run(
+        [*command, *map(str, files)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_contributings_error_is_the_compilers() -> None:
@@ -145,3 +194,13 @@ def test_every_example_of_the_readme_is_of_the_demo() -> None:
     assert f"{max(cycles):,} cycles a micro-batch" in words
     for (*_, share), count in zip(rows, cycles, strict=True):
         assert float(share) == pytest.approx(100 * count / max(cycles), abs=0.06)
+
+
+def test_the_header_of_a_profile_is_described(demo: Path) -> None:
+    """Every key that a profile of ours has is in the page's table, and no other is."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (section,) = re.findall(r"## The header of a profile\n(.*?)\n## ", page, re.DOTALL)
+    keys = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    described = {key for cell in keys for key in re.findall(r"`(\w+)`", cell)}
+    with open_report(demo / "training") as report:
+        assert set(report.meta) == described

@@ -1,5 +1,6 @@
-"""PopTorch's operators: numbers against plain PyTorch, inside models that compile; what they cost;
-what they refuse.
+"""PopTorch's operators.
+
+Numbers against plain PyTorch, inside models that compile; what they cost; what they refuse.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from ipu_exec.options import TARGET_VARIABLE
 
 
 class Run(nn.Module):
-    """A function as a model; with ``train`` its result is squared into a loss behind a linear
-    layer.
+    """A function as a model.
+
+    With ``train`` its result is squared into a loss behind a linear layer.
     """
 
     def __init__(self, function: Callable[..., Any], train: int = 0) -> None:
@@ -546,8 +548,9 @@ def test_farthest_points_are_each_farthest_from_those_before() -> None:
 
 
 def test_beam_search_finds_the_likeliest_labels() -> None:
-    """Against all paths of a small problem: the probability of a labelling is the sum over its
-    alignments.
+    """Against all paths of a small problem.
+
+    The probability of a labelling is the sum over its alignments.
     """
     steps, classes = 4, 3
     probs = torch.randn(steps, 2, classes, generator=torch.Generator().manual_seed(1)).log_softmax(

@@ -181,8 +181,9 @@ def test_lars_takes_a_plain_step_where_a_norm_is_zero() -> None:
 
 @pytest.mark.parametrize(("momentum", "centered"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_rmsprop_of_tensorflow(momentum: float, centered: bool) -> None:
-    """Against its formula written out for one weight: the mean square starts at 1, eps is inside
-    the root.
+    """Against its formula written out for one weight.
+
+    The mean square starts at 1, eps is inside the root.
     """
     weight = torch.nn.Parameter(torch.tensor([1.0]))
     made = optim.RMSprop(

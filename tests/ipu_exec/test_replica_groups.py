@@ -1,5 +1,6 @@
-"""Weights that differ between replicas: numbers against plain PyTorch, and what their all-reduce
-costs.
+"""Weights that differ between replicas.
+
+Numbers against plain PyTorch, and what their all-reduce costs.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(
     assert "--inside" in found.action
     assert f"about {found.gain_cycles:,} cycles less" in found.detail
     costs = Costs.from_report(uneven)
-    even = replace(costs, forward=np.full_like(costs.forward, costs.forward.mean()))
+    mean = np.full_like(costs.cycles.forward, costs.cycles.forward.mean())
+    even = replace(costs, cycles=replace(costs.cycles, forward=mean))
     split = Assignment.of(costs.stage.tolist(), costs.ipus)
     saved = what_if(costs, split).total - what_if(even, split).total
     assert found.gain_cycles == pytest.approx(saved, rel=0.01)

@@ -1,5 +1,6 @@
-"""The coding of integer arrays: nothing is lost, small things stay small, and a hostile blob costs
-nothing.
+"""The coding of integer arrays.
+
+Nothing is lost, small things stay small, and a hostile blob costs nothing.
 """
 
 from __future__ import annotations

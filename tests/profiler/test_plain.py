@@ -13,6 +13,7 @@ import pytest
 
 import profiler
 from profiler import ProfileError, migrate, open_report, plain, records, schema
+from profiler.trace import waits_as_syncs
 from reports.cli import main as ipu_report
 from tests.synthetic import synthetic_profile
 
@@ -33,7 +34,12 @@ def ask(path, sql):
 
 
 def test_executed_steps_are_the_reports(path, report):
-    found = ask(path, "SELECT * FROM execution_steps ORDER BY run, ipu, start, id")
+    every = ask(path, "SELECT * FROM execution_steps ORDER BY run, ipu, start, id")
+    assert sorted(every["id"]) == list(range(len(every)))
+    found = every[every["cycles"] > every["waited"]].copy()
+    found["start"] += found["waited"]
+    found["cycles"] -= found["waited"]
+    found = found.sort_values(["run", "ipu", "start"], kind="stable")
     parts = [report.steps(run).assign(run=run) for run in report.runs["run"]]
     wanted = pd.concat(parts)
     wanted = wanted[wanted["step"] >= 0].sort_values(["run", "ipu", "start"], kind="stable")
@@ -42,7 +48,10 @@ def test_executed_steps_are_the_reports(path, report):
     for name in ("run", "iteration", "ipu", "micro_batch", "pipeline_cycle", "step", "start"):
         assert found[name].tolist() == wanted[name].tolist(), name
     assert found["cycles"].tolist() == (wanted["end"] - wanted["start"]).tolist()
-    assert sorted(found["id"]) == list(range(len(found)))
+    spent = every.groupby(["run", "ipu"])["cycles"].sum().unstack()
+    assert spent.to_numpy().tolist() == [
+        [cycles] * report.target.num_ipus for cycles in report.runs["cycles"]
+    ]
 
 
 def test_micro_batches_are_the_reports_tasks(path, report):
@@ -97,6 +106,8 @@ def test_sql_written_for_the_vendors_file_runs(path, report):
     type_of = report.program_steps().set_index("step")["type"]
     steps = steps[steps["step"] >= 0]
     wanted = (steps["end"] - steps["start"]).groupby(steps["step"].map(type_of)).sum()
+    idle = sum(report.cycle_proportions(run)["idle"].sum() for run in report.runs["run"])
+    wanted["Sync"] += idle  # an external sync lasts as long as its IPU waits
     assert dict(of_type.itertuples(index=False)) == wanted.to_dict()
     busy = ask(
         path,
@@ -112,11 +123,26 @@ def test_sql_written_for_the_vendors_file_runs(path, report):
         "SELECT p.name, c.name AS vertex_set FROM steps s JOIN programs p ON p.id = s.program "
         "JOIN compute_sets c USING (compute_set)",
     )
-    assert set(names["vertex_set"]) == set(
-        report.program_steps().query("type == 'OnTileExecute'")["name"]
-    )
+    ops, steps = report.ops, report.program_steps().query("type == 'OnTileExecute'")
+    own, theirs = ops["name"].to_dict(), ops["popart_name"].to_dict()
+    pairs = zip(steps["op"], steps["name"], strict=True)
+    wanted = {theirs.get(op, "") + name.removeprefix(own.get(op, "")) for op, name in pairs}
+    assert set(names["vertex_set"]) == wanted
     total = ask(path, "SELECT total FROM execution_cycle_totals")["total"]
     assert total.tolist() == report.runs["cycles"].tolist()
+
+
+def test_waits_become_syncs_by_hand():
+    """Two waits before a sync are its own; one before work stays, and so does one at the end."""
+    ipu = np.array([0, 0, 0, 0, 0, 1, 1])
+    start = np.array([0, 10, 15, 40, 46, 0, 46])
+    end = np.array([10, 15, 40, 46, 60, 46, 50])
+    wait = np.array([False, True, True, False, True, True, False])
+    sync = np.array([False, False, False, True, False, False, False])
+    found = waits_as_syncs(ipu, start, end, wait, sync)
+    assert found.kept.tolist() == [True, False, False, True, True, True, True]
+    assert found.start.tolist() == [0, 10, 15, 10, 46, 0, 46]
+    assert found.waited.tolist() == [0, 0, 0, 30, 14, 46, 0]
 
 
 def test_activity_of_a_step_by_hand():

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler import ProfileWriter, Report, liveness, memory, open_report, records, schema
+from profiler.enums import Purpose
 from profiler.liveness import Intervals
 from profiler.trace import Bodies, Tasks, slices, step_kind
 from tests.paths import ROOT
@@ -50,22 +51,23 @@ COLUMNS = {
     ),
     "ops": (
         "name aten direction block stage ipu module file line forward_op flops cycles estimated"
-        " plan block_name"
+        " plan popart_name block_name"
     ),
     "program": "id parent position type name repeat",
-    "bodies": "body name ipu stage kind direction cycles steps",
+    "bodies": "body name ipu stage kind direction cycles task steps",
     "runs": "run name iterations start end cycles host_start_us host_end_us predicted",
     "variables": (
         "name ipu category role op block stage dtype shape bytes interleaved always_live start stop"
+        " tensor parameter step"
     ),
     "program_steps()": (
-        "step ipu position name type kind direction stage block op cycles program bytes_in"
-        " bytes_out active_tiles tile_balance"
+        "step ipu position name type kind purpose tensor direction stage block op cycles program"
+        " bytes_in bytes_out active_tiles tile_balance"
     ),
     "pipeline_cycles()": "position phase start end cycles slowest_ipu",
     "tasks()": (
-        "iteration pipeline_cycle phase ipu body name kind direction stage micro_batch start end"
-        " cycles"
+        "iteration pipeline_cycle phase ipu body name kind task direction stage micro_batch start"
+        " end cycles"
     ),
     "steps()": (
         "iteration pipeline_cycle phase ipu body stage direction micro_batch step op block kind"
@@ -93,12 +95,15 @@ TEXTS = {
     "module",
     "file",
     "plan",
+    "popart_name",
     "block_name",
     "type",
     "kind",
     "phase",
     "category",
     "role",
+    "purpose",
+    "task",
     "dtype",
     "shape",
     "vertex_type",
@@ -230,7 +235,7 @@ def test_kinds_of_steps():
         "host I/O",
         "sync",
     ]
-    assert step_kind(records.SYNC, "External sync") == "external sync"
+    assert step_kind(records.SYNC, Purpose.EXTERNAL_SYNC) == "external sync"
 
 
 def test_vertices_of_a_step(report):

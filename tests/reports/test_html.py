@@ -68,8 +68,10 @@ def test_names_from_a_profile_are_text(chromium: Any, tmp_path: Path) -> None:
 
 @pytest.mark.browser
 def test_a_strangers_names_run_nothing_and_call_nobody(chromium: Any, tmp_path: Path) -> None:
-    """The page names its own three scripts by their hashes; a name that looks like a mark of the
-    template stays one."""
+    """The page names its own three scripts by their hashes.
+
+    A name that looks like a mark of the template stays one.
+    """
     path = named(synthetic_profile(tmp_path / "profile.pop", tiles=8), HTML + "@@FIGURES@@")
     with open_report(path) as report:
         write_html(report, tmp_path / "report.html")

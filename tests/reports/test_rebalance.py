@@ -1,5 +1,6 @@
-"""From a profile to a placement, to a second profile, and back: the shell's way through the
-rebalancer.
+"""From a profile to a placement, to a second profile, and back.
+
+The shell's way through the rebalancer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The boundary around the viewer (docs/security.md): whom it answers, what its pages may do, and
-that a stranger's profile is text on them.
+"""The boundary around the viewer (docs/security.md).
+
+Whom it answers, what its pages may do, and that a stranger's profile is text on them.
 """
 
 from __future__ import annotations

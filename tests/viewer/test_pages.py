@@ -1,5 +1,6 @@
-"""The viewer in a real browser, on the example's profile: pages draw, addresses restore them,
-numbers are right.
+"""The viewer in a real browser, on the example's profile.
+
+Pages draw, addresses restore them, numbers are right.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ FINEST = 2  # pixels: what is shorter is drawn with its neighbours
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What is drawn of one row. ``first`` and ``longest`` are positions in the row; ``count`` how
-    many slices.
+    """What is drawn of one row.
+
+    ``first`` and ``longest`` are positions in the row; ``count`` how many slices.
     """
 
     start: np.ndarray
@@ -100,8 +101,9 @@ def pieces(
 def totals(
     start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, codes: int
 ) -> np.ndarray:
-    """Cycles of each code between ``low`` and ``high``, exactly: float64[codes]. Slices need not be
-    sorted.
+    """Cycles of each code between ``low`` and ``high``, exactly: float64[codes].
+
+    Slices need not be sorted.
     """
     covered = np.clip(np.minimum(end, high) - np.maximum(start, low), 0, None)
     return np.bincount(code, weights=covered, minlength=codes)
@@ -109,8 +111,10 @@ def totals(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of slices, one after the other: row r has ``[first[r], first[r + 1])``. ``source`` says
-    where each slice came from (the position in its frame).
+    """Rows of slices, one after the other.
+
+    Row r has ``[first[r], first[r + 1])``. ``source`` says where each slice came from (the position
+    in its frame).
     """
 
     first: np.ndarray
@@ -123,8 +127,9 @@ class Rows:
     def make(
         cls, row: np.ndarray, start: np.ndarray, end: np.ndarray, code: np.ndarray, rows: int
     ) -> Rows:
-        """Sorted by row and start from slices in any order; those with a row outside ``0 .. rows -
-        1`` are left out.
+        """Sorted by row and start from slices in any order.
+
+        Those with a row outside ``0 .. rows - 1`` are left out.
         """
         order = np.lexsort((start, row)) if len(row) else np.zeros(0, dtype=np.int64)
         order = order[(row[order] >= 0) & (row[order] < rows)]
@@ -141,8 +146,9 @@ class Rows:
     def around(
         self, row: int, low: float, high: float, pixels: int, code: np.ndarray | None = None
     ) -> tuple[Pieces, np.ndarray]:
-        """What is drawn of a row between ``low`` and ``high``, and half as much on either side of
-        it, for dragging.
+        """The items of a row between ``low`` and ``high``, with a margin for dragging.
+
+        The margin is half as much on either side.
 
         Pieces end at the window's edges, so that what is written on them is in view; True in the
         mask for those in it. ``first`` and ``longest`` are positions in these rows. ``code`` may

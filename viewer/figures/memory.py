@@ -1,5 +1,6 @@
-"""Memory: bytes over tiles and program steps, with the limit of a tile drawn wherever it can be
-reached.
+"""Memory: bytes over tiles and program steps, with the limit of a tile.
+
+The limit is drawn wherever it can be reached.
 
 Arrays are bytes, int64, unless said; figures show KiB a tile and MiB an IPU.
 """
@@ -12,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from profiler.enums import Role
 from viewer.figures import units
 from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, WAITING, Theme
 from viewer.figures.units import plain
@@ -29,10 +31,10 @@ _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 # What bytes are for, from the model's own to the machine's: (name, roles or categories, light,
 # dark)
 KINDS = (
-    ("weights and buffers", ("weight", "buffer"), "#0072b2", "#3d9be0"),
+    ("weights and buffers", (Role.WEIGHT, Role.BUFFER), "#0072b2", "#3d9be0"),
     ("optimiser state", ("optimiser state",), "#56b4e9", "#8fd0f5"),
-    ("accumulators and gradients", ("accumulator", "gradient"), "#e69f00", "#f0b23a"),
-    ("activations and inputs", ("activation", "input"), "#009e73", "#2cbf93"),
+    ("accumulators and gradients", (Role.ACCUMULATOR, Role.GRADIENT), "#e69f00", "#f0b23a"),
+    ("activations and inputs", (Role.ACTIVATION, Role.INPUT), "#009e73", "#2cbf93"),
     ("stash", ("stash",), "#b6d94c", "#c9e86e"),
     ("temporaries", ("temporary",), "#cc4f8f", "#e07bb0"),
     ("constants", ("constant",), "#8c6bb1", "#b49ad3"),
@@ -248,8 +250,9 @@ def tiles(
     to_limit: bool = True,
     other: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Bytes of each tile, with and without gaps. ``frame`` is `Report.tiles`, ``other`` that of
-    another profile.
+    """Bytes of each tile, with and without gaps.
+
+    ``frame`` is `Report.tiles`, ``other`` that of another profile.
     """
     x = frame["tile"].to_numpy()
     figure = go.Figure()
@@ -307,8 +310,9 @@ def tiles(
 def chip(
     values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_limit: bool = False
 ) -> go.Figure:
-    """Bytes (or any number) of each tile where it lies on the chip: 64 columns; the order of tiles
-    is assumed.
+    """Bytes (or any number) of each tile where it lies on the chip.
+
+    64 columns; the order of tiles is assumed.
     """
     rows = _ROWS_OF_CHIP.get(len(values), max(1, int(np.sqrt(len(values) / 2.5))))
     columns = -(-len(values) // rows)
@@ -438,8 +442,9 @@ def tile_kinds(live: pd.DataFrame, theme: Theme) -> go.Figure:
 
 
 def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> go.Figure:
-    """When variables are live, largest first. ``variables``: name, category, role, bytes, start,
-    stop.
+    """When variables are live, largest first.
+
+    ``variables``: name, category, role, bytes, start, stop.
     """
     figure = go.Figure()
     labels = [

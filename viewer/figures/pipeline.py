@@ -1,5 +1,7 @@
-"""The pipeline: one lane an IPU, its tasks large, the steps they are made of as a strip beneath,
-and what its I/O tiles do at the same time as a strip above.
+"""The pipeline: one lane per IPU.
+
+Its tasks are large, with their steps as a strip beneath and the work of its I/O tiles as a strip
+above.
 
 Slices are drawn by activity (`slices`), so that the legend switches activities on and off. Times on
 the x-axis count from the start of what is shown (a device iteration, or a run).
@@ -16,6 +18,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
+from profiler.enums import Direction
 from viewer.figures import theme as themes
 from viewer.figures.lod import Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, Look
@@ -57,8 +60,9 @@ class Lanes:
 
 
 def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
-    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` (``by_direction``) or
-    `Report.steps`.
+    """Index into ``theme.ACTIVITIES`` of each row of `Report.tasks` or `Report.steps`.
+
+    The former with ``by_direction``.
     """
     kind, kinds = _factorised(frame["kind"])
     code = np.array([BY_KIND.get(name, COMPUTE) for name in kinds] or [0])[kind]
@@ -73,8 +77,9 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 def lanes(
     tasks: pd.DataFrame, steps: pd.DataFrame, cycles: pd.DataFrame, stages: pd.DataFrame
 ) -> Lanes:
-    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`. ``steps`` may be empty: no
-    strip then.
+    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`.
+
+    ``steps`` may be empty: no strip then.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code, of_steps = codes(tasks, by_direction=True), codes(steps, by_direction=False)
@@ -109,8 +114,9 @@ def pipeline(
     pixels: int = PIXELS,
     follow: int | None = None,
 ) -> go.Figure:
-    """The lanes between two cycles (default: all). ``follow``: a micro-batch to trace through the
-    IPUs.
+    """The lanes between two cycles (default: all).
+
+    ``follow``: a micro-batch to trace through the IPUs.
     """
     low, high = window or (0.0, float(max(1, lanes.end)))
     low, high = low + lanes.origin, high + lanes.origin
@@ -200,9 +206,9 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
         )
     )
     parts = {
-        "forward": "forward_cycles",
-        "recompute": "recompute_cycles",
-        "backward": "backward_cycles",
+        Direction.FORWARD: "forward_cycles",
+        Direction.RECOMPUTE: "recompute_cycles",
+        Direction.BACKWARD: "backward_cycles",
     }
     total = stages["forward_cycles"].to_numpy() + stages["backward_cycles"].to_numpy()
     for name, column in parts.items():
@@ -514,8 +520,9 @@ def _note(x: float, y: float, words: str, colour: str, shift: int, size: int) ->
 
 
 def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go.Scatter]:
-    """A micro-batch on its way: an arrow from the end of each of its tasks to the start of the
-    next.
+    """A micro-batch on its way.
+
+    An arrow from the end of each of its tasks to the start of the next.
     """
     code = codes(lanes.tasks, by_direction=True)
     mine = lanes.tasks[(lanes.tasks["micro_batch"] == micro_batch).to_numpy() & (code < COMPUTE)]

@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records, schedules
+from profiler.enums import Direction
 from profiler.rebalance import Costs, Prediction
 from viewer.figures.pipeline import Lanes, lanes
 from viewer.figures.theme import Theme
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 _SHADES = {"light": ("#0072b2", "#5aa9d6"), "dark": ("#3d9be0", "#2a6a99")}  # neighbours apart
 _DIRECTION = {
-    schedules.FORWARD: "forward",
-    schedules.BACKWARD: "backward",
-    schedules.UPDATE: "update",
-    schedules.RECOMPUTE: "recompute",
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.BACKWARD: Direction.BACKWARD,
+    schedules.UPDATE: Direction.UPDATE,
+    schedules.RECOMPUTE: Direction.RECOMPUTE,
 }
 _KIND = {
     schedules.COPY: "global exchange",
@@ -45,7 +46,7 @@ def stages(
     spans = prediction.assignment.spans(len(costs))
     labels = [f"stage {k} · IPU {ipu}" for k, ipu in enumerate(prediction.assignment.ipus)]
     figure = go.Figure()
-    own = costs.forward + costs.backward
+    own = costs.cycles.work
     for k, (first, last) in enumerate(spans):
         done = 0
         for block in range(first, last + 1):
@@ -65,8 +66,9 @@ def stages(
                 textangle=0,
                 textfont={"color": "#ffffff" if theme.name == "light" else "#10151c", "size": 12},
                 hovertemplate=(
-                    f"<b>{plain(costs.names[block])}</b><br>forward {costs.forward[block]:,},"
-                    f" backward {costs.backward[block]:,} cycles<extra></extra>"
+                    f"<b>{plain(costs.names[block])}</b><br>"
+                    f"forward {costs.cycles.forward[block]:,},"
+                    f" backward {costs.cycles.backward[block]:,} cycles<extra></extra>"
                 ),
                 showlegend=False,
             )

@@ -1,5 +1,6 @@
-"""Slices of rows as plotly traces, one or two an activity: wide ones as bars, narrow ones as one
-filled outline.
+"""Slices of rows as plotly traces, one or two an activity.
+
+Wide ones as bars, narrow ones as one filled outline.
 
 A browser takes a tenth of a second for a thousand bars, each an element of the page, but draws an
 outline of a thousand rectangles at once. What is only a few pixels wide has no room for a name, and
@@ -21,8 +22,9 @@ WIDE = 8  # pixels
 
 @dataclass(frozen=True)
 class Look:
-    """How an activity is drawn: its name in the legend, the bars' marker, and the colours of
-    outline and text.
+    """How an activity is drawn.
+
+    Its name in the legend, the bars' marker, and the colours of outline and text.
     """
 
     name: str
@@ -32,8 +34,9 @@ class Look:
 
 
 class Canvas:
-    """Slices gathered row by row. What has fewer than ``wide`` pixels is narrow; ``origin`` is 0 on
-    the x-axis.
+    """Slices gathered row by row.
+
+    What has fewer than ``wide`` pixels is narrow; ``origin`` is 0 on the x-axis.
     """
 
     def __init__(self, cycles_a_pixel: float, origin: int, scale: float, wide: int = WIDE) -> None:
@@ -93,9 +96,8 @@ class Canvas:
             if bars is not None and (mine := bars[2] == code).any():
                 made.append(self._bar(look, *(column[mine] for column in bars)))
             if narrow is not None and (mine := narrow[2] == code).any():
-                if (
-                    not made or made[-1].name != look.name
-                ):  # the legend shows squares, whatever is drawn
+                # the legend shows squares, whatever is drawn
+                if not made or made[-1].name != look.name:
                     made.append(
                         go.Bar(
                             name=look.name,
@@ -151,8 +153,9 @@ class Canvas:
         y: np.ndarray,
         height: np.ndarray,
     ) -> go.Scatter:
-        """All narrow pieces of an activity as one filled outline, with gaps between: a single
-        element of the page.
+        """All narrow pieces of an activity as one filled outline, with gaps between.
+
+        A single element of the page.
         """
         left, right, none = self._at(start), self._at(end), np.full(len(start), np.nan)
         low, high = y - height / 2, y + height / 2

@@ -1,5 +1,6 @@
-"""Colours and type, for light and dark pages: the one place that has them (assets/style.css takes
-them from here).
+"""Colours and type, for light and dark pages.
+
+The one place that has them (assets/style.css takes them from here).
 
 What an IPU does is told apart by the Okabe-Ito hues, which colour-blind people can tell apart;
 recomputing a forward pass is forward's hue, paler and hatched. Bytes are drawn in viridis, which
@@ -14,6 +15,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from profiler import records
+from profiler.enums import Direction
 
 FONT = "system-ui, 'Segoe UI', 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 
@@ -29,6 +31,7 @@ class Activity:
     dark_text: bool = False  # on its colour, in both themes
 
     def colour(self, theme: Theme) -> str:
+        """Its colour in that theme."""
         return self.dark if theme.name == "dark" else self.light
 
 
@@ -59,13 +62,15 @@ _BY_KIND = {
     "idle": "waiting",
 }
 _BY_DIRECTION = {
-    "forward": "forward",
-    "backward": "backward",
-    "recompute": "recompute",
-    "update": "weight update",
+    Direction.FORWARD: "forward",
+    Direction.BACKWARD: "backward",
+    Direction.RECOMPUTE: "recompute",
+    Direction.UPDATE: "weight update",
 }
 BY_KIND = {kind: NAMES.index(name) for kind, name in _BY_KIND.items()}
-BY_DIRECTION = {direction: NAMES.index(name) for direction, name in _BY_DIRECTION.items()}
+BY_DIRECTION: dict[str, int] = {
+    direction: NAMES.index(name) for direction, name in _BY_DIRECTION.items()
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,9 @@ _MODULE_COLOURS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """Rows ready to be drawn. ``label`` is an index into ``labels`` for each slice of ``rows``'
-    frame order.
+    """Rows ready to be drawn.
+
+    ``label`` is an index into ``labels`` for each slice of ``rows``' frame order.
     """
 
     rows: Rows
@@ -91,11 +92,13 @@ def flat(steps: pd.DataFrame, ipus: int) -> Trace:
     )
 
 
-def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
-    """One IPU: its tasks, beneath them the modules by the levels of their path, then the steps; at
-    the bottom those of its I/O tiles, if any.
+def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -> Trace:
+    """One IPU: its tasks, beneath them modules and operators by level of their path, then steps.
 
-    ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start.
+    At the bottom those of its I/O tiles, if any.
+
+    ``steps`` and ``tasks`` are `Report.steps` and `Report.tasks` of one IPU, sorted by start;
+    ``operators`` are the names of operators by id.
     """
     import pandas as pd
 
@@ -104,7 +107,8 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
     name, names = pd.factorize(steps["name"])
     start, end = steps["start"].to_numpy(), steps["end"].to_numpy()
     task = np.searchsorted(tasks["start"].to_numpy(), start, side="right") - 1
-    paths = [str(words).split("/")[:-1] for words in names]
+    op, ops = pd.factorize(steps["op"])
+    paths = [str(words).split("/") if words else [] for words in operators.reindex(ops).fillna("")]
     levels = min(MAX_LEVELS, max((len(path) for path in paths), default=0))
     labels = [*map(str, names)]
     pieces: list[tuple[np.ndarray, ...]] = []
@@ -127,7 +131,7 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame) -> Trace:
                 for path in paths
             ]
         )
-        of = prefix[name] if len(name) else np.zeros(0, dtype=np.int64)
+        of = prefix[op] if len(op) else np.zeros(0, dtype=np.int64)
         first = (
             np.flatnonzero(np.append(True, (np.diff(of) != 0) | (np.diff(task) != 0)))
             if len(of)
@@ -252,8 +256,9 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
 
 
 def by_kind(rows: Trace, window: tuple[float, float] | None) -> list[tuple[str, int, int]]:
-    """(activity, cycles, slices) of the steps between two cycles, largest first; exact, whatever is
-    drawn.
+    """(activity, cycles, slices) of the steps between two cycles, largest first.
+
+    Exact, whatever is drawn.
     """
     low, high = window or (0.0, float(rows.end))
     low, high = low + rows.origin, high + rows.origin

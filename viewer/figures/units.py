@@ -44,6 +44,7 @@ class Clock:
 
     @property
     def title(self) -> str:
+        """The title of a time axis, with its unit."""
         return "time (µs)" if self.unit == "µs" else "time (cycles)"
 
     def both(self, number: float) -> str:

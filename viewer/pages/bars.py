@@ -1,5 +1,6 @@
-"""Bar charts without plotly: the summary's, so that the first page need not wait for the browser to
-load plotly.
+"""Bar charts without plotly.
+
+The summary's, so that the first page need not wait for the browser to load plotly.
 
 They are drawn from the same figures that other pages show (`viewer.figures`): what a chart says is
 decided there. assets/viewer.js saves them as it saves figures.
@@ -23,8 +24,9 @@ def bars_card(title: str, id: str, figure: go.Figure, *more: Any, note: str = ""
 
 
 def bars(id: str, figure: go.Figure) -> Any:
-    """The horizontal bars of ``figure`` as elements of the page: names, bars, what is written at
-    their ends.
+    """The horizontal bars of ``figure`` as elements of the page.
+
+    Names, bars, what is written at their ends.
 
     Vertical lines with the annotation that stands at their place become marks; annotations at the
     right edge the words behind each bar.

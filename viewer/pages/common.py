@@ -1,5 +1,6 @@
-"""What the pages are built of: parameters that the address keeps, cards, figures with their tools,
-tables.
+"""What the pages are built of.
+
+Parameters that the address keeps, cards, figures with their tools, tables.
 
 A control that belongs to a page's state has the id ``{"page": ..., "param": ...}`` and its state in
 ``value``: one browser-side callback writes them all into the address, so that the address restores
@@ -48,6 +49,7 @@ class View:
 
     @property
     def report(self) -> Report:
+        """The report of the chosen profile."""
         return self.profiles.get(self.number("profile", 0))
 
     def text(self, name: str, default: str, allowed: Sequence[str] | None = None) -> str:
@@ -60,6 +62,7 @@ class View:
         return whole(self.params.get(name), default, low, high)
 
     def clock(self) -> Clock:
+        """Converts cycles to the chosen unit of time."""
         return Clock(self.report.target.clock_hz, self.text("unit", "cycles", ("cycles", "µs")))
 
 
@@ -96,10 +99,12 @@ def parse(search: str | None) -> dict[str, str]:
 
 
 def param_id(page: str, name: str) -> dict[str, str]:
+    """The id of a page's control, by which its state gets into the address."""
     return {"page": page, "param": name}
 
 
 def param_input(page: str, *names: str) -> list[Input]:
+    """Callback inputs for the values of these controls."""
     return [Input(param_id(page, name), "value") for name in names]
 
 
@@ -197,6 +202,7 @@ def other_of(profiles: Profiles, profile: Any, other: Any) -> Report | None:
 
 
 def control(label: str, child: Children) -> Children:
+    """A control with its label."""
     return html.Div([html.Span(label, className="label"), child], className="control")
 
 
@@ -215,10 +221,12 @@ def controls(view: View, *children: Children) -> Children:
 
 
 def unit_switch(view: View) -> Children:
+    """The choice between cycles and seconds."""
     return switch(view, "unit", "time in", (("cycles", "cycles"), ("µs", "µs")), "cycles")
 
 
 def ipu_choice(view: View) -> Children:
+    """The choice of an IPU."""
     count = view.report.target.ipus_per_replica
     stages = view.report.stages
     options = []
@@ -310,6 +318,7 @@ def filled(id: str) -> Children:
 def figure_card(
     title: str, id: Any, figure: Any = None, note: str = "", height: int | None = None
 ) -> Children:
+    """A card with a title, a figure and a note below it."""
     return card(title, graph(id, figure, height), note=note, tools=True)
 
 
@@ -330,6 +339,7 @@ def facts(rows: Sequence[tuple[str, Children]]) -> Children:
 
 
 def message(words: str, kind: str = "note") -> Children:
+    """A paragraph; ``kind`` is its CSS class."""
     return html.Div(words, className=f"message {kind}", role="status")
 
 
@@ -348,8 +358,9 @@ def failure(error: BaseException) -> Children:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its name in the frame, its heading, and how d3 formats its numbers (""
-    for text).
+    """A column of a table.
+
+    Its name in the frame, its heading, and how d3 formats its numbers ("" for text).
     """
 
     name: str
@@ -369,9 +380,10 @@ def table(
     row_id: str = "",
     sortable: bool = True,
 ) -> Children:
-    """A table to sort and filter. Numbers are divided by their column's ``scale`` for display;
-    ``row_id`` names the column that tells rows apart, where clicks matter; not ``sortable`` are
-    rows whose order means something.
+    """A table to sort and filter.
+
+    Numbers are divided by their column's ``scale`` for display; ``row_id`` names the column that
+    tells rows apart, where clicks matter; not ``sortable`` are rows whose order means something.
     """
     definitions = []
     for column in columns:
@@ -433,6 +445,7 @@ def theme_state() -> State:
 
 
 def theme_of(where: dict[str, Any] | None) -> Theme:
+    """The theme that the address asks for."""
     return themes.theme((where or {}).get("theme"))
 
 
@@ -467,8 +480,9 @@ function(relayout) {
 
 
 def zoomable(figure: go.Figure, page: str, scale: float = 1.0, y: bool = False) -> go.Figure:
-    """Tell the browser how to ask for another part of a figure: whose parameters, and the unit of
-    its x-axis.
+    """Tell the browser how to ask for another part of a figure.
+
+    Whose parameters, and the unit of its x-axis.
     """
     meta: dict[str, Any] = {"page": page, "scale": scale, "x": ["from", "to"]}
     if y:

@@ -196,8 +196,9 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
-    """The chosen tile and step; the fullest tile, and the step at which it is fullest, where none
-    is chosen.
+    """The chosen tile and step.
+
+    The fullest tile, and the step at which it is fullest, where none is chosen.
     """
     by_tile = report.tiles(ipu)
     on = common.whole(tile, int(by_tile["peak"].to_numpy().argmax()), 0, len(by_tile) - 1)

@@ -1,6 +1,4 @@
-"""Memory: bytes of each tile, as a line and on the chip, by what they are for, and what lies on a
-chosen tile.
-"""
+"""Memory: bytes of each tile by purpose, and the variables on a chosen tile."""
 
 from __future__ import annotations
 

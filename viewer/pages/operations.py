@@ -8,6 +8,7 @@ import numpy as np
 from dash import Dash, Input, Output, html
 
 from profiler import Report, analysis
+from profiler.enums import Direction
 from viewer.figures import tiles as tile_figures
 from viewer.figures import units
 from viewer.figures.units import Clock
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "operations"
+_SHOWN = (Direction.FORWARD, Direction.BACKWARD, Direction.UPDATE)
 _COLUMNS = (
     Column("name", "operator"),
     Column("aten", "ATen", width=170),
@@ -81,7 +83,10 @@ def layout(view: View) -> Any:
                 view,
                 "direction",
                 "for",
-                [("all", "all"), *((d, d) for d in ("forward", "backward", "update"))],
+                [
+                    ("all", "all"),
+                    *((str(d), str(d)) for d in _SHOWN),
+                ],
                 "all",
             ),
             common.search(view, "find", "find by name"),
@@ -134,7 +139,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         columns: tuple[Column, ...] = _COLUMNS
         if second is not None:
             frame, columns = _beside(frame, second), (*_COLUMNS[:6], *_OTHER, *_COLUMNS[6:])
-        if direction in ("forward", "backward", "update"):
+        if direction in _SHOWN:
             frame = frame[frame["direction"] == direction]
         words = str(find or "").strip()
         if words:
@@ -196,8 +201,9 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:
-    """Operators with the cycles that those of the same name, direction and turn have in another
-    profile.
+    """Operators with the cycles of their counterparts in another profile.
+
+    Counterparts have the same name, direction and occurrence.
     """
     keys = ["name", "direction"]
     theirs = other.ops.assign(turn=other.ops.groupby(keys).cumcount()).set_index([*keys, "turn"])[

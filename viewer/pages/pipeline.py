@@ -1,5 +1,6 @@
-"""Pipeline: one lane an IPU, ramp-up to ramp-down; what each IPU does when, and which one the
-others wait for.
+"""Pipeline: one lane an IPU, ramp-up to ramp-down.
+
+What each IPU does when, and which one the others wait for.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pandas as pd
 from dash import Dash, Input, Output, State, dcc, html
 
 from profiler import Report
+from profiler.analysis import program_cycles
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
@@ -30,7 +31,11 @@ _COLUMNS = (
     Column("ipu", "IPU", ",.0f", width=80),
     Column("position", "step", ",.0f", width=90, tip="position in the IPU's program"),
     Column(
-        "cycles", "cycles", ",.0f", width=110, tip="of a step, or of the steps below, each run once"
+        "cycles",
+        "cycles",
+        ",.0f",
+        width=120,
+        tip="of a call, on the IPU that takes longest; an external sync's with its waiting",
     ),
 )
 
@@ -155,7 +160,7 @@ def _rows(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 class Tree:
-    """The program tree with what its leaves cost. ``frame`` is `Report.program`, depth-first."""
+    """The program tree with what its nodes cost. ``frame`` is `Report.program`, depth-first."""
 
     def __init__(self, report: Report) -> None:
         self.frame = report.program
@@ -170,16 +175,13 @@ class Tree:
         self.leaf: dict[int, dict[str, Any]] = {int(row["program"]): row for row in leaves}
         count = len(self.ids)
         self.depth, self.below = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        self.cycles = np.array(
-            [self.leaf[id]["cycles"] if id in self.leaf else 0 for id in self.ids], dtype=np.int64
-        )
+        self.cycles = program_cycles(report)
         for row in range(count):  # parents come first
             if self.parent[row] >= 0:
                 self.depth[row] = self.depth[self.parent[row]] + 1
         for row in range(count - 1, -1, -1):
             if self.parent[row] >= 0:
                 self.below[self.parent[row]] += self.below[row] + 1
-                self.cycles[self.parent[row]] += self.cycles[row]
 
     def shown(
         self, find: str, ipu: int, toggled: set[int]

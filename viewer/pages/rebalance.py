@@ -1,5 +1,6 @@
-"""Rebalance: move Blocks between stages and see at once what that would give; the best split, and
-its placement.
+"""Rebalance: move Blocks between stages and see at once what that would give.
+
+The best split, and its placement.
 """
 
 from __future__ import annotations
@@ -111,8 +112,9 @@ def asked(costs: Costs, starts: Any) -> Assignment:
 
 
 def moved(costs: Costs, assignment: Assignment, block: int, by: int) -> tuple[int, ...]:
-    """First Blocks after moving ``block`` one stage on (``by`` 1) or back (-1), with those between
-    it and there.
+    """First Blocks after moving ``block`` one stage on (``by`` 1) or back (-1).
+
+    The Blocks between it and the cut move too.
     """
     stage = assignment.stage_of(len(costs))
     at = stage[block]
@@ -164,7 +166,7 @@ def register(app: Dash, profiles: Profiles) -> None:
     def show(profile: Any, starts: Any, unit: Any, where: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         costs = costs_of(profiles, report)
-        clock = Clock(costs.clock_hz, "µs" if unit == "µs" else "cycles")
+        clock = Clock(costs.machine.clock_hz, "µs" if unit == "µs" else "cycles")
         theme = common.theme_of(where)
         now, wanted = what_if(costs, profiled(costs)), what_if(costs, asked(costs, starts))
         slowest = int(now.stage_cycles.max())
@@ -176,7 +178,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             _why(costs, wanted),
             pipeline_figures.pipeline(lanes, clock, theme),
             memory_figures.headroom(
-                np.array(wanted.fullest, dtype=np.int64), costs.bytes_per_tile, theme
+                np.array(wanted.fullest, dtype=np.int64), costs.machine.bytes_per_tile, theme
             ),
         )
 
@@ -294,8 +296,8 @@ def _blocks(costs: Costs, prediction: Prediction) -> Any:
             html.Tr(
                 [
                     html.Td(name),
-                    html.Td(f"{costs.forward[block]:,}", className="n"),
-                    html.Td(f"{costs.backward[block]:,}", className="n"),
+                    html.Td(f"{costs.cycles.forward[block]:,}", className="n"),
+                    html.Td(f"{costs.cycles.backward[block]:,}", className="n"),
                     html.Td(str(stage[block]), className="n"),
                     html.Td(buttons, className="n"),
                 ]

@@ -1,6 +1,4 @@
-"""Summary: what ran on what, how fast, what the cycles and the memory went to, and what to do about
-it.
-"""
+"""Summary: machine, speed, where cycles and memory went, and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Execution trace: every step of a device iteration (or of a whole call), flat or as a flame by
-module path.
+"""Execution trace: every step of a device iteration or a whole call.
+
+Flat, or as a flame graph by module path.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ def rows_of(
     def make() -> Trace:
         if form == "flame":
             return figures.flame(
-                report.steps(run, ipu or 0, iteration), report.tasks(run, ipu or 0, iteration)
+                report.steps(run, ipu or 0, iteration),
+                report.tasks(run, ipu or 0, iteration),
+                report.ops["name"],
             )
         steps = report.steps(run, ipu, iteration)
         made = figures.flat(steps, report.target.ipus_per_replica)

@@ -1,5 +1,6 @@
-"""Dtypes and exceptions of numbers: half next to float, running statistics, floating-point
-exceptions.
+"""Dtypes and exceptions of numbers.
+
+Half next to float, running statistics, floating-point exceptions.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def test_mixed_operands_are_cast_as_asked(casting: Any, function: Any, dtype: to
 
 
 def test_float32_weights_are_trained_by_a_float16_forward() -> None:
-    """As PopTorch describes it: weights are stored and updated in float32, and cast where an input
-    is float16.
+    """As PopTorch describes it.
+
+    Weights are stored and updated in float32, and cast where an input is float16.
     """
     model = nn.Linear(4, 1, bias=False)
     nn.init.constant_(model.weight, 0.5)
@@ -102,8 +104,9 @@ class _Mean(nn.Module):
 
 
 def statistics(always_float: bool | None, half: bool, replicas: int = 1) -> nn.BatchNorm1d:
-    """A batch norm after 64 float16 batches of ones. Its mean was 0.97: so near that float16 takes
-    no step to it.
+    """A batch norm after 64 float16 batches of ones.
+
+    Its mean was 0.97: so near that float16 takes no step to it.
     """
     made = options(replicationFactor=replicas)
     if always_float is not None:
@@ -157,8 +160,9 @@ def test_statistics_that_are_set_from_outside_are_taken() -> None:
     ],
 )
 def test_products_and_norms_of_half_and_float_are_made_in_float(function: Any) -> None:
-    """PyTorch refuses them, PopTorch promotes: Graphcore's BERT gathers float16 with a one-hot
-    matrix in float32.
+    """PyTorch refuses them, PopTorch promotes.
+
+    Graphcore's BERT gathers float16 with a one-hot matrix in float32.
     """
     x, model = torch.randn(2, 4), Calls(function)
     with pytest.raises(RuntimeError):

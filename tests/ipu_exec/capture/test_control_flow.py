@@ -1,5 +1,6 @@
-"""Models that branch on data: the numbers follow the data, the program the path that it was
-compiled for.
+"""Models that branch on data.
+
+The numbers follow the data, the program the path that it was compiled for.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What a model asks for single operators: memory proportions, multi-convolutions, attributes; and
-conv dithering.
+"""What a model asks for single operators.
+
+Memory proportions, multi-convolutions, attributes; and conv dithering.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def operators(made: Executable, name: str) -> list[OpNode]:
 
 
 class Tuned(nn.Module):
-    """One product is tuned, seen through a view, a cast and a bias; the other has the IPU's
-    proportion.
+    """One product is tuned, seen through a view, a cast and a bias.
+
+    The other has the IPU's proportion.
     """
 
     def __init__(self, proportion: float) -> None:

@@ -17,7 +17,7 @@ from ipu_exec.machine import HOST_LATENCY_SECONDS, STREAM_STEP_CYCLES, TARGETS
 from profiler import analysis, open_report, pva, records, schedules
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, what_if
-from profiler.rebalance.blame import blame
+from profiler.rebalance.waiting_causes import waiting_causes
 from profiler.report import Report
 from reports.cli import doctor
 from reports.timeline import timeline
@@ -32,8 +32,9 @@ INNER, LOOPS = OverlapMode.OverlapAccumulationLoop, OverlapMode.OverlapDeviceIte
 
 
 class Net(torch.nn.Module):
-    """Blocks of one layer each on the IPUs that are given; inputs and outputs overlapped where a
-    mode is.
+    """Blocks of one layer each on the IPUs that are given.
+
+    Inputs and outputs overlapped where a mode is.
     """
 
     def __init__(self, ipus: tuple[int, ...], mode: OverlapMode | None = None) -> None:
@@ -312,7 +313,8 @@ def test_a_pipeline_overlaps_where_the_ir_is_explicit_and_predictions_hold(tmp_p
     assert spent["loops"] < spent["now"] < spent["plain"]
     for name in ("now", "loops"):
         costs = Costs.from_report(found[name])
-        assert costs.load.any() and costs.unload.any() and not costs.stream_in.any()
+        streams = costs.streams
+        assert streams.load.any() and streams.unload.any() and not streams.stream_in.any()
         assert what_if(costs, Assignment.of([0, 0, 1], (0, 1))).total == spent[name]
         predicted = what_if(costs, Assignment.of([0, 1, 1], (0, 1))).total
         assert predicted == pytest.approx(
@@ -375,7 +377,7 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     assert pipeline.shares(lanes)[0, host] == 0 and pipeline.shares(lanes).sum() == lanes.end
     flat = trace.flat(steps, 1)
     assert flat.names == ("IPU 0", "I/O 0") and len(flat.rows.start) == len(steps)
-    assert trace.flame(steps, tasks).names[-1] == "I/O"
+    assert trace.flame(steps, tasks, report.ops["name"]).names[-1] == "I/O"
     text = ["".join(words for words, _ in line) for line in timeline(tasks, cycles, 90)]
     assert next(line for line in text if line.startswith("  I/O")).count("h") > 5
     assert doctor._time(report) == ""
@@ -390,7 +392,7 @@ def test_pictures_show_io_tiles_beside_the_others(tmp_path: Path) -> None:
     ]
     threads = [e for e in events(report, 0, None, True) if e.get("tid") == 3 and e["ph"] == "X"]
     assert len(threads) == 6
-    frame = blame(report)
+    frame = waiting_causes(report)
     assert frame["host"].sum() == rest.loc[rest["kind"] == "idle", "cycles"].sum()
 
 

@@ -323,8 +323,9 @@ class Masked(nn.Module):
 
 
 def test_what_the_backward_needs_may_be_changed_in_place_as_in_poptorch():
-    """PyTorch refuses it; nothing in a program of PopART's changes, so that its backward has what
-    the forward had.
+    """PyTorch refuses it.
+
+    Nothing in a program of PopART's changes, so that its backward has what the forward had.
     """
     batch = torch.randn(8, 8), (torch.rand(8, 8) > 0.5).float(), torch.randn(8, 8)
     plain = Masked(True)

@@ -1,9 +1,11 @@
-"""Where tensors lie: replicated tensor sharding and streaming memory, against closed forms
-(docs/pipeline-schedules.md#sharded-state).
+"""Where tensors lie: replicated tensor sharding and streaming memory, against closed forms.
+
+See docs/pipeline-schedules.md#sharded-state.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
@@ -81,7 +83,8 @@ def state_in_parts(options: ipu_exec.Options) -> None:
 
 
 def named(made: Executable, name: str) -> list[records.Variable]:
-    return [v for v in made.variables if v.name == name]
+    """Those of a name: that live at several times have numbers behind it."""
+    return [v for v in made.variables if re.fullmatch(re.escape(name) + r"(/\d+)?", v.name)]
 
 
 def one(made: Executable, name: str) -> records.Variable:
@@ -100,8 +103,9 @@ def steps(made: Executable, task: int, word: str = "") -> list[Any]:
 
 
 def ring(rounds: int, replicas: int, nbytes: int) -> int:
-    """One IPU a replica: neighbours on boards of four, slower beyond; both ways round from three
-    replicas on.
+    """One IPU a replica: neighbours on boards of four, slower beyond.
+
+    Both ways round from three replicas on.
     """
     rate = link_rate(MK2, 0, replicas - 1)
     moved = rounds * (replicas - 1) * nbytes / replicas / (2 if replicas > 2 else 1)
@@ -464,8 +468,9 @@ def test_numbers_do_not_depend_on_where_tensors_lie(change: Change, optimizer: A
 def test_rebalance_and_insights_know_of_it(
     tmp_path: Path, settings: ipu_exec.TensorLocationSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Eight blocks of state on a chip's tiles: sharing it out is suggested, and priced as the
-    engine does it.
+    """Eight blocks of state on a chip's tiles.
+
+    Sharing it out is suggested, and priced as the engine does it.
     """
 
     def profiled(name: str, change: Change) -> profiler.Report:

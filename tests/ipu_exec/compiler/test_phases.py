@@ -225,8 +225,10 @@ def place(parallel: bool, **needs: Any) -> schedules.Schedule:
 
 
 def test_groups_in_turn_load_while_the_other_computes() -> None:
-    """By hand. Compute is 5, 6, 5. Phase 0: 0-10, its results at 9. Phase 1 loads 3-9, computes to
-    15, stores to 17. Phase 2 loads 12-15, computes to 20, stores to 21.
+    """By hand.
+
+    Compute is 5, 6, 5. Phase 0: 0-10, its results at 9. Phase 1 loads 3-9, computes to 15, stores
+    to 17. Phase 2 loads 12-15, computes to 20, stores to 21.
     """
     schedule = place(parallel=True)
     work = schedule.kind == schedules.FORWARD

@@ -22,8 +22,9 @@ LAYERS = 5
 
 
 class Stack(torch.nn.Module):
-    """Layers whose activations are many times their output; the output of each is a checkpoint
-    where asked for.
+    """Layers whose activations are many times their output.
+
+    The output of each is a checkpoint where asked for.
     """
 
     def __init__(self, checkpoints: bool, norm: bool = False) -> None:

@@ -49,8 +49,9 @@ class Attention(nn.Module):
 
 
 def both_ways(model: nn.Module) -> set[str]:
-    """Infer, then train one step, holding both against plain PyTorch. Returns the ATen names of the
-    inference.
+    """Infer, then train one step, holding both against plain PyTorch.
+
+    Returns the ATen names of the inference.
     """
     options = ipu_exec.Options().showCompilationProgressBar(False)
     x = torch.randn(BATCH, SEQUENCE, WIDTH, generator=torch.Generator().manual_seed(1))

@@ -198,9 +198,10 @@ def backward(
 
 
 def test_the_gradient_of_a_kernel_as_wide_as_the_field_multiplies_no_padding() -> None:
-    """11 of 15 x 200 outputs of a 5 x 200 kernel: 1.58 G multiply-accumulates, which 1,472 tiles do
-    in 34,000 cycles at 32 a cycle. Poplibs' benchmark conv_5x200_1_in_100_out_bs1440 takes 277,606
-    for this and the two other passes.
+    """11 of 15 x 200 outputs of a 5 x 200 kernel.
+
+    1.58 G multiply-accumulates, which 1,472 tiles do in 34,000 cycles at 32 a cycle. Poplibs'
+    benchmark conv_5x200_1_in_100_out_bs1440 takes 277,606 for this and the two other passes.
     """
     spec = backward(
         (1440, 1, 15, 200), (100, 1, 5, 200), (1440, 100, 11, 1), 1, (True, False, False)
@@ -232,8 +233,9 @@ def test_the_gradient_of_a_strided_kernel_of_one_element_is_spread_out_afterward
 
 
 def test_the_weight_gradient_of_groups_shares_out_the_rows_of_the_field() -> None:
-    """A depthwise gradient has few outputs; without its kernel split a tile would add up 56 x 56
-    for each of them.
+    """A depthwise gradient has few outputs.
+
+    Without its kernel split a tile would add up 56 x 56 for each of them.
     """
     spec = backward(
         (4, 128, 58, 58), (128, 1, 3, 3), (4, 128, 56, 56), 1, (False, True, False), 128
@@ -244,8 +246,9 @@ def test_the_weight_gradient_of_groups_shares_out_the_rows_of_the_field() -> Non
 
 
 def test_vertical_mac_as_poplibs_estimates_it() -> None:
-    """9 outputs of a 2 x 112 kernel, fp32 partials: a worker has 168 of the 1,008 products of a
-    row, in two pieces.
+    """9 outputs of a 2 x 112 kernel, fp32 partials.
+
+    A worker has 168 of the 1,008 products of a row, in two pieces.
     """
     unit = amp.unit_for(Machine(TARGETS["mk2"], 1472, partials="float32"), "float16")
     worker = 19 + 2 * (13 * 2 + 2 * 168)
@@ -255,8 +258,9 @@ def test_vertical_mac_as_poplibs_estimates_it() -> None:
 
 
 def test_slic_takes_four_channels_at_once() -> None:
-    """3 rows of 20 outputs, 3 windows of 1 x 3: a row a worker, twice over the input with fp32
-    partials, once else.
+    """3 rows of 20 outputs, 3 windows of 1 x 3.
+
+    A row a worker, twice over the input with fp32 partials, once else.
     """
     for partials, row in (("float32", 11 + 3 + 2 * 29), ("float16", 11 + 30)):
         unit = amp.unit_for(Machine(TARGETS["mk2"], 1472, partials=partials), "float16")

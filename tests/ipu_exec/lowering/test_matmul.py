@@ -144,8 +144,9 @@ def test_the_left_operand_is_the_units_weights_whichever_is_the_parameter() -> N
 
 
 def test_a_bias_goes_to_the_tiles_of_its_columns() -> None:
-    """4,096 rows of 8 columns: a tile has more rows than columns, and needs no more of the bias
-    than its columns.
+    """4,096 rows of 8 columns.
+
+    A tile has more rows than columns, and needs no more of the bias than its columns.
     """
     x, weight = tensor(4096, 32), tensor(8, 32, role="weight")
     plan = lower(

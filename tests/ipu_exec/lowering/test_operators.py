@@ -31,8 +31,9 @@ def exchanges(plan: Plan) -> dict[str, Exchange]:
 
 
 def test_an_expanded_gradient_is_written_out_over_all_tiles_before_it_is_multiplied() -> None:
-    """The gradient of a sum is one element on one tile: each tile gets it (4 bytes) and copies it
-    to its share.
+    """The gradient of a sum is one element on one tile.
+
+    Each tile gets it (4 bytes) and copies it to its share.
     """
     one, dense, weight = tensor(1), tensor(512, 512), tensor(512, 512)
     grad = replace(dense, strides=(0, 0), storage_elements=1, layout=linear_layout(one, 1472))
@@ -84,8 +85,9 @@ def test_no_tile_does_the_work_of_all_on_an_expanded_gradient(name: str) -> None
 
 
 def test_lookups_in_a_small_table_are_shared_by_copies_of_it() -> None:
-    """Token types: 2 rows of 768 halves lie on 24 tiles; 1,472 // 24 = 61 copies take 4,096
-    lookups.
+    """Token types: 2 rows of 768 halves lie on 24 tiles.
+
+    1,472 // 24 = 61 copies take 4,096 lookups.
     """
     table, indices, out = (
         tensor(2, 768, dtype="float16"),
@@ -151,8 +153,9 @@ def test_gradients_of_a_small_table_are_added_up_from_copies() -> None:
 
 
 def test_the_steps_of_a_bitonic_sort() -> None:
-    """Batcher's network has log n (log n + 1) / 2 steps; for the best 5 of 100 sequences of 8 are
-    sorted and merged.
+    """Batcher's network has log n (log n + 1) / 2 steps.
+
+    For the best 5 of 100 sequences of 8 are sorted and merged.
     """
     assert len(bitonic_steps(1024, 1024)) == 10 * 11 // 2
     assert bitonic_steps(4, 4) == [(4, 1), (4, 2), (4, 1)]

@@ -477,8 +477,9 @@ function(
 
 
 class Probe(nn.Module):
-    """Calls a module or a function. In training its floating inputs depend on a weight, and
-    everything is summed.
+    """Calls a module or a function.
+
+    In training its floating inputs depend on a weight, and everything is summed.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:

@@ -545,8 +545,9 @@ def test_every_vertex_type_has_code_and_state() -> None:
     "name", ["aten.div.Scalar", "aten.clone.default", "aten.ones_like.default"]
 )
 def test_a_result_that_repeats_one_element_lies_on_all_tiles(name: str) -> None:
-    """The gradient of a mean is its expanded scalar: what is made of it must not lie where the
-    scalar does.
+    """The gradient of a mean is its expanded scalar.
+
+    What is made of it must not lie where the scalar does.
     """
     scalar = linear(1, 4, 1472).layout("float32")
     repeated = Operand((1472, 64), "float32", (0, 0), 0, 1, scalar)

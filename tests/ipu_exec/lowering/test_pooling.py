@@ -72,8 +72,9 @@ def test_no_split_is_quicker_than_the_planned_one(maximum: bool, backward: bool)
 
 
 def test_windows_that_overlap_are_brought_to_every_tile_that_needs_them() -> None:
-    """3 x 3 windows two apart: a tile needs a border besides its own; their gradient needs what the
-    windows touch.
+    """3 x 3 windows two apart.
+
+    A tile needs a border besides its own; their gradient needs what the windows touch.
     """
     x, y = tensor(2, 64, 57, 57, dtype="float16"), tensor(2, 64, 28, 28, dtype="float16")
     args = (x, (3, 3), (2, 2))

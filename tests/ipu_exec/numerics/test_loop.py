@@ -1,5 +1,6 @@
-"""Real numbers of a call: training equals a plain PyTorch loop bit for bit; outputs by mode; errors
-of a call.
+"""Real numbers of a call.
+
+Training equals a plain PyTorch loop bit for bit; outputs by mode; errors of a call.
 
 But for the first test, which compiles for real, what compiles is replaced by a fake of a few lines.
 """
@@ -158,8 +159,9 @@ def plain_loop(
     replicas: int,
     mean: bool,
 ) -> list[torch.Tensor]:
-    """Accumulation as anyone would write it in PyTorch; replicas are copies of the model with their
-    own statistics.
+    """Accumulation as anyone would write it in PyTorch.
+
+    Replicas are copies of the model with their own statistics.
     """
     copies = [model, *(copy.deepcopy(model) for _ in range(replicas - 1))]
     x, y = data(MICRO * iterations * accumulation * replicas)

@@ -1,5 +1,6 @@
-"""float16: stochastic rounding is unbiased, exact where it can be, and seeded; the loss scale
-follows the gradients.
+"""float16: stochastic rounding is unbiased, exact where it can be, and seeded.
+
+The loss scale follows the gradients.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ def trained(
 
 
 def test_updates_too_small_for_float16_are_not_lost_on_average() -> None:
-    """Each is less than half the spacing: rounded to nearest nothing ever changes, stochastically
-    it adds up.
+    """Each is less than half the spacing.
+
+    Rounded to nearest nothing ever changes, stochastically it adds up.
     """
     lost, before = trained(rounded=False, steps=30, lr=5e-5)
     assert torch.equal(lost.fc.weight, before.fc.weight), "rounded to nearest"

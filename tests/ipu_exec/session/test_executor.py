@@ -1,5 +1,6 @@
-"""The executor beyond numbers: inputs that do not fit, anchored tensors, latencies, files and the
-cache.
+"""The executor beyond numbers.
+
+Inputs that do not fit, anchored tensors, latencies, files and the cache.
 """
 
 from __future__ import annotations
@@ -133,8 +134,9 @@ class Result(collections.OrderedDict[str, torch.Tensor]):
 
 
 def test_a_loss_is_found_in_a_class_made_from_dict() -> None:
-    """Hugging Face's models return such. A class of its own: nobody took one apart before the first
-    training step.
+    """Hugging Face's models return such.
+
+    A class of its own: nobody took one apart before the first training step.
     """
 
     class Trained(collections.OrderedDict[str, torch.Tensor]):

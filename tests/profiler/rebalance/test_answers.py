@@ -15,8 +15,8 @@ from ipu_exec import PipelinedExecution, Stage
 from profiler import Report, open_report, schedules
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.accumulation import least_accumulation
-from profiler.rebalance.blame import CAUSES, blame
-from profiler.rebalance.block_splitting import best_cut_inside, split_block
+from profiler.rebalance.block_splitting import best_block_cut, split_block
+from profiler.rebalance.cuts import Cuts
 from profiler.rebalance.fewest import fewest_ipus
 from profiler.rebalance.interval_costs import depth_of
 from profiler.rebalance.pareto import pareto
@@ -25,6 +25,7 @@ from profiler.rebalance.proof import prove
 from profiler.rebalance.robust import least_regret, scenario
 from profiler.rebalance.split import ALL_CHOICES, least_bottleneck
 from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
+from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
 from profiler.rebalance.what_if import stage_cycles
 from reports.cli import main as ipu_report
 from tests.profiler.rebalance.test_split import brute_force, splits
@@ -121,19 +122,16 @@ def test_accumulation_is_the_least_with_so_small_ramps(share: float) -> None:
 
 def test_accumulation_of_a_balanced_pipeline_is_the_closed_form() -> None:
     """A time bubble of at most 5 % needs G >= 19 (K - 1) (docs/pipeline-schedules.md#bubbles)."""
+    costs, none = random_costs(np.random.default_rng(3), 4, 4, recompute=False), np.zeros(4, int)
     even = replace(
-        random_costs(np.random.default_rng(3), 4, 4, recompute=False),
-        forward=np.full(4, 100),
-        backward=np.full(4, 200),
-        update=np.zeros(4, dtype=np.int64),
-        sync=0,
-        link_latency=0,
-        copy=np.zeros(4, dtype=np.int64),
-        copy_back=np.zeros(4, dtype=np.int64),
-        stash_base=0.0,
-        stash_rate=0.0,
-        stream_in=np.zeros(4, dtype=np.int64),
-        stream_out=np.zeros(4, dtype=np.int64),
+        costs,
+        cycles=replace(
+            costs.cycles, forward=np.full(4, 100), backward=np.full(4, 200), update=none
+        ),
+        machine=replace(costs.machine, sync=0, link_latency=0),
+        cuts=Cuts(none, none),
+        stash=replace(costs.stash, base=0.0, rate=0.0),
+        streams=replace(costs.streams, stream_in=none, stream_out=none),
         samples=8,
         micro_batches=15,
     )
@@ -147,14 +145,17 @@ def test_accumulation_of_a_balanced_pipeline_is_the_closed_form() -> None:
 
 def test_copies_between_boards_are_as_slow_as_their_links() -> None:
     """Six stages, two IPUs a board: by hand, and as the engine's own copies (ipu_exec.machine)."""
+    costs = random_costs(np.random.default_rng(4), 6, 4, stages=6)
     costs = replace(
-        random_costs(np.random.default_rng(4), 6, 4, stages=6),
-        copy=np.full(6, 4_100),
-        copy_back=np.full(6, 8_200),
-        link_latency=931,
-        link_bytes_per_cycle=41.0,
-        board_link_bytes_per_cycle=20.5,
-        ipus_per_board=2,
+        costs,
+        cuts=Cuts(np.full(6, 4_100), np.full(6, 8_200)),
+        machine=replace(
+            costs.machine,
+            link_latency=931,
+            link_bytes_per_cycle=41.0,
+            board_link_bytes_per_cycle=20.5,
+            ipus_per_board=2,
+        ),
     )
     target = replace(
         ipu_exec.machine.target("mk2"),
@@ -163,9 +164,13 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
         board_link_bytes_per_second=20.5 * 1.33e9,
     )
     for a, b in ((0, 1), (1, 2), (3, 9), (0, 15)):
-        assert costs.link_rate(a, b) == pytest.approx(ipu_exec.machine.link_rate(target, a, b))
+        assert costs.machine.link_rate(a, b) == pytest.approx(
+            ipu_exec.machine.link_rate(target, a, b)
+        )
         hops = ipu_exec.machine.link_hops(a, b)
-        assert costs.hop_latency(a, b) == round(ipu_exec.machine.link_latency_cycles(target, hops))
+        assert costs.machine.hop_latency(a, b) == round(
+            ipu_exec.machine.link_latency_cycles(target, hops)
+        )
     made = what_if(costs, Assignment(tuple(range(6)), tuple(range(6)))).schedule
     copies = {ipu: set() for ipu in range(6)}
     for ipu, kind, start, end in zip(made.ipu, made.kind, made.start, made.end, strict=True):
@@ -177,15 +182,17 @@ def test_copies_between_boards_are_as_slow_as_their_links() -> None:
 
 
 def test_the_least_regret_is_brute_forces() -> None:
-    """Over all corners of the box: every Block up or down. Without recomputation, where it is
-    exact.
+    """Over all corners of the box: every Block up or down.
+
+    Without recomputation, where it is exact.
     """
     random = np.random.default_rng(4)
     better = 0
     for _ in range(12):
         stages = int(random.integers(2, 4))
         costs = random_costs(random, 5, 4, stages=stages, full=1.3, recompute=False, most=3_000)
-        costs = replace(costs, backward=np.zeros_like(costs.backward))
+        none = np.zeros_like(costs.cycles.backward)
+        costs = replace(costs, cycles=replace(costs.cycles, backward=none))
         choices = (Choice.profiled(costs),)
         if brute_force(costs, range(stages), choices) is None:
             continue
@@ -196,7 +203,7 @@ def test_the_least_regret_is_brute_forces() -> None:
         regrets = {}
         for spans in splits(5, stages):
             assignment = Assignment(tuple(a for a, _ in spans), tuple(range(stages)))
-            if max(what_if(costs, assignment).fullest) > costs.bytes_per_tile:
+            if max(what_if(costs, assignment).fullest) > costs.machine.bytes_per_tile:
                 continue
             regrets[assignment.starts] = max(
                 what_if(case, assignment).bottleneck - best
@@ -244,7 +251,7 @@ def test_a_proof_names_a_block_that_overflows_with_a_cycle_less() -> None:
                     for k, p in enumerate(parts)
                 )
                 if short and all(
-                    ipu_bytes(costs, [p]).max() <= costs.bytes_per_tile for p in parts
+                    ipu_bytes(costs, [p]).max() <= costs.machine.bytes_per_tile for p in parts
                 ):
                     furthest = max(furthest, size - 1)
         if furthest >= 0:
@@ -266,7 +273,7 @@ def test_prices_are_what_brute_force_gains() -> None:
             continue
         found = {price.what: price for price in prices(costs, stages, extra=2_048)}
         assert all(price.now == now for price in found.values())
-        roomier = replace(costs, bytes_per_tile=costs.bytes_per_tile + 2_048)
+        roomier = costs.with_tile_bytes(costs.machine.bytes_per_tile + 2_048)
         assert found["2 KiB more a tile everywhere"].then == brute_force(
             roomier, range(stages), choices
         )
@@ -277,7 +284,7 @@ def test_prices_are_what_brute_force_gains() -> None:
                     Part(a, b, depth_of(costs, stages, j), choices[0])
                     for j, (a, b) in enumerate(spans)
                 ]
-                limits = [costs.bytes_per_tile + 2_048 * (j == k) for j in range(stages)]
+                limits = [costs.machine.bytes_per_tile + 2_048 * (j == k) for j in range(stages)]
                 if all(
                     ipu_bytes(costs, [p]).max() <= limit
                     for p, limit in zip(parts, limits, strict=True)
@@ -299,7 +306,7 @@ def test_prices_are_what_brute_force_gains() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_blame_adds_up_to_all_waiting(tmp_path: Path, seed: int) -> None:
     report = open_report(synthetic_profile(tmp_path / "profile.pop", seed=seed))
-    table = blame(report)
+    table = waiting_causes(report)
     tasks = report.tasks(0, iteration=0)
     assert table["total"].sum() == pytest.approx(
         tasks.loc[tasks["kind"] == "idle", "cycles"].sum(), abs=40
@@ -315,7 +322,7 @@ def test_blame_adds_up_to_all_waiting(tmp_path: Path, seed: int) -> None:
 
 
 def test_blame_of_a_worked_pipeline_is_by_hand(two: Report) -> None:
-    table = blame(two)
+    table = waiting_causes(two)
     tasks = two.tasks(0, iteration=0)
     waits = tasks[tasks["kind"] == "idle"]
     assert table["total"].sum() == pytest.approx(waits["cycles"].sum(), abs=20)
@@ -334,14 +341,19 @@ def test_a_cut_inside_a_block_is_what_blocks_of_their_own_give(tmp_path: Path, t
     halves = split_block(two, costs, 1, 1)
     assert halves.names == ("B1", "B2.1", "B2.2", "B3", "B4")
     for name in ("forward", "backward", "update"):
-        assert getattr(halves, name).sum() == getattr(costs, name).sum()
+        assert getattr(halves.cycles, name).sum() == getattr(costs.cycles, name).sum()
     for name in ("always", "state", "saved"):
         np.testing.assert_array_equal(
-            getattr(halves, name).sum(axis=0), getattr(costs, name).sum(axis=0)
+            getattr(halves.memory, name).sum(axis=0), getattr(costs.memory, name).sum(axis=0)
         )
-    runs, ran = halves.code_users[:, 1] | halves.code_users[:, 2], costs.code_users[:, 1]
-    np.testing.assert_array_equal(halves.code[runs].sum(axis=0), costs.code[ran].sum(axis=0))
-    assert (halves.code_users[:, 1] & ~halves.code_users[:, 2]).any()
+    runs, ran = (
+        halves.memory.code_users[:, 1] | halves.memory.code_users[:, 2],
+        costs.memory.code_users[:, 1],
+    )
+    np.testing.assert_array_equal(
+        halves.memory.code[runs].sum(axis=0), costs.memory.code[ran].sum(axis=0)
+    )
+    assert (halves.memory.code_users[:, 1] & ~halves.memory.code_users[:, 2]).any()
     whole = what_if(costs, Assignment((0, 2), (0, 1)))
     again = what_if(halves, Assignment((0, 3), (0, 1)))
     assert again.total == pytest.approx(whole.total, rel=1e-3)
@@ -385,7 +397,7 @@ def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> 
 def test_the_longest_block_is_cut_where_a_second_compile_gains(tmp_path: Path) -> None:
     before = deep(tmp_path / "before", {"big": 6, "small": 1}, [("big",), ("small",)])
     costs = Costs.from_report(before)
-    found = best_cut_inside(before, costs, 2)
+    found = best_block_cut(before, costs, 2)
     assert found is not None
     assert costs.names[found.block] == "big"
     assert found.split.prediction.total < best_split(costs, 2).prediction.total
@@ -418,18 +430,24 @@ def equal_layers(tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
     ]
 
 
+def without_regions(costs: Costs) -> Costs:
+    return replace(costs, machine=replace(costs.machine, region0_bytes=0))
+
+
 @pytest.mark.parametrize("profiled", range(len(SPLITS)))
 def test_code_that_equal_blocks_share_is_counted_once_an_ipu(
     equal_layers: list[Report], profiled: int
 ) -> None:
-    """From any split to any other, to more stages and to fewer: memory is what the other's own
-    profile has. Without gaps: in a model as small as this one they hide it.
+    """From any split to any other, to more stages and to fewer.
+
+    Memory is what the other's own profile has. Without gaps: in a model as small as this one they
+    hide it.
     """
-    costs = replace(Costs.from_report(equal_layers[profiled]), region0_bytes=0)
-    assert (costs.code_users.sum(axis=1) >= 6).any()
+    costs = without_regions(Costs.from_report(equal_layers[profiled]))
+    assert (costs.memory.code_users.sum(axis=1) >= 6).any()
     for starts, report in zip(SPLITS, equal_layers, strict=True):
         split = Assignment(starts, tuple(range(len(starts))))
-        own = replace(Costs.from_report(report), region0_bytes=0)
+        own = without_regions(Costs.from_report(report))
         assert what_if(costs, split).fullest == pytest.approx(
             what_if(own, split).fullest, rel=0.025
         )
@@ -457,7 +475,7 @@ def test_what_a_stranger_says_of_code_is_checked(equal_layers: list[Report]) -> 
         report.__dict__["meta"] = {**header, "code": wrong}
         costs = Costs.from_report(report)
         assert what_if(costs, Assignment((0, 3), (0, 1))).fullest[0] > 0
-        assert costs.always.min() >= 0 and costs.shared.min() >= 0
+        assert costs.memory.always.min() >= 0 and costs.memory.shared.min() >= 0
     report.__dict__["meta"] = header
 
 
@@ -503,12 +521,12 @@ def test_a_tied_weight_travels_only_to_another_ipu(tmp_path: Path) -> None:
     splits = Assignment((0, 1), (0, 1)), Assignment((0, 1, 3), (0, 1, 0))
     for profiled in (apart, home):
         costs = Costs.from_report(profiled)
-        assert costs.tied_bytes == (4096 * 32 * 4,)
+        assert costs.cuts.ties.nbytes == (4096 * 32 * 4,)
         for split, obtained in zip(splits, (apart, home), strict=True):
             assert what_if(costs, split).total == pytest.approx(
                 int(obtained.runs["cycles"].iloc[0]), rel=0.01
             )
-        spared = costs.crossing((0, 1, 3), (0, 1, 0))
+        spared = costs.cuts.crossing((0, 1, 3), (0, 1, 0))
         assert [int(way[1]) for way in spared] == [
             4 * 8 * 32 * 4
         ] * 2  # the activation and its gradient
@@ -518,7 +536,7 @@ def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path
     tied(tmp_path)
     costs = Costs.from_report(open_report(tmp_path / "training"))
     assert costs.names == ("embedding", "layer0", "layer1", "head")
-    assert costs.tied == (("word.weight", (0, 3)),)
+    assert (costs.cuts.ties.names, costs.cuts.ties.blocks) == (("word.weight",), ((0, 3),))
     assert ipu_report(["rebalance", "--stages", "2", str(tmp_path / "training")]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "word.weight is read by embedding, head, which would be on different IPUs" in words

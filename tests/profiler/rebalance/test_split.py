@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Costs, best_split, what_if
 from profiler.rebalance.interval_costs import INFINITE, copy_cycles, depth_of, least_maximum
 from profiler.rebalance.split import ALL_CHOICES, _shortest_cycle, table_of_least
-from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes, room
+from profiler.rebalance.tile_memory import Choice, Part, interval_memory, ipu_bytes
 from profiler.rebalance.what_if import stage_cycles
 
 
@@ -59,7 +59,7 @@ def brute_force(
                 continue
             if all(
                 ipu_bytes(costs, [p for p, i in zip(parts, ipus, strict=True) if i == ipu]).max()
-                <= costs.bytes_per_tile
+                <= costs.machine.bytes_per_tile
                 for ipu in set(ipus)
             ):
                 best = value
@@ -70,10 +70,10 @@ def _copies(costs: Costs, spans: list[tuple[int, int]]) -> int:
     """Of the busiest link, one stage an IPU: out and in, both ways over both cuts."""
     busiest = 0
     for k, (first, last) in enumerate(spans):
-        ahead = int(costs.copy[last]) if k < len(spans) - 1 else 0
-        behind = int(costs.copy_back[last]) if k < len(spans) - 1 else 0
-        into = int(costs.copy[first - 1]) if k else 0
-        out_back = int(costs.copy_back[first - 1]) if k else 0
+        ahead = int(costs.cuts.ahead[last]) if k < len(spans) - 1 else 0
+        behind = int(costs.cuts.back[last]) if k < len(spans) - 1 else 0
+        into = int(costs.cuts.ahead[first - 1]) if k else 0
+        out_back = int(costs.cuts.back[first - 1]) if k else 0
         busiest = max(busiest, ahead + out_back, into + behind)
     return copy_cycles(costs, busiest)
 
@@ -112,8 +112,8 @@ def test_the_room_of_all_intervals_is_that_of_each(choice: Choice) -> None:
     random = np.random.default_rng(1)
     for _ in range(20):
         costs = random_costs(random, int(random.integers(1, 12)), tiles=8)
-        found = room(costs, len(costs), choice)
-        bound = room(costs, len(costs), choice, enough=0)
+        found = interval_memory(costs, len(costs), choice)
+        bound = interval_memory(costs, len(costs), choice, enough=0)
         for first in range(len(costs)):
             for last in range(first, len(costs)):
                 for depth in (0, 1, 5):
@@ -147,9 +147,9 @@ def test_the_least_bottleneck_is_brute_forces() -> None:
         split = best_split(costs, stages, choices=choices)
         assert split.least_bottleneck == best
         assert split.lower_bound == brute_force(
-            replace(costs, bytes_per_tile=1 << 40), range(stages), choices
+            costs.with_tile_bytes(1 << 40), range(stages), choices
         )
-        assert max(split.prediction.fullest) <= costs.bytes_per_tile
+        assert max(split.prediction.fullest) <= costs.machine.bytes_per_tile
     assert 300 < fitted < 1150  # both kinds were tried
 
 
@@ -162,7 +162,7 @@ def test_bottleneck_and_copies_together_are_least() -> None:
         costs = random_costs(
             random, count, 4, stages=stages, full=1.5, most=int(random.choice([200, 3_000, 30_000]))
         )
-        costs = replace(costs, link_bytes_per_cycle=0.3)
+        costs = replace(costs, machine=replace(costs.machine, link_bytes_per_cycle=0.3))
         choices = (Choice.profiled(costs),)
         best = brute_force(costs, range(stages), choices, copies=True)
         if best is None:
@@ -246,25 +246,47 @@ def test_the_choices_reach_what_each_alone_cannot() -> None:
 # -- an integer programme ---
 
 
-def integer_programme(costs: Costs, stages: int) -> int | None:
-    """The least bottleneck by HiGHS, from another formulation: which Block is in which stage, one
-    variable each.
+def _keep_in_order(
+    inside: np.ndarray,
+    begins: np.ndarray,
+    constrain: Callable[[dict[int, float], float, float], None],
+) -> None:
+    """Each Block is in one stage: its predecessor's or the next one, which it then begins.
 
-    A stage's cycles are sums over its Blocks and of what its first one stashes. On each tile, and
-    for each Block b, what a stage holds always, the code that any of its Blocks runs, its stash,
-    what its Blocks up to b save, and b's own peak must fit.
+    ``inside`` and ``begins`` are numbers of variables: int64[Block, stage].
+    """
+    count, stages = inside.shape
+    for k in range(stages):
+        constrain({int(begins[0, k]): 1, int(inside[0, k]): -1}, 0, 0)
+    for b in range(count):
+        constrain({int(inside[b, k]): 1 for k in range(stages)}, 1, 1)
+    for b in range(1, count):
+        for k in range(stages):
+            here, there = int(inside[b, k]), int(inside[b - 1, k])
+            constrain({int(begins[b, k]): 1, here: -1, there: 1}, 0, np.inf)
+            before = {int(inside[b - 1, j]): 1.0 for j in (k - 1, k) if j >= 0}
+            constrain({here: -1.0, **before}, 0, np.inf)
+
+
+def integer_programme(costs: Costs, stages: int) -> int | None:
+    """The least bottleneck by HiGHS, from another formulation.
+
+    There is a variable for each Block and stage: whether the Block is in it. A stage's cycles are
+    sums over its Blocks and of what its first one stashes. On each tile, and for each Block b, what
+    a stage holds always, the code that any of its Blocks runs, its stash, what its Blocks up to b
+    save, and b's own peak must fit.
     """
     optimize = pytest.importorskip("scipy.optimize")
     sparse = pytest.importorskip("scipy.sparse")
-    count, tiles = len(costs), costs.tiles
+    count, tiles = len(costs), costs.machine.tiles
     assert (
         costs.recompute
-        and (costs.again_end == costs.forward).all()
-        and not costs.peak_interleaved.any()
+        and (costs.cycles.again_end == costs.cycles.forward).all()
+        and not costs.memory.peak_interleaved.any()
     )
     inside = np.arange(count * stages).reshape(count, stages)
     begins = count * stages + inside
-    pieces = len(costs.code)
+    pieces = len(costs.memory.code)
     runs = 2 * count * stages + np.arange(pieces * stages).reshape(pieces, stages)
     bottleneck = (2 * count + pieces) * stages
     size = bottleneck + 1
@@ -277,49 +299,40 @@ def integer_programme(costs: Costs, stages: int) -> int | None:
         low.append(at_least)
         high.append(at_most)
 
-    for b in range(count):
-        constrain({int(inside[b, k]): 1 for k in range(stages)}, 1, 1)
-        for k in range(stages):
-            if b:
-                constrain(
-                    {int(begins[b, k]): 1, int(inside[b, k]): -1, int(inside[b - 1, k]): 1},
-                    0,
-                    np.inf,
-                )
-                # A Block's stage is its predecessor's or the next one.
-                before = {int(inside[b - 1, j]): 1.0 for j in (k - 1, k) if j >= 0}
-                constrain({int(inside[b, k]): -1.0, **before}, 0, np.inf)
-            else:
-                constrain({int(begins[b, k]): 1, int(inside[b, k]): -1}, 0, 0)
+    _keep_in_order(inside, begins, constrain)
     for k in range(stages):
         constrain({int(begins[b, k]): 1 for b in range(count)}, 1, 1)
         final = k == stages - 1
         load: dict[int, float] = {bottleneck: -1.0}
         for b in range(count):
             load[int(inside[b, k])] = float(
-                costs.forward[b] * (1 if final else 2) + costs.backward[b]
+                costs.cycles.forward[b] * (1 if final else 2) + costs.cycles.backward[b]
             )
             load[int(begins[b, k])] = 0.0 if final else 2.0 * float(costs.stash_cycles(b, b, True))
         constrain(load, -np.inf, 0)
-        for piece, b in np.argwhere(costs.code_users).tolist():
+        for piece, b in np.argwhere(costs.memory.code_users).tolist():
             constrain({int(runs[piece, k]): 1, int(inside[b, k]): -1}, 0, np.inf)
         depth = depth_of(costs, stages, k)
         for t in range(tiles):
             held = {
-                int(inside[b, k]): float(costs.always[b, t] + costs.state[b, t])
+                int(inside[b, k]): float(costs.memory.always[b, t] + costs.memory.state[b, t])
                 for b in range(count)
             }
             held |= {
                 int(begins[b, k]): float(-(-depth * int(costs.stash_bytes(b, b, True)) // tiles))
                 for b in range(count)
             }
-            held |= {int(runs[piece, k]): float(costs.code[piece, t]) for piece in range(pieces)}
+            held |= {
+                int(runs[piece, k]): float(costs.memory.code[piece, t]) for piece in range(pieces)
+            }
             for b in range(count):
                 row = dict(held)
                 for j in range(b + 1):
-                    row[int(inside[j, k])] += float(costs.saved[j, t])
-                row[int(inside[b, k])] += float(costs.peak[b, t])
-                constrain(row, -np.inf, float(costs.bytes_per_tile - costs.shared[t]))
+                    row[int(inside[j, k])] += float(costs.memory.saved[j, t])
+                row[int(inside[b, k])] += float(costs.memory.peak[b, t])
+                constrain(
+                    row, -np.inf, float(costs.machine.bytes_per_tile - costs.memory.shared[t])
+                )
     at = [(i, j, value) for i, row in enumerate(rows) for j, value in row.items()]
     i, j, value = zip(*at, strict=True)
     matrix = sparse.csr_array((value, (i, j)), shape=(len(rows), size))
@@ -345,7 +358,11 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
     costs = random_costs(
         random, count, 3, stages=stages, full=float(random.uniform(0.75, 1.2)), most=2_000
     )
-    costs = replace(costs, again_end=costs.forward, peak_interleaved=np.zeros_like(costs.peak))
+    costs = replace(
+        costs,
+        cycles=replace(costs.cycles, again_end=costs.cycles.forward),
+        memory=replace(costs.memory, peak_interleaved=np.zeros_like(costs.memory.peak)),
+    )
     wanted = integer_programme(costs, stages)
     if wanted is None:
         with pytest.raises(ValueError, match="fits"):
@@ -355,8 +372,9 @@ def test_the_least_bottleneck_is_an_integer_programmes(seed: int) -> None:
 
 
 def test_a_thousand_blocks_into_sixty_four_stages_take_no_time() -> None:
-    """Memory of 1,472 tiles included; benchmarks/rebalance has the time. Here a bound that a busy
-    machine keeps.
+    """Memory of 1,472 tiles included; benchmarks/rebalance has the time.
+
+    Here a bound that a busy machine keeps.
     """
     costs = random_costs(
         np.random.default_rng(0), 1000, 1472, stages=64, full=1.6, micro_batches=256
@@ -365,4 +383,4 @@ def test_a_thousand_blocks_into_sixty_four_stages_take_no_time() -> None:
     split = best_split(costs, 64)
     assert time.process_time() - start < 4
     assert split.bottleneck >= split.least_bottleneck >= split.lower_bound
-    assert max(split.prediction.fullest) <= costs.bytes_per_tile
+    assert max(split.prediction.fullest) <= costs.machine.bytes_per_tile

@@ -111,8 +111,9 @@ def test_a_list_that_comes_back_to_an_ipu_is_what_a_second_compile_gives(
 
 
 def test_a_model_of_one_stage_predicts_a_pipeline(tmp_path: Path) -> None:
-    """Where nothing is pipelined yet, a profile has no stash and no sync: those are the machine's
-    constants.
+    """Where nothing is pipelined yet, a profile has no stash and no sync.
+
+    Those are the machine's constants.
     """
     costs = Costs.from_report(profiled(tmp_path, (0,)))
     assert costs.pipelined and costs.recompute
@@ -144,7 +145,7 @@ def test_the_best_split_is_not_worse_than_any_other(four: Report) -> None:
 
 
 def test_a_split_that_does_not_fit_is_not_proposed(four: Report) -> None:
-    costs = replace(Costs.from_report(four), bytes_per_tile=1000)
+    costs = Costs.from_report(four).with_tile_bytes(1000)
     with pytest.raises(ValueError, match="Block B"):
         best_split(costs, 2)
     assert any(

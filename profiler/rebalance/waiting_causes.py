@@ -1,5 +1,6 @@
-"""Whom the others wait for: every waiting cycle of a device iteration, by the stage that is waited
-for and why.
+"""Whom the others wait for.
+
+Every waiting cycle of a device iteration, by the stage that is waited for and why.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from profiler import records
+from profiler.enums import Direction
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 CAUSES = ("compute", "tile imbalance", "exchange", "recompute", "copies", "host", "update")
 
 
-def blame(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
+def waiting_causes(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
     """A row a stage: ``stage, ipu, blocks``, cycles that all IPUs together wait for it by `CAUSES`,
     ``total``.
 
@@ -100,7 +102,7 @@ def _share_out(
 def _causes(
     kind: str, direction: str, stage: int, shares: dict[tuple[int, str], dict[str, float]]
 ) -> dict[str, float]:
-    if direction == "update":
+    if direction == Direction.UPDATE:
         return {"update": 1.0}
     if direction:
         return shares.get((stage, direction), {"compute": 1.0})
@@ -110,11 +112,14 @@ def _causes(
 
 
 def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
-    """What a stage's forward, backward or recomputation consists of: shares of its cycles, which
-    add up to 1.
+    """What a stage's forward, backward or recomputation consists of.
+
+    Shares of its cycles, which add up to 1.
     """
     steps = report.program_steps()
-    steps = steps[steps["direction"].isin(["forward", "backward", "recompute"])]
+    steps = steps[
+        steps["direction"].isin([Direction.FORWARD, Direction.BACKWARD, Direction.RECOMPUTE])
+    ]
     compute = steps["kind"] == "compute"
     even = np.where(compute, steps["cycles"] * steps["tile_balance"].fillna(1.0), 0.0)
     found: dict[tuple[int, str], dict[str, float]] = {}
@@ -124,7 +129,7 @@ def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
         total = float(mine["cycles"].sum())
         if not total:
             continue
-        if direction == "recompute":
+        if direction == Direction.RECOMPUTE:
             found[stage, direction] = {"recompute": 1.0}
             continue
         balanced, lost = float(mine["even"].sum()) / total, float(mine["uneven"].sum()) / total

@@ -1,0 +1,107 @@
+"""Run a model and leave it as it was: its buffers, and what its Python keeps besides.
+
+A model is run once more than its user asked for where it is captured or where what it reads off
+tensors is found. What the forward appends to a list or counts then must not be seen afterwards. A
+copy of the model would do, but not every model can be copied: a LightningModule's copy loses its
+trainer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+
+_OF_TORCH = ("_parameters", "_modules")  # the forward does not change which there are
+_Undo = Callable[[], Any]
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the model may run; afterwards its modules' attributes and buffers are what they were.
+
+    Lists, dicts, sets, deques and tensors are put back with what they held, other objects (and
+    tensors in lists) only as such. Weights are not looked at: a forward does not change them.
+    """
+    undo = [_attributes(module) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for put_back in undo:
+            put_back()
+
+
+def _attributes(module: torch.nn.Module) -> _Undo:
+    own = vars(module)
+    copied = detect_fake_mode() is None  # else nothing real can change
+    undo = {
+        name: _tensor(value) if copied and _plain_tensor(value) else _state(value)
+        for name, value in own.items()
+        if name not in _OF_TORCH
+    }
+    buffers = [
+        _tensor(buffer) for buffer in own["_buffers"].values() if copied and buffer is not None
+    ]
+
+    def put_back() -> None:
+        kept = {name: own[name] for name in _OF_TORCH if name in own}
+        own.clear()
+        own.update(kept | {name: restore() for name, restore in undo.items()})
+        for restore in buffers:
+            restore()
+
+    return put_back
+
+
+def _state(value: Any) -> _Undo:
+    """What gives ``value`` back as it is now."""
+    if isinstance(value, dict):
+        return _mapping(value)
+    if isinstance(value, list | set | deque):
+        return _collection(value)
+    return lambda: value
+
+
+def _plain_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+
+
+def _tensor(tensor: torch.Tensor) -> _Undo:
+    held = tensor.detach().clone()
+
+    def put_back() -> torch.Tensor:
+        if not torch.equal(tensor, held):  # a batch norm does not count its version up
+            with torch.no_grad():
+                tensor.copy_(held)
+        return tensor
+
+    return put_back
+
+
+def _mapping(found: dict[Any, Any]) -> _Undo:
+    items = {key: _state(value) for key, value in found.items()}
+
+    def put_back() -> dict[Any, Any]:
+        restored = {key: restore() for key, restore in items.items()}
+        if restored.keys() != found.keys() or any(found[key] is not restored[key] for key in found):
+            found.clear()
+            found.update(restored)
+        return found
+
+    return put_back
+
+
+def _collection(found: Any) -> _Undo:
+    items = [_state(value) for value in found]
+
+    def put_back() -> Any:
+        restored = [restore() for restore in items]
+        found.clear()
+        (found.update if isinstance(found, set) else found.extend)(restored)
+        return found
+
+    return put_back

@@ -1,0 +1,99 @@
+"""What cannot run on IPUs under Lightning: refused before compiling, with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ipu_exec.lightning.library import Library
+from ipu_exec.options import Options
+
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+# Hooks that run on the host around what is one program on an IPU.
+_BESIDE = (
+    "backward",
+    "configure_gradient_clipping",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+)
+
+
+def check_module(lib: Library, trainer: Any) -> None:
+    """Raises MisconfigurationException for a LightningModule that cannot be compiled.
+
+    Warns of hooks that work but are not in the profile.
+    """
+    module = trainer.lightning_module
+    if trainer.state.fn != lib.TrainerFn.FITTING:
+        return
+    name = type(module).__name__
+    if not module.automatic_optimization:
+        raise lib.MisconfigurationException(
+            f"{name} sets automatic_optimization = False, and IPUs currently only support one"
+            " optimizer, stepped by Lightning: forward, backward and weight update are one program,"
+            " which calls of manual_backward and optimizer.step would take apart. Return the loss"
+            " from training_step with one optimiser (several learning rates are its parameter"
+            " groups), or train with accelerator='cpu'"
+        )
+    hooks = [hook for hook in _BESIDE if lib.is_overridden(hook, module)]
+    if hooks:
+        lib.rank_zero_warn(
+            f"{name} overrides {', '.join(hooks)}: this runs on the host with the gradients of each"
+            " weight update, and the profile has neither its cost nor the gradients' way there"
+        )
+
+
+def check_optimizers(lib: Library, trainer: Any, optimizers: list[Any]) -> None:
+    """Raises MisconfigurationException unless there is one optimiser, of the module's weights."""
+    name = type(trainer.lightning_module).__name__
+    if len(optimizers) > 1:
+        raise lib.MisconfigurationException(
+            f"IPUs currently only support one optimizer. {name}.configure_optimizers gives"
+            f" {len(optimizers)}: put their weights into parameter groups of one, each with its own"
+            " rate"
+        )
+    if not any(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
+        raise lib.MisconfigurationException(
+            f"{name}.configure_optimizers gives no optimiser, and an IPU's training program ends in"
+            " a weight update: return one, or run trainer.validate or trainer.predict"
+        )
+
+
+def check_options(lib: Library, options: Options, kind: str) -> None:
+    """Raises MisconfigurationException for options that a Trainer cannot keep."""
+    if options.anchored_tensors:
+        raise lib.MisconfigurationException(
+            f"{kind}: anchorTensor keeps a tensor for getAnchoredTensor of a poptorch model, which"
+            " a Trainer does not call. Take it off, and self.log what you want to see"
+        )
+    if options.Precision.floating_point_exceptions:
+        raise lib.MisconfigurationException(
+            f"{kind}: enableFloatingPointExceptions looks at every operator of a poptorch model."
+            " Under a Trainer use detect_anomaly=True"
+        )
+
+
+def check_accumulation(lib: Library, options: Options, asked: int) -> int:
+    """Micro-batches of a weight update, of ``training_opts`` and of accumulate_grad_batches. Error
+    where both say another number.
+    """
+    own = int(options.Training.gradient_accumulation)
+    if own > 1 and asked > 1 and own != asked:
+        raise lib.MisconfigurationException(
+            f"training_opts has gradientAccumulation({own}) and the Trainer"
+            f" accumulate_grad_batches={asked}: say one of them, or the same"
+        )
+    return max(own, asked)
+
+
+def warn_of_device_iterations(lib: Library, options: Options, schedulers: list[Any]) -> None:
+    """On hardware the rates of a call are those it began with."""
+    steps = [config for config in schedulers if config.interval == "step"]
+    if options.device_iterations > 1 and steps:
+        lib.rank_zero_warn(
+            f"a learning-rate scheduler steps at each weight update, and a call has"
+            f" {options.device_iterations} (device_iterations): an IPU would keep the rate of the"
+            " call's first. Here each update has its own, as on one device"
+        )

@@ -1,0 +1,173 @@
+"""Data loaders whose batch is one of each replica's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from ipu_exec.dataloader import DataLoader
+from ipu_exec.errors import warn_once
+from ipu_exec.options import Options
+from ipu_exec.structures import learn
+
+
+class _ForReplicas:
+    """The batches of ``_inner``, joined so many at a time. What does not fill all replicas is left
+    out.
+    """
+
+    _inner: Iterable[Any]
+    _replicas: int
+    _options: Options
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._replicas == 1:
+            return iter(self._inner)
+        return self._groups()
+
+    def _groups(self) -> Iterator[Any]:
+        batches = iter(self._inner)
+        while group := list(islice(batches, self._replicas)):
+            sizes = {_samples(batch) for batch in group}
+            if len(group) < self._replicas or len(sizes) > 1:
+                warn_once(
+                    f"the last {len(group)} batches of a data loader are left out: {self._replicas}"
+                    " replicas take as many batches of one size at a time. A number of samples that"
+                    " is a multiple of batch_size x replicas loses none"
+                )
+                continue
+            yield joined(group)
+
+    def __len__(self) -> int:
+        if not isinstance(self._inner, Sized):
+            raise TypeError(f"{type(self._inner).__name__!r} has no len()")
+        return len(self._inner) // self._replicas
+
+    @property
+    def options(self) -> Options:
+        """Those of the model that it loads for."""
+        return self._options
+
+
+class _Wrapped(_ForReplicas):
+    """Batches of what is no data loader of PyTorch's."""
+
+    def __init__(self, inner: Iterable[Any], replicas: int, options: Options) -> None:
+        self._inner, self._replicas, self._options = inner, replicas, options
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+@lru_cache
+def _for_steps(kind: Any) -> Any:
+    """``kind``, an `ipu_exec.DataLoader`, gives a call's samples; this gives a step's.
+
+    With one base, so that a loader can become one.
+    """
+
+    def iterate(self: Any) -> Iterator[Any]:
+        steps = _steps(self)
+        for call in kind.__iter__(self):
+            for step in range(steps):
+                yield part(call, step, steps)
+
+    def length(self: Any) -> int:
+        return int(kind.__len__(self)) * _steps(self)
+
+    about = {"__iter__": iterate, "__len__": length, "whole_calls": kind}
+    return type(kind.__name__, (kind,), about)
+
+
+def _steps(loader: Any) -> int:
+    options = loader.options
+    return int(options.device_iterations * options.Training.gradient_accumulation)
+
+
+def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
+    """``loader`` with a batch of every replica at a time; a data loader stays one, and is an
+    `ipu_exec.DataLoader` too. One of those is changed itself: its user's stays the Trainer's.
+
+    Whoever made the loader is asked for its batches as before, in the same order and with the same
+    random numbers.
+    """
+    if isinstance(loader, DataLoader):
+        known = isinstance(loader, _ForReplicas) or hasattr(loader, "whole_calls")
+        if not known and _steps(loader) > 1:
+            kind: Any = type(loader)
+            loader.__class__ = _for_steps(kind)
+        return loader
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        return loader if replicas == 1 else _Wrapped(loader, replicas, options)
+    kind = type(loader)
+    own = () if kind is torch.utils.data.DataLoader else (kind,)
+    made: Any = object.__new__(type(kind.__name__, (_ForReplicas, *own, DataLoader), {}))
+    about = {"_inner": loader, "_replicas": replicas, "_options": options, "_accessor": None}
+    vars(made).update(vars(loader) | about | {"_combined": None})
+    return made
+
+
+def as_given(loader: Any) -> None:
+    """Undo what `for_replicas` changed in a loader itself."""
+    whole_calls = getattr(loader, "whole_calls", None)
+    if whole_calls is not None:
+        loader.__class__ = whole_calls
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Batches along dimension 0; what is no tensor, or one without dimensions, is the first's."""
+    learn(batches[0])
+    flat = [tree_flatten(batch) for batch in batches]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    return tree_unflatten([_join(column) for column in columns], flat[0][1])
+
+
+def _join(column: Sequence[Any]) -> Any:
+    first = column[0]
+    return torch.cat(list(column)) if isinstance(first, torch.Tensor) and first.dim() else first
+
+
+def part(batch: Any, index: int, parts: int) -> Any:
+    """One of so many equal parts along dimension 0 of a batch's tensors."""
+
+    def narrow(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
+            return leaf
+        size = leaf.shape[0] // parts
+        return leaf.narrow(0, index * size, size)
+
+    learn(batch)
+    return batch if parts == 1 else tree_map(narrow, batch)
+
+
+def sample(loader: Any) -> Any:
+    """A batch like those of a map-style data loader, made beside it; None where that cannot be."""
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        return loader[0] if isinstance(loader, list) and loader else None
+    dataset = loader.dataset
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not isinstance(dataset, Sized):
+        return None
+    if isinstance(loader, _ForReplicas):
+        loader = loader._inner
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return loader.collate_fn(dataset[0])
+    count = min(loader.batch_size or 1, len(dataset))
+    return loader.collate_fn([dataset[index] for index in range(count)])
+
+
+def _samples(batch: Any) -> int:
+    return next(
+        (
+            leaf.shape[0]
+            for leaf in tree_leaves(batch)
+            if isinstance(leaf, torch.Tensor) and leaf.dim()
+        ),
+        0,
+    )

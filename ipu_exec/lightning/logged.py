@@ -1,0 +1,107 @@
+"""``self.log`` inside a step: taken apart from Lightning's results, and given to them.
+
+While a step is captured its values are no numbers, and on several replicas each has its own. Both
+times what is logged is collected; of replicas it is then put together by each value's
+``reduce_fx``, as one device would show it for the same samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One ``self.log``. ``cache``: of a metric, its value for this micro-batch."""
+
+    fx: str
+    name: str
+    value: Any
+    cache: Any
+    settings: dict[str, Any]
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """What goes to the host: the value, or a metric's value for this micro-batch."""
+        found = self.value if isinstance(self.value, torch.Tensor) else self.cache
+        return found.detach() if isinstance(found, torch.Tensor) else None
+
+
+@contextlib.contextmanager
+def collected(trainer: Any) -> Iterator[list[Logged]]:
+    """Inside, what is logged goes to the list and not to Lightning's results."""
+    found: list[Logged] = []
+    results = trainer._results
+    if results is None:  # no loop runs, or one that logs nothing
+        yield found
+        return
+
+    def log(fx: str, name: str, value: Any, **settings: Any) -> None:
+        cache = None if isinstance(value, torch.Tensor) else value._forward_cache
+        found.append(Logged(fx, name, value, cache, settings))
+
+    def reset(**about: Any) -> None:
+        """What a new epoch forgets, it forgets when the values are given."""
+
+    connector = trainer._logger_connector
+    current = connector._current_fx
+    results.log, results.reset = log, reset
+    try:
+        yield found
+    finally:
+        del results.log, results.reset
+        connector._current_fx = current
+
+
+def give(trainer: Any, replicas: Sequence[Sequence[Logged]]) -> None:
+    """Log what the replicas logged, each of their values once."""
+    results, connector = trainer._results, trainer._logger_connector
+    for same in _together(replicas):
+        first = same[0]
+        if connector.should_reset_tensors(first.fx):
+            results.reset(metrics=False, fx=first.fx)
+        sizes = [logged.settings.get("batch_size") for logged in same]
+        settings = dict(first.settings)
+        value = first.value
+        if isinstance(value, torch.Tensor):
+            value = _reduced([logged.value for logged in same], settings.get("reduce_fx"), sizes)
+        else:
+            value._forward_cache = _reduced([logged.cache for logged in same], "mean", sizes)
+        if all(isinstance(size, int) for size in sizes):
+            settings["batch_size"] = sum(sizes)
+        results.log(first.fx, first.name, value, **settings)
+        connector._current_fx = first.fx
+
+
+def _together(replicas: Sequence[Sequence[Logged]]) -> list[list[Logged]]:
+    """What several replicas logged under one name, in the order of the first that did."""
+    found: dict[tuple[str, int], list[Logged]] = {}
+    for logs in replicas:
+        times: dict[str, int] = {}
+        for logged in logs:
+            times[logged.name] = times.get(logged.name, -1) + 1
+            found.setdefault((logged.name, times[logged.name]), []).append(logged)
+    return list(found.values())
+
+
+def _reduced(values: list[Any], how: Any, sizes: Sequence[int | None]) -> Any:
+    """``how``: what ``self.log`` takes as ``reduce_fx``. A mean counts the samples of each."""
+    if not all(isinstance(value, torch.Tensor) for value in values) or len(values) == 1:
+        return values[-1]
+    name = how if isinstance(how, str) else getattr(how, "__name__", "mean")
+    stacked = torch.stack(
+        [value.float() if not value.is_floating_point() else value for value in values]
+    )
+    if name in ("mean", "avg") and all(sizes) and len(set(sizes)) > 1:
+        weights = torch.tensor(sizes, dtype=stacked.dtype)
+        return (stacked * weights).sum(0) / weights.sum()
+    if name == "sum":
+        return stacked.sum(0)
+    if name in ("max", "min"):
+        return stacked.amax(0) if name == "max" else stacked.amin(0)
+    return stacked.mean(0)

@@ -1,0 +1,112 @@
+"""Names of Lightning's IPU code up to 2.0 and of lightning-graphcore, for scripts that ``ipu-run``
+runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ipu_exec.lightning.accelerator import AUTO_DEVICES
+from ipu_exec.lightning.library import PACKAGES, installed, library
+from ipu_exec.lightning.names import Names, names
+from ipu_exec.lightning.precision import PRECISIONS
+
+
+class StepByStage(torch.nn.Module):
+    """Calls the step of a LightningModule that its trainer is at."""
+
+    def __init__(self, forward_module: Any) -> None:
+        super().__init__()
+        vars(self)["_module"] = forward_module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The step."""
+        module = vars(self)["_module"]
+        steps = {
+            "training": "training_step",
+            "testing": "test_step",
+            "sanity_checking": "validation_step",
+            "validating": "validation_step",
+            "predicting": "predict_step",
+        }
+        for stage, step in steps.items():
+            if module._trainer is not None and getattr(module._trainer, stage):
+                return getattr(module, step)(*args, **kwargs)
+        return module(*args, **kwargs)
+
+
+def graphcore(module: str) -> Mapping[str, Any]:
+    """What a module of lightning_graphcore holds, made for the Lightning that the script has."""
+    loaded = [package for package in PACKAGES if package in sys.modules]
+    found = names((loaded or list(installed()))[0])
+    own = _classes(found) | {"_POPTORCH_AVAILABLE": True, "_IPU_AVAILABLE": True}
+    if module.endswith(".precision"):
+        own["_PRECISION_INPUT"] = PRECISIONS
+    if module.endswith((".utils", ".strategy")):
+        own["_LightningModuleWrapperBase"] = StepByStage
+    return own
+
+
+def _classes(found: Names) -> dict[str, Any]:
+    return {
+        "IPUAccelerator": found.IPUAccelerator,
+        "IPUPrecision": found.IPUPrecision,
+        "IPUStrategy": found.IPUStrategy,
+    }
+
+
+def restore(package: str) -> None:
+    """Give a Lightning the IPU names that it had, and its Trainer the old words."""
+    found, lib = names(package), library(package)
+    classes = _classes(found)
+    plugins = {"IPUPlugin": found.IPUStrategy, "IPUPrecisionPlugin": found.IPUPrecision}
+    for place, own in (
+        ("accelerators", classes),
+        ("strategies", classes),
+        ("plugins", classes | plugins),
+        ("plugins.precision", classes | plugins),
+    ):
+        module = sys.modules[f"{package}.{place}"]
+        for name in own if place.startswith("plugins") else (f"IPU{_WORDS[place]}",):
+            setattr(module, name, own[name])
+        if place != "plugins":
+            inner = ModuleType(f"{module.__name__}.ipu", "IPU names of Lightning up to 2.0.")
+            vars(inner).update(own, _IPU_AVAILABLE=True)
+            sys.modules[inner.__name__] = inner
+            vars(module)["ipu"] = inner
+    _old_words(lib.module.Trainer, found, lib)
+
+
+_WORDS = {"accelerators": "Accelerator", "strategies": "Strategy"}
+
+
+def _old_words(trainer: Any, found: Names, lib: Any) -> None:
+    """``Trainer(ipus=8)``, ``Trainer(plugins=IPUPlugin(...))``, and the warning of idle IPUs."""
+    plain = trainer.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, ipus: int | None = None, **kwargs: Any) -> None:
+        if ipus is not None:
+            kwargs.setdefault("accelerator", "ipu")
+            kwargs.setdefault("devices", ipus)
+        plugins = kwargs.get("plugins")
+        plugins = plugins if isinstance(plugins, (list, tuple)) else [plugins]
+        strategies = [plugin for plugin in plugins if isinstance(plugin, found.IPUStrategy)]
+        if strategies:
+            kwargs["strategy"] = strategies[0]
+            others = [plugin for plugin in plugins if plugin not in strategies]
+            kwargs["plugins"] = others or None
+        plain(self, *args, **kwargs)
+        if not isinstance(self.accelerator, found.IPUAccelerator):
+            lib.rank_zero_warn(
+                "IPU available but not used. Set `accelerator` and `devices` using"
+                f" `Trainer(accelerator='ipu', devices={AUTO_DEVICES})`."
+            )
+
+    trainer.__init__ = init

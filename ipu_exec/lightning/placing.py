@@ -1,0 +1,50 @@
+"""How many IPUs a replica takes: what the Blocks of a step say, before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ipu_exec.capture.control_flow import read_contents
+from ipu_exec.capture.step import capture
+from ipu_exec.compiler import placement
+from ipu_exec.errors import ContentError
+from ipu_exec.lightning.step import StepModule
+from ipu_exec.options import Options
+
+
+def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor], options: Options) -> int:
+    """The stages, each on an IPU, of a forward of ``model``; 1 without Blocks."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            graph = capture(model, tuple(tensors), {})
+        except ContentError:
+            contents = read_contents(model, tuple(tensors), {}, False)
+            graph = capture(model, tuple(tensors), {}, contents=contents)
+    found = placement.resolve_stages(
+        options.execution_strategy, graph.blocks, placement.begins_outside(graph)
+    )
+    return max(1, len(found))
+
+
+def depth_of(module: Any, step: str, batch: Any, options: Options) -> int:
+    """The stages of a LightningModule's step, run on fake tensors like those of ``batch``."""
+    model = StepModule.of(module, step)
+    tensors = model.arguments((batch, 0), {})
+    before, module._current_fx_name = module._current_fx_name, step  # it may log
+    try:
+        with model.compiling():
+            return stages_of(model, tensors, options)
+    finally:
+        module._current_fx_name = before
+
+
+def replicas_of(devices: int, stages: int) -> int:
+    """Replicas on so many IPUs, of which each takes its stages', rounded to a power of two.
+
+    A model that takes more than there are has one: IPUs are modelled, and there are enough.
+    """
+    taken = 1 << (stages - 1).bit_length()
+    return max(1, devices // taken)

@@ -1,0 +1,260 @@
+"""One of a LightningModule's steps, compiled for each shape and path that it meets."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ipu_exec.capture.control_flow import path
+from ipu_exec.errors import PipelineDepthError, UsageError
+from ipu_exec.lightning.logged import Logged, collected, give
+from ipu_exec.lightning.step import StepModule, loss_of
+from ipu_exec.options import Options
+from ipu_exec.session.stepped import SteppedExecutor
+
+logger = logging.getLogger("ipu_exec")
+MOST_PATHS = 16  # of one step; more are computed and not compiled
+
+Shapes = tuple[tuple[torch.dtype, torch.Size], ...]
+
+
+class StageModel:
+    """Training, validation, test or prediction. Lightning's loop computes numbers through `run`,
+    and the executors say what an IPU would need for them.
+
+    ``options``: from micro-batches of a weight update to the options to compile with.
+    ``around_compiling``: entered while it compiles.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        step: str,
+        folder: str,
+        options: Callable[[int], Options],
+        optimizer: torch.optim.Optimizer | None,
+        accumulation: int,
+        around_compiling: Callable[[], Any],
+    ) -> None:
+        self.step = StepModule.of(module, step)
+        self._folder, self._options, self._optimizer = folder, options, optimizer
+        self._around_compiling = around_compiling
+        self._made = 0
+        self._accumulation = accumulation
+        self._compiled: dict[tuple[int, Shapes, Any], SteppedExecutor] = {}
+        self._last: dict[tuple[int, Shapes], SteppedExecutor] = {}
+        self._replica_buffers: dict[int, dict[str, torch.Tensor]] = {}
+        self.executor = self._new(accumulation)
+        self._steps = self._begun = 0
+        self._recorded = False
+
+    # -- compiling ---
+
+    def _new(self, accumulation: int) -> SteppedExecutor:
+        self._made += 1
+        folder = self._folder if self._made == 1 else f"{self._folder}-{self._made}"
+        return SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
+
+    def prepare(self, tensors: list[torch.Tensor], accumulation: int) -> SteppedExecutor:
+        """The executor for a micro-batch like this, compiled."""
+        shapes = _shapes(tensors)
+        known = self._last.get((accumulation, shapes))
+        if known is None:
+            known = self._another(shapes, accumulation)
+            self._compile(known, tensors, accumulation, shapes)
+        elif self._compile(known, tensors, accumulation, shapes):
+            self._forget(known)
+        self.executor = self._last[accumulation, shapes] = known
+        return known
+
+    def _another(self, shapes: Shapes, accumulation: int) -> SteppedExecutor:
+        """An executor for what was not met before; says why there has to be one."""
+        if not self._last:
+            if accumulation == self._accumulation:
+                return self.executor
+        elif accumulation not in {count for count, _ in self._last}:
+            before = self._accumulation
+            logger.warning(
+                "compiling anew because accumulate_grad_batches changed: expected %d, got %d",
+                before,
+                accumulation,
+            )
+        else:
+            (_, expected), *_ = self._last
+            logger.warning(
+                "compiling anew because the shape of the batch changed: expected %s, got %s"
+                " (drop_last=True in the data loader leaves the smaller last batch out)",
+                [list(shape) for _, shape in expected],
+                [list(shape) for _, shape in shapes],
+            )
+        self._accumulation = accumulation
+        return self._new(accumulation)
+
+    def _compile(
+        self,
+        executor: SteppedExecutor,
+        tensors: list[torch.Tensor],
+        accumulation: int,
+        shapes: Shapes,
+    ) -> bool:
+        """Compile where that is due; says whether it was."""
+        before = executor.executable
+        with self.step.compiling(), self._around_compiling():
+            try:
+                executor.prepare(*tensors)
+            except PipelineDepthError as error:
+                if self._optimizer is not None:
+                    raise PipelineDepthError(
+                        f"{type(self.step).__name__} makes a pipeline that needs at least"
+                        f" {error.least} micro-batches a weight update: say"
+                        f" Trainer(accumulate_grad_batches={error.least}) or more. {error}",
+                        error.least,
+                    ) from None
+                executor.deepen(error.least)
+                executor.prepare(*tensors)
+        if executor.executable is before:
+            return False
+        asked = self.step.path
+        self._compiled[accumulation, shapes, (asked, executor.path)] = executor
+        return True
+
+    def _forget(self, executor: SteppedExecutor) -> None:
+        """It was compiled anew, for another mode or other weights: other paths are void."""
+        self._compiled = {key: kept for key, kept in self._compiled.items() if kept is executor}
+
+    # -- running ---
+
+    def run(
+        self,
+        parts: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+        accumulation: int,
+        until_backward: contextlib.ExitStack,
+    ) -> Any:
+        """Compute the step for the micro-batch of each replica; gives what one device would.
+
+        ``parts``: arguments of the step. What is logged goes to Lightning's results.
+        ``until_backward``: closed by the caller after the backward of a training step.
+        """
+        args, kwargs = parts[0]
+        tensors = self.step.arguments(args, kwargs)
+        executor = self.prepare(tensors, accumulation)
+        if self._steps == 0:
+            self._begun = time.time_ns() // 1_000
+        if self._optimizer is not None:
+            until_backward.enter_context(executor.keeping_what_is_saved())
+        if len(parts) == 1:
+            with executor.precision.model(0):
+                return self._follow(executor, tensors, accumulation)
+        trainer = vars(self.step)["_lightning"].trainer
+        returned: list[Any] = []
+        logs: list[Sequence[Logged]] = []
+        for replica, (args, kwargs) in enumerate(parts):
+            tensors = self.step.arguments(args, kwargs)
+            with collected(trainer) as found, executor.precision.model(replica):
+                buffers = self._buffers_of(replica)
+                returned.append(self._follow(executor, tensors, accumulation, buffers))
+            logs.append(found)
+        give(trainer, logs)
+        return _joined(returned)
+
+    def _buffers_of(self, replica: int) -> dict[str, torch.Tensor] | None:
+        """Of a replica: running statistics of its own samples. The model's are the first replica's;
+        in inference all have those.
+        """
+        buffers = dict(self.step.named_buffers())
+        if replica == 0 or not buffers or self._optimizer is None:
+            return None
+        return self._replica_buffers.setdefault(
+            replica, {name: buffer.clone() for name, buffer in buffers.items()}
+        )
+
+    def _follow(
+        self,
+        executor: SteppedExecutor,
+        tensors: list[torch.Tensor],
+        accumulation: int,
+        buffers: dict[str, torch.Tensor] | None = None,
+    ) -> Any:
+        """Run, and compile anew where the run took a path that was not compiled."""
+        with executor.running() as contents:
+            returned = (
+                self.step(*tensors)
+                if buffers is None
+                else torch.func.functional_call(self.step, buffers, tuple(tensors))
+            )
+        if self.step.name == "training_step" and loss_of(returned) is None:
+            raise UsageError(
+                f"{type(self.step).__name__}.training_step returned no loss. Return the loss times"
+                " 0 to leave a batch out: an IPU updates its weights at each"
+            )
+        shapes = _shapes(tensors)
+        taken = (self.step.path, path(tuple(contents)))
+        known = self._compiled.get((accumulation, shapes, taken))
+        if known is None and len(self._compiled) < MOST_PATHS:
+            known = self._new_path(tensors, accumulation, shapes)
+            self._compiled[accumulation, shapes, taken] = known
+        if known is not None and known is not executor:
+            self.executor = self._last[accumulation, shapes] = known
+        return returned
+
+    def _new_path(
+        self, tensors: list[torch.Tensor], accumulation: int, shapes: Shapes
+    ) -> SteppedExecutor:
+        logger.warning(
+            "compiling anew because %s.%s branches, and took a path that was not compiled yet",
+            type(self.step).__name__,
+            self.step.name,
+        )
+        made = self._new(accumulation)
+        self._compile(made, tensors, accumulation, shapes)
+        return made
+
+    # -- the profile ---
+
+    def count(self, steps_per_call: int) -> None:
+        """A step was computed. After those of a call, the call goes into the profile."""
+        self._steps += 1
+        if self._steps >= steps_per_call:
+            self._record()
+
+    def _record(self) -> None:
+        self.executor.record_call(self._begun, time.time_ns() // 1_000)
+        self._steps, self._recorded = 0, True
+
+    def close(self) -> None:
+        """Complete the profiles. Steps that fill no call are one all the same, where there was no
+        other.
+        """
+        if self._steps and not self._recorded and self.executor.isCompiled():
+            self._record()
+        for executor in {id(kept): kept for kept in self._compiled.values()}.values():
+            executor.destroy()
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
+    return tuple((tensor.dtype, tensor.shape) for tensor in tensors)
+
+
+def _joined(returned: Sequence[Any]) -> Any:
+    """What the replicas returned, as one device would for all their samples: means of numbers, sums
+    of counts, other tensors along dimension 0.
+    """
+    flat = [torch.utils._pytree.tree_flatten(one) for one in returned]
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    leaves = [_join(column) for column in columns]
+    return torch.utils._pytree.tree_unflatten(leaves, flat[0][1])
+
+
+def _join(column: Sequence[Any]) -> Any:
+    first = column[0]
+    if not isinstance(first, torch.Tensor):
+        return first
+    if first.dim():
+        return torch.cat(list(column))
+    stacked = torch.stack(list(column))
+    return stacked.mean() if first.is_floating_point() else stacked.sum()

@@ -1,0 +1,120 @@
+"""A LightningModule's step as the module that is compiled."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from ipu_exec.capture.loss import mark_loss
+from ipu_exec.capture.unchanged import unchanged
+from ipu_exec.errors import UsageError
+from ipu_exec.lightning.logged import collected
+from ipu_exec.lightning.numbers import Asked, asked
+from ipu_exec.structures import learn
+
+_SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+class StepModule(torch.nn.Module):
+    """Runs ``training_step`` (or another) with the LightningModule's own weights and parts, under
+    the names they have there.
+
+    Called with the tensors of the batch; `arguments` said where they belong. ``path``: the answers
+    that the last run's questions about epoch, step and batch number got. While it is being compiled
+    it leaves the LightningModule and its results as they were, and gives what is logged as outputs.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        vars(self)["_lightning"] = module  # no part of this one, so that names stay its own
+        super().__init__()
+        for shared in _SHARED:
+            vars(self)[shared] = vars(module).get(shared, vars(self)[shared])
+        self.name = name
+        self.path: tuple[bool, ...] = ()
+        self._compiling = False
+        self._leaves: list[Any] = []
+        self._structure: TreeSpec | None = None
+        self._rest: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    @property
+    def training(self) -> bool:
+        """The LightningModule's."""
+        return bool(vars(self)["_lightning"].training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        pass
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, name: str) -> StepModule:
+        """Of a class with the LightningModule's name, which messages and profiles say."""
+        return type(type(module).__name__, (cls,), {})(module, name)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Take a step's arguments, the batch first; gives the batch's tensors."""
+        batch, *rest = args
+        learn(batch)
+        self._leaves, self._structure = tree_flatten(batch)
+        self._rest = tuple(rest), kwargs
+        return [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Inside, it is run for what it does and not for its numbers."""
+        self._compiling = True
+        try:
+            yield
+        finally:
+            self._compiling = False
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """The step on these tensors."""
+        if not self._compiling:
+            return self._run(tensors)
+        module = vars(self)["_lightning"]
+        with unchanged(module), collected(module.trainer) as logs:
+            returned = self._run(tensors)
+            values = tuple(log.tensor for log in logs if log.tensor is not None)
+        return self._outputs(returned, values)
+
+    def _run(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        module = vars(self)["_lightning"]
+        assert self._structure is not None
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        batch = tree_unflatten(leaves, self._structure)
+        args, kwargs = self._rest
+        with asked(module.trainer) as answers:
+            numbers = [_asked(value, answers) for value in args]
+            named = {name: _asked(value, answers) for name, value in kwargs.items()}
+            returned = getattr(module, self.name)(batch, *numbers, **named)
+        self.path = tuple(answers)
+        return returned
+
+    def _outputs(self, returned: Any, values: tuple[torch.Tensor, ...]) -> Any:
+        """What goes to the host: what is logged, what the step returned, and the loss last."""
+        if self.name != "training_step":
+            return values, tree_leaves(returned)
+        loss = loss_of(returned)
+        if loss is None:
+            raise UsageError(
+                f"{type(self).__name__}.training_step returned no loss: an IPU's program has the"
+                " weight update of every micro-batch in it, and cannot leave one out. Return the"
+                " loss times 0 to leave a batch out"
+            )
+        others = [leaf for leaf in tree_leaves(returned) if leaf is not loss]
+        return values, others, mark_loss(loss)
+
+
+def loss_of(returned: Any) -> torch.Tensor | None:
+    """The loss among what a training_step returned, as Lightning looks for it."""
+    found = returned.get("loss") if isinstance(returned, Mapping) else returned
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _asked(value: Any, answers: list[bool]) -> Any:
+    return Asked.of(value, answers) if type(value) is int else value

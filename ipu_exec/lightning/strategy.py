@@ -1,0 +1,435 @@
+"""``IPUStrategy``: Lightning's loop over a LightningModule that is compiled for modelled IPUs.
+
+Lightning computes the numbers, on the host and in the order of one device, so that weights, logged
+values, callbacks and checkpoints are those of a CPU. What an IPU would need for them is compiled at
+the first batch (`ipu_exec.lightning.stage`) and goes into the profile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from ipu_exec.context import on_ipu
+from ipu_exec.enums import HalfFloatCastingBehavior, OutputMode
+from ipu_exec.lightning import checks
+from ipu_exec.lightning.library import Library
+from ipu_exec.lightning.loaders import as_given, for_replicas, part, sample
+from ipu_exec.lightning.placing import depth_of, replicas_of
+from ipu_exec.lightning.progress import Progress
+from ipu_exec.lightning.stage import StageModel
+from ipu_exec.optimiser_attributes import loss_scaling
+from ipu_exec.options import Options
+from ipu_exec.session.stepped import SteppedExecutor
+
+# Lightning's names of what a run is at, and the step that it calls.
+_STEPS = {
+    "train": "training_step",
+    "sanity_check": "validation_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
+}
+
+
+class StrategyOnIpu:
+    """What ``IPUStrategy`` does; joined with Lightning's ``ParallelStrategy`` by
+    `ipu_exec.lightning`.
+
+    ``device_iterations``: weight updates of a call. ``autoreport``: write a profile of each of
+    training, validation, test and predict into ``autoreport_dir`` (given alone, it means so).
+    ``training_opts``, ``inference_opts``: options instead of those made from the Trainer's words.
+    """
+
+    lib: ClassVar[Library]
+    strategy_name = "ipu_strategy"
+    # of Lightning's class
+    accelerator: Any
+    precision_plugin: Any
+    parallel_devices: Any
+    lightning_module: Any
+    lr_scheduler_configs: Any
+    optimizers: Any
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        device_iterations: int = 1,
+        autoreport: bool | None = None,
+        autoreport_dir: str | os.PathLike[str] | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        training_opts: Options | None = None,
+        inference_opts: Options | None = None,
+    ) -> None:
+        super().__init__(  # type: ignore[call-arg]
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        for kind, given in (("training_opts", training_opts), ("inference_opts", inference_opts)):
+            if given is not None:
+                checks.check_options(self.lib, given, kind)
+        self.device_iterations = device_iterations
+        self.autoreport = autoreport_dir is not None if autoreport is None else autoreport
+        self.autoreport_dir = autoreport_dir
+        self.poptorch_models: dict[Any, SteppedExecutor] = {}
+        self._given = {True: training_opts, False: inference_opts}
+        self._made: dict[bool, Options] = {}
+        self._depth = 1  # stages of a replica, as far as is known
+        self._stages: dict[Any, StageModel] = {}
+        self._loaders: list[Any] = []
+        self._progress = Progress()
+        self._held = contextlib.ExitStack()
+
+    # -- options ---
+
+    @property
+    def training_opts(self) -> Options:
+        """What training is compiled with."""
+        return self._opts(True)
+
+    @property
+    def inference_opts(self) -> Options:
+        """What validation, test and prediction are compiled with."""
+        return self._opts(False)
+
+    def _opts(self, training: bool) -> Options:
+        given = self._given[training]
+        if given is not None:
+            return given
+        if training not in self._made:
+            made = Options().deviceIterations(self.device_iterations)
+            made.replicationFactor(self._replicas(training))
+            if training:
+                made.Training.gradientAccumulation(self._trainer.accumulate_grad_batches)
+            if os.environ.get("PL_GLOBAL_SEED"):
+                made.randomSeed(int(os.environ["PL_GLOBAL_SEED"]))
+            self._made[training] = made
+        return self._made[training]
+
+    def _compile_options(self, training: bool, accumulation: int) -> Options:
+        """`training_opts` or `inference_opts`, and what the Trainer says besides."""
+        options = self._opts(training).clone()
+        options.showCompilationProgressBar(False)
+        if training:
+            options.Training.gradientAccumulation(accumulation)
+            if options.output_mode is OutputMode.Default:
+                options.outputMode(OutputMode.All)  # each micro-batch's values are logged
+        if not options.model_name:
+            options.modelName(type(self.lightning_module).__name__)
+        if self.autoreport:
+            options.autoreport = True
+            options.autoreport_dir = os.fspath(self.autoreport_dir or Path())
+        mixed = self.precision_plugin.precision == "16-mixed"
+        if mixed and options.Precision.half_float_casting is HalfFloatCastingBehavior.Default:
+            options.Precision.halfFloatCasting(HalfFloatCastingBehavior.FloatDowncastToHalf)
+        return options
+
+    def _replicas(self, training: bool) -> int:
+        given = self._given[training]
+        if given is None:
+            given = self._given[not training]
+        if given is not None:
+            return int(given.replication_factor)
+        devices = len(self.parallel_devices) if self.parallel_devices else 1
+        return replicas_of(devices, self._depth)
+
+    @property
+    def replication_factor(self) -> int:
+        """Replicas of what the Trainer does now."""
+        if self.lightning_module is None:
+            return self._replicas(True)
+        model = self.poptorch_models.get(self._trainer.state.stage)
+        return self._replicas(True) if model is None else int(model.options.replication_factor)
+
+    @property
+    def replicas(self) -> int:
+        """Of training."""
+        return int(self.training_opts.replication_factor)
+
+    @property
+    def _trainer(self) -> Any:
+        return self.lightning_module.trainer
+
+    # -- setting up ---
+
+    def setup(self, trainer: Any) -> None:
+        """Refuse what cannot run, and wrap each step that will."""
+        fitting = trainer.state.fn == self.lib.TrainerFn.FITTING
+        checks.check_module(self.lib, trainer)
+        if fitting:
+            own = self._given[True]
+            if own is not None:
+                asked = trainer.accumulate_grad_batches
+                trainer.accumulate_grad_batches = checks.check_accumulation(self.lib, own, asked)
+        self._close()
+        self._made, self._depth, self._stages = {}, 1, {}
+        super().setup(trainer)  # type: ignore[misc]
+        self._wrap()
+        self._progress.attach(self.lib, trainer)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Lightning's, and one of them at the most."""
+        super().setup_optimizers(trainer)  # type: ignore[misc]
+        checks.check_optimizers(self.lib, trainer, self.optimizers)
+        checks.warn_of_device_iterations(self.lib, self._opts(True), self.lr_scheduler_configs)
+
+    def _wrap(self) -> None:
+        """Make a model of each step that this run has, with the replicas known by now."""
+        stage, function = self.lib.RunningStage, self.lib.TrainerFn
+        trainer = self._trainer
+        self._close()
+        found: dict[Any, StageModel] = {}
+        if trainer.state.fn == function.FITTING:
+            found[stage.TRAINING] = self._stage(stage.TRAINING, "training")
+            if trainer.enable_validation:
+                found[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
+                if trainer.num_sanity_val_steps > 0:
+                    found[stage.SANITY_CHECKING] = found[stage.VALIDATING]
+        elif trainer.state.fn == function.VALIDATING:
+            found[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
+        elif trainer.state.fn == function.TESTING:
+            found[stage.TESTING] = self._stage(stage.TESTING, "test")
+        elif trainer.state.fn == function.PREDICTING:
+            found[stage.PREDICTING] = self._stage(stage.PREDICTING, "predict")
+        self._stages = found
+        self.poptorch_models = {kind: model.executor for kind, model in found.items()}
+
+    def _stage(self, stage: Any, folder: str) -> StageModel:
+        training = stage == self.lib.RunningStage.TRAINING
+        return StageModel(
+            self.lightning_module,
+            _STEPS[stage.value],
+            folder,
+            lambda accumulation: self._compile_options(training, accumulation),
+            self.optimizers[0] if training else None,
+            self._trainer.accumulate_grad_batches if training else 1,
+            self._compiling_training if training else self._progress.compiling,
+        )
+
+    @contextlib.contextmanager
+    def _compiling_training(self) -> Iterator[None]:
+        """Have gradients clipped in the captured weight update, as Lightning clips them."""
+        value = self._trainer.gradient_clip_val
+        by = self._trainer.gradient_clip_algorithm
+        with self._progress.compiling():
+            if not value:
+                yield
+                return
+            by_value = getattr(by, "value", by) == "value"
+
+            def clip(optimizer: torch.optim.Optimizer, *about: Any) -> None:
+                weights = [p for group in optimizer.param_groups for p in group["params"]]
+                if by_value:
+                    torch.nn.utils.clip_grad_value_(weights, value)
+                else:
+                    torch.nn.utils.clip_grad_norm_(weights, value)
+
+            handle = self.optimizers[0].register_step_pre_hook(clip)
+            try:
+                yield
+            finally:
+                handle.remove()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """A loader of a batch for each replica."""
+        stage = self._trainer.state.stage
+        if self._given[True] is None and self._given[False] is None:
+            self._find_depth(stage, dataloader)
+        options = self._opts(stage == self.lib.RunningStage.TRAINING)
+        made = for_replicas(dataloader, int(options.replication_factor), options)
+        self._loaders.append(made)
+        return made
+
+    def _find_depth(self, stage: Any, dataloader: Any) -> None:
+        """How many IPUs a replica takes, found with a batch that is made for it."""
+        if not self.parallel_devices or len(self.parallel_devices) == 1:
+            return
+        with _random_numbers_kept():
+            batch = sample(dataloader)
+            if batch is None:
+                return
+            step = _STEPS[stage.value]
+            batch = self._transferred(batch)
+            depth = depth_of(self.lightning_module, step, batch, Options())
+        if depth != self._depth:
+            self._depth, self._made = depth, {}
+            if self._stages:
+                self._wrap()
+
+    def _transferred(self, batch: Any) -> Any:
+        module = self.lightning_module
+        return self.batch_to_device(module._on_before_batch_transfer(batch, dataloader_idx=0))
+
+    # -- running ---
+
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        """The module's transfer hooks, on the host, then the types an IPU takes."""
+        if self.lightning_module is not None:
+            batch = super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
+        return self.precision_plugin.to_device(batch)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A micro-batch of each replica, with what is needed for its backward."""
+        stage = self.lib.RunningStage.TRAINING
+        loop = self._trainer.fit_loop.epoch_loop.automatic_optimization
+        if loop._skip_backward:  # a pass for running statistics (StochasticWeightAveraging)
+            return self.lightning_module.training_step(*args, **kwargs)
+        with self.precision_plugin.train_step_context():
+            accumulation = int(self._trainer.accumulate_grad_batches)
+            return self._step(stage, accumulation, args, kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A micro-batch of each replica."""
+        with self.precision_plugin.val_step_context():
+            return self._step(self.lib.RunningStage.VALIDATING, 1, args, kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A micro-batch of each replica."""
+        with self.precision_plugin.test_step_context():
+            return self._step(self.lib.RunningStage.TESTING, 1, args, kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A micro-batch of each replica."""
+        with self.precision_plugin.predict_step_context():
+            return self._step(self.lib.RunningStage.PREDICTING, 1, args, kwargs)
+
+    def _step(
+        self, stage: Any, accumulation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        start = time.perf_counter()
+        model = self._stages[stage]
+        training = stage == self.lib.RunningStage.TRAINING
+        replicas = int(self._opts(training).replication_factor)
+        batch, *rest = args
+        parts = [((part(batch, r, replicas), *rest), kwargs) for r in range(replicas)]
+        self._held.close()
+        returned = model.run(parts, accumulation, self._held)
+        self.poptorch_models[stage] = model.executor
+        updates = int(model.executor.options.device_iterations)
+        model.count(updates * accumulation)
+        samples = replicas * model.executor.executable.micro_batch
+        predicted = samples * updates * accumulation / model.executor.seconds_per_call
+        self._progress.ran(samples, time.perf_counter() - start, predicted)
+        return returned
+
+    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Lightning's, as the forward ran."""
+        executor = self._stages[self.lib.RunningStage.TRAINING].executor
+        with on_ipu(), executor.precision.counting(), executor.precision.model(0):
+            found = super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[misc]
+        self._held.close()
+        if self._trainer.accumulate_grad_batches > 1:
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            executor.precision.accumulate(self.optimizers[0], weights)
+        return found
+
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before it is differentiated."""
+        precision = self._stages[self.lib.RunningStage.TRAINING].executor.precision
+        return precision.scaler.scale if precision.scaler else loss_scaling(self.optimizers[0])
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: Any) -> Iterator[None]:
+        """Around clipping and the weight update: gradients are scaled back, float16 weights updated
+        in float32.
+        """
+        plain = getattr(optimizer, "_optimizer", optimizer)
+        scale = self.loss_scale()
+        precision = self._stages[self.lib.RunningStage.TRAINING].executor.precision
+        weights = [p for group in plain.param_groups for p in group["params"]]
+        if precision.scaler:
+            precision.scaler.update([p.grad for p in weights if p.grad is not None])
+        with precision.update(plain):
+            if scale != 1:
+                for weight in weights:
+                    if weight.grad is not None:
+                        weight.grad.div_(scale)
+            yield
+
+    # -- one process ---
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where the host's tensors are."""
+        return torch.device("cpu")
+
+    def model_to_device(self) -> None:
+        """The weights stay where the host computes."""
+
+    @property
+    def is_global_zero(self) -> bool:
+        """One process has all IPUs."""
+        return True
+
+    @property
+    def world_size(self) -> int:
+        """Processes, not IPUs."""
+        return 1
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Nothing to reduce: replicas were put together."""
+        return tensor
+
+    def barrier(self, name: str | None = None) -> None:
+        """Nobody to wait for."""
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Nothing to gather."""
+        return tensor
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Nobody to send to."""
+        return obj
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """One decides."""
+        return decision
+
+    def teardown(self) -> None:
+        """Complete the profiles, and give loaders back as they were."""
+        self._close()
+        for loader in self._loaders:
+            as_given(loader)
+        self._loaders = []
+        self._progress.detach()
+        super().teardown()  # type: ignore[misc]
+
+    def _close(self) -> None:
+        self._held.close()
+        for model in {id(model): model for model in self._stages.values()}.values():
+            model.close()
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Make it known to ``Trainer(strategy="ipu_strategy")``."""
+        strategy_registry.register(cls.strategy_name, cls, description=cls.__name__, override=True)
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Nothing inside draws from what the run draws from."""
+    import random
+
+    import numpy as np
+
+    python, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)

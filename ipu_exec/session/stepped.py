@@ -1,0 +1,94 @@
+"""A compiled model whose numbers another loop computes, a micro-batch at a time.
+
+A trainer with a loop of its own (`ipu_exec.lightning`) calls forward, backward and the optimiser
+itself. It needs of an executor that it compiles when that is due, holds around the forward what a
+call holds there, and writes the calls into the profile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ipu_exec.capture.control_flow import Reads, path
+from ipu_exec.context import keeping_what_is_saved, on_ipu
+from ipu_exec.numerics.precision import Precision
+from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
+from ipu_exec.session.executor import PoplarExecutor
+
+
+class SteppedExecutor(PoplarExecutor):
+    """``report_folder``: where in the options' directory its profile goes.
+
+    `prepare`, `running` and `record_call` take the place of a call; the options say how many
+    micro-batches a call has, and what is compiled is that.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: Options,
+        report_folder: str,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        super().__init__(model, options, optimizer is not None, optimizer=optimizer)
+        self._report_folder = report_folder
+        # what `prepare` is given is one micro-batch
+        self._plan = replace(
+            self._plan, device_iterations=1, accumulation=1, replicas=1, input_replicas=1
+        )
+
+    def prepare(self, *micro_batch: torch.Tensor) -> bool:
+        """Compile for micro-batches like this where that is due; says whether it was.
+
+        Error where it is like none that was compiled for.
+        """
+        before = self._executable
+        self._prepare(micro_batch, {})
+        if os.environ.get(COMPILE_ONLY_VARIABLE):
+            self._stop_after_compiling()
+        return self._executable is not before
+
+    def deepen(self, device_iterations: int) -> None:
+        """Have calls of so many micro-batches a replica, of a model that is not compiled yet."""
+        self._options._freeze(False)
+        self._options.deviceIterations(device_iterations)
+        self._options._freeze()
+
+    @property
+    def path(self) -> tuple[bool | int | str, ...]:
+        """What the compiled program's forward read off tensors and decides what runs."""
+        return path(self._executable.contents)
+
+    @property
+    def precision(self) -> Precision:
+        """What the options ask for float16. After compiling."""
+        return self._float16()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[list[bool | int | float]]:
+        """Around a forward; gives what it reads off tensors, where the compiled program does."""
+        self._attached = True
+        reads = Reads()
+        with on_ipu(), reads if self._executable.contents else contextlib.nullcontext():
+            yield reads.values
+        self._ran = True
+
+    def keeping_what_is_saved(self) -> contextlib.AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch."""
+        return keeping_what_is_saved(self._executable.graph.mutates)
+
+    def record_call(self, host_start_us: int, host_end_us: int) -> None:
+        """A call's micro-batches were computed between these times of the host."""
+        if self._session is not None:
+            self._session.record_run(host_start_us, host_end_us)
+
+    @property
+    def seconds_per_call(self) -> float:
+        """As modelled."""
+        return self.cycleCount() / float(self._executable.target.clock_hz)

@@ -1,0 +1,216 @@
+"""What an update waits for, cycle by cycle: the chain of tasks that sets its length.
+
+An update (a device iteration) ends when its last task ends. That task began when the task before it
+on its IPU ended or, where its IPU was waiting, when a task of another IPU ended. Followed back like
+this to the beginning, every cycle belongs to exactly one task, and a task's cycles to its program
+steps: the attribution adds up to the update without rest. Shortening anything that is not on the
+path gains nothing; shortening what is on it gains at most its cycles, until another chain is longer
+(`profiler.schedules` says by how much).
+
+Where several IPUs end at the same cycle, the path stays on its IPU if that one works until then,
+else it goes to the longest of the tasks that end there, then to the lowest IPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profiler import records
+from profiler.enums import BodyTask, Purpose
+from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WAITING = "waiting"  # of cycles that no task accounts for: none, in what the engine writes
+
+# What a cycle of the path is spent on, from a step's kind and purpose; the order is the legend's.
+CAUSES = (
+    "compute",
+    "exchange on chip",
+    "sync",
+    "stash",
+    "copy between IPUs",
+    "collective over replicas",
+    "host I/O",
+    "streaming memory",
+    WAITING,
+)
+_OF_PURPOSE: dict[str, str] = {
+    Purpose.STASH: "stash",
+    Purpose.RESTORE: "stash",
+    Purpose.STREAM_IN: "host I/O",
+    Purpose.STREAM_OUT: "host I/O",
+    Purpose.REMOTE_LOAD: "streaming memory",
+    Purpose.REMOTE_STORE: "streaming memory",
+    Purpose.ALL_REDUCE: "collective over replicas",
+    Purpose.REDUCE_SCATTER: "collective over replicas",
+    Purpose.ALL_GATHER: "collective over replicas",
+    Purpose.COPY: "copy between IPUs",
+    Purpose.EXTERNAL_SYNC: "sync",
+}
+_OF_KIND = {"exchange": "exchange on chip", "sync": "sync", "external sync": "sync"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Tasks of the path in time order: int64, one entry a piece; pieces follow without gap.
+
+    ``task``: position among the tasks it was found in, -1 for cycles that no task accounts for.
+    """
+
+    task: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+def chain(
+    ipu: np.ndarray, start: np.ndarray, end: np.ndarray, rank: np.ndarray, total: int
+) -> Chain:
+    """The critical chain of tasks from cycle 0 to ``total``.
+
+    ``rank``: 0 for work, 1 for what runs beside the work (host transfers over I/O tiles), 2 for
+    waiting, which is never on the path. Arrays have one entry a task, times in cycles.
+    """
+    usable = np.flatnonzero((rank < 2) & (end > start))
+    # Of those that end together: work first, then the longest, then the lowest IPU.
+    length = end[usable] - start[usable]
+    usable = usable[np.lexsort((ipu[usable], -length, rank[usable], end[usable]))]
+    ends = end[usable]
+    on_ipu = {
+        (int(i), int(e)): int(task)
+        for task, i, e in zip(usable, ipu[usable], ends, strict=True)
+        if rank[task] == 0
+    }
+    tasks, starts, stops = [], [], []
+    time, here = total, -1
+    while time > 0:
+        found = on_ipu.get((here, time), -1)
+        at = int(np.searchsorted(ends, time, side="left"))
+        if found < 0 and at < len(ends) and ends[at] == time:
+            found = int(usable[at])
+        begin = int(start[found]) if found >= 0 else int(ends[at - 1]) if at else 0
+        tasks.append(found)
+        starts.append(max(0, begin))
+        stops.append(time)
+        time, here = begin, int(ipu[found]) if found >= 0 else here
+    order = slice(None, None, -1)
+    return Chain(
+        np.array(tasks[order], dtype=np.int64),
+        np.array(starts[order], dtype=np.int64),
+        np.array(stops[order], dtype=np.int64),
+    )
+
+
+def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataFrame, Chain]:
+    """The tasks of a run's device iteration (`Report.tasks`) and the chain through them.
+
+    Times of the chain count from the beginning of the device iteration.
+    """
+    tasks = report.tasks(run, iteration=iteration)
+    origin = int(tasks["start"].min()) if len(tasks) else 0
+    kind = tasks["kind"].astype(str).to_numpy()
+    rank = np.where(kind == "idle", 2, np.where(kind == records.BESIDE, 1, 0))
+    start, end = (tasks[name].to_numpy() - origin for name in ("start", "end"))
+    total = int(end.max(initial=0))
+    return tasks, chain(tasks["ipu"].to_numpy(), start, end, rank, total)
+
+
+def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
+    """Every cycle of an update by what the run waited for, a row for each step on the path.
+
+    ``phase`` (of `records.PHASES`), ``cause`` (of `CAUSES`), ``ipu``, ``stage``, ``direction``,
+    ``task`` (of `BodyTask`), ``body``, ``step`` (-1: none), ``op`` (-1: none), ``tensor``,
+    ``name``, ``times`` (how often it is on the path) and ``cycles`` (of all times together). The
+    cycles add up to the update's exactly. Sorted by cycles, most first.
+    """
+    tasks, path = chain_of(report, run, iteration)
+    steps = _steps(report.body_steps, _pieces(tasks, path))
+    keys = [name for name in steps.columns if name not in ("times", "cycles")]
+    found = steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
+    found = found[found["cycles"] > 0]
+    return found.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+
+
+def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
+    """The chain's pieces by phase, body and length: ``phase, body, length, times``."""
+    import pandas as pd
+
+    known = path.task >= 0
+    mine = tasks.iloc[path.task[known]]
+    phase = np.full(len(known), WAITING, dtype=object)
+    phase[known] = mine["phase"].astype(str).to_numpy()
+    body = np.full(len(known), -1, dtype=np.int64)
+    body[known] = mine["body"].to_numpy()
+    pieces = pd.DataFrame({"phase": phase, "body": body, "length": path.end - path.start})
+    return pieces.value_counts(sort=False).rename("times").reset_index()
+
+
+def _steps(body_steps: pd.DataFrame, pieces: pd.DataFrame) -> pd.DataFrame:
+    """The steps of pieces, the last of each lasting until the piece ends."""
+    rows = pieces.assign(piece=np.arange(len(pieces))).merge(body_steps, on="body", how="left")
+    rows = rows.fillna(dict.fromkeys(("ipu", "stage", "step", "op", "tensor"), -1))
+    rows = rows.fillna(dict.fromkeys(("task", "direction", "purpose"), ""))
+    rows = rows.fillna({"kind": WAITING, "name": WAITING, "start": 0})
+    piece, start = rows["piece"].to_numpy(), rows["start"].to_numpy(dtype=np.int64)
+    last = np.append(piece[1:] != piece[:-1], [True] * bool(len(piece)))
+    stop = np.where(last, rows["length"], np.append(start[1:], 0)[: len(start)])
+    cause = map(_cause, rows["kind"].tolist(), rows["purpose"].tolist(), rows["task"].tolist())
+    named = rows.assign(cause=list(cause), cycles=(stop - start) * rows["times"])
+    ids = dict.fromkeys(("ipu", "stage", "step", "op", "tensor"), np.int64)
+    columns = ("phase", "cause", "ipu", "stage", "direction", "task", "body", "step", "op")
+    return named[[*columns, "tensor", "name", "times", "cycles"]].astype(ids)
+
+
+def _cause(kind: str, purpose: str, task: str) -> str:
+    if not task:
+        return WAITING
+    return _OF_PURPOSE.get(purpose) or _OF_KIND.get(kind, "compute")
+
+
+# -- what to say of it ---
+
+_ACROSS = ("copy between IPUs", "collective over replicas", "host I/O", "streaming memory")
+
+
+def waterfall(path: pd.DataFrame) -> pd.DataFrame:
+    """The path by cause and phase: ``cause``, a column for each of `records.PHASES` that is there,
+    ``cycles`` and ``share`` (of the update, 0..1), in the order of `CAUSES`. ``path`` is what
+    `critical_path` gives.
+    """
+    table = path.pivot_table(
+        index="cause", columns="phase", values="cycles", aggfunc="sum", fill_value=0
+    )
+    phases = [phase for phase in (*records.PHASES, WAITING) if phase in table.columns]
+    table = table.reindex([cause for cause in CAUSES if cause in table.index])[phases]
+    total = table.sum(axis=1)
+    found = table.assign(cycles=total, share=total / max(1, int(total.sum())))
+    return found.rename_axis(columns=None).reset_index()
+
+
+def entries(path: pd.DataFrame) -> pd.DataFrame:
+    """What the update waits for, most first, a row for what one change would shorten.
+
+    Work is a row for each stage and cause (of the weight update: each IPU and cause); what crosses
+    the chip's edge is a row for each step. ``cause, ipu, stage, cycles, share`` (of the update,
+    0..1) and, of the step that has most of it: ``task, direction, step, op, tensor, name, times``
+    (on the path) and ``of_which`` (its cycles, all times together).
+    """
+    across = path["cause"].isin(_ACROSS).to_numpy()
+    groups = path.assign(
+        group=np.where(across, path["step"], -1), update=path["task"] == BodyTask.UPDATE
+    )
+    whole = ["cause", "ipu", "stage", "group", "update"]
+    about = ["task", "direction", "step", "op", "tensor", "name"]
+    steps = groups.groupby([*whole, *about], sort=False, as_index=False)[["times", "cycles"]].sum()
+    steps = steps.sort_values("cycles", ascending=False, kind="stable")
+    found = steps.groupby(whole, sort=False, as_index=False).first()
+    found = found.rename(columns={"cycles": "of_which"})
+    sums = steps.groupby(whole, sort=False, as_index=False)["cycles"].sum()
+    found = found.merge(sums, on=whole)
+    found["share"] = found["cycles"] / max(1, int(path["cycles"].sum()))
+    found = found.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+    return found[["cause", "ipu", "stage", "cycles", "share", *about, "times", "of_which"]]

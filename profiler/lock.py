@@ -1,0 +1,92 @@
+"""Who writes a profile: one process at a time, known by a lock that ends with it.
+
+The lock is the kernel's, on ``profile.pop.lock``: a killed process leaves none, and a forked child
+has none of its parent's. Within a process it is shared: a newer model takes an older one's place.
+Where the file system has no locks, writing goes on without.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+LOCK_SUFFIX = ".lock"
+_HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
+_mutex = threading.Lock()
+
+
+@dataclass
+class _Held:
+    """A lock of this process (``pid``), which ``users`` share."""
+
+    descriptor: int
+    pid: int
+    users: int = 1
+
+
+_held: dict[str, _Held] = {}
+
+
+def acquire(path: Path) -> bool:
+    """Take the lock of a file that is to be written; False where another process has it. OSError
+    where its directory cannot be written.
+    """
+    lock = _lock_file(path)
+    with _mutex:
+        mine = _held.get(lock)
+        if mine is not None and mine.pid == os.getpid():
+            mine.users += 1
+            return True
+        descriptor = _locked(lock)
+        if descriptor is None:
+            return False
+        _held[lock] = _Held(descriptor, os.getpid())
+        return True
+
+
+def release(path: Path) -> None:
+    """Give the lock back; the last of its users in this process removes its file."""
+    lock = _lock_file(path)
+    with _mutex:
+        mine = _held.get(lock)
+        if mine is None or mine.pid != os.getpid():
+            return
+        mine.users -= 1
+        if not mine.users:
+            del _held[lock]
+            # Before it is closed: whoever locks it then sees that it is gone, and makes a new one.
+            Path(lock).unlink(missing_ok=True)
+            os.close(mine.descriptor)
+
+
+def _lock_file(path: Path) -> str:
+    return os.path.abspath(path) + LOCK_SUFFIX
+
+
+def _locked(lock: str) -> int | None:
+    """A descriptor of the locked file; None where another process has it."""
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD_BY_ANOTHER:
+                os.close(descriptor)
+                return None
+        if _is_still_there(lock, descriptor):
+            return descriptor
+        os.close(descriptor)
+
+
+def _is_still_there(lock: str, descriptor: int) -> bool:
+    """Whether the name stands for the file that was locked: its last user may just have removed
+    it.
+    """
+    try:
+        return os.path.samestat(os.stat(lock), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,31 @@
+"""Names that tell things apart, as the vendor's tools number them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """The names, those met before with a number: ``a, a, b, a`` are ``a, a/1, b, a/2``."""
+    given = list(names)
+    taken = set(given)
+    met: dict[str, int] = {}
+    found = []
+    for name in given:
+        number = met.get(name, -1) + 1
+        said = name
+        while number and (said := f"{name}/{number}") in taken:
+            number += 1
+        met[name] = number
+        taken.add(said)
+        found.append(said)
+    return found
+
+
+def popart_names(names: Iterable[str], kinds: Iterable[str]) -> list[str]:
+    """Operators' names as PopART has them, each once: the path that they have in ``names``, then
+    ``kinds``, PopART's words for them ("MatMul").
+    """
+    paths = (name.rpartition("/")[0] for name in names)
+    pairs = zip(paths, kinds, strict=True)
+    return unique(f"{path}/{kind}" if path else kind for path, kind in pairs)

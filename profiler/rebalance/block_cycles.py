@@ -1,0 +1,137 @@
+"""Cycles of each Block's forward, backward, weight update, and of what recomputation runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from profiler.enums import Direction, Purpose
+from profiler.report import Report
+
+_STASHING = (Purpose.STASH, Purpose.RESTORE)
+_FOR_BOTH = ("host I/O", "global exchange")  # kinds of steps that bring a weight to the chip
+
+
+@dataclass(frozen=True)
+class BlockCycles:
+    """int64[Block], a micro-batch's but for ``update``.
+
+    A stage that recomputes runs ``again`` of each of its Blocks but the last, of which it runs
+    ``again_end``: what only the next stage needs is left out. The last stage runs ``again_final``
+    (nothing where there are no checkpoints). ``closed``, bool[Block]: what earlier Blocks save is
+    made again only after the Block's backward has run.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray  # without recomputation
+    update: np.ndarray
+    again: np.ndarray
+    again_end: np.ndarray
+    again_final: np.ndarray
+    closed: np.ndarray
+
+    @property
+    def work(self) -> np.ndarray:
+        """Forward and backward together."""
+        total: np.ndarray = self.forward + self.backward
+        return total
+
+    def scaled(
+        self, factor: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray] = np.rint
+    ) -> BlockCycles:
+        """With what a micro-batch costs times ``factor``, float64[Block]."""
+
+        def times(cycles: np.ndarray) -> np.ndarray:
+            return rounded(cycles * factor).astype(np.int64)
+
+        return BlockCycles(
+            times(self.forward),
+            times(self.backward),
+            self.update,
+            times(self.again),
+            times(self.again_end),
+            times(self.again_final),
+            self.closed,
+        )
+
+
+def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward of each Block, int64[Block], by the steps on its own ``stage``. The
+    stash is priced by itself.
+
+    A weight from off the chip or the replicas comes once for recomputation and backward, whichever
+    begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then
+    need not come).
+    """
+    steps = report.program_steps()
+    own = stage[steps["block"].to_numpy().clip(0)]
+    mine = steps[
+        (steps["block"] >= 0)
+        & (steps["stage"].to_numpy() == own)
+        & ~steps["purpose"].isin(_STASHING)
+    ]
+    brought = (mine["direction"] == Direction.RECOMPUTE) & mine["kind"].isin(_FOR_BOTH)
+    direction = mine["direction"].mask(brought, Direction.BACKWARD.value)
+    cycles = mine["cycles"].groupby([direction, mine["block"]]).sum()
+
+    def of(direction: Direction) -> np.ndarray:
+        blocks = range(len(stage))
+        return np.array([int(cycles.get((direction.value, b), 0)) for b in blocks], dtype=np.int64)
+
+    return of(Direction.FORWARD), of(Direction.BACKWARD)
+
+
+def recomputes(report: Report, pipelined_training: bool) -> bool:
+    """Whether stages run their forward again: as profiled, or where there is one stage, as the
+    options say of more.
+    """
+    if len(report.stages) == 1:
+        return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
+    return bool((report.stages["recompute_cycles"] > 0).any())
+
+
+def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
+    """``again``, ``again_end``, ``again_final`` and ``closed``: what the compiler wrote
+    (`ipu_exec.compiler.recompute.by_block`); of profiles without that, estimates: no checkpoints,
+    and a mean over the profiled stages of what a stage does not run again at its end.
+    """
+    names = ("again", "again_end", "again_final", "closed")
+    written = written_recomputation(report, len(forward))
+    if written is not None:
+        found = {name: written[name] for name in names}
+        return {**found, "closed": found["closed"] > 0}
+    stages = report.stages[report.stages["recompute_cycles"] > 0]
+    difference = stages["forward_cycles"] - stages["recompute_cycles"]
+    less = round(float(difference.mean())) if len(stages) else 0
+    none = np.zeros(len(forward), dtype=np.int64)
+    return {
+        "again": forward,
+        "again_end": np.maximum(0, forward - less),
+        "again_final": none,
+        "closed": none.astype(bool),
+    }
+
+
+def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] | None:
+    """What the compiler wrote of recomputation, by name; None where an older profile has none of
+    it, or a stranger's makes no sense.
+    """
+    said: Any = report.meta.get("recomputation")
+    try:
+        of_blocks = {
+            name: np.array(said[name], dtype=np.int64)
+            for name in ("again", "again_end", "again_final", "closed")
+        }
+        stashes = {
+            name: np.array(said[name], dtype=np.int64).reshape(-1, 4)
+            for name in ("stashes", "stashes_kept")
+        }
+        named = np.concatenate([each[:, :3].ravel() for each in stashes.values()])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    whole = all(each.shape == (blocks,) for each in of_blocks.values())
+    known = np.isin(named, np.arange(blocks)).all()
+    return {**of_blocks, **stashes} if whole and known else None

@@ -1,0 +1,310 @@
+"""Bytes of each Block by tile: always, while it runs, between its forward and its backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profiler.enums import Direction, Role
+from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_AGAIN = (Direction.FORWARD, Direction.RECOMPUTE)  # in which a tensor is made
+
+
+def _no_users() -> np.ndarray:
+    return np.zeros((0, 0), dtype=bool)
+
+
+def _no_code() -> np.ndarray:
+    return np.zeros((0, 0), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """Bytes on each tile, int64[Block, tile]; numbers of tensors, int64[Block]."""
+
+    always: np.ndarray  # whatever runs, without stash, optimiser state and ``code``
+    peak: np.ndarray  # in region 0 while the Block runs, besides; without what is saved
+    peak_interleaved: np.ndarray  # the same in region 1
+    saved: np.ndarray  # that the Block's forward leaves for its backward
+    saved_tensors: np.ndarray
+    state: np.ndarray  # of optimiser state
+    # of the weight with most: what an update holds of it where it is off the chip
+    state_once: np.ndarray
+    state_weights: np.ndarray  # how many weights have any
+    # of no Block, an IPU: stack, control code (the largest IPU's): int64[tile]
+    shared: np.ndarray
+    # Code that Blocks share: an IPU has it once, whichever of them it runs. bool[piece, Block] and
+    # int64[piece, tile]
+    code_users: np.ndarray = field(default_factory=_no_users)
+    code: np.ndarray = field(default_factory=_no_code)
+
+    @classmethod
+    def from_report(cls, report: Report, stage: np.ndarray) -> BlockMemory:
+        """``stage``: of each Block, as profiled."""
+        blocks, tiles = len(stage), report.target.tiles_per_ipu
+        ipus = report.target.num_ipus
+        variables = report.variables
+        variables = variables[variables["role"] != Role.STASH]
+        saved_ids = _saved(report, variables, stage)
+        calls, pieces = code_of_blocks(report, blocks)
+        memory = cls._empty(blocks, tiles, [piece[0] for piece in pieces])
+        shared = np.zeros((ipus, tiles), dtype=np.int64)
+        where = report.stages["ipu"].to_numpy()  # of each stage
+        owners = _weight_owners(variables)
+        for ipu in range(ipus):
+            here = variables[variables["ipu"] == ipu]
+            vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
+            _add_states(memory, here, vectors, owners)
+            _add_always(memory, here, vectors, _piece_of(pieces), shared[ipu])
+            _add_saved(memory, here, vectors, saved_ids)
+            living = here[
+                (here["always_live"] == 0)
+                & (here["role"] != Role.OPTIMISER_STATE)
+                & ~here.index.isin(list(saved_ids))
+            ]
+            own = np.flatnonzero(where[stage] == ipu)
+            _add_peaks(memory, living, vectors, report.program_steps(ipu), own)
+        _move_calls(memory, shared, calls, where[stage] if len(where) else None)
+        np.copyto(memory.shared, shared.max(axis=0))
+        return memory
+
+    @classmethod
+    def _empty(cls, blocks: int, tiles: int, users: list[list[int]]) -> BlockMemory:
+        """Zeros, and of each piece of code the Blocks that use it."""
+        always, peak, interleaved, saved, state, once = np.zeros((6, blocks, tiles), dtype=np.int64)
+        tensors, weights = np.zeros((2, blocks), dtype=np.int64)
+        uses = [np.isin(np.arange(blocks), mine) for mine in users]
+        return cls(
+            always=always,
+            peak=peak,
+            peak_interleaved=interleaved,
+            saved=saved,
+            saved_tensors=tensors,
+            state=state,
+            state_once=once,
+            state_weights=weights,
+            shared=np.zeros(tiles, dtype=np.int64),
+            code_users=np.array(uses, dtype=bool).reshape(-1, blocks),
+            code=np.zeros((len(users), tiles), dtype=np.int64),
+        )
+
+
+Vectors = dict[int, np.ndarray]  # of variables by id, over tiles
+Pieces = list[tuple[list[int], list[int], list[int]]]
+
+
+def _weight_owners(variables: pd.DataFrame) -> dict[tuple[int, int], tuple[int, int]]:
+    """(IPU, tensor) of each weight -> its Block and operator."""
+    weights = variables[variables["role"] == Role.WEIGHT]
+    columns = (weights[name].tolist() for name in ("ipu", "tensor", "block", "op"))
+    return {(ipu, tensor): (block, op) for ipu, tensor, block, op in zip(*columns, strict=True)}
+
+
+def _piece_of(pieces: Pieces) -> dict[int, int]:
+    """Variables with code that Blocks share -> the number of the piece; -1: counted elsewhere."""
+    number_of = {id: number for number, (_, once, _) in enumerate(pieces) for id in once}
+    return number_of | {id: -1 for _, _, again in pieces for id in again}
+
+
+def _add_states(
+    memory: BlockMemory,
+    here: pd.DataFrame,
+    vectors: Vectors,
+    owners: dict[tuple[int, int], tuple[int, int]],
+) -> None:
+    """Optimiser state of an IPU. One off the chip has no Block of its own: the weight's counts."""
+    blocks = len(memory.state)
+    states = here[here["role"] == Role.OPTIMISER_STATE].drop_duplicates("tensor")
+    of_weight: dict[tuple[int, int], np.ndarray] = {}
+    columns = (states[name].tolist() for name in ("ipu", "parameter", "block", "op"))
+    for id, ipu, weight, block, op in zip(states.index.tolist(), *columns, strict=True):
+        key = owners.get((ipu, weight), (block, op))
+        if 0 <= key[0] < blocks:
+            memory.state[key[0]] += vectors[id]
+            of_weight[key] = of_weight.get(key, 0) + vectors[id]
+    for (block, _), total in of_weight.items():
+        memory.state_once[block] = np.maximum(memory.state_once[block], total)
+        memory.state_weights[block] += 1
+
+
+def _add_always(
+    memory: BlockMemory,
+    here: pd.DataFrame,
+    vectors: Vectors,
+    piece_of: dict[int, int],
+    shared: np.ndarray,
+) -> None:
+    """What an IPU has all the time: a piece of code, its own, or a Block's."""
+    rest = here[here["always_live"] != 0]
+    for id, block, role in zip(rest.index, rest["block"], rest["role"], strict=True):
+        if id in piece_of:
+            if piece_of[id] >= 0:
+                memory.code[piece_of[id]] += vectors[int(id)]
+        elif not 0 <= block < len(memory.always):
+            shared += vectors[int(id)]
+        elif role != Role.OPTIMISER_STATE:
+            memory.always[block] += vectors[int(id)]
+
+
+def _add_saved(
+    memory: BlockMemory, here: pd.DataFrame, vectors: Vectors, saved_ids: dict[int, bool]
+) -> None:
+    block_of = dict(zip(here.index.tolist(), here["block"].tolist(), strict=True))
+    for id, is_first in saved_ids.items():
+        if id in vectors and is_first:
+            memory.saved[block_of[id]] += vectors[id]
+            memory.saved_tensors[block_of[id]] += 1
+
+
+def _add_peaks(
+    memory: BlockMemory,
+    living: pd.DataFrame,
+    vectors: Vectors,
+    steps: pd.DataFrame,
+    own: np.ndarray,
+) -> None:
+    """Of an IPU, ``own`` are its Blocks."""
+    at_work = _at_work(steps["block"].to_numpy(), own)
+    for block in np.unique(at_work[at_work >= 0]).tolist():
+        spots = steps["position"].to_numpy()[at_work == block]
+        _peak_of(living, vectors, spots, memory.peak[block], memory.peak_interleaved[block])
+
+
+def _move_calls(
+    memory: BlockMemory, shared: np.ndarray, calls: np.ndarray, ipu: np.ndarray | None
+) -> None:
+    """Calls of code are the Blocks' that make them, unless there are more than an IPU has (a
+    stranger's profile). ``shared``: int64[IPU, tile], ``ipu`` of each Block.
+    """
+    if ipu is None or (np.bincount(ipu, calls, len(shared)) > shared.min(axis=1)).any():
+        return
+    np.subtract.at(shared, ipu, calls[:, None])
+    memory.always[:] += calls[:, None]
+
+
+def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
+    """What the compiler wrote of it (`ipu_exec.compiler.memory.Code`): bytes of calls on each tile,
+    int64[Block]; and code that Blocks have in common: which Blocks, the ids of its variables, of
+    those with the same on further IPUs.
+
+    An older profile has neither, nor has a stranger's that makes no sense: code then is the Block's
+    that ran it first.
+    """
+    nothing = np.zeros(blocks, dtype=np.int64)
+    variables = report.variables
+    is_code = (variables["role"] == Role.PROGRAM) & (variables["always_live"] != 0)
+    known = variables.index[is_code]
+    said: Any = report.meta.get("code")
+    try:
+        calls = np.array(said["calls"], dtype=np.int64)
+        pieces = [
+            tuple([int(number) for number in numbers] for numbers in piece)
+            for piece in said["shared"]
+        ]
+        named = [id for _, once, again in pieces for id in (*once, *again)]
+        users = [block for mine, _, _ in pieces for block in mine]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return nothing, []
+    ours = (
+        len(set(named)) == len(named)
+        and known.isin(named).sum() == len(named)
+        and calls.shape == nothing.shape
+    )
+    if not ours or calls.min(initial=0) < 0 or not all(0 <= block < blocks for block in users):
+        return nothing, []
+    return calls, [(users, once, again) for users, once, again in pieces]
+
+
+def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
+    """For each step of an IPU the Block of it (of those ``here``) that it belongs to: its own,
+    else, for copies, the stash and the weight update, the one that ran last (at the begin: that
+    runs first). -1 where there is none.
+    """
+    own = np.isin(block, here)
+    if not own.any():
+        return np.full_like(block, -1)
+    last = np.maximum.accumulate(np.where(own, np.arange(len(block)), -1))
+    of_step: np.ndarray = block[np.where(last >= 0, last, own.argmax())]
+    return of_step
+
+
+def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[int, bool]:
+    """Ids of the variables that hold what a Block's forward leaves for its backward, and whether
+    each is the one to count: a tensor that is stashed or recomputed lies twice, in the forward and
+    before the backward.
+    """
+    rows = _made_by_own_forward(report, variables, stage)
+    ends_in = _direction_of_last_step(report, rows)
+    tensors = list(zip(rows["ipu"].tolist(), rows["tensor"].tolist(), strict=True))
+    table = list(zip(rows.index.tolist(), tensors, ends_in, strict=True))
+    read_back: set[tuple[int, int]] = set()
+    saved: dict[int, bool] = {}
+    for id, tensor, direction in table:
+        if direction == Direction.BACKWARD:
+            saved[id] = tensor not in read_back
+            read_back.add(tensor)
+    for id, tensor, direction in table:
+        if tensor in read_back and direction in _AGAIN and id not in saved:
+            saved[id] = False
+    return saved
+
+
+def _made_by_own_forward(
+    report: Report, variables: pd.DataFrame, stage: np.ndarray
+) -> pd.DataFrame:
+    """Activations that a forward operator of a Block made, on the Block's own stage."""
+    direction = report.ops["direction"].reindex(variables["op"].to_numpy()).fillna("").to_numpy()
+    block = variables["block"].to_numpy()
+    mine = (direction == Direction.FORWARD.value) & (block >= 0)
+    mine &= (variables["always_live"] == 0).to_numpy()
+    mine &= (variables["role"] == Role.ACTIVATION).to_numpy()
+    mine[mine] = stage[block[mine]] == variables["stage"].to_numpy()[mine]
+    return variables[mine]
+
+
+def _direction_of_last_step(report: Report, variables: pd.DataFrame) -> list[str]:
+    """Of the last step at which each variable is live."""
+    steps = report.program_steps()
+    at = zip(steps["ipu"], steps["position"], strict=True)
+    of_step = dict(zip(at, steps["direction"], strict=True))
+    ends = zip(variables["ipu"], variables["stop"], strict=True)
+    return [of_step.get((ipu, stop - 1), "") for ipu, stop in ends]
+
+
+def _peak_of(
+    variables: pd.DataFrame,
+    vectors: Vectors,
+    spots: np.ndarray,
+    peak: np.ndarray,
+    interleaved: np.ndarray,
+) -> None:
+    """Raise ``peak`` (region 0) and ``interleaved`` (region 1) to the most that is live on each
+    tile at ``spots``.
+    """
+    changes: dict[int, list[tuple[int, int, bool]]] = {}
+    low, high = int(spots.min()), int(spots.max())
+    columns = (variables[name] for name in ("start", "stop", "interleaved"))
+    for id, start, stop, region1 in zip(variables.index, *columns, strict=True):
+        if stop > low and start <= high:
+            changes.setdefault(max(int(start), low), []).append((int(id), 1, bool(region1)))
+            changes.setdefault(int(stop), []).append((int(id), -1, bool(region1)))
+    level, level1 = np.zeros_like(peak), np.zeros_like(peak)
+    times = [at for at in sorted(changes) if at <= high]
+    # Other Blocks run between this one's forward and backward: what only they hold is none of its
+    # peak.
+    spots = np.sort(spots)
+    runs = np.searchsorted(spots, [*times[1:], high + 1]) > np.searchsorted(spots, times)
+    for at, here in zip(times, runs.tolist(), strict=True):
+        for id, sign, region1 in changes[at]:
+            level += sign * vectors[id]
+            if region1:
+                level1 += sign * vectors[id]
+        if here:
+            np.maximum(peak, level - level1, out=peak)
+            np.maximum(interleaved, level1, out=interleaved)

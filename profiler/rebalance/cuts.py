@@ -1,0 +1,78 @@
+"""What crosses a cut between two stages, and the weights that tie Blocks together."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler import records
+from profiler.enums import Direction, Role
+from profiler.report import Report
+
+
+@dataclass(frozen=True)
+class Ties:
+    """Weights that several Blocks read: their names, which Blocks, and the bytes of each weight."""
+
+    names: tuple[str, ...] = ()
+    blocks: tuple[tuple[int, ...], ...] = ()
+    nbytes: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def from_report(cls, report: Report) -> Ties:
+        """By the forward operators that read a weight. Profiles of format 1 do not know."""
+        if report.format < 2:
+            return cls()
+        uses, ops, variables = report.columns_of(records.Use), report.ops, report.variables
+        known = np.isin(uses["variable"], variables.index) & np.isin(uses["op"], ops.index)
+        used, by = variables.loc[uses["variable"][known]], ops.loc[uses["op"][known]]
+        is_weight = (used["role"] == Role.WEIGHT).to_numpy()
+        reads = (by["direction"] == Direction.FORWARD).to_numpy() & (by["block"] >= 0).to_numpy()
+        weights = used[is_weight & reads]
+        readers: dict[int, set[int]] = {}
+        blocks = by["block"][is_weight & reads].tolist()
+        for tensor, block in zip(weights["tensor"].tolist(), blocks, strict=True):
+            readers.setdefault(tensor, set()).add(block)
+        size = weights.groupby("tensor")["bytes"].max().to_dict()
+        name = dict(zip(weights["tensor"].tolist(), weights["name"].tolist(), strict=True))
+        tied = sorted(tensor for tensor, readers_of in readers.items() if len(readers_of) > 1)
+        return cls(
+            tuple(name[tensor] for tensor in tied),
+            tuple(tuple(sorted(readers[tensor])) for tensor in tied),
+            tuple(int(size[tensor]) for tensor in tied),
+        )
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Bytes a micro-batch over a cut behind each Block, int64[Block], if every Block were an IPU's
+    own: forward and back.
+    """
+
+    ahead: np.ndarray
+    back: np.ndarray
+    ties: Ties = Ties()
+
+    def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes forward and back over a cut behind each Block, where stages begin with the Blocks
+        ``starts``: without the tied weights that do not travel, as the Block that reads one is on
+        the IPU that has it, or in a stage that got it already.
+        """
+        ahead, back = self.ahead, self.back
+        for (home, *readers), nbytes in zip(self.ties.blocks, self.ties.nbytes, strict=True):
+            own = ipus[bisect_right(starts, home) - 1]
+            there = {k for k, ipu in enumerate(ipus) if ipu == own}
+            for reader in readers:
+                stage = bisect_right(starts, reader) - 1
+                if stage in there:
+                    spared = np.zeros_like(ahead)
+                    spared[home:reader] = nbytes
+                    ahead, back = np.maximum(0, ahead - spared), np.maximum(0, back - spared)
+                there.add(stage)
+        return ahead, back

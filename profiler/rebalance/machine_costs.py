@@ -1,0 +1,83 @@
+"""The machine that a profile was modelled on, as far as another split depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler import older
+from profiler.enums import BodyTask
+from profiler.report import Report, number
+
+
+@dataclass(frozen=True)
+class MachineCosts:
+    """Tiles, links and fixed steps. Cycles and bytes; rates are bytes a cycle, one way."""
+
+    tiles: int
+    bytes_per_tile: int
+    region0_bytes: int
+    clock_hz: float
+    sync: int  # of IPUs
+    link_latency: int  # before the first byte arrives from a neighbour
+    link_bytes_per_cycle: float
+    link_hop_latency: float = 0.0  # of each further rung of the ladder
+    ipus_per_board: int = 1 << 30
+    board_link_bytes_per_cycle: float = 1.0  # between boards
+    streaming_bytes_per_cycle: float = 1.0  # an IPU's part of its machine's streaming memory
+    stream_step: int = 0  # begin of a stream copy, and its end
+    slice_cycles: float = 0.0  # of a tensor's way into its stash, whatever its size
+    slice_bytes_per_cycle: float = 1.0  # ... and of each tile beyond that
+
+    @classmethod
+    def from_report(cls, report: Report) -> MachineCosts:
+        """What the profile's target and header say; of older ones, what it was then."""
+        target, meta = report.target, report.meta
+        before = older.machine(target.clock_hz)
+
+        def said(key: str) -> float:
+            return number(meta, key, before[key])
+
+        bodies = report.bodies
+        syncs = bodies["cycles"][bodies["task"] == BodyTask.SYNC]
+        rate = number(meta, "link_bytes_per_cycle", 0) or 1.0
+        return cls(
+            tiles=target.tiles_per_ipu,
+            bytes_per_tile=target.bytes_per_tile,
+            region0_bytes=target.region0_bytes,
+            clock_hz=target.clock_hz,
+            sync=int(syncs.max()) if len(syncs) else int(said("external_sync")),
+            link_latency=int(number(meta, "link_latency", 0)),
+            link_bytes_per_cycle=rate,
+            link_hop_latency=said("link_hop_latency"),
+            ipus_per_board=int(number(meta, "ipus_per_board", 0)) or 1 << 30,
+            board_link_bytes_per_cycle=number(meta, "link_bytes_per_cycle_between_boards", 0)
+            or rate,
+            streaming_bytes_per_cycle=said("streaming_bytes_per_cycle")
+            or before["streaming_bytes_per_cycle"],
+            stream_step=int(said("stream_step")),
+            slice_cycles=said("slice_cycles"),
+            slice_bytes_per_cycle=said("slice_bytes_per_cycle") or before["slice_bytes_per_cycle"],
+        )
+
+    def link_rate(self, a: int, b: int) -> float:
+        """Bytes a cycle, one way, between two IPUs of a replica: less where they are on different
+        boards.
+        """
+        same = a // self.ipus_per_board == b // self.ipus_per_board
+        return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
+
+    def hop_latency(self, a: int, b: int) -> int:
+        """Cycles before the first byte arrives: a ladder with two IPUs to a rung."""
+        rungs = max(1, abs(a // 2 - b // 2))
+        return round(self.link_latency + (rungs - 1) * self.link_hop_latency)
+
+    def offload_cycles(
+        self, nbytes: np.ndarray | int, weights: np.ndarray | int
+    ) -> np.ndarray | float:
+        """Cycles of a weight update for an IPU's optimiser state of so many weights to come from
+        streaming memory and go back, a transfer a weight each way.
+        """
+        steps = 2 * self.stream_step * weights
+        return 2 * (steps + nbytes / self.streaming_bytes_per_cycle)

@@ -1,0 +1,132 @@
+"""What stages keep of a micro-batch between its forward and its backward, and what that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from profiler.enums import Purpose, Role
+from profiler.rebalance.block_cycles import written_recomputation
+from profiler.rebalance.machine_costs import MachineCosts
+from profiler.report import Report
+
+
+@dataclass(frozen=True)
+class StashCosts:
+    """A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
+    backward: fitted to the tensors that the profile stashes (an estimate for others).
+
+    ``recomputing``, int64[tensor, 4]: a stage that begins with one of the first two Blocks (or
+    between them) and has the third stashes so many bytes of it (the fourth), if it recomputes: what
+    enters it and its checkpoints. ``keeping``: the same if it does not, without what its Blocks
+    save.
+    """
+
+    blocks: int
+    base: float
+    rate: float
+    recomputing: np.ndarray
+    keeping: np.ndarray
+
+    @classmethod
+    def from_report(
+        cls, report: Report, stage: np.ndarray, entering: np.ndarray, machine: MachineCosts
+    ) -> StashCosts:
+        """``entering``: bytes that enter each Block, int64[Block]. Profiles whose compiler did not
+        write what is stashed have one tensor that enters a stage (an estimate).
+        """
+        base, rate = _fit(report, machine)
+        written = written_recomputation(report, len(stage))
+        if written is not None:
+            return cls(len(stage), base, rate, written["stashes"], written["stashes_kept"])
+        block = np.arange(len(stage))
+        stashed = _stashed(report, stage, entering)
+        enters = np.stack([block, block, block, stashed], axis=1)
+        return cls(len(stage), base, rate, enters, enters)
+
+    def cycles(self, nbytes: np.ndarray, tensors: np.ndarray) -> np.ndarray:
+        """To keep so many tensors of so many bytes together, once: rounded."""
+        return np.rint(self.base * tensors + self.rate * nbytes).astype(np.int64)
+
+    @cached_property
+    def tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Bytes and tensors that stages [first, last] stash: with recomputation, and without what
+        Blocks save.
+        """
+
+        def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
+            changes = np.zeros((self.blocks + 1, self.blocks), dtype=np.int64)
+            np.add.at(changes, (stashes[:, 0], stashes[:, 2]), values)
+            np.add.at(changes, (stashes[:, 1] + 1, stashes[:, 2]), -values)
+            return changes.cumsum(axis=0)[:-1].cumsum(axis=1)
+
+        def both(stashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            nbytes = stashes[:, 3]
+            return table(stashes, nbytes), table(stashes, np.ones_like(nbytes))
+
+        return both(self.recomputing), both(self.keeping)
+
+
+def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
+    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes, from those
+    that have one.
+    """
+    steps = report.program_steps()
+    steps = steps[steps["purpose"] == Purpose.STASH]
+    kept = report.variables
+    kept = kept[kept["role"] == Role.STASH]
+    depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
+    size = {
+        (tensor, stage): total / max(1, depth.get(stage, 1))
+        for tensor, stage, total in zip(kept["tensor"], kept["stage"], kept["bytes"], strict=True)
+    }
+    rows = zip(steps["tensor"], steps["stage"], steps["cycles"], strict=True)
+    points = [
+        (size[tensor, stage], cycles) for tensor, stage, cycles in rows if (tensor, stage) in size
+    ]
+    if not points:
+        return machine.slice_cycles, 1 / (machine.slice_bytes_per_cycle * machine.tiles)
+    nbytes, cycles = np.array(points, dtype=np.float64).T
+    if np.ptp(nbytes) > 0:
+        rate, base = np.polyfit(nbytes, cycles, 1)
+        if rate >= 0 and base >= 0:
+            return float(base), float(rate)
+    return float(cycles.mean()), 0.0
+
+
+def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndarray:
+    """What a stage beginning with each Block would stash of the bytes that enter it.
+
+    Some only pass through, as a weight does that a later stage shares. How much is known where
+    stages begin in the profile; elsewhere it is taken for the less of the next such cuts (an
+    estimate).
+    """
+    known = _passing_through(report, stage, entering)
+    through = np.zeros_like(entering)
+    cuts = sorted(set(known) - {0})
+    for block in range(len(entering)):
+        if block in known:
+            through[block] = known[block]
+        elif block and cuts:
+            at = int(np.searchsorted(cuts, block))
+            through[block] = min(known[cut] for cut in cuts[max(0, at - 1) : at + 1])
+    return np.maximum(0, entering - through)
+
+
+def _passing_through(report: Report, stage: np.ndarray, entering: np.ndarray) -> dict[int, int]:
+    """First Block of each stage that stashes -> bytes that enter it and are not stashed there."""
+    kept = report.variables
+    kept = kept[kept["role"] == Role.STASH]
+    maker = kept["block"].to_numpy()
+    from_before = (maker < 0) | (stage[maker.clip(0)] != kept["stage"].to_numpy())
+    total = kept["bytes"][from_before].groupby(kept["stage"][from_before]).sum()
+    through: dict[int, int] = {}
+    stages = report.stages
+    for k, depth in zip(stages["stage"].tolist(), stages["stash_depth"].tolist(), strict=True):
+        first = np.flatnonzero(stage == k)
+        if depth and len(first):
+            begins = int(first[0])
+            through[begins] = max(0, int(entering[begins]) - int(total.get(k, 0)) // depth)
+    return through

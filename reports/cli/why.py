@@ -1,0 +1,97 @@
+"""Why an update takes as long as it does: every cycle by what the run waited for.
+
+The cycles are those of the critical path, the chain of work without a pause that ends the update;
+they add up to it exactly. Only what is on it is worth shortening.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from reports.cli import common
+
+if TYPE_CHECKING:
+    from profiler import Report
+    from reports.tables import Page
+
+HELP = "what an update waits for, cycle by cycle"
+EXAMPLES = """  ipu-report why demo/training
+  ipu-report why --top 0 --csv demo/training > path.csv   all entries
+  ipu-report why --json demo/training | jq '.[0].waterfall'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `ipu-report why`."""
+    common.add_profiles(parser)
+    common.add_top(parser, 12)
+    common.add_form(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the page of each profile; the exit code."""
+
+    def page(report: Report) -> Page:
+        from profiler.analysis.critical_path import critical_path, entries, waterfall
+        from profiler.records import PHASES
+        from profiler.units import percent
+        from reports.tables import Column, Page, Table, identity, text
+
+        path = critical_path(report)
+        rows = entries(path)
+        rows.insert(0, "what", [describe(row) for row in rows.itertuples(index=False)])
+        table = waterfall(path)
+        phases = [phase for phase in PHASES if phase in table.columns]
+        by_phase = Table(
+            "waterfall",
+            table,
+            (
+                Column("cause", "waits for", text),
+                *(Column(phase, phase) for phase in phases),
+                Column("cycles", "cycles"),
+                Column("share", "share", percent),
+            ),
+            title=f"{int(path['cycles'].sum()):,} cycles {_unit(report)}, by what it waits for",
+        )
+        longest = Table(
+            "path",
+            rows,
+            (
+                Column("share", "share", percent),
+                Column("cycles", "cycles"),
+                Column("ipu", "IPU", identity),
+                Column("what", "what it waits for", text),
+            ),
+            title="The longest waits",
+            most=common.top(args),
+        )
+        return Page(str(report.path), (longest, by_phase))
+
+    return common.each_profile(args, page)
+
+
+def _unit(report: Report) -> str:
+    return "a weight update" if report.meta["kind"] == "training" else "a device iteration"
+
+
+_SAYS = {
+    "compute": "stage {stage} computes",
+    "exchange on chip": "stage {stage} exchanges between tiles",
+    "sync": "stage {stage} synchronises",
+    "stash": "stage {stage} stashes and restores",
+    "copy between IPUs": "copies between IPUs",
+    "collective over replicas": "replicas exchange",
+    "host I/O": "the host",
+    "streaming memory": "streaming memory",
+}
+
+
+def describe(row: Any) -> str:
+    """An entry of the path in a few words, the operator or tensor that has most of it last."""
+    said = _SAYS.get(row.cause, row.cause).format(stage=row.stage)
+    if row.stage < 0 and "stage" in said:
+        said = said.replace("stage -1", "the weight update" if row.task == "update" else "all")
+    if row.cycles == row.of_which:
+        return f"{said}: {row.name}"
+    return f"{said}: {row.of_which / row.cycles:.0%} in {row.name}"

@@ -1,0 +1,66 @@
+"""A schedule of many micro-batches: what is laid out, and what is only multiplied."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler import open_report, schedules
+from profiler.rebalance import Assignment, Costs, what_if
+from profiler.rebalance.accumulation import least_accumulation
+from profiler.rebalance.what_if import laid_out
+from tests.synthetic import synthetic_profile
+
+
+@given(
+    stages=st.integers(1, 5),
+    more=st.integers(1, 30),
+    pipelined=st.booleans(),
+    training=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_multiplied_is_as_exact_as_what_is_laid_out(
+    stages: int, more: int, pipelined: bool, training: bool, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+
+    def some(most: int = 1000) -> tuple[int, ...]:
+        return tuple(random.integers(0, most, stages).tolist())
+
+    costs = schedules.Costs(
+        ipus=tuple(random.integers(0, stages, stages).tolist()),
+        forward=some(),
+        backward=some() if training else (),
+        stream_in=((0, int(random.integers(0, 300))),),
+        stream_out=((stages - 1, int(random.integers(0, 300))),),
+        stream_out_once=bool(random.integers(2)),
+        sync=int(random.integers(0, 100)),
+        load=((0, int(random.integers(0, 2000))),),
+        unload=((stages - 1, int(random.integers(0, 2000))),),
+        across=bool(random.integers(2)),
+    )
+    whole, least = 4 * stages + 8 + more, 4 * stages + 8
+    run = schedules.pipelined if pipelined else schedules.sharded
+    shown, total = laid_out(costs, whole, pipelined, most=least)
+    assert total == run(costs, whole).total
+    assert len(shown.phases) < len(run(costs, whole).phases)
+
+
+def test_a_billion_micro_batches_cost_no_more_than_thousands(tmp_path: Path) -> None:
+    with open_report(synthetic_profile(tmp_path / "profile.pop", tiles=8)) as report:
+        costs = replace(Costs.from_report(report), micro_batches=10**9)
+    tracemalloc.start()
+    prediction = what_if(costs, Assignment.of(costs.stage.tolist()))
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < 64 << 20
+    assert prediction.total == pytest.approx(10**9 * prediction.pipeline_cycle, rel=1e-6)
+    assert prediction.samples_per_second > 0
+    least_accumulation(costs, Assignment.of(costs.stage.tolist()), 0.01)

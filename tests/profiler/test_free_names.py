@@ -1,0 +1,185 @@
+"""Display names mean nothing: a profile whose bodies, steps, programs and variables have any other
+text gives the same answers and figures.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import string
+from contextlib import closing
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec import PipelinedExecution
+from profiler import Report, analysis, migrate, open_report, pva, records
+from profiler.enums import BodyTask, Purpose, Role
+from profiler.insights import insights
+from profiler.rebalance import Assignment, Costs, best_split, what_if
+from profiler.rebalance.block_splitting import split_block
+from profiler.rebalance.waiting_causes import waiting_causes
+from tests.models import Mnist, mnist_batch
+from viewer.figures import pipeline, trace
+
+RENAMED = ("bodies", "program_steps", "program_tree", "compute_set_info", "variables")
+OFF_CHIP = ipu_exec.TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(0)
+
+
+def profile(folder: Path, *, off_chip: bool) -> Path:
+    """A pipeline with stash, recomputation, streams and copies, on two replicas. ``off_chip``: its
+    optimiser state and accumulators are in streaming memory.
+    """
+    options = ipu_exec.Options(autoreport=True, autoreport_dir=folder)
+    options.showCompilationProgressBar(False).deviceIterations(2).replicationFactor(2)
+    options.Training.gradientAccumulation(8)
+    options.setExecutionStrategy(PipelinedExecution("B1", "B2", "B3", "B4"))
+    if off_chip:
+        options.TensorLocations.setOptimizerLocation(OFF_CHIP)
+        options.TensorLocations.setAccumulatorLocation(OFF_CHIP)
+    model = Mnist()
+    training = ipu_exec.trainingModel(
+        model, options, ipu_exec.optim.AdamW(model.parameters(), lr=1e-3)
+    )
+    training(*mnist_batch(2 * 2 * 8 * 2))
+    training.destroy()
+    return folder / "training" / "profile.pop"
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["on chip", "off chip"])
+def paths(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A profile, and the same with random text for every name."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("names")
+    path = profile(folder, off_chip=request.param)
+    renamed = folder / "renamed.pop"
+    shutil.copyfile(path, renamed)
+    chooser = random.Random(7)
+
+    def anything(_: str) -> str:
+        return "".join(chooser.choices(string.ascii_letters + "/ .", k=12))
+
+    with closing(sqlite3.connect(renamed, isolation_level=None)) as connection:
+        connection.create_function("anything", 1, anything)
+        for table in RENAMED:
+            connection.execute(f"UPDATE {table} SET name = anything(name)")
+    return path, renamed
+
+
+@pytest.fixture(scope="module")
+def both(paths: tuple[Path, Path]) -> tuple[Report, Report]:
+    one, other = map(open_report, paths)
+    assert not set(one.program_steps()["name"]) & set(other.program_steps()["name"])
+    return one, other
+
+
+def same(one: Any, other: Any, where: str) -> None:
+    """Equal, field by field; but for names."""
+    if is_dataclass(one):
+        for field in fields(one):
+            if field.name != "names":
+                here = f"{where}.{field.name}"
+                same(getattr(one, field.name), getattr(other, field.name), here)
+    elif isinstance(one, np.ndarray):
+        np.testing.assert_array_equal(one, other, err_msg=where)
+    else:
+        assert one == other, where
+
+
+def same_frame(one: pd.DataFrame, other: pd.DataFrame, *without: str) -> None:
+    names = ["name", *without]
+    pd.testing.assert_frame_equal(
+        one.drop(columns=names, errors="ignore"), other.drop(columns=names, errors="ignore")
+    )
+
+
+def test_the_profile_has_what_used_to_be_found_by_name(both: tuple[Report, Report]) -> None:
+    """Otherwise the other tests would show nothing."""
+    report = both[0]
+    steps, off_chip = report.program_steps(), Costs.from_report(report).offload
+    wanted = {Purpose.STASH, Purpose.RESTORE, Purpose.STREAM_IN, Purpose.STREAM_OUT, Purpose.COPY}
+    wanted |= {Purpose.ALL_REDUCE, Purpose.EXTERNAL_SYNC, Purpose.OPERATOR}
+    wanted |= {Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE} if off_chip else set()
+    assert set(steps["purpose"]) == wanted
+    assert {BodyTask.STREAM_IN, BodyTask.STREAM_OUT} <= set(report.bodies["task"])
+    stashes = report.variables[report.variables["role"] == Role.STASH]
+    assert set(stashes["tensor"]) == set(steps["tensor"][steps["purpose"] == Purpose.STASH])
+
+
+def test_costs_and_predictions_are_the_same(both: tuple[Report, Report]) -> None:
+    one, other = map(Costs.from_report, both)
+    same(one, other, "costs")
+    for starts in ((0, 1, 2, 3), (0, 2), (0, 1, 3)):
+        split = Assignment(starts, tuple(range(len(starts))))
+        same(what_if(one, split), what_if(other, split), "what_if")
+    assert best_split(one, 2).why == best_split(other, 2).why
+    halves = [
+        split_block(report, costs, 0, 1) for report, costs in ((both[0], one), (both[1], other))
+    ]
+    same(halves[0], halves[1], "halves")
+
+
+def test_insights_stages_and_analyses_are_the_same(both: tuple[Report, Report]) -> None:
+    one, other = both
+    assert insights(one) == insights(other)
+    for question in (lambda r: r.stages, lambda r: r.cycle_proportions(0), waiting_causes):
+        pd.testing.assert_frame_equal(question(one), question(other))
+    for question in (analysis.movement, analysis.operators, lambda r: r.program_steps()):
+        same_frame(question(one), question(other))
+    assert analysis.waiting(one) == analysis.waiting(other)
+
+
+def test_figures_show_the_same_numbers(both: tuple[Report, Report]) -> None:
+    drawn = []
+    for report in both:
+        tasks, steps = report.tasks(0, iteration=0), report.steps(0, iteration=0)
+        lanes = pipeline.lanes(tasks, steps, report.pipeline_cycles(0, 0), report.stages)
+        of_ipu = report.steps(0, 1, 0), report.tasks(0, 1, 0)
+        flame = trace.flame(*of_ipu, report.ops["name"])
+        drawn.append(
+            (
+                lanes.task_rows,
+                lanes.step_rows,
+                pipeline.shares(lanes),
+                trace.flat(steps, 4).rows,
+                flame.rows,
+            )
+        )
+    for one, other in zip(*drawn, strict=True):
+        same(one, other, "figure")
+
+
+def test_programs_have_the_same_types(paths: tuple[Path, Path]) -> None:
+    one, other = (pva.openReport(str(path)) for path in paths)
+    types = [[step.program.type.name for step in report.execution.steps] for report in (one, other)]
+    assert types[0] == types[1] and len(set(types[0])) > 3
+
+
+def test_an_older_file_says_by_its_names_what_columns_say_now(
+    paths: tuple[Path, Path], both: tuple[Report, Report], tmp_path: Path
+) -> None:
+    old = tmp_path / "profile.pop"
+    shutil.copyfile(paths[0], old)
+    with closing(sqlite3.connect(old, isolation_level=None)) as connection:
+        for record, names in records.SINCE_3.items():
+            for name in names:
+                connection.execute(f"ALTER TABLE {record.table} DROP COLUMN {name}")
+        connection.execute("PRAGMA user_version = 2")
+    for upgraded in (False, True):
+        if upgraded:
+            migrate.upgrade(old)
+        with open_report(old) as report:
+            steps = report.program_steps()
+            same_frame(steps, both[0].program_steps(), "tensor")
+            pd.testing.assert_frame_equal(report.bodies, both[0].bodies)
+            one, other = Costs.from_report(report), Costs.from_report(both[0])
+            same(one, other, "costs of an older file")

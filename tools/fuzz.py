@@ -1,0 +1,605 @@
+"""Damaged and forged profiles against everything that reads them: ``python -m tools.fuzz --cases
+1000``.
+
+A case is a small sound profile with one to three changes: a cell, a row, a table, a vector, a header
+entry, some bytes. All frames of the report, every subcommand, libpva's object model and every page
+and callback of the viewer then read it. What may come of it is an answer or an error that names the
+file; anything else is a finding, and so are more than `SECONDS` or `BYTES` for one case. A case is
+its number and the seed: ``--first 4711 --cases 1`` repeats one. `tests/test_fuzz.py` runs a few of
+the same in CI; docs/security.md has the figures of a night.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profiler import ProfileError, codec, open_report, pva, records, schema
+
+SECONDS = 60  # for one case: all that reads it
+BYTES = 1 << 30  # of address space for one case, beyond what the process had before
+CHUNK = 100  # cases a process: a crash costs the rest of them, no more
+CHANGES = 3
+
+NUMBERS = (
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    255,
+    65_536,
+    2**31 - 1,
+    2**31,
+    2**40,
+    2**53,
+    2**62,
+    2**63 - 1,
+    -2,
+    -(2**63),
+)
+TEXTS = (
+    "",
+    "x",
+    "\x1b[31m",
+    "=1+1",
+    "<script>",
+    "\ud800".encode("utf-8", "surrogatepass").decode("utf-8", "replace"),
+    "update",
+    "0",
+)
+JSONS = ("null", "0", "-1", "2147483648", "1e999", '"x"', "[]", "{}", "[1, 2]", "true", "{", "")
+VECTORS = (
+    np.zeros(0, dtype=np.int64),
+    np.array([0]),
+    np.arange(4),
+    np.array([-1, 2**62]),
+    np.full(8, 2**62),
+    np.full(8, -1),
+    np.arange(8)[::-1],
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Change:
+    """What to do, where and with what: each a number that is taken modulo what there is."""
+
+    kind: int
+    table: int
+    row: int
+    column: int
+    value: int
+
+
+# -- changing a profile ---
+
+
+def apply(path: Path, changes: Sequence[Change]) -> None:
+    """Make the changes in the file, in its place."""
+    for change in changes:
+        kinds = (
+            _cell,
+            _cell,
+            _cell,
+            _copy_cell,
+            _delete,
+            _double,
+            _empty,
+            _vector,
+            _header,
+            _bytes,
+        )
+        with contextlib.suppress(sqlite3.Error):  # a change that SQLite refuses is none
+            kinds[change.kind % len(kinds)](path, change)
+
+
+@contextlib.contextmanager
+def _base(path: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(path)
+    try:
+        yield connection
+        connection.commit()
+    finally:
+        connection.close()
+
+
+def _place(base: sqlite3.Connection, change: Change) -> tuple[str, str, str, Any]:
+    """Table, key of its rows, column and one row's key. sqlite3.Error where the table is empty."""
+    record = records.STORED[change.table % len(records.STORED)]
+    columns = schema.columns(record)
+    key = getattr(record, "key", "rowid").split(",")[0]
+    keys = base.execute(f"SELECT {key} FROM {record.table}").fetchall()
+    if not keys:
+        raise sqlite3.Error("nothing to change")
+    return (
+        record.table,
+        key,
+        columns[change.column % len(columns)].name,
+        keys[change.row % len(keys)][0],
+    )
+
+
+def _cell(path: Path, change: Change) -> None:
+    with _base(path) as base:
+        table, key, column, row = _place(base, change)
+        pool = (*NUMBERS, *NUMBERS, *TEXTS, 0.5, float("inf"), None, b"x")
+        value = pool[change.value % len(pool)]
+        base.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (value, row))
+
+
+def _copy_cell(path: Path, change: Change) -> None:
+    """Another row's value: a reference that is one, but a wrong one."""
+    with _base(path) as base:
+        table, key, column, row = _place(base, change)
+        values = base.execute(f"SELECT {column} FROM {table}").fetchall()
+        value = values[change.value % len(values)][0]
+        base.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (value, row))
+
+
+def _delete(path: Path, change: Change) -> None:
+    with _base(path) as base:
+        table, key, _, row = _place(base, change)
+        base.execute(f"DELETE FROM {table} WHERE {key} = ?", (row,))
+
+
+def _double(path: Path, change: Change) -> None:
+    with _base(path) as base:
+        table, key, _, row = _place(base, change)
+        columns = [entry[1] for entry in base.execute(f"PRAGMA table_info({table})")]
+        cells = list(base.execute(f"SELECT * FROM {table} WHERE {key} = ?", (row,)).fetchone())
+        if columns[0] == "id":
+            cells[0] = NUMBERS[change.value % len(NUMBERS)] if change.value % 2 else 10_000
+        marks = ", ".join("?" * len(cells))
+        base.execute(f"INSERT INTO {table} VALUES ({marks})", cells)
+
+
+def _empty(path: Path, change: Change) -> None:
+    with _base(path) as base:
+        base.execute(f"DELETE FROM {_place(base, change)[0]}")
+
+
+def _vector(path: Path, change: Change) -> None:
+    """Other numbers in a vector, as long as it was or not."""
+    with _base(path) as base:
+        rows = base.execute("SELECT id, dtype, length, data FROM vectors").fetchall()
+        id, dtype, length, data = rows[change.row % len(rows)]
+        values = codec.decode(dtype, length, data)
+        if change.value % 2 and length:
+            values[change.column % length] = NUMBERS[change.value // 2 % len(NUMBERS)]
+        else:
+            values = VECTORS[change.value // 2 % len(VECTORS)]
+            values = np.resize(values, length) if change.column % 2 and len(values) else values
+        coded = codec.encode(values)
+        base.execute(
+            "UPDATE vectors SET dtype = ?, length = ?, data = ? WHERE id = ?",
+            (coded.dtype, coded.length, coded.data, id),
+        )
+
+
+def _header(path: Path, change: Change) -> None:
+    with _base(path) as base:
+        table, name = (("meta", "key"), ("options", "name"))[change.table % 2]
+        keys = base.execute(f"SELECT {name} FROM {table}").fetchall()
+        key = keys[change.row % len(keys)][0]
+        value = JSONS[change.value % len(JSONS)]
+        base.execute(f"UPDATE {table} SET value = ? WHERE {name} = ?", (value, key))
+
+
+def _bytes(path: Path, change: Change) -> None:
+    content = bytearray(path.read_bytes())
+    at = (change.row * 65_537 + change.column) % len(content)
+    if change.value % 8 == 0:
+        del content[at:]
+    else:
+        content[at : at + 4] = (change.value * 2_654_435_761 % 2**32).to_bytes(4, "little")
+    path.write_bytes(content)
+
+
+# -- reading it ---
+
+
+def surfaces(sound: Path) -> dict[str, Callable[[Path], None]]:
+    """All that reads a profile, by name. ``sound``: a good one, to compare with."""
+    found: dict[str, Callable[[Path], None]] = {
+        "frames": frames,
+        "libpva": libpva,
+        "viewer": viewer,
+    }
+    for name, words in _commands(sound).items():
+        found[name] = _command(words)
+    return found
+
+
+def frames(path: Path) -> None:
+    """Every frame of the report, and every vector behind some."""
+    with contextlib.suppress(ProfileError), open_report(path) as report:
+        plain = ("meta", "target", "options", "stages", "blocks", "ops", "program", "bodies")
+        for name in (*plain, "variables", "runs"):
+            _tried(lambda name=name: getattr(report, name))
+        for method in (report.program_steps, report.memory):
+            _tried(method)
+        steps = _tried(report.program_steps)
+        if steps is not None:
+            for step in steps["step"].head(3).tolist():
+                _tried(lambda step=step: (report.step_tiles(step), report.vertices(step)))
+        variables = _tried(lambda: report.variables)
+        if variables is not None:
+            for id in variables.index[:3].tolist():
+                _tried(lambda id=id: report.variable_tiles(id))
+        target = _tried(lambda: report.target)
+        for ipu in range(min(2, target.ipus_per_replica) if target is not None else 0):
+            _tried(lambda ipu=ipu: report.tiles(ipu))
+            _tried(lambda ipu=ipu: report.liveness(ipu))
+            _tried(lambda ipu=ipu: report.liveness_map(ipu, shape=(8, 8)))
+            _tried(lambda ipu=ipu: report.live_variables(ipu, 0))
+            _tried(lambda ipu=ipu: report.tile_vertices(ipu, 0))
+        runs = _tried(lambda: report.runs)
+        for run in range(min(2, len(runs)) if runs is not None else 0):
+            if not runs["iterations"].iloc[run]:
+                continue
+            _tried(lambda run=run: report.pipeline_cycles(run, 0))
+            _tried(lambda run=run: report.tasks(run, iteration=0))
+            _tried(lambda run=run: report.steps(run, iteration=0))
+            _tried(lambda run=run: report.cycle_proportions(run))
+
+
+def _tried(make: Callable[[], Any]) -> Any:
+    """What it gives; None where that is an error of the profile."""
+    try:
+        return make()
+    except ProfileError:
+        return None
+
+
+def libpva(path: Path) -> None:
+    """Every property of libpva's objects, of lists the first items and the last."""
+    try:
+        pending: list[tuple[Any, int]] = [(pva.openReport(str(path)), 0)]
+    except ProfileError:
+        return
+    for _ in range(400):
+        if not pending:
+            return
+        thing, depth = pending.pop()
+        for name in [name for name in dir(type(thing)) if not name.startswith("_")]:
+            with contextlib.suppress(ProfileError, AttributeError):
+                value = getattr(thing, name)
+                if not callable(value) and depth < 5:
+                    pending.extend((item, depth + 1) for item in _objects(value))
+
+
+def _objects(value: Any) -> list[Any]:
+    if type(value).__module__.startswith("profiler.pva") and not hasattr(value, "__len__"):
+        return [value] if not hasattr(value, "value") else []
+    if (
+        hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, (str, dict))
+    ):
+        some = [*islice(value, 2), *([value[len(value) - 1]] if len(value) > 2 else [])]
+        return [item for one in some for item in _objects(one)]
+    return []
+
+
+def _commands(sound: Path) -> dict[str, list[str]]:
+    """Words of each subcommand; PROFILE stands for the file, OUT for a new one."""
+    from reports.cli import COMMANDS
+
+    left_out = ("completion", "view", "compare", "export", "html", "query")
+    found = {name: [name, "PROFILE"] for name in COMMANDS if name not in left_out}
+    found |= {
+        f"{name} --json": [name, "--json", "PROFILE"] for name in ("summary", "insights", "ops")
+    }
+    return found | {
+        "compare": ["compare", "PROFILE", str(sound)],
+        "compare with": ["compare", str(sound), "PROFILE"],
+        "query": ["query", "select * from op_cycles", "PROFILE"],
+        "html": ["html", "PROFILE", "-o", "OUT.html"],
+        "export": ["export", "PROFILE", "-o", "OUT.json"],
+        "export csv": ["export", "--table", "program_steps", "PROFILE", "-o", "OUT.csv"],
+        "rebalance --stages": ["rebalance", "--stages", "2", "PROFILE"],
+        "whatif --micro-batches": ["whatif", "--micro-batches", "1000000", "PROFILE"],
+        "doctor --upgrade": ["doctor", "--upgrade", "PROFILE"],
+    }
+
+
+def _command(words: list[str]) -> Callable[[Path], None]:
+    def run(path: Path) -> None:
+        from reports.cli import main
+
+        named = {
+            "PROFILE": str(path),
+            "OUT.html": f"{path}.html",
+            "OUT.json": f"{path}.json",
+            "OUT.csv": f"{path}.csv",
+        }
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()) as out:
+            code = main([named.get(word, word) for word in words])
+        if code not in (0, 1, 3):
+            raise AssertionError(f"exit code {code}")
+        for line in [*said.getvalue().splitlines(), *out.getvalue().splitlines()]:
+            if not all(character.isprintable() for character in line):
+                raise AssertionError(f"what a terminal obeys is in {line!r}")
+
+    return run
+
+
+def viewer(path: Path) -> None:
+    """Every page, and every callback with what the page's controls hold."""
+    from viewer.app import PAGES, create_app
+
+    try:
+        report = open_report(path)
+    except ProfileError:
+        return
+    with report:
+        app = create_app(report)
+        client = app.server.test_client()
+        values: dict[str, Any] = {}
+        for page in PAGES:
+            values["where.data"] = {
+                "path": page.path,
+                "search": "",
+                "theme": "light",
+                "width": 1200,
+            }
+            answer = _called(client, "show", app, values)
+            _controls(answer, values)
+        for name in app.callback_map:
+            _called(client, name, app, values)
+
+
+def _called(client: Any, name: str, app: Any, values: dict[str, Any]) -> Any:
+    """The answer to one callback. AssertionError where that is no answer."""
+    entry = next(
+        one
+        for one in app._callback_list
+        if (one["output"] == name or (name == "show" and "page.children" in one["output"]))
+    )
+    if entry.get("clientside_function") is not None:
+        return None
+    inputs, state = ([_filled(one, values) for one in entry[part]] for part in ("inputs", "state"))
+    outputs = [_output(one) for one in entry["output"].strip(".").split("...")]
+    body = {
+        "output": entry["output"],
+        "outputs": outputs if entry["output"].startswith("..") else outputs[0],
+        "inputs": inputs,
+        "state": state,
+        "changedPropIds": [f"{_key(inputs[0])}" if isinstance(inputs[0], dict) else ""],
+    }
+    answer = client.post("/_dash-update-component", json=body)
+    if answer.status_code not in (200, 204):
+        raise AssertionError(f"{name}: {answer.status_code} {answer.text[:300]}")
+    if "The viewer failed" in answer.text:
+        raise AssertionError(
+            f"{name}: {answer.text[answer.text.index('The viewer failed') :][:300]}"
+        )
+    return answer.get_json() if answer.status_code == 200 else None
+
+
+def _output(words: str) -> Any:
+    id, _, prop = words.rpartition(".")
+    if "ALL" in id:
+        return []
+    return {"id": _parsed(id), "property": prop}
+
+
+def _parsed(id: str) -> Any:
+    return json.loads(id) if id.startswith("{") else id
+
+
+def _key(one: dict[str, Any]) -> str:
+    id = one["id"]
+    words = json.dumps(id, separators=(",", ":"), sort_keys=True) if isinstance(id, dict) else id
+    return f"{words}.{one['property']}"
+
+
+def _filled(one: dict[str, Any], values: dict[str, Any]) -> Any:
+    if '["ALL"]' in str(one["id"]):
+        return []
+    made = {"id": _parsed(str(one["id"])), "property": one["property"]}
+    return {**made, "value": values.get(_key(made))}
+
+
+def _controls(part: Any, values: dict[str, Any]) -> None:
+    """Keep what each component of a page has been given."""
+    if isinstance(part, list):
+        for item in part:
+            _controls(item, values)
+    elif isinstance(part, dict):
+        props = part.get("props")
+        if isinstance(props, dict) and "id" in props:
+            for name in ("value", "rowData", "data", "figure"):
+                if name in props:
+                    values[_key({"id": props["id"], "property": name})] = props[name]
+        for item in part.values():
+            _controls(item, values)
+
+
+# -- cases ---
+
+
+class TooLong(BaseException):
+    """A case has used up its time."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What should not have come of a case."""
+
+    case: str
+    surface: str
+    error: str
+    where: str
+    changes: tuple[Change, ...]
+
+
+def drawn(seed: int, case: int) -> tuple[Change, ...]:
+    """The changes of a case."""
+    source = random.Random(f"{seed} {case}")
+    count = source.randint(1, CHANGES)
+    return tuple(Change(*(source.randrange(1 << 16) for _ in range(5))) for _ in range(count))
+
+
+def run(
+    sound: Path,
+    changes: Sequence[Change],
+    readers: dict[str, Callable[[Path], None]],
+    case: str = "",
+) -> list[Finding]:
+    """Read a changed copy of ``sound`` by each of ``readers``."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="ipuscope-fuzz-") as folder:
+        path = Path(folder) / "profile.pop"
+        for name, read in readers.items():
+            shutil.copyfile(sound, path)
+            apply(path, changes)
+            try:
+                read(path)
+            except (Exception, TooLong) as error:
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{Path(frame.filename).name}:{frame.lineno}"
+                words = f"{type(error).__name__}: {error}"[:300]
+                found.append(Finding(case, name, words, where, tuple(changes)))
+                if isinstance(error, TooLong):
+                    break
+    return found
+
+
+@contextlib.contextmanager
+def limited(seconds: int = SECONDS, beyond: int = BYTES) -> Iterator[None]:
+    """A case's time and memory."""
+
+    def late(*_: object) -> None:
+        raise TooLong(f"longer than {seconds} s")
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + beyond, before[1]))
+    old = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, old)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _chunk(sound: Path, seed: int, cases: range, out: Path) -> None:
+    """Run cases and append a line each."""
+    readers = surfaces(sound)
+    for case in cases:
+        start, before = time.monotonic(), _peak()
+        with limited():
+            findings = run(sound, drawn(seed, case), readers, str(case))
+        said = {
+            "case": case,
+            "seconds": time.monotonic() - start,
+            "grown": _peak() - before,
+            "findings": [[f.surface, f.error, f.where] for f in findings],
+        }
+        with open(out, "a") as file:
+            file.write(json.dumps(said) + "\n")
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def small_profile(path: Path) -> Path:
+    """What the cases change."""
+    from tests.synthetic import synthetic_profile
+
+    return synthetic_profile(path, ipus=3, tiles=8, micro_batches=4, steps_per_body=3, runs=2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the cases; 1 where there are findings."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 1))
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="ipuscope-fuzz-") as folder:
+        sound, out = small_profile(Path(folder) / "profile.pop"), Path(folder) / "out.jsonl"
+        clean = run(sound, (), surfaces(sound), "sound")
+        last = args.first + args.cases
+        chunks = [range(at, min(at + CHUNK, last)) for at in range(args.first, last, CHUNK)]
+        crashed = _in_processes(sound, args.seed, chunks, out, args.jobs)
+        lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    return _say(lines, [*clean, *crashed])
+
+
+def _in_processes(
+    sound: Path, seed: int, chunks: list[range], out: Path, jobs: int
+) -> list[Finding]:
+    """Each chunk in a process of its own, ``jobs`` at a time."""
+    pending, running, crashed = list(reversed(chunks)), dict[int, range](), []
+    while pending or running:
+        while pending and len(running) < jobs:
+            cases = pending.pop()
+            child = os.fork()
+            if not child:
+                try:
+                    _chunk(sound, seed, cases, out)
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            running[child] = cases
+        ended, status = os.wait()
+        cases = running.pop(ended)
+        if status:
+            words = f"the process ended with status {status} in {cases}"
+            crashed.append(Finding(str(cases.start), "process", words, "", ()))
+    return crashed
+
+
+def _say(lines: list[dict[str, Any]], others: list[Finding]) -> int:
+    kinds: Counter[tuple[str, str, str]] = Counter()
+    example: dict[tuple[str, str, str], Any] = {}
+    for line in lines:
+        for surface, error, where in line["findings"]:
+            key = (surface, error.split(":")[0], where)
+            kinds[key] += 1
+            example.setdefault(key, (line["case"], error))
+    for key, times in kinds.most_common():
+        case, error = example[key]
+        print(f"{times:6} {key[0]}: {key[2]}: {error} (--first {case} --cases 1)")
+    for finding in others:
+        print(f"     1 {finding.surface}: {finding.where}: {finding.error} ({finding.case})")
+    seconds = [line["seconds"] for line in lines] or [0.0]
+    print(
+        f"{len(lines)} cases, {sum(bool(line['findings']) for line in lines)} with findings;"
+        f" longest {max(seconds):.1f} s, mean {np.mean(seconds):.2f} s; most memory a case added:"
+        f" {max((line['grown'] for line in lines), default=0) / 2**20:.0f} MiB"
+    )
+    return 1 if kinds or others else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
