@@ -23,19 +23,19 @@ def parser(
     add(
         "--tiny",
         action="store_true",
-        help="a toy of the model: to see the script run, and for tests",
+        help="a toy version of the model, for tests and to try the script",
     )
     add(
         "--stages",
         type=int,
         default=stages,
-        help="pipeline stages, one an IPU (default: %(default)s)",
+        help="pipeline stages, one per IPU (default: %(default)s)",
     )
     add(
         "--accumulation",
         type=int,
         default=accumulation,
-        help="micro-batches a weight update (default: %(default)s)",
+        help="micro-batches per weight update (default: %(default)s)",
     )
     add("--steps", type=int, default=steps, help="calls of the model (default: %(default)s)")
     add(
@@ -52,7 +52,7 @@ def parser(
     add(
         "--compile-only",
         action="store_true",
-        help="only what it would cost: no numbers are computed",
+        help="model the costs only: no numbers are computed",
     )
     return made
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from profiler.enums import Direction, Role
+
 
 @dataclass(slots=True)
 class Storage:
-    """A piece of memory. ``role`` is one of `profiler.records.ROLES`."""
+    """A piece of memory. ``role`` is one of `profiler.enums.Role`."""
 
     id: int
     elements: int
     dtype: str
-    role: str
+    role: Role
     name: str  # "layer.weight", "layer.weight/exp_avg", "layer/addmm:0"
     parameter: int = (
         -1
@@ -91,7 +93,7 @@ class OpNode:
     inputs: tuple[int, ...]
     outputs: tuple[int | None, ...]
     writes: tuple[int, ...]  # values changed in place
-    direction: str
+    direction: Direction
     block: int
     module: str
     name: str

@@ -77,7 +77,7 @@ class VariableAttributes:
     def _known(self, attr: str) -> str:
         if attr not in self._allowed:
             raise Error(
-                f"{attr!r} is no attribute of this optimiser; it has {', '.join(self._allowed)}"
+                f"{attr!r} is not an attribute of this optimiser; it has {', '.join(self._allowed)}"
             )
         return attr
 

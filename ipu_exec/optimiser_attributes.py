@@ -22,16 +22,12 @@ STATES = {  # by PyTorch's names: PopTorch's argument for the dtype
 
 
 def is_poptorch_optimizer(optimizer: torch.optim.Optimizer) -> bool:
-    """True for those of `ipu_exec.optim`: what they keep states in is theirs to say, not the
-    weights'.
-    """
+    """True for those of `ipu_exec.optim`, which say themselves what they keep states in."""
     return hasattr(optimizer, "_ipu_names")
 
 
 def accumulates_in_velocity(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradients are added up in the velocities, so that one tensor holds both (PopART's
-    SGD1).
-    """
+    """Whether one tensor holds velocities and gradients that are added up (PopART's SGD1)."""
     return bool(getattr(optimizer, "use_combined_accum", False))
 
 

@@ -669,7 +669,7 @@ class Options(_Group):
 
         They replace whatever stages the script sets.
 
-        A number of IPUs that is no power of two is rounded up. Error where the file is no
+        A number of IPUs that is not a power of two is rounded up. Error where the file is not a
         placement; that it has each Block of the model once is checked by the compile.
         """
         strategy = type(self.execution_strategy)(*load_stages(path))
@@ -990,7 +990,7 @@ def _call(options: Options, line: str, place: str) -> None:
     try:
         call = ast.parse(line, mode="eval").body
         if not isinstance(call, ast.Call):
-            raise ValueError("it is no call")
+            raise ValueError("it is not a call")
         method: Any = options
         for name in ast.unparse(call.func).removeprefix("options.").split("."):
             method = getattr(method, name)

@@ -31,7 +31,9 @@ def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...]:
             " FILE"
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise Error(f"{path} is no placement. Make one with: ipu-report rebalance PROFILE -o FILE")
+        raise Error(
+            f"{path} is not a placement file. Create one with: ipu-report rebalance PROFILE -o FILE"
+        )
     if content.get("version") != VERSION:
         raise Error(
             f"placement {path} has version {content.get('version')!r}; this IPUscope reads"

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through."""
     parser = argparse.ArgumentParser(
         prog="ipu-run",
-        description="Run a PopTorch script on modelled IPUs: in it, poptorch is ipu_exec.",
+        description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--placement",
         metavar="FILE",
-        help="stages from this file (ipu-report rebalance -o) instead of the script's",
+        help="take the stages from this file (ipu-report rebalance -o), not from the script",
     )
     parser.add_argument(
         "--num-ipus",
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _count(words: str) -> int:
     if not words.isdecimal() or not int(words):
-        raise argparse.ArgumentTypeError(f"{words!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
     return int(words)
 
 

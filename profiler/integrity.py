@@ -1,5 +1,6 @@
-"""What must hold between the rows of a profile: ids, IPUs, stages, Blocks, replicas, signs, sizes,
-order.
+"""What must hold between the rows of a profile.
+
+Ids, IPUs, stages, Blocks, replicas, signs, sizes, order.
 
 `profiler.report.Report` asks here once for each table, when it first reads it, and all else stands
 on that: the frames, the rebalancer, the insights, libpva's objects, the viewer. Each check gives a
@@ -36,8 +37,10 @@ _TEXTS = ("writer", "created", "kind", "model", "state", "strategy")
 
 @dataclass(frozen=True)
 class Known:
-    """What a table is checked against. ``ipus``: of a replica; ``ids``: those of another table;
-    ``whole``: the run finished, so that no table is missing.
+    """What a table is checked against.
+
+    ``ipus``: of a replica; ``ids``: those of another table; ``whole``: the run finished, so that no
+    table is missing.
     """
 
     ipus: Callable[[], int]
@@ -54,6 +57,7 @@ class Range:
     most: int
 
     def problem(self, table: str, columns: Columns) -> str:
+        """What is wrong with the column, in words; empty where nothing is."""
         values = columns[self.column]
         if not len(values):
             return ""
@@ -75,6 +79,7 @@ class Reference:
     optional: bool = True
 
     def problem(self, table: str, columns: Columns, known: Known) -> str:
+        """What is wrong with the ids, in words; empty where nothing is."""
         values = columns[self.column]
         asked = values[values != -1] if self.optional else values
         if not len(asked):
@@ -118,6 +123,12 @@ RANGES: dict[type[Any], tuple[Range, ...]] = {
     ),
     records.Program: (Range("position", 0, 1 << 31), Range("repeat", 0, 1 << 40)),
     records.Step: (*_cycles("cycles"), Range("tensor", -1, 1 << 40)),
+    records.MovedTensor: (
+        *_sizes("bytes"),
+        Range("tensor", -1, 1 << 40),
+        Range("source", -1, 1 << 16),
+        Range("target", -1, 1 << 16),
+    ),
     records.ComputeSet: (Range("flops", 0, 1 << 60),),
     records.VertexType: (Range("code_bytes", 0, 1 << 31), Range("state_bytes", 0, 1 << 31)),
     records.Variable: (
@@ -149,6 +160,7 @@ REFERENCES: dict[type[Any], tuple[Reference, ...]] = {
         Reference("op", records.Op),
         Reference("compute_set", records.ComputeSet),
     ),
+    records.MovedTensor: (Reference("step", records.Step, optional=False),),
     records.ComputeSet: (Reference("op", records.Op),),
     records.VertexUse: (
         Reference("compute_set", records.ComputeSet, optional=False),
@@ -295,8 +307,10 @@ def of_sums(what: str, *columns: np.ndarray) -> str:
 
 
 def of_tasks(columns: Columns, body_ipu: np.ndarray, ipus: int) -> str:
-    """What is wrong with one device iteration's tasks: ``start``, ``end``, ``ipu``,
-    ``micro_batch``, ``pipeline_cycle``, an entry a task; ``body_ipu``: where the body of each is.
+    """What is wrong with one device iteration's tasks.
+
+    ``start``, ``end``, ``ipu``, ``micro_batch``, ``pipeline_cycle``, an entry a task; ``body_ipu``:
+    where the body of each is.
     """
     start, end = columns["start"], columns["end"]
     if not len(start):

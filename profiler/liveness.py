@@ -134,9 +134,9 @@ def resampled(
     """
     steps, tiles = min(shape[0], last - first), min(shape[1], intervals.tiles)
     base = np.zeros(intervals.tiles, dtype=np.int64) if always is None else always
-    found = np.zeros((max(steps, 0), max(tiles, 0)), dtype=np.int64)
-    if found.size == 0:
-        return found
+    largest = np.zeros((max(steps, 0), max(tiles, 0)), dtype=np.int64)
+    if largest.size == 0:
+        return largest
     row_edges = first + np.arange(steps) * (last - first) // steps
     tile_edges = np.arange(tiles) * intervals.tiles // tiles
     for begin, piece in blocks(intervals, first, last, base):
@@ -145,8 +145,10 @@ def resampled(
         low = int(np.searchsorted(row_edges, begin, side="right")) - 1
         high = int(np.searchsorted(row_edges, begin + len(piece)))
         edges = np.maximum(row_edges[low:high] - begin, 0)
-        np.maximum(found[low:high], np.maximum.reduceat(cells, edges, axis=0), out=found[low:high])
-    return found
+        np.maximum(
+            largest[low:high], np.maximum.reduceat(cells, edges, axis=0), out=largest[low:high]
+        )
+    return largest
 
 
 @dataclass(frozen=True, slots=True)

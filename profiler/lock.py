@@ -32,8 +32,9 @@ _held: dict[str, _Held] = {}
 
 
 def acquire(path: Path) -> bool:
-    """Take the lock of a file that is to be written; False where another process has it. OSError
-    where its directory cannot be written.
+    """Take the lock of a file that is to be written; False where another process has it.
+
+    OSError where its directory cannot be written.
     """
     lock = _lock_file(path)
     with _mutex:
@@ -83,8 +84,9 @@ def _locked(lock: str) -> int | None:
 
 
 def _is_still_there(lock: str, descriptor: int) -> bool:
-    """Whether the name stands for the file that was locked: its last user may just have removed
-    it.
+    """Whether the name stands for the file that was locked.
+
+    Its last user may just have removed it.
     """
     try:
         return os.path.samestat(os.stat(lock), os.fstat(descriptor))

@@ -127,7 +127,7 @@ def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int
 
     Rows are (category, role, bytes, bytes on the fullest tile).
     """
-    found = []
+    rows = []
     live = variables.live(step)
     kinds = {
         (category, role)
@@ -136,5 +136,5 @@ def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int
     for category, role in sorted(kinds):
         mask = live & (variables.category == category) & (variables.role == role)
         tiles = liveness.total(variables.vectors, variables.vector[mask])
-        found.append((category, role, int(tiles.sum()), int(tiles.max(initial=0))))
-    return sorted(found, key=lambda row: -row[2])
+        rows.append((category, role, int(tiles.sum()), int(tiles.max(initial=0))))
+    return sorted(rows, key=lambda row: -row[2])

@@ -32,32 +32,32 @@ def upgrade(path: str | os.PathLike[str]) -> Path:
     ProfileError where it cannot be read, is not finished, or has the present format already.
     """
     with Report(path) as report:
-        found = report.path
+        profile = report.path
         if not report.meta["complete"]:
             raise ProfileError(
-                found, "the profile was not finished", "Run the model again to get a whole one"
+                profile, "the profile was not finished", "Run the model again to get a whole one"
             )
-        with Reader(found) as reader:
+        with Reader(profile) as reader:
             if reader.version >= schema.VERSION:
                 raise ProfileError(
-                    found,
+                    profile,
                     f"the profile has format {schema.VERSION} already",
                     "There is nothing to do",
                 )
-            with ProfileWriter(found) as writer:
+            with ProfileWriter(profile) as writer:
                 for record in (
                     records.STORED
                 ):  # in the engine's order: a trace's tasks need the bodies before them
-                    if reader.version > 1 or record not in records.SINCE_2:
+                    if reader.version >= records.FIRST_FORMAT.get(record, 1):
                         writer.add(_rows(reader, record))
                 if reader.count(records.Variable):
                     writer.add(tile_memory(report))
-                kept = {
+                header = {
                     key: value
                     for key, value in reader.meta.items()
                     if key not in ("format", "complete")
                 }
-                writer.meta(**{**older.machine(report.target.clock_hz), **kept})
+                writer.meta(**{**older.machine(report.target.clock_hz), **header})
                 return writer.publish()
 
 

@@ -26,9 +26,9 @@ def tile_runs(vector: int, values: np.ndarray) -> Iterator[records.TileRun]:
     first = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
     last = np.append(first[1:], len(values)) - 1
     here = values[first]
-    kept = here != 0
+    nonzero = here != 0
     for a, b, size in zip(
-        first[kept].tolist(), last[kept].tolist(), here[kept].tolist(), strict=True
+        first[nonzero].tolist(), last[nonzero].tolist(), here[nonzero].tolist(), strict=True
     ):
         yield records.TileRun(vector, a, b, size)
 
@@ -188,10 +188,10 @@ def derived(rows: Iterable[Any], known: Known) -> list[Any]:
     bodies, program_steps = of.get(records.Body, []), of.get(records.Step, [])
     known.add_steps(program_steps)
     known.add_bodies(bodies)
-    found: list[Any] = [*step_activity(program_steps), *body_steps(bodies, known)]
+    plain_rows: list[Any] = [*step_activity(program_steps), *body_steps(bodies, known)]
     for trace in of.get(records.Trace, ()):
         added = list(tasks(trace, known))
-        found += added
+        plain_rows += added
         known.traces[trace.id] = (
             trace.iterations,
             trace.iteration_cycles,
@@ -201,6 +201,8 @@ def derived(rows: Iterable[Any], known: Known) -> list[Any]:
         iterations, cycles, steps = known.traces.get(run.trace, (0, 0, 0))
         for i in range(iterations):
             start = run.cycle_start + i * cycles
-            found.append(records.Iteration(run.id, i, run.trace, known.executed + i * steps, start))
+            plain_rows.append(
+                records.Iteration(run.id, i, run.trace, known.executed + i * steps, start)
+            )
         known.executed += iterations * steps
-    return found
+    return plain_rows

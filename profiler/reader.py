@@ -110,7 +110,12 @@ class Reader:
     # -- tables ---
 
     def columns(self, record: type[Any]) -> dict[str, np.ndarray]:
-        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1."""
+        """A table's columns: int64, float64 or object (str), vectors as ids, NULL as -1.
+
+        A table that the file's format does not have is empty.
+        """
+        if self.version < records.FIRST_FORMAT.get(record, 1):
+            return {c.name: self._column(record, c, ()) for c in schema.columns(record)}
         columns = self._stored(record)
         if self.version < schema.VERSION and record in records.SINCE_3:
             return older.completed(record, columns, self._stored)
@@ -341,7 +346,7 @@ def _check_header(path: Path) -> tuple[int, bool]:
         raise ProfileError(path, "the file is empty", _DAMAGED)
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
         raise ProfileError(
-            path, "this is no profile (it does not begin like a SQLite database)", _FOREIGN
+            path, "this is not a profile (it does not begin like a SQLite database)", _FOREIGN
         )
     page_size, pages = struct.unpack_from(">H10xI", header, 16)
     version, application = struct.unpack_from(">I4xI", header, 60)

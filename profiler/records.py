@@ -210,6 +210,23 @@ class Step:
 
 
 @dataclass(slots=True)
+class MovedTensor:
+    """A tensor that a step moves over the edge of a chip (since format 3).
+
+    From an IPU of the replica to another, or to itself: between the replicas.
+    """
+
+    table: ClassVar[str] = "moved_tensors"
+
+    step: int
+    tensor: int
+    name: str
+    source: int  # IPU; -1: the host, or streaming memory
+    target: int  # likewise
+    bytes: int
+
+
+@dataclass(slots=True)
 class ComputeSet:
     """A compute set: what the tiles run between two syncs."""
 
@@ -477,6 +494,7 @@ STORED = (
     Op,
     Program,
     Step,
+    MovedTensor,
     ComputeSet,
     VertexType,
     VertexUse,
@@ -487,7 +505,7 @@ STORED = (
     PipelineCycle,
     Run,
 )
-SINCE_2 = (Use,)  # tables that format 1 did not have
+FIRST_FORMAT = {Use: 2, MovedTensor: 3}  # of tables that format 1 did not have
 SINCE_3 = {  # columns that formats 1 and 2 did not have
     Op: ("popart_name",),
     Step: ("purpose", "tensor", "code"),

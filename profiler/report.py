@@ -277,6 +277,15 @@ class Report:
             }
         )
 
+    @cached_property
+    def moved_tensors(self) -> pd.DataFrame:
+        """Tensors that steps move over the edge of a chip.
+
+        ``step, tensor, name, source, target`` (IPUs of the replica, -1: the host or streaming
+        memory; the same one twice: between replicas) and ``bytes``. Empty for older profiles.
+        """
+        return _frame(self._table(records.MovedTensor))
+
     def step_tiles(self, step: int) -> dict[str, np.ndarray | None]:
         """``cycles``, ``bytes_in`` and ``bytes_out`` of a step (by id) over tiles.
 
@@ -357,9 +366,10 @@ class Report:
 
     @cached_property
     def _run_columns(self) -> Columns:
-        """The runs' table; what was only compiled has its schedule as the one run.
+        """The runs' table.
 
-        Large models are too slow to compute here, and cycles do not depend on data.
+        What was only compiled has its schedule as the one run, from cycle 0 on: large models are
+        too slow to compute here, and cycles do not depend on data.
         """
         if not self.predicted:
             return self._table(records.Run)
@@ -370,8 +380,9 @@ class Report:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs. Of a compiled
-        model the call that its schedule predicts (``predicted``).
+        """Profiled calls; ``start`` and ``end`` on the clock shared by all runs.
+
+        Of a compiled model the call that its schedule predicts (``predicted``).
         """
         run, stored = self._run_columns, self._table(records.Trace)
         missing = ~np.isin(run["trace"], stored["id"])
@@ -519,9 +530,10 @@ class Report:
         return self._keep(("cycle_proportions", run), make)
 
     def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
-        """Tasks and slices of one device iteration, from 0 on, and how many a call has: as the
-        first run has them or, where the model was only compiled, as it would run. None without a
-        trace.
+        """Tasks and slices of one device iteration, from 0 on, and how many a call has.
+
+        As the first run has them or, where the model was only compiled, as it would run. None
+        without a trace.
         """
         stored = self._table(records.Trace)
         if not len(stored["id"]):
@@ -933,19 +945,19 @@ class Report:
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = make()
-            found: T = self._kept[key]
-            return found
+            answer: T = self._kept[key]
+            return answer
 
     def _remember(self, key: Any, make: Callable[[], T]) -> T:
         """As `_keep`, for large things: the latest few only."""
         with self._lock:
-            found: T | None = self._recent.pop(key, None)
-            if found is None:
-                found = make()
-            self._recent[key] = found
+            answer: T | None = self._recent.pop(key, None)
+            if answer is None:
+                answer = make()
+            self._recent[key] = answer
             while len(self._recent) > _KEPT_FRAMES:
                 self._recent.popitem(last=False)
-            return found
+            return answer
 
 
 # -- small helpers ---
@@ -1005,13 +1017,13 @@ def _position(ids: np.ndarray, id: int) -> int | None:
 
 def _lookup(ids: np.ndarray, known: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
     """``values`` where ``known`` has the id, ``default`` elsewhere."""
-    found = np.full(len(ids), default, dtype=values.dtype)
+    values_of = np.full(len(ids), default, dtype=values.dtype)
     if len(known):
         order = np.argsort(known, kind="stable")
         at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
         fits = known[order][at] == ids
-        found[fits] = values[order][at[fits]]
-    return found
+        values_of[fits] = values[order][at[fits]]
+    return values_of
 
 
 def _bounds(part: slice | None, size: int, name: str) -> tuple[int, int]:
@@ -1027,11 +1039,11 @@ def _depth_first(ids: np.ndarray, parents: np.ndarray, positions: np.ndarray) ->
     order = np.lexsort((ids, positions))[::-1]
     for row, parent in zip(order.tolist(), parents[order].tolist(), strict=True):
         children.setdefault(parent, []).append(row)
-    pending, found, name = children.get(-1, []).copy(), list[int](), ids.tolist()
+    pending, rows, name = children.get(-1, []).copy(), list[int](), ids.tolist()
     # Ids are unique and a node has one parent, so that each is met once; those of a cycle are never
     # met.
     while pending:
         row = pending.pop()
-        found.append(row)
+        rows.append(row)
         pending.extend(children.get(name[row], ()))
-    return np.array(found, dtype=np.int64) if len(found) == len(name) else None
+    return np.array(rows, dtype=np.int64) if len(rows) == len(name) else None

@@ -469,11 +469,11 @@ def _groups(costs: Costs) -> tuple[int, ...]:
 
 def _by_group(cycles: np.ndarray, group: Sequence[int]) -> np.ndarray:
     """The most of each IPU's group: [pipeline cycle, IPU]."""
-    found = cycles.copy()
+    slowest = cycles.copy()
     for one in set(group):
         here = np.array(group) == one
-        found[:, here] = cycles[:, here].max(axis=1, keepdims=True)
-    return found
+        slowest[:, here] = cycles[:, here].max(axis=1, keepdims=True)
+    return slowest
 
 
 def _finish(

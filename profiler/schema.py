@@ -64,7 +64,7 @@ class Column:
 
 def columns(record: type[Any]) -> tuple[Column, ...]:
     """The columns of a record's table, in order."""
-    found = []
+    known = []
     for item in fields(record):
         annotation = str(item.type)
         if annotation not in _SQL_TYPES:
@@ -72,8 +72,8 @@ def columns(record: type[Any]) -> tuple[Column, ...]:
                 f"{record.__name__}.{item.name}: a table has no column for {annotation!r}"
             )
         kind = "vector" if annotation.startswith("Vector") else annotation
-        found.append(Column(item.name, kind, annotation.endswith("None")))
-    return tuple(found)
+        known.append(Column(item.name, kind, annotation.endswith("None")))
+    return tuple(known)
 
 
 def create_table(record: type[Any]) -> str:

@@ -129,7 +129,7 @@ class ProfileWriter:
             by_type.setdefault(type(row), []).append(row)
         for kind in by_type:
             if kind not in records.TABLES:
-                raise TypeError(f"{kind.__name__} is no record of profiler.records")
+                raise TypeError(f"{kind.__name__} is not a record of profiler.records")
         vectors = _VectorBatch(self._vectors)
         prepared = {kind: _prepare(kind, group, vectors) for kind, group in by_type.items()}
         runs = {
@@ -271,7 +271,7 @@ def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not text")
     return str(value)  # an enum's word
 
 

@@ -26,7 +26,7 @@ BY = ("module", "source")
 
 
 def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.DataFrame]:
-    """Of each IPU what it did, in order of time.
+    """Of each IPU what it did in order of time.
 
     ``stack`` (tuple of names, outermost first) and ``cycles``. Equal stacks that follow each other
     are one row; an IPU's rows add up to the device iteration.

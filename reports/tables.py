@@ -87,7 +87,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it has words."""
+        """Whether the column holds text."""
         return self.write in (text, whole_text, sentence)
 
     @property
@@ -113,7 +113,7 @@ class Table:
 
     @property
     def shown(self) -> pd.DataFrame:
-        """Its first rows."""
+        """The rows to print."""
         return self.frame if self.most is None else self.frame.head(self.most)
 
 

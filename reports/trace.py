@@ -52,7 +52,7 @@ class Clock:
     hz: float
 
     def nanoseconds(self, cycle: int) -> int:
-        """From the trace's begin."""
+        """Nanoseconds from the trace's origin."""
         return round((cycle - self.origin) * 1e9 / self.hz)
 
     def time(self, cycle: int) -> float:
@@ -66,9 +66,9 @@ class Clock:
 
 
 def microseconds(nanoseconds: int) -> float:
-    """A number from which a reader that multiplies by 1,000 and cuts off gets the same back.
+    """As a reader that multiplies by 1,000 and cuts off, as Perfetto does, gets the same back.
 
-    Perfetto does, and 1001 / 1000 x 1000 is 1000.9999999999999.
+    1001 / 1000 x 1000 is 1000.9999999999999.
     """
     value = nanoseconds / 1000
     return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)
@@ -83,7 +83,7 @@ def write_trace(
 ) -> int:
     """Write all runs, or one, or one of its device iterations, and give the number of events.
 
-    OSError where it cannot be written.
+    OSError where it cannot be.
 
     ``steps``: with program steps and counters, besides tasks. A path ending in .gz is compressed,
     which viewers read too.
@@ -153,7 +153,7 @@ def _process_names(report: Report, tasks: pd.DataFrame, steps: bool) -> Iterator
 
 
 def _stage_name(stages: Sequence[int]) -> str:
-    """As 'stage 2 ' or 'stages 0, 3 '; nothing where there are none."""
+    """The words "stage 2 ", "stages 0, 3 ", or none."""
     if not stages:
         return ""
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))} "
@@ -221,9 +221,9 @@ def _steps(frame: pd.DataFrame, clock: Clock) -> Iterator[Event]:
 
 
 def _flows(tasks: pd.DataFrame, clock: Clock, arrow: int) -> Iterator[Event]:
-    """Arrows along each micro-batch, numbered from ``arrow`` + 1 on.
+    """Arrows from each micro-batch's task on an IPU to its next task on another.
 
-    From the end of its task on an IPU to the begin of its next on another.
+    They are numbered from ``arrow`` + 1 on.
     """
     work = tasks[(tasks["direction"] != "") & (tasks["micro_batch"] >= 0)]
     work = work.sort_values(["iteration", "micro_batch", "start"], kind="stable")
@@ -243,7 +243,7 @@ def _flows(tasks: pd.DataFrame, clock: Clock, arrow: int) -> Iterator[Event]:
 
 
 def _counters(report: Report, frame: pd.DataFrame, clock: Clock) -> Iterator[Event]:
-    """Counters of each IPU, as its steps run.
+    """Of each IPU, as its steps run.
 
     Bytes live on all tiles, tiles at work, and bytes that a step sends over the links between IPUs.
     A value holds until the next; equal ones are left out.
@@ -290,10 +290,10 @@ _PREFIX = {
 
 
 def write_ranks(report: Report, folder: Path, run: int, iteration: int | None) -> int:
-    """Write ``rank-N.json`` for each IPU into ``folder``, and give the number of events.
+    """Write ``rank-N.json`` for each IPU into ``folder``.
 
-    As HolisticTraceAnalysis takes a distributed job: a rank a file, slices on a stream as kernels.
-    OSError where they cannot be written.
+    HolisticTraceAnalysis takes them for a distributed job: a rank a file, slices on a stream as
+    kernels. Returns the number of events. OSError where a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     count = 0

@@ -1,12 +1,12 @@
 """Damaged and forged profiles against everything that reads them: ``python -m tools.fuzz --cases
 1000``.
 
-A case is a small sound profile with one to three changes: a cell, a row, a table, a vector, a header
-entry, some bytes. All frames of the report, every subcommand, libpva's object model and every page
-and callback of the viewer then read it. What may come of it is an answer or an error that names the
-file; anything else is a finding, and so are more than `SECONDS` or `BYTES` for one case. A case is
-its number and the seed: ``--first 4711 --cases 1`` repeats one. `tests/test_fuzz.py` runs a few of
-the same in CI; docs/security.md has the figures of a night.
+A case is a small sound profile with one to three changes: a cell, a row, a table, a vector, a
+header entry, some bytes. All frames of the report, every subcommand, libpva's object model and
+every page and callback of the viewer then read it. What may come of it is an answer or an error
+that names the file; anything else is a finding, and so are more than `SECONDS` or `BYTES` for one
+case. A case is its number and the seed: ``--first 4711 --cases 1`` repeats one.
+`tests/test_fuzz.py` runs a few of the same in CI; docs/security.md has the figures of a night.
 """
 
 from __future__ import annotations

@@ -35,8 +35,9 @@ class Reads(TorchDispatchMode):
 
 
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
-    """What the forward of a micro-batch reads, found by running the model, which is left as it
-    was.
+    """What the forward of a micro-batch reads off tensors.
+
+    The model is run to find it, and left as it was.
     """
     with (
         unchanged(model),

@@ -42,8 +42,9 @@ class FakeTensors:
         return self._of_state[id(tensor)]
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The same optimiser over the fake parameters, one tensor at a time so that each update is
-        seen.
+        """The same optimiser over the fake parameters.
+
+        It takes one tensor at a time, so that each update is seen.
         """
         copy = object.__new__(type(optimizer))
         copy.__dict__.update(optimizer.__dict__)

@@ -9,6 +9,7 @@ import torch
 
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import info, is_view
+from profiler.enums import Role
 
 Tensors = Iterable[tuple[torch.Tensor, int]]  # each with its value
 
@@ -35,8 +36,9 @@ def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
 
 
 def _planned_maker(graph: Graph, value: int) -> OpNode | None:
-    """The product or gather that made a value, seen through views, casts and the addition of a
-    bias.
+    """The product or gather that made a value; None: another operator did.
+
+    It is seen through views, casts and the addition of a bias.
     """
     while (producer := graph.values[value].producer) >= 0:
         op = graph.ops[producer]
@@ -56,4 +58,4 @@ def _adds_bias(graph: Graph, op: OpNode) -> bool:
     """Whether the second of two operands is a weight."""
     if len(op.inputs) != 2:
         return False
-    return graph.storages[graph.values[op.inputs[1]].storage].role == "weight"
+    return graph.storages[graph.values[op.inputs[1]].storage].role == Role.WEIGHT

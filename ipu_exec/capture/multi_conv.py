@@ -15,6 +15,7 @@ from ipu_exec.enums import MultiConvPlanType
 from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph, OperatorAttributes, OpNode
 from ipu_exec.lowering import info
+from profiler.enums import Direction
 
 FORWARD, BACKWARD = "poplin.multi_conv", "poplin.multi_conv_backward"
 _GRADIENT = "aten.convolution_backward."  # what this pass makes one operator of, as it is called
@@ -25,9 +26,7 @@ CYCLE_BACK_OFF = 0.1
 
 @dataclass
 class MultiConvGroup:
-    """A ``with MultiConv()`` as the model entered it: its settings, and the convolutions met
-    inside.
-    """
+    """The settings of a ``with MultiConv()``, and the convolutions met inside."""
 
     settings: dict[str, Any]
     convolutions: list[int] = field(default_factory=list)  # op ids
@@ -67,10 +66,10 @@ def is_convolution(aten: str) -> bool:
 
 
 def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
-    """Make each group one operator forward and one backward; a serial one's convolutions stay,
-    planned as asked.
+    """Make each group one operator forward and one backward.
 
-    Error where a group has no convolution, or one that needs another's result.
+    The convolutions of a serial one stay, planned as asked. Error where a group has
+    no convolution, or one that needs another's result.
     """
     for group in groups:
         if not group.convolutions:
@@ -99,7 +98,7 @@ def fuse(graph: Graph, groups: Sequence[MultiConvGroup]) -> None:
 def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direction: str) -> None:
     order = _together(graph, convolutions)
     if order is None:
-        if direction == "backward":
+        if direction == Direction.BACKWARD:
             return  # they stay as they are
         first, last = convolutions[0], convolutions[-1]
         raise UsageError(
@@ -111,7 +110,9 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direc
     lead = convolutions[0]
     module = _shared([op.module for op in convolutions])
     name = "/".join(
-        part for part in (module, "gradient" * (direction == "backward"), "multi_conv") if part
+        part
+        for part in (module, "gradient" * (direction == Direction.BACKWARD), "multi_conv")
+        if part
     )
     count = sum(op.name == name or op.name.startswith(name + "_") for op in graph.ops)
     settings = {
@@ -123,7 +124,7 @@ def _fuse(graph: Graph, convolutions: list[OpNode], group: MultiConvGroup, direc
     }
     fused = replace(
         lead,
-        aten=FORWARD if direction == "forward" else BACKWARD,
+        aten=FORWARD if direction == Direction.FORWARD else BACKWARD,
         args=tuple(op.args for op in convolutions),
         kwargs=tuple(settings.items()),
         inputs=tuple(value for op in convolutions for value in op.inputs),

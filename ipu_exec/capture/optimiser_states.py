@@ -6,6 +6,7 @@ import torch
 
 from ipu_exec.graph import Graph
 from ipu_exec.optimiser_attributes import accumulates_in_velocity, state_dtype
+from profiler.enums import Role
 
 
 def keep_as_optimizer_does(graph: Graph, optimizer: torch.optim.Optimizer) -> None:
@@ -28,7 +29,7 @@ def keep_as_optimizer_does(graph: Graph, optimizer: torch.optim.Optimizer) -> No
 
 def _join_velocities_to_accumulators(graph: Graph) -> None:
     storages = graph.storages
-    accumulators = {s.parameter: s.id for s in storages.values() if s.role == "accumulator"}
+    accumulators = {s.parameter: s.id for s in storages.values() if s.role == Role.ACCUMULATOR}
     velocities = [s.id for s in storages.values() if s.name.endswith("/momentum_buffer")]
     joined: dict[int, int] = {}
     for velocity in velocities:

@@ -1,5 +1,7 @@
-"""Where a recorded call comes from: the line of the user's code, the module, and, in the backward,
-the forward operator whose gradient it is.
+"""Where a recorded call comes from.
+
+That is a line of the user's code, a module and, in the backward, the forward operator whose
+gradient it belongs to.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ def source_line() -> SourceLine:
 
 @contextlib.contextmanager
 def following_modules(model: torch.nn.Module, scopes: list[str]) -> Iterator[None]:
-    """Inside, ``scopes`` is kept at the path of the module being called, outermost first; after it
-    what it was before.
+    """Inside, keep ``scopes`` at the path of the module being called, outermost first.
+
+    After it, ``scopes`` is what it was before.
     """
     names = {id(module): name for name, module in model.named_modules()}
     paths: list[str] = []
@@ -86,8 +89,9 @@ class AutogradNodes:
             bisect.insort(self._sequence, sequence)
 
     def forward_op(self, node: Any) -> int:
-        """The forward op that made a node, or the last one before it (an autograd.Function may run
-        none); -1: there is none.
+        """The forward op that made a node; -1: there is none.
+
+        Where an autograd.Function ran none, the last one before it.
         """
         before = bisect.bisect_right(self._sequence, node._sequence_nr())
         return self._ops[self._sequence[before - 1]] if before else -1

@@ -24,9 +24,7 @@ INPUT, OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 
 
 def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
-    """A view of ``tensor`` with all that it was marked with, and the mark that `note_overlaps`
-    looks for.
-    """
+    """A view of ``tensor`` with its marks, and the one that `note_overlaps` looks for."""
     view = tensor.view_as(tensor)
     for name, value in vars(tensor).items():
         if name.startswith("_ipu_") and name != _MARK:
@@ -38,9 +36,10 @@ def marked(tensor: torch.Tensor, place: str, mode: OverlapMode) -> torch.Tensor:
 def note_overlaps(
     graph: Graph, tensors: Iterable[tuple[torch.Tensor, int]], model: torch.nn.Module
 ) -> None:
-    """Note in ``graph`` which of its inputs and outputs are overlapped. ``tensors``: all that were
-    met, each with its value. Error where what is marked is no input or output of the
-    ``model``, or is more than that.
+    """Note in ``graph`` which of its inputs and outputs are overlapped.
+
+    ``tensors``: all that were met, each with its value. Error where what is marked is not an input
+    or output of the ``model``, or is more than that.
     """
     met = list(tensors)
     values = {id(tensor): value for tensor, value in met}

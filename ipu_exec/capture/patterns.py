@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ipu_exec.graph import Graph, OpNode, ValueRef
+from profiler.enums import Role
 
 SPARSE, TIED = "SparseAccumulate", "TiedGatherAccumulate"
 # The operators that the pattern is made of: what is rewritten, not what they are.
@@ -69,7 +70,7 @@ def _plain(op: OpNode) -> bool:
 
 def _adds_to_accumulator(graph: Graph, op: OpNode) -> bool:
     into = graph.storages[graph.values[op.inputs[0]].storage] if op.inputs else None
-    return op.aten == _ADD_TO and _plain(op) and into is not None and into.role == "accumulator"
+    return op.aten == _ADD_TO and _plain(op) and into is not None and into.role == Role.ACCUMULATOR
 
 
 def _into(graph: Graph, add: OpNode, rows: OpNode) -> OpNode:

@@ -48,6 +48,7 @@ from ipu_exec.graph import (
 )
 from ipu_exec.lowering import info, is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
+from profiler.enums import Direction, Role
 
 # Calls that ask about a tensor and compute nothing, and the marks that torch's own profiler leaves.
 _QUESTIONS = ("prim.", "profiler.")
@@ -90,7 +91,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, training: bool, contents: Sequence[bool | int | float] = ()) -> None:
         super().__init__()
         self.graph = Graph(training=training)
-        self.direction = "forward"
+        self.direction = Direction.FORWARD
         self.multi_convs: dict[int, MultiConvGroup] = {}  # met in the forward, by identity
         self._contents = iter(contents)
         self._alive: list[Any] = []  # keeps ids of tensors and storages unique
@@ -106,7 +107,7 @@ class Recorder(TorchDispatchMode):
     # -- tensors ---
 
     def register(
-        self, tensor: torch.Tensor, role: str, name: str, parameter: torch.Tensor | None = None
+        self, tensor: torch.Tensor, role: Role, name: str, parameter: torch.Tensor | None = None
     ) -> int:
         """Take in a tensor that exists before the step; returns its value."""
         value = self.value(tensor)
@@ -151,7 +152,7 @@ class Recorder(TorchDispatchMode):
                 self._storages[key],
                 untyped.nbytes() // max(tensor.element_size(), 1),
                 _dtype(tensor),
-                "activation",
+                Role.ACTIVATION,
                 "",
             )
         return self._storages[key]
@@ -186,7 +187,11 @@ class Recorder(TorchDispatchMode):
 
     def _parts(self, func: Any, name: str, args: Any) -> Callable[..., Any] | None:
         """What to call instead of an operator; None: it is recorded as it is."""
-        if self.direction == "backward" and name == "aten.index.Tensor" and is_one_mask(args[1]):
+        if (
+            self.direction == Direction.BACKWARD
+            and name == "aten.index.Tensor"
+            and is_one_mask(args[1])
+        ):
             return zero_outside_mask
         return decomposition(func)
 
@@ -207,15 +212,16 @@ class Recorder(TorchDispatchMode):
             ) from None
 
     def read_content(self, tensor: torch.Tensor) -> float:
-        """The number that a model or an optimiser reads off a tensor; ContentError where none is
-        known.
+        """The number that a model or an optimiser reads off a tensor.
+
+        ContentError where none is known.
         """
         # Optimisers read their step counter on the host; every step costs the same.
-        if self.direction == "update":
+        if self.direction == Direction.UPDATE:
             return _ANY_NUMBER
         if in_argument_check():
             return 0.0
-        if self.direction == "forward":
+        if self.direction == Direction.FORWARD:
             for value in self._contents:
                 return value
         raise ContentError(
@@ -292,11 +298,13 @@ class Recorder(TorchDispatchMode):
             if output is not None and not self.storage(output).name:
                 storage = self.storage(output)
                 storage.name = f"{op.name}:{index}"
-                storage.role = "gradient" if self.direction == "backward" else "activation"
+                storage.role = (
+                    Role.GRADIENT if self.direction == Direction.BACKWARD else Role.ACTIVATION
+                )
 
     def _note_annotations(self, op: OpNode) -> None:
         """An operator behind the last Block, and one inside a MultiConv."""
-        if self.direction != "forward":
+        if self.direction != Direction.FORWARD:
             return
         if block_ended() and self.graph.outside < 0 and not is_view(op.aten):
             self.graph.outside = op.id
@@ -308,36 +316,36 @@ class Recorder(TorchDispatchMode):
 
     def _attributes(self, forward_op: int) -> OperatorAttributes:
         """The open attributes; a gradient's operators have those of what it is the gradient of."""
-        found = attributes() if self.direction == "forward" else ()
-        if self.direction == "backward" and forward_op >= 0:
+        found = attributes() if self.direction == Direction.FORWARD else ()
+        if self.direction == Direction.BACKWARD and forward_op >= 0:
             found = self.graph.ops[forward_op].attributes.popart
         return OperatorAttributes(popart=found) if found else _NO_ATTRIBUTES
 
     def _name(self, op: OpNode) -> str:
-        """Module path and what is done there; the second of a name is ``name_1``, so that names can
-        be matched.
-        """
+        """Module path and what is done there; the second of a name is ``name_1``."""
         short = op.aten.split(".")[1].strip("_")
-        if op.direction == "update":
+        if op.direction == Direction.UPDATE:
             weight = self._updated_weight(op)
             op.module = weight.rpartition("/")[0]
             name = f"{weight or 'optimiser'}/update/{short}"
         else:
             scope = op.module + "/" if op.module else ""
-            name = f"{scope}gradient/{short}" if op.direction == "backward" else f"{scope}{short}"
+            name = (
+                f"{scope}gradient/{short}"
+                if op.direction == Direction.BACKWARD
+                else f"{scope}{short}"
+            )
         count = self._name_counts.get(name, 0)
         self._name_counts[name] = count + 1
         return f"{name}_{count}" if count else name
 
     def _updated_weight(self, op: OpNode) -> str:
-        """Path of the weight that an op of the optimiser works for; "" where it works for none in
-        particular.
-        """
+        """Path of the weight that an op of the optimiser updates; "": none in particular."""
         for value in op.inputs:
             storage = self.storage(value)
             if storage.parameter >= 0:
                 storage = self.graph.storages[storage.parameter]
-            if storage.role == "weight":
+            if storage.role == Role.WEIGHT:
                 return storage.name.replace(".", "/")
             if "/update/" in storage.name:
                 return storage.name.split("/update/")[0]
@@ -347,13 +355,13 @@ class Recorder(TorchDispatchMode):
 
     def _origin(self) -> Origin:
         """Of the call being recorded."""
-        if self.direction == "forward":
+        if self.direction == Direction.FORWARD:
             # also where no gradient is asked for: what an autograd.Function runs belongs to its
             # node, which is there
             self._nodes.newest_is_of(len(self.graph.ops))
             path = "/".join(part for part in self._scopes if part)
             return Origin(-1, self._open_block(), path, source_line())
-        if self.direction == "backward":
+        if self.direction == Direction.BACKWARD:
             return self._origin_of_gradient()
         return Origin()
 
@@ -361,7 +369,7 @@ class Recorder(TorchDispatchMode):
         ops = self.graph.ops
         forward = self._forward_op(torch._C._current_autograd_node())
         if forward < 0:
-            block = max((op.block for op in ops if op.direction == "forward"), default=-1)
+            block = max((op.block for op in ops if op.direction == Direction.FORWARD), default=-1)
             return Origin(block=block)
         if torch.is_grad_enabled():
             # a checkpointed layer runs again, and will have a backward of its own
@@ -370,8 +378,9 @@ class Recorder(TorchDispatchMode):
         return Origin(forward, op.block, op.module, SourceLine(op.file, op.line))
 
     def _forward_op(self, node: Any) -> int:
-        """The forward op of an autograd node; for an accumulation, the first op that used the
-        weight.
+        """The forward op of an autograd node.
+
+        For an accumulation that is the first op that used the weight.
         """
         if node is None:
             return -1

@@ -1,5 +1,6 @@
-"""What runs instead of torch's own while a model is captured: where PyTorch on a CPU does otherwise
-than an IPU, or where no shape could be known.
+"""What runs instead of torch's own functions while a model is captured.
+
+PyTorch on a CPU does otherwise than an IPU there, or no shape could be known.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def torch_as_on_ipu() -> Iterator[None]:
 def ctc_loss_of_longest_targets(
     scores: torch.Tensor, targets: torch.Tensor, steps: Any, lengths: Any, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """aten._ctc_loss on nothing: its table has room for the longest target there can be, as a fixed
-    program must.
+    """aten._ctc_loss on nothing, with room in its table for the longest target there can be.
 
-    ``scores``: [steps, batch, symbols], or [steps, symbols]; the table is [batch, steps, 2 longest
-    + 1]. ``lengths`` of targets are numbers, or a tensor that nobody may read here.
+    A fixed program must have it. ``scores``: [steps, batch, symbols], or [steps, symbols]; the
+    table is [batch, steps, 2 longest + 1]. ``lengths`` of targets are numbers, or a tensor that
+    nobody may read here.
     """
     batch = scores.shape[1] if scores.dim() == 3 else 1
     longest = targets.shape[-1] if isinstance(lengths, torch.Tensor) else max(lengths, default=0)
@@ -50,8 +51,7 @@ def is_one_mask(indices: Sequence[torch.Tensor | None]) -> bool:
 
 
 def zero_outside_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """``values[mask]`` where autograd goes on to sum it up: what is not under the mask is there
-    too, as zeros.
+    """``values[mask]`` with zeros for what is not under the mask: autograd goes on to sum it up.
 
     The gradient of ``v`` in ``x[mask] = v``. How many elements are under a mask no compiled program
     knows.
@@ -64,9 +64,7 @@ def zero_outside_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | Non
 
 
 def _dense_embedding() -> contextlib.AbstractContextManager[None]:
-    """nn.Embedding(sparse=True) with a dense gradient, as in embedding bags: an IPU has no sparse
-    tensors.
-    """
+    """nn.Embedding(sparse=True) with a dense gradient: an IPU has no sparse tensors."""
     apart = torch.embedding
 
     def embedding(
@@ -82,8 +80,9 @@ def _dense_embedding() -> contextlib.AbstractContextManager[None]:
 
 
 def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
-    """The mean of a CTC loss whose lengths are numbers: PyTorch makes a tensor of them where no
-    mode can see it.
+    """The mean of a CTC loss whose lengths are numbers.
+
+    PyTorch makes a tensor of them where no mode can see it.
     """
     apart = torch.ctc_loss
 
@@ -105,8 +104,9 @@ def _ctc_of_numbers() -> contextlib.AbstractContextManager[None]:
 
 
 def _fused_dropout() -> contextlib.AbstractContextManager[None]:
-    """Dropout as one operator, as poprand has it; on a CPU PyTorch makes a mask of the input's type
-    and multiplies.
+    """Dropout as one operator, as poprand has it.
+
+    On a CPU PyTorch makes a mask of the input's type and multiplies.
     """
     apart = torch.dropout
 
@@ -122,8 +122,7 @@ def _fused_dropout() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _without_fused_attention() -> Iterator[None]:
-    """Have nn.MultiheadAttention and nn.TransformerEncoderLayer do in inference what they do in
-    training.
+    """Have attention layers of torch.nn do in inference what they do in training.
 
     PyTorch's fast path is one operator for a whole layer, in which no product could be told from
     another.

@@ -28,6 +28,7 @@ from ipu_exec.capture.replacements import torch_as_on_ipu
 from ipu_exec.context import keeping_what_is_saved
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
+from profiler.enums import Direction, Role
 
 _CHANGED = "has been modified by an inplace operation"  # what PyTorch's error says
 
@@ -105,7 +106,9 @@ class _Run:
         with self.fakes.mode:
             self.recorder = Recorder(training=step.optimizer is not None, contents=step.contents)
             for name, tensor in self.state.items():
-                self.recorder.register(tensor, "weight" if name in parameters else "buffer", name)
+                self.recorder.register(
+                    tensor, Role.WEIGHT if name in parameters else Role.BUFFER, name
+                )
             args, kwargs = self._inputs()
             self.trained = self._trained()
             self.optimizer = self._fake_optimizer()
@@ -119,14 +122,15 @@ class _Run:
         """The micro-batch on nothing."""
         args, kwargs = self.fakes.copies((self.step.args, self.step.kwargs))
         self.recorder.graph.inputs = tuple(
-            self.recorder.register(tensor, "input", f"input.{index}")
+            self.recorder.register(tensor, Role.INPUT, f"input.{index}")
             for index, tensor in enumerate(tensors_of((args, kwargs)))
         )
         return args, kwargs
 
     def _trained(self) -> dict[str, torch.Tensor]:
-        """The fake parameters that the optimiser updates, with an accumulator where gradients are
-        added up.
+        """The fake parameters that the optimiser updates.
+
+        Where gradients are added up they have an accumulator.
         """
         optimizer = self.step.optimizer
         if optimizer is None:
@@ -139,7 +143,9 @@ class _Run:
         }
         for name, parameter in trained.items() if self.step.accumulate else ():
             parameter.grad = torch.zeros_like(parameter)
-            self.recorder.register(parameter.grad, "accumulator", f"{name}/accumulator", parameter)
+            self.recorder.register(
+                parameter.grad, Role.ACCUMULATOR, f"{name}/accumulator", parameter
+            )
         return trained
 
     def _fake_optimizer(self) -> torch.optim.Optimizer | None:
@@ -151,7 +157,7 @@ class _Run:
         for name, parameter in self.trained.items():
             for key, tensor in optimizer.state[parameter].items():
                 if isinstance(tensor, torch.Tensor):
-                    self.recorder.register(tensor, "optimiser state", f"{name}/{key}", parameter)
+                    self.recorder.register(tensor, Role.OPTIMISER_STATE, f"{name}/{key}", parameter)
         return optimizer
 
     def _forward_and_backward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -181,7 +187,7 @@ class _Run:
             raise Error("a training step needs to know which output is the loss: pass find_loss")
         loss = self.step.find_loss(returned)
         self.recorder.graph.loss = self.recorder.value(loss)
-        self.recorder.direction = "backward"
+        self.recorder.direction = Direction.BACKWARD
         if loss.requires_grad:  # else every weight is frozen, as `find_loss` saw
             loss.backward()
 
@@ -190,7 +196,7 @@ class _Run:
         if self.optimizer is None:
             return
         with torch.enable_grad(), self.recorder:
-            self.recorder.direction = "update"
+            self.recorder.direction = Direction.UPDATE
             self.optimizer.step()
             for parameter in self.trained.values() if self.step.accumulate else ():
                 if parameter.grad is not None:
@@ -221,8 +227,8 @@ class _Run:
             if parameter.grad is None:
                 continue
             storage = self.recorder.storage(self.recorder.value(parameter.grad))
-            if storage.role != "accumulator":
-                storage.role, storage.name = "gradient", f"{name}/gradient"
+            if storage.role != Role.ACCUMULATOR:
+                storage.role, storage.name = Role.GRADIENT, f"{name}/gradient"
                 storage.parameter = self.recorder.storage(self.recorder.value(parameter)).id
 
 

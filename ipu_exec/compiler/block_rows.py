@@ -8,11 +8,12 @@ from ipu_exec.compiler import placement
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.graph import Graph, OpNode
 from profiler import records, schedules
+from profiler.enums import Direction, Role
 
 _DIRECTION = {
-    schedules.FORWARD: "forward",
-    schedules.RECOMPUTE: "backward",
-    schedules.BACKWARD: "backward",
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.RECOMPUTE: Direction.BACKWARD,
+    schedules.BACKWARD: Direction.BACKWARD,
 }
 
 
@@ -23,7 +24,7 @@ def block_rows(executable: Executable) -> list[records.Block]:
     cycles = _cycles(executable, stage_of)
     weights: Counter[int] = Counter()
     for variable in executable.variables:
-        if variable.role == "weight":
+        if variable.role == Role.WEIGHT:
             weights[variable.block] += variable.bytes
     # What would cross each cut: placed as if every Block were a stage.
     each = [placement.StagePlace(0, (block.name,)) for block in graph.blocks]
@@ -40,8 +41,8 @@ def block_rows(executable: Executable) -> list[records.Block]:
             cycles[block.id, "update"],
             weights[block.id],
             inputs[block.id],
-            alone.cut_bytes(graph, block.id, "forward"),
-            alone.cut_bytes(graph, block.id, "backward"),
+            alone.cut_bytes(graph, block.id, Direction.FORWARD),
+            alone.cut_bytes(graph, block.id, Direction.BACKWARD),
         )
         for block in graph.blocks
     ]
@@ -52,12 +53,12 @@ def _cycles(executable: Executable, stage_of: dict[str, int]) -> Counter[tuple[i
     graph, updated = executable.graph, update_blocks(executable.graph)
     cycles: Counter[tuple[int, str]] = Counter()
     for body in executable.tree.bodies:
-        direction = _DIRECTION.get(body.task, "update")
+        direction = _DIRECTION.get(body.task, Direction.UPDATE)
         for step in body.steps:
             if step.op < 0:
                 continue
             block = graph.ops[step.op].block
-            if direction == "update":
+            if direction == Direction.UPDATE:
                 block = updated.get(step.op, block)
             stranger = body.stage >= 0 <= block and stage_of[graph.blocks[block].name] != body.stage
             if not stranger:
@@ -72,7 +73,7 @@ def _input_bytes(graph: Graph) -> Counter[int]:
     for op in graph.ops:
         for value in op.inputs:
             storage = graph.values[value].storage
-            if graph.storages[storage].role == "input" and storage not in seen:
+            if graph.storages[storage].role == Role.INPUT and storage not in seen:
                 seen.add(storage)
                 nbytes[op.block] += placement.storage_bytes(graph, storage)
     return nbytes
@@ -84,7 +85,7 @@ def update_blocks(graph: Graph) -> dict[int, int]:
     blocks: dict[int, int] = {}
     makers: dict[int, int] = {}  # storage -> Block of the update that makes it
     for op in graph.ops:
-        if op.direction != "update":
+        if op.direction != Direction.UPDATE:
             continue
         block = _owner_block(graph, op, weight_blocks, makers)
         blocks[op.id] = block
@@ -111,8 +112,8 @@ def _weight_blocks(graph: Graph) -> dict[int, int]:
     """Weight storage -> Block of its first use."""
     blocks: dict[int, int] = {}
     for op in graph.ops:
-        for value in op.inputs if op.direction == "forward" else ():
+        for value in op.inputs if op.direction == Direction.FORWARD else ():
             storage = graph.values[value].storage
-            if graph.storages[storage].role == "weight":
+            if graph.storages[storage].role == Role.WEIGHT:
                 blocks.setdefault(storage, op.block)
     return blocks

@@ -28,6 +28,21 @@ from ipu_exec.machine import (
 from profiler import records
 from profiler.enums import Purpose
 
+OFF_CHIP = -1  # the host, or streaming memory: where a `Move` comes from or goes to
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A storage that a step moves, ``bytes`` in all, from an IPU of the replica to another.
+
+    From an IPU to itself: between the replicas.
+    """
+
+    storage: int
+    bytes: int
+    source: int
+    target: int
+
 
 @dataclass(slots=True)
 class StepDraft:
@@ -47,6 +62,7 @@ class StepDraft:
     part: int = -1  # which step of the plan; equal parts of equal plans share their code
     purpose: Purpose = Purpose.OPERATOR
     tensor: int = -1  # storage that it moves; -1: none, or several
+    moves: tuple[Move, ...] = ()  # over the edge of the chip
 
 
 @dataclass(slots=True)
@@ -104,8 +120,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class ProgramTree:
-    """All bodies, in program order on each IPU, and what of lowering and residency later passes
-    read beside them.
+    """All bodies, in program order on each IPU.
+
+    Beside them, what later passes read of lowering and residency.
     """
 
     bodies: tuple[Body, ...]
@@ -202,16 +219,17 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
 
 
 def stream_steps(
-    name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, tensors: Sequence[int]
+    name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, moves: Sequence[Move]
 ) -> list[StepDraft]:
     """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
 
-    It moves the storages ``tensors``, ``nbytes`` on each tile; ``purpose`` says which way.
+    ``nbytes`` on each tile; ``purpose`` says which way.
     """
     none = np.zeros_like(nbytes)
     to_host = purpose in (Purpose.STREAM_OUT, Purpose.REMOTE_STORE)
     bytes_in, bytes_out = (none, nbytes) if to_host else (nbytes, none)
-    about: dict[str, Any] = {"purpose": purpose, "tensor": the_one(tensors)}
+    tensor = the_one([move.storage for move in moves])
+    about: dict[str, Any] = {"purpose": purpose, "tensor": tensor}
     return [
         StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES, **about),
         StepDraft(
@@ -220,6 +238,7 @@ def stream_steps(
             cycles,
             bytes_in=bytes_in,
             bytes_out=bytes_out,
+            moves=tuple(moves),
             **about,
         ),
         StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES, **about),

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, StepDraft, the_one
+from ipu_exec.compiler.bodies import Body, Move, StepDraft, the_one
 from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Direction, Purpose, Role
 
 
 class Collectives:
@@ -49,8 +49,9 @@ class Collectives:
         return body
 
     def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Gradients of an IPU that are all-reduced, and those that are scattered, each with its
-        stage.
+        """Gradients of an IPU that are all-reduced, and those that are scattered.
+
+        Each comes with its stage.
         """
         places = self.mapping.residency.places
         summed: dict[int, dict[int, int]] = {}
@@ -77,9 +78,8 @@ class Collectives:
         target = self.machines[body.ipu].target
         apart = 1 << (self.placement.num_ipus - 1).bit_length()
         for (members, stride), mine in self._rings(where).items():
-            nbytes = sum(
-                (self.mapping.bytes([s], where[s]) for s in mine), np.zeros(target.tiles, np.int64)
-            )
+            each = {s: self.mapping.bytes([s], where[s]) for s in mine}
+            nbytes = sum(each.values(), np.zeros(target.tiles, np.int64))
             if members == 1 or not nbytes.any():
                 continue
             cycles = ring_cycles(
@@ -98,6 +98,9 @@ class Collectives:
                     bytes_out=moved.copy(),
                     purpose=purpose,
                     tensor=the_one(mine),
+                    moves=tuple(
+                        Move(s, int(part.sum()), body.ipu, body.ipu) for s, part in each.items()
+                    ),
                 )
             )
             for storage in mine:
@@ -125,16 +128,16 @@ class Collectives:
         The accumulators, or the gradients themselves.
         """
         storages = self.graph.storages.values()
-        accumulators = [s.id for s in storages if s.role == "accumulator"]
+        accumulators = [s.id for s in storages if s.role == Role.ACCUMULATOR]
         if accumulators:
             return accumulators
         read = {
             self.mapping.storage(v)
             for op in self.graph.ops
-            if op.direction == "update"
+            if op.direction == Direction.UPDATE
             for v in op.inputs
         }
-        return [s.id for s in storages if s.role == "gradient" and s.id in read]
+        return [s.id for s in storages if s.role == Role.GRADIENT and s.id in read]
 
     def _home(self, gradient: int) -> int:
         """The stage of its weight, or of what makes it."""

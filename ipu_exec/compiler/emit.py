@@ -24,7 +24,7 @@ from ipu_exec.graph import OpNode
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Direction, Purpose
 
 
 def emit(mapping: TileMapping, options: CompileOptions) -> ProgramTree:
@@ -114,35 +114,36 @@ class _Emitter:
     # -- forward, backward, update ---
 
     def _forward(self, stage: int) -> Body:
-        """A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
-        longer than it must.
+        """The forward of a stage.
+
+        A tensor goes into its stash as soon as it exists, so that nothing holds it twice for longer
+        than it must.
         """
         body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
-        traffic = self.residency.traffic.get(("forward", stage))
+        traffic = self.residency.traffic.get((Direction.FORWARD, stage))
         if traffic is not None:
-            self._phase("forward", stage, body, traffic)
+            self._phase(Direction.FORWARD, stage, body, traffic)
             return body
-        ops, stashed = self._ops("forward", stage), self.residency.stashed[stage]
+        ops, stashed = self._ops(Direction.FORWARD, stage), self.residency.stashed[stage]
         ready: dict[int, list[int]] = {}
         for storage, index in last_touch(self.graph, ops, stashed).items():
             ready.setdefault(index, []).append(storage)
         for index, op in enumerate(ops):
-            self._run(op, "forward", stage, body)
+            self._run(op, Direction.FORWARD, stage, body)
             for storage in ready.get(index, ()):
                 self._stash(storage, stage, body, Purpose.STASH)
         return body
 
     def _backward(self, stage: int) -> list[Body]:
-        """The backward of a stage, cut where it turns from running forward operators again to its
-        own and back.
+        """The backward of a stage, cut at each change between recomputation and backward.
 
         A stashed tensor comes back right before its first use (PopART gives a restore the least
         priority there is).
         """
-        traffic = self.residency.traffic.get(("backward", stage))
+        traffic = self.residency.traffic.get((Direction.BACKWARD, stage))
         if traffic is not None:
             body = self._body(f"stage {stage} backward", stage, schedules.BACKWARD)
-            self._phase("backward", stage, body, traffic)
+            self._phase(Direction.BACKWARD, stage, body, traffic)
             return [body]
         away = set(self.residency.stashed[stage])
         bodies: list[Body] = []
@@ -157,13 +158,13 @@ class _Emitter:
                 if storage in away:
                     self._stash(storage, stage, bodies[-1], Purpose.RESTORE)
                     away.discard(storage)
-            self._run(op, "backward", stage, bodies[-1])
+            self._run(op, Direction.BACKWARD, stage, bodies[-1])
         return bodies
 
     def _backward_order(self, stage: int) -> list[tuple[OpNode, bool]]:
         """Its operators, each with whether it runs again. It begins with what runs again."""
         again, stays = self.residency.again[stage], self.residency.stays[stage]
-        order = list(sequence(self.graph, again, self._ops("backward", stage), set(stays)))
+        order = list(sequence(self.graph, again, self._ops(Direction.BACKWARD, stage), set(stays)))
         flags = [is_again for _, is_again in order]
         first = flags.index(True) if True in flags else 0
         turn = next((i for i in range(first, len(flags)) if not flags[i]), first)
@@ -177,8 +178,9 @@ class _Emitter:
         return body
 
     def _phase(self, direction: str, stage: int, body: Body, traffic: Traffic) -> None:
-        """The operators of a stage in phased execution, between what it loads and receives, and
-        what it stores.
+        """The operators of a stage in phased execution, with its loads and stores.
+
+        They run between what the stage loads and receives, and what it stores.
         """
         name, ops = f"stage {stage} {direction}", self._ops(direction, stage)
         self.transfers.remote(traffic.load, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
@@ -193,10 +195,11 @@ class _Emitter:
         self.stores[body.task, stage] = body.cycles - before
 
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
-        """Weights that a phase reads and of which replicas keep parts; where the backward turns
-        they are there.
+        """Weights that a phase reads and of which replicas keep parts.
+
+        Where the backward turns they are there.
         """
-        if direction == "backward" and stage in self.residency.turning:
+        if direction == Direction.BACKWARD and stage in self.residency.turning:
             return []
         read = dict.fromkeys(self.mapping.storage(v) for op in ops for v in read_values(op))
         return [s for s in read if s in self.residency.parted_weights]
@@ -204,8 +207,7 @@ class _Emitter:
     # -- one operator ---
 
     def _run(self, op: OpNode, direction: str, stage: int, body: Body) -> None:
-        """An operator of forward or backward, between what it needs brought to the chip and what
-        has to leave it again.
+        """An operator of forward or backward, with what is loaded before and stored after it.
 
         A tensor comes before its first use, once for the forward and once for recomputation and
         backward together (PopART's streaming contexts), and what was changed leaves after the last
@@ -236,9 +238,7 @@ class _Emitter:
             self.collectives.exchange(Purpose.ALL_GATHER, {storage: stage}, body, f"{name}/")
 
     def _accumulate(self, op: OpNode, stage: int, body: Body) -> None:
-        """A gradient that goes into an accumulator that replicas share is scattered over them
-        first.
-        """
+        """Scatter a gradient before it goes into an accumulator that replicas share."""
         split = self.residency.places.split
         accumulator = self.residency.places.shared_accumulator(self.graph, op)
         assert accumulator is not None

@@ -47,8 +47,9 @@ class Executable:
 
     @property
     def cycles_per_call(self) -> int:
-        """Cycles of one call of the executor: all its device iterations, and what is waited for
-        around them.
+        """Cycles of one call of the executor.
+
+        All its device iterations, and what is waited for around them.
         """
         schedule, trace = self.timeline.schedule, self.timeline.trace
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
@@ -64,8 +65,9 @@ class Executable:
         return memory.find_overflow(self.tile_bytes, self.tree, self.target)
 
     def check_memory(self, profile_path: str = "") -> None:
-        """Raise OutOfMemoryError where a tile holds more than it has. ``profile_path``: where the
-        profile is.
+        """Raise OutOfMemoryError where a tile holds more than it has.
+
+        ``profile_path``: where the profile is.
         """
         over = self.overflow
         if over is None:

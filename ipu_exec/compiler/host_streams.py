@@ -6,6 +6,7 @@ from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.enums import OverlapMode
 from ipu_exec.graph import Graph
+from profiler.enums import Direction
 
 _NO_OVERLAP = OverlapMode.NoOverlap.value
 Streams = dict[tuple[int, bool], list[int]]  # (stage, over I/O tiles) -> storages
@@ -23,8 +24,9 @@ def inputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions)
 
 
 def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
-    """Outputs leave the stage that makes them. What leaves once is not overlapped, nor what the
-    backward makes.
+    """Outputs leave the stage that makes them.
+
+    What leaves once is not overlapped, nor what the backward makes.
     """
     makers: dict[int, int] = {}
     for op in graph.ops:
@@ -39,7 +41,7 @@ def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions
         if maker is not None:
             stage = placement.op_stage[maker]
             named = graph.overlapped_outputs.get(storage, _NO_OVERLAP) != _NO_OVERLAP
-            forward = graph.ops[maker].direction == "forward"
+            forward = graph.ops[maker].direction == Direction.FORWARD
             beside = named and forward and not options.outputs_once
         outputs.setdefault((stage, beside), []).append(storage)
     return outputs

@@ -25,6 +25,7 @@ from ipu_exec.graph import Graph, OpNode, Storage
 from ipu_exec.lowering import info
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout
 from ipu_exec.replica_groups import Grouping, Groupings
+from profiler.enums import Direction, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,13 @@ def locate(
     waits = set() if phased or placement.pipelined else _read_backward(graph, placement, ops, again)
     remote = _remote(graph, locations, shared, waits, phased)
     updates = by_weight(
-        graph, [op for (direction, _), mine in ops.items() if direction == "update" for op in mine]
+        graph,
+        [
+            op
+            for (direction, _), mine in ops.items()
+            if direction == Direction.UPDATE
+            for op in mine
+        ],
     )
     split = _split(graph, locations, groupings, updates, shared, phased)
     weights = {_weight_of(graph.storages[storage]) for storage in split}
@@ -133,17 +140,18 @@ def _weight_of(storage: Storage) -> int:
 def _remote(
     graph: Graph, locations: Locations, shared: set[int], waits: set[int], phased: bool
 ) -> set[int]:
-    """What goes to streaming memory. ``shared``: by several stages; ``waits``: activations that
-    wait for a backward.
+    """What goes to streaming memory.
+
+    ``shared``: by several stages; ``waits``: activations that wait for a backward.
     """
     remote, common = set(), []
     for storage in graph.storages.values():
-        fixed = storage.id in shared or (phased and storage.role != "optimiser state")
-        idle = storage.role != "activation" or storage.id in waits
+        fixed = storage.id in shared or (phased and storage.role != Role.OPTIMISER_STATE)
+        idle = storage.role != Role.ACTIVATION or storage.id in waits
         if locations.off_chip(storage) and not fixed and idle:
             remote.add(storage.id)
             continue
-        refused = storage.role == "weight" and storage.id in shared and not phased
+        refused = storage.role == Role.WEIGHT and storage.id in shared and not phased
         if refused and locations.moves(storage):
             common.append(storage.name)
     _warn_of("TensorLocations.setWeightLocation", common, "stages share them")
@@ -170,7 +178,7 @@ def _split(
             apart.append(storage.name)
         elif not all(_can_part(graph, weight, op) for op in updates.get(weight, ())):
             refused.append(storage.name)
-        elif storage.id not in shared and (storage.role != "accumulator" or not phased):
+        elif storage.id not in shared and (storage.role != Role.ACCUMULATOR or not phased):
             split.add(storage.id)
     option = "useReplicatedTensorSharding"
     _warn_of(option, apart, "their values differ between replicas (replicaGrouping)")
@@ -198,7 +206,7 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
     made: dict[int, int] = {}
 
     def owner(storage: Storage) -> int:
-        if storage.role == "weight":
+        if storage.role == Role.WEIGHT:
             return storage.id
         return storage.parameter if storage.parameter >= 0 else made.get(storage.id, -1)
 
@@ -215,11 +223,11 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
     """How replicas are grouped for a weight, or for the weight of a gradient or state.
 
-    None: they are all alike.
+    None means that all replicas have the same value: nothing has to be told apart.
     """
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage
-    return groupings.get(weight.name) if weight.role == "weight" else None
+    return groupings.get(weight.name) if weight.role == Role.WEIGHT else None
 
 
 def _read_backward(
@@ -228,9 +236,9 @@ def _read_backward(
     """Storages that a stage's backward reads from its forward, without recomputed ones."""
     found: set[int] = set()
     for stage in range(len(placement.stages)):
-        made = {s for op in ops.get(("forward", stage), ()) for s in made_by(graph, op)}
+        made = {s for op in ops.get((Direction.FORWARD, stage), ()) for s in made_by(graph, op)}
         made -= {s for op in again[stage] for s in made_by(graph, op)}
-        late = (*again[stage], *ops.get(("backward", stage), ()))
+        late = (*again[stage], *ops.get((Direction.BACKWARD, stage), ()))
         found |= made & {graph.values[v].storage for op in late for v in read_values(op)}
     return found
 

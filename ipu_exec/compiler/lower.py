@@ -24,8 +24,9 @@ from ipu_exec.graph import Graph, OpNode, ValueRef
 from ipu_exec.lowering import generic, info, lower
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Operand, OpSpec, Plan
 from ipu_exec.machine import Machine
+from profiler.enums import Direction, Role
 
-_PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
+_PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
 def lower_graph(
@@ -87,7 +88,7 @@ class _Layouts:
                 elements = like.bytes // ITEM_BYTES[owner.dtype]
                 return Layout(like.key, elements * ITEM_BYTES[storage.dtype])
             return self._linear(storage_id)
-        return None if storage.role in ("weight", "buffer") else self._linear(storage_id)
+        return None if storage.role in (Role.WEIGHT, Role.BUFFER) else self._linear(storage_id)
 
     def _linear(self, storage_id: int) -> Layout:
         return linear_layout_of(self.graph, storage_id, self.machine)
@@ -137,10 +138,10 @@ class _Lowering:
 
     def forward_and_backward(self) -> None:
         for stage in self.stages:
-            for op in self.residency.ops.get(("forward", stage), ()):
+            for op in self.residency.ops.get((Direction.FORWARD, stage), ()):
                 self._lower(op, stage)
         for stage in reversed(self.stages):
-            for op in self.residency.ops.get(("backward", stage), ()):
+            for op in self.residency.ops.get((Direction.BACKWARD, stage), ()):
                 self._lower(op, stage, self._shard_of_accumulator(op, stage))
 
     def updates(self) -> None:
@@ -158,12 +159,14 @@ class _Lowering:
                 self._lower(op, stage, None if op.id in update.whole else shard)
         for state in self.graph.storages.values():
             here = self.placement.home.get(state.id) == stage
-            if here and state.role == "optimiser state":
+            if here and state.role == Role.OPTIMISER_STATE:
                 self.layouts.decide(state.id, stage)
 
     def unused(self) -> None:
-        """What no operator asked for: what the host sends or takes, what passes through a stage on
-        its way, and gradients that replicas reduce.
+        """What no operator asked for.
+
+        What the host sends or takes, what passes through a stage on its way, and gradients that
+        replicas reduce.
         """
         for by_stage in (inputs_by_stage, outputs_by_stage):
             for (stage, _), storages in by_stage(self.graph, self.placement, self.options).items():
@@ -212,8 +215,9 @@ class _Lowering:
     # -- one operator ---
 
     def _lower(self, op: OpNode, stage: int, shard: Shard | None = None) -> None:
-        """Plan an operator, and say where its operands lie. ``shard``: on a replica's part of the
-        weight.
+        """Plan an operator, and say where its operands lie.
+
+        ``shard``: on a replica's part of the weight.
         """
         machine = self._machine(op, self.placement.ipus[stage])
         spec = self._spec(op, stage, shard)
@@ -272,7 +276,7 @@ class _Lowering:
         storage = self.graph.storages[value.storage]
         # a plan asks only whether something stays: a layer that is run again in the backward is the
         # same operators
-        role = storage.role if storage.role in _PERSISTENT else "activation"
+        role = storage.role if storage.role in _PERSISTENT else Role.ACTIVATION
         if shard is not None and prod(value.shape) == self.graph.storages[shard.weight].elements:
             layout = shard.layout(value.dtype) if placed else None
             return Operand((shard.size,), value.dtype, (1,), 0, shard.size, layout, role)

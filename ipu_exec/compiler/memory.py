@@ -23,15 +23,16 @@ from ipu_exec.lowering.plan import Compute, Exchange, Layout, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from ipu_exec.machine import Machine, Target
 from profiler import records, schedules
+from profiler.enums import Direction, Role
 from profiler.memory import CODE, CODE_REGION, including_gaps, largest
 from profiler.names import unique
 
-_ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
+_ALWAYS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 _PART = {
-    schedules.STREAM_IN: "forward",
-    schedules.FORWARD: "forward",
-    schedules.REDUCE: "update",
-    schedules.UPDATE: "update",
+    schedules.STREAM_IN: Direction.FORWARD,
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.REDUCE: Direction.UPDATE,
+    schedules.UPDATE: Direction.UPDATE,
 }
 
 # Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
@@ -125,9 +126,10 @@ class Code:
 def variables(
     graph: Graph, placement: Placement, tree: ProgramTree, machines: list[Machine]
 ) -> tuple[list[records.Variable], list[records.Use], Code]:
-    """All that lies in tile memory of one replica, IPU by IPU, ids from 0.
+    """The variables in one replica's tile memory, their uses, and the code of each Block.
 
-    Which operators use what; and whose the code is.
+    Variables have ids from 0, IPU by IPU. Second, which operators use them; third, the operators
+    that share code.
     """
     found: list[records.Variable] = []
     uses: set[tuple[int, int]] = set()
@@ -266,7 +268,7 @@ class _Maker:
             for op_id, end in ends.items():
                 op = self.graph.ops[op_id]
                 operator = info(op.aten)
-                updates = op.direction == "update"
+                updates = op.direction == Direction.UPDATE
                 in_place = operator.fused_in_update if updates else operator.in_place
                 if not in_place or op.outputs[0] is None or end == at:
                     continue
@@ -279,7 +281,7 @@ class _Maker:
                 ):
                     dies = self.found[index]
                     overlaid = (
-                        dies.role in ("activation", "gradient")
+                        dies.role in (Role.ACTIVATION, Role.GRADIENT)
                         and dies.start < end
                         and dies.stop == end + 1
                     )
@@ -318,7 +320,7 @@ class _Maker:
                 self.add(
                     f"{storage.name}/gathered",
                     "variable",
-                    "temporary",
+                    Role.TEMPORARY,
                     nbytes,
                     (first, last),
                     **about,
@@ -333,7 +335,7 @@ class _Maker:
             self.add(storage.name, "variable", storage.role, nbytes, (first, last), **about)
         if storage_id in self.tree.stashed.get(stage, ()):
             depth = schedules.stash_depth(len(self.placement.stages), stage)
-            self.add(f"{storage.name}/stash", "variable", "stash", nbytes * depth, **about)
+            self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
 
     def _owner_op(self, storage_id: int) -> int:
         """The first op that uses a weight (or the weight of a state).
@@ -390,7 +392,7 @@ class _Maker:
             groups[0] = (0, groups[0][1])
             return [*groups, copied] if copied and copied[0] > groups[-1][1] else groups
         if copied:
-            sent_late = _direction(self.placement, storage, stage) == "backward"
+            sent_late = _direction(self.placement, storage, stage) == Direction.BACKWARD
             index = -1 if sent_late else 0
             groups[index] = (groups[index][0], max(groups[index][1], copied[1]))
         return groups
@@ -405,7 +407,7 @@ class _Maker:
         for number, (body, at) in enumerate(self.bodies):
             if storage in body.touched and body.stage in (stage, -1):
                 first, last = body.touched[storage]
-                part = _PART.get(body.task, "backward")
+                part = _PART.get(body.task, Direction.BACKWARD)
                 turns = body.stage in self.tree.turning and body.task in (
                     schedules.FORWARD,
                     schedules.BACKWARD,
@@ -422,7 +424,7 @@ class _Maker:
                 self.add(
                     use.name,
                     "variable",
-                    "temporary",
+                    Role.TEMPORARY,
                     use.tile_bytes,
                     (at + use.first, at + use.last),
                     op=use.op,
@@ -488,13 +490,13 @@ class _Maker:
                 seen.add(key)
                 name = f"{self.graph.ops[users[-1]].name}/worklists"
                 self.add(
-                    name, "constant", "program", plan.constants, op=users[-1], stage=body.stage
+                    name, "constant", Role.PROGRAM, plan.constants, op=users[-1], stage=body.stage
                 )
                 code.variables.setdefault(key, []).append([len(self.found) - 1])
         for name, mask in sorted(on_tile.items()):
-            self.add(name, "vertexCode", "program", mask * np.int64(vertex_info(name)[0]))
-        self.add("control code", "controlCode", "program", control)
-        self.add("stack", "stack", "program", np.full(target.tiles, STACK_BYTES, np.int64))
+            self.add(name, "vertexCode", Role.PROGRAM, mask * np.int64(vertex_info(name)[0]))
+        self.add("control code", "controlCode", Role.PROGRAM, control)
+        self.add("stack", "stack", Role.PROGRAM, np.full(target.tiles, STACK_BYTES, np.int64))
 
     def _step_code(self, body: Body, step: StepDraft, step_id: int) -> None:
         about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
@@ -503,14 +505,14 @@ class _Maker:
             self.add(
                 f"{step.name}/vertex state",
                 "vertexInstanceState",
-                "program",
+                Role.PROGRAM,
                 count * STATE_BYTES,
                 **about,
             )
             self.add(
                 f"{step.name}/vertex fields",
                 "vertexFieldData",
-                "program",
+                Role.PROGRAM,
                 count * FIELD_BYTES,
                 **about,
             )
@@ -524,19 +526,21 @@ class _Maker:
             )
             sends = np.where(step.bytes_out > 0, 1 + -(-step.bytes_out // SEND_BYTES), 0)
             code = INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * received + sends)
-            self.add(f"{step.name}/exchange code", "internalExchangeCode", "program", code, **about)
+            self.add(
+                f"{step.name}/exchange code", "internalExchangeCode", Role.PROGRAM, code, **about
+            )
             return
         takes_part = ((step.bytes_in > 0) | (step.bytes_out > 0)).astype(np.int64)
         between = step.type == records.GLOBAL_EXCHANGE
         category = "globalExchangeCode" if between else "hostExchangeCode"
         code = takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS
-        self.add(f"{step.name}/exchange code", category, "program", code, **about)
+        self.add(f"{step.name}/exchange code", category, Role.PROGRAM, code, **about)
         if not between:
             headers = -(-step.bytes_out // PACKET_BYTES) * HEADER_BYTES
             self.add(
                 f"{step.name}/packet headers",
                 "hostExchangePacketHeader",
-                "program",
+                Role.PROGRAM,
                 headers,
                 **about,
             )
@@ -613,7 +617,7 @@ def _reached(transfer: Transfer) -> range:
 def _direction(placement: Placement, storage: int, stage: int) -> str:
     return next(
         (t.direction for t in placement.transfers if t.storage == storage and t.source == stage),
-        "forward",
+        Direction.FORWARD,
     )
 
 

@@ -9,6 +9,7 @@ from ipu_exec.compiler.bodies import Body, StepDraft, Use, drafts, step_name
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
+from profiler.enums import Role
 
 
 class OperatorSteps:
@@ -41,7 +42,7 @@ class OperatorSteps:
             body.temporaries.append(
                 Use(
                     step_name(op.name, temporary.name),
-                    "temporary",
+                    Role.TEMPORARY,
                     temporary.bytes,
                     ends[temporary.first],
                     ends[temporary.last],

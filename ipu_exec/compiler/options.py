@@ -13,13 +13,14 @@ from ipu_exec.enums import AutoStage, HalfFloatCastingBehavior, Liveness, Output
 from ipu_exec.graph import Storage
 from ipu_exec.machine import HOST_LATENCY_SECONDS
 from ipu_exec.replica_groups import Groupings
+from profiler.enums import Role
 
 _ONCE = (OutputMode.Final, OutputMode.Sum)
 _KINDS = {
-    "weight": "weight",
-    "optimiser state": "state",
-    "accumulator": "accumulator",
-    "activation": "activation",
+    Role.WEIGHT: "weight",
+    Role.OPTIMISER_STATE: "state",
+    Role.ACCUMULATOR: "accumulator",
+    Role.ACTIVATION: "activation",
 }
 
 
@@ -65,8 +66,9 @@ class StrategyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of one kind of tensor. The least elements are PopART's defaults
-    [POPART, willow/include/popart/sessionoptions.hpp].
+    """Of one kind of tensor.
+
+    The least elements are PopART's defaults [POPART, willow/include/popart/sessionoptions.hpp].
     """
 
     off_chip: bool = False
@@ -102,7 +104,7 @@ class Locations:
     def sharded(self, storage: Storage) -> bool:
         """Whether each replica keeps its part of it only."""
         location = self._of(storage)
-        if location is None or storage.role == "activation" or self.replicas == 1:
+        if location is None or storage.role == Role.ACTIVATION or self.replicas == 1:
             return False
         return location.sharded and storage.elements >= location.least_sharded
 
@@ -155,9 +157,11 @@ class CompileOptions:
 
     @property
     def host_latency(self) -> float:
-        """Seconds before a transfer's first byte; 0 where the host has it ready: from two
-        micro-batches on nobody waits for the host to turn up, only for the bytes (PopTorch's guide,
-        'Prefetch and multibuffering': begin and end of a copy vanish there; that this is all of the
-        latency is an estimate). The buffers are the host's.
+        """Seconds before a transfer's first byte.
+
+        0 where the host has it ready: from two micro-batches on nobody waits for the host to turn
+        up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end of a
+        copy vanish there; that this is all of the latency is an estimate). The buffers are the
+        host's.
         """
         return 0 if self.buffering > 1 else HOST_LATENCY_SECONDS

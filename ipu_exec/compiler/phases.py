@@ -17,6 +17,7 @@ from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.enums import Liveness
 from ipu_exec.graph import Graph, OpNode
+from profiler.enums import Direction, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """``traffic`` by (direction, stage). ``moving``: storages that leave the chip, and whether
-    after every phase.
+    """``traffic`` by (direction, stage).
+
+    ``moving``: storages that leave the chip, and whether after every phase.
     """
 
     traffic: Mapping[tuple[str, int], Traffic]
@@ -80,7 +82,7 @@ class _Finder:
         self.updated = {
             self._storage(v)
             for (d, _), mine in ops.items()
-            if d == "update"
+            if d == Direction.UPDATE
             for op in mine
             for v in op.inputs
         }
@@ -91,9 +93,9 @@ class _Finder:
 
     def find(self) -> Moves:
         stages = range(len(self.placement.stages))
-        order = [("forward", stage) for stage in stages]
+        order = [(Direction.FORWARD, stage) for stage in stages]
         if self.graph.training:
-            order += [("backward", stage) for stage in reversed(stages)]
+            order += [(Direction.BACKWARD, stage) for stage in reversed(stages)]
         for key in order:
             self.traffic[key] = _Lists()
         for direction, stage in order:
@@ -118,29 +120,29 @@ class _Finder:
         for storage in self._reads(direction, stage):
             role = self.graph.storages[storage].role
             home = self.placement.home.get(storage, stage)
-            maker, source = self.made.get(storage, ("forward", home))
-            if role in ("weight", "buffer"):
+            maker, source = self.made.get(storage, (Direction.FORWARD, home))
+            if role in (Role.WEIGHT, Role.BUFFER):
                 if self.placement.ipus[home] != ipu:
                     traffic.receive.append(storage)
                 elif (
-                    role == "weight"
+                    role == Role.WEIGHT
                     and self._off_chip(storage)
                     and not self._turns(direction, stage)
                 ):
                     self._load(traffic, storage, True)
-            elif role == "accumulator":
+            elif role == Role.ACCUMULATOR:
                 if self._off_chip(storage):
                     self._load(traffic, storage, True)
-            elif role in ("activation", "input", "gradient"):
+            elif role in (Role.ACTIVATION, Role.INPUT, Role.GRADIENT):
                 if self.placement.ipus[source] != ipu and storage not in there:
                     traffic.receive.append(storage)
                     there.add(storage)
-                elif direction == "backward" and maker == "forward":
+                elif direction == Direction.BACKWARD and maker == Direction.FORWARD:
                     self._wait_for_backward(traffic, storage, stage)
                 elif source != stage and self._apart(source, stage) and self._leaves(storage):
                     self._keep(self.traffic[maker, source], storage)
                     self._load(traffic, storage, True)
-        if direction == "backward":
+        if direction == Direction.BACKWARD:
             self._keep_gradients(traffic, stage)
 
     def _off_chip(self, storage: int) -> bool:
@@ -156,7 +158,7 @@ class _Finder:
         Where activations lie says nothing of other tensors.
         """
         return self._each_phase and (
-            self.graph.storages[storage].role != "activation" or self._off_chip(storage)
+            self.graph.storages[storage].role != Role.ACTIVATION or self._off_chip(storage)
         )
 
     def _apart(self, one: int, other: int) -> bool:
@@ -166,32 +168,32 @@ class _Finder:
         """Whether it is the backward that follows its own forward at once."""
         last = self.placement.phases[stage] == self.placement.phases[-1]
         return (
-            direction == "backward" and last and not self.options.strategy.separate_backward_phase
+            direction == Direction.BACKWARD
+            and last
+            and not self.options.strategy.separate_backward_phase
         )
 
     def _wait_for_backward(self, traffic: _Lists, storage: int, stage: int) -> None:
-        stays = self.graph.storages[storage].role == "activation" and not self._off_chip(storage)
+        stays = self.graph.storages[storage].role == Role.ACTIVATION and not self._off_chip(storage)
         if (
             self.options.strategy.liveness is Liveness.AlwaysLive
-            or self._turns("backward", stage)
+            or self._turns(Direction.BACKWARD, stage)
             or stays
         ):
             return
-        self._keep(self.traffic["forward", stage], storage)
+        self._keep(self.traffic[Direction.FORWARD, stage], storage)
         self._load(traffic, storage, self._each_phase)
 
     def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
-        """Accumulators that were added to, and gradients that the update reads, wait in streaming
-        memory.
-        """
-        for op in self.ops.get(("backward", stage), []):
+        """Keep accumulators, and gradients that the update reads, in streaming memory."""
+        for op in self.ops.get((Direction.BACKWARD, stage), []):
             for value in (*op.outputs, *op.writes):
                 if value is None:
                     continue
                 storage = self._storage(value)
                 role = self.graph.storages[storage].role
-                kept = role == "accumulator" and self._off_chip(storage)
-                if kept or (role == "gradient" and storage in self.updated):
+                kept = role == Role.ACCUMULATOR and self._off_chip(storage)
+                if kept or (role == Role.GRADIENT and storage in self.updated):
                     self._keep(traffic, storage)
                     self.moving.setdefault(storage, True)
 
@@ -201,7 +203,7 @@ class _Finder:
         self.moving[storage] = self.moving.get(storage, False) or after_every_phase
 
     def _keep(self, traffic: _Lists, storage: int) -> None:
-        if storage not in self.stored or self.graph.storages[storage].role == "accumulator":
+        if storage not in self.stored or self.graph.storages[storage].role == Role.ACCUMULATOR:
             if storage not in traffic.store:
                 traffic.store.append(storage)
             self.stored.add(storage)

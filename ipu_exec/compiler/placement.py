@@ -16,10 +16,11 @@ from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
 from profiler import schedules
+from profiler.enums import Direction, Role
 
 MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
-_PERSISTENT = ("weight", "buffer", "accumulator", "optimiser state")
+_PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +108,18 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
 
 
 def check_buffers(graph: Graph, options: CompileOptions) -> None:
-    """Error where replicas would have to agree on a buffer that the model writes, as PopTorch has
-    it.
+    """Error where replicas would have to agree on a buffer that the model writes.
+
+    PopTorch refuses the same.
 
     Running statistics of a batch norm are each replica's own there too.
     """
     if options.replicas == 1 or not options.broadcast_buffers:
         return
     for op in graph.ops:
-        for value in op.writes if op.direction == "forward" else ():
+        for value in op.writes if op.direction == Direction.FORWARD else ():
             storage = graph.storages[graph.values[value].storage]
-            if storage.role == "buffer" and not storage.name.endswith(_STATISTICS):
+            if storage.role == Role.BUFFER and not storage.name.endswith(_STATISTICS):
                 raise Error(
                     "PopTorch does not support broadcasting buffers. If your model is able to"
                     " tolerate buffers becoming out of sync between replicas, you can disable"
@@ -172,7 +174,7 @@ def _check_order(graph: Graph, block_stage: list[int]) -> None:
     """
     made: dict[int, tuple[int, str]] = {}  # storage -> the stage and the Block that wrote it last
     for op in graph.ops:
-        if op.direction != "forward":
+        if op.direction != Direction.FORWARD:
             continue
         stage, name = (
             (block_stage[op.block], graph.blocks[op.block].name) if op.block >= 0 else (0, "")
@@ -193,7 +195,7 @@ def _check_phase_order(graph: Graph, block_phase: list[int]) -> None:
     """Error where a Block begins whose phase is over."""
     furthest, at = 0, ""
     for op in graph.ops:
-        if op.direction != "forward" or op.block < 0:
+        if op.direction != Direction.FORWARD or op.block < 0:
             continue
         phase, name = block_phase[op.block], graph.blocks[op.block].name
         if phase < furthest:
@@ -230,17 +232,17 @@ def _place_ops(
         return next((made_at[storage] for storage in owned if storage in made_at), None)
 
     for op in graph.ops:
-        if op.direction == "update":
+        if op.direction == Direction.UPDATE:
             stage = home_of(op)
             stage = 0 if stage is None else stage
         elif op.block >= 0:
             stage = block_stage[op.block]
         else:
-            stage = 0 if op.direction == "forward" or op.forward_op >= 0 else stages - 1
+            stage = 0 if op.direction == Direction.FORWARD or op.forward_op >= 0 else stages - 1
         op_stage.append(stage)
         for value in op.inputs:
             storage = values[value].storage
-            if storages[storage].role in (*_PERSISTENT, "input"):
+            if storages[storage].role in (*_PERSISTENT, Role.INPUT):
                 home.setdefault(storage, stage)
         for output in op.outputs:
             if output is not None:
@@ -254,8 +256,9 @@ def _place_ops(
 def _find_transfers(
     graph: Graph, op_stage: Sequence[int], home: Mapping[int, int]
 ) -> tuple[Transfer, ...]:
-    """What a stage needs and another makes. A backward op that reads what the forward made needs it
-    forward.
+    """What a stage needs and another makes.
+
+    A backward op that reads what the forward made needs it forward.
     """
     made: dict[int, tuple[int, str]] = {}
     wanted: dict[tuple[int, str, int, bool], int] = {}
@@ -264,7 +267,7 @@ def _find_transfers(
         for value in read_values(op):
             storage = values[value].storage
             source, direction = made.get(storage, (home.get(storage, stage), "forward"))
-            if source != stage and op.direction != "update":
+            if source != stage and op.direction != Direction.UPDATE:
                 key = (storage, direction, source, stage > source)
                 furthest = wanted.get(key, stage)
                 wanted[key] = max(furthest, stage) if stage > source else min(furthest, stage)
@@ -280,7 +283,8 @@ def _find_transfers(
 def begins_outside(graph: Graph) -> bool:
     """Whether the forward computes something before its first Block."""
     return any(
-        op.direction == "forward" and op.block < 0 and not is_view(op.aten) for op in graph.ops
+        op.direction == Direction.FORWARD and op.block < 0 and not is_view(op.aten)
+        for op in graph.ops
     )
 
 
@@ -380,8 +384,9 @@ def _named_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace
 
 
 def _phased_stage(stage: StageOptions, blocks: Sequence[BlockInfo]) -> StagePlace:
-    """Phases keep their stages apart; a stage that nobody put anywhere is where its phase's group
-    is.
+    """Phases keep their stages apart.
+
+    A stage that nobody put anywhere is where its phase's group is.
     """
     place = _named_stage(stage, blocks)
     asked = [

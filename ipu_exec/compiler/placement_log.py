@@ -8,20 +8,22 @@ from collections import Counter
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.graph import Graph
 from ipu_exec.lowering import popart_name
+from profiler.enums import Direction
 
 logger = logging.getLogger("ipu_exec")
 
 
 def log_placement(graph: Graph, placed: Placement) -> None:
-    """Say in the debug log where each operator runs, as PopTorch does: PopART's names, a number
-    after the first.
+    """Say in the debug log where each operator runs, as PopTorch does.
+
+    PopART's names, a number after the first.
     """
     if not logger.isEnabledFor(logging.DEBUG):
         return
     logger.debug("enablePipelining set to value %d", placed.pipelined)
     met: Counter[str] = Counter()
     for op, stage in zip(graph.ops, placed.op_stage, strict=True):
-        if op.direction == "forward" and op.outputs and op.outputs[0] is not None:
+        if op.direction == Direction.FORWARD and op.outputs and op.outputs[0] is not None:
             kind = popart_name(op.aten)
             name = f"{op.module}/{kind}:0" if op.module else f"{kind}:0"
             again = f"/{met[name]}" if met[name] else ""

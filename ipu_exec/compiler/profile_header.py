@@ -8,6 +8,7 @@ from ipu_exec import machine
 from ipu_exec.compiler.block_rows import update_blocks
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.recompute import Recomputation, asked_for, by_block
+from profiler.enums import Direction
 
 
 def header(executable: Executable) -> dict[str, Any]:
@@ -34,13 +35,14 @@ def header(executable: Executable) -> dict[str, Any]:
 
 
 def _recomputation(executable: Executable) -> dict[str, list[Any]]:
-    """What recomputation costs each Block: as it was compiled, or else as a pipeline of them would
-    have it.
+    """What recomputation costs each Block.
+
+    As it was compiled, or else as a pipeline of them would have it.
     """
     graph = executable.graph
     setting = executable.options.recomputation
     kind = asked_for(setting, executable.placement.pipelined) or Recomputation.PIPELINE
     ops = [op for op in graph.ops if not graph.only_aliases(op)]
-    forward = [op for op in ops if op.direction == "forward"]
-    backward = [op for op in ops if op.direction == "backward"]
+    forward = [op for op in ops if op.direction == Direction.FORWARD]
+    backward = [op for op in ops if op.direction == Direction.BACKWARD]
     return by_block(graph, forward, backward, kind, executable.tree.op_cycles)

@@ -1,5 +1,6 @@
-"""The rows of an executable's profile: target, options, stages, operators, and all others in the
-order in which they are written.
+"""The rows of an executable's profile.
+
+Target, options, stages, operators, and all others in the order in which they are written.
 
 `ipu_exec.compiler.block_rows` has the Blocks, `ipu_exec.compiler.program_rows` the program's tree,
 `ipu_exec.compiler.profile_header` the header; variables and the trace are rows already.
@@ -17,13 +18,12 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.program_rows import program_rows
 from ipu_exec.lowering import popart_name
 from profiler import records, schedules
+from profiler.enums import Direction
 from profiler.names import popart_names
 
 
 def rows(executable: Executable) -> Iterator[list[Any]]:
-    """The rows of the profile but for its runs, in a few batches to be written one after the
-    other.
-    """
+    """The rows of the profile without its runs, in batches to be written in order."""
     timeline = executable.timeline
     yield [target_row(executable), *option_rows(executable)]
     yield [*stage_rows(executable), *block_rows(executable), *op_rows(executable)]
@@ -63,7 +63,7 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
     stashes = placement.pipelined and executable.options.training
     updates: dict[int, int] = {}
     for op, stage in zip(graph.ops, placement.op_stage, strict=True):
-        if op.direction == "update":
+        if op.direction == Direction.UPDATE:
             updates[stage] = updates.get(stage, 0) + tree.op_cycles.get(op.id, 0)
 
     def total(stage: int, role: str) -> int:
@@ -81,7 +81,7 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
             schedules.stash_depth(stages, stage) if stashes else 0,
             total(stage, "stash"),
             total(stage, "weight"),
-            placement.cut_bytes(graph, stage, "forward"),
+            placement.cut_bytes(graph, stage, Direction.FORWARD),
         )
 
     return [row(stage, place.ipu) for stage, place in enumerate(placement.stages)]

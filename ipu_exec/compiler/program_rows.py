@@ -80,10 +80,23 @@ class _Rows:
                 )
             )
             self.positions[body.ipu] += 1
+            storages = self.executable.graph.storages
+            self.steps += [
+                records.MovedTensor(
+                    step_id,
+                    move.storage,
+                    storages[move.storage].name,
+                    move.source,
+                    move.target,
+                    move.bytes,
+                )
+                for move in step.moves
+            ]
 
     def _compute_set(self, step: StepDraft, code: int, ipu: int) -> int:
-        """The id of the step's compute set, -1 where it has none. Steps with the same ``code`` (the
-        first step that runs it) share theirs.
+        """The id of the step's compute set, -1 where it has none.
+
+        Steps with the same ``code`` (the first step that runs it) share theirs.
         """
         if step.type != records.ON_TILE_EXECUTE:
             return -1

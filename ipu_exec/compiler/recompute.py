@@ -19,6 +19,7 @@ from ipu_exec.compiler.reads import read_values
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph, OpNode
 from ipu_exec.lowering import info
+from profiler.enums import Role
 
 
 class Recomputation(IntEnum):
@@ -170,7 +171,7 @@ def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
     live: set[int] = set()
     least: list[tuple[int, set[int]]] = []
     for index, op in enumerate(forward):
-        live |= {s for s in made_by(graph, op) if graph.storages[s].role == "activation"}
+        live |= {s for s in made_by(graph, op) if graph.storages[s].role == Role.ACTIVATION}
         live = {s for s in live if last_read.get(s, index) > index or s in made_by(graph, op)}
         least.append((sum(storage_bytes(graph, s) for s in live), set(live)))
     found: set[int] = set()
@@ -275,11 +276,11 @@ def _stashes(
     needed: dict[int, set[int]] = {}
     for op in readers:
         for storage in read_by(graph, op):
-            if graph.storages[storage].role in ("activation", "input"):
+            if graph.storages[storage].role in (Role.ACTIVATION, Role.INPUT):
                 needed.setdefault(storage, set()).add(block(op))
     found = []
     for storage, by in sorted(needed.items()):
-        if storage not in made and graph.storages[storage].role != "input":
+        if storage not in made and graph.storages[storage].role != Role.INPUT:
             continue  # the backward's own
         nbytes, home = storage_bytes(graph, storage), made.get(storage, -1)
         before = home

@@ -24,8 +24,9 @@ from ipu_exec.compiler.recompute import (
     run_again,
 )
 from ipu_exec.graph import Graph, OpNode
+from profiler.enums import Direction, Role
 
-_STASHED = ("activation", "input", "gradient")
+_STASHED = (Role.ACTIVATION, Role.INPUT, Role.GRADIENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,9 @@ class Residency:
         return self.places.remote | self.moving.keys()
 
     def not_always_whole(self) -> dict[int, bool]:
-        """Storages that are not whole on the chip all the time, and whether they come anew for each
-        part of a step.
+        """Storages that are not always whole on the chip.
+
+        With each: whether it is loaded anew for each part of a step.
         """
         return {**self.moving, **dict.fromkeys(self.places.remote | self.parted_weights, True)}
 
@@ -98,7 +100,9 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
     places = locate(graph, placement, ops, again, options.locations, options.groupings)
     away = places.remote | phased.moving.keys()
     updates = {
-        stage: _updates(graph, placement, ops.get(("update", stage), []), stage, places, away)
+        stage: _updates(
+            graph, placement, ops.get((Direction.UPDATE, stage), []), stage, places, away
+        )
         for stage in stages
     }
     return Residency(
@@ -111,7 +115,7 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
         phased.traffic,
         phased.moving,
         _turning(placement, options),
-        frozenset(s for s in places.split if graph.storages[s].role == "weight"),
+        frozenset(s for s in places.split if graph.storages[s].role == Role.WEIGHT),
         overlap.across(graph, options.iterations),
     )
 
@@ -130,7 +134,9 @@ def _waits(placement: Placement, stage: int) -> bool:
 
 def _stays(graph: Graph, placement: Placement, kind: Recomputation) -> dict[int, frozenset[int]]:
     """What recomputation leaves where it is, stage by stage."""
-    forward = [op for op in graph.ops if op.direction == "forward" and not graph.only_aliases(op)]
+    forward = [
+        op for op in graph.ops if op.direction == Direction.FORWARD and not graph.only_aliases(op)
+    ]
     stays = kept(graph, forward, kind)
     near_loss = after_last_checkpoint(graph, forward, stays)
     return {
@@ -147,8 +153,7 @@ def _stash(
     kind: Recomputation,
     left_alone: frozenset[int],
 ) -> tuple[list[int], list[OpNode]]:
-    """What a stage stashes between forward and backward, and the forward ops it runs again before
-    the backward.
+    """What a stage stashes for its backward, and the forward ops it runs again.
 
     Without recomputation: whatever the backward reads of the forward. With it: what enters the
     stage and is kept, and the ops that make the rest from those. Where the backward follows at once
@@ -156,7 +161,10 @@ def _stash(
     """
     if not graph.training or placement.phases:
         return [], []
-    forward, backward = ops.get(("forward", stage), []), ops.get(("backward", stage), [])
+    forward, backward = (
+        ops.get((Direction.FORWARD, stage), []),
+        ops.get((Direction.BACKWARD, stage), []),
+    )
     made_here = {s for op in forward for s in made_by(graph, op)}
     stays = made_here if kind is Recomputation.NONE else left_alone
     again, needed = run_again(graph, forward, backward, set(stays))
@@ -187,7 +195,7 @@ def _updates(
     """Weight by weight; state of weights that the stage does not update is in none."""
     states: dict[int, list[int]] = {}
     for storage in graph.storages.values():
-        if storage.role == "optimiser state" and placement.home.get(storage.id) == stage:
+        if storage.role == Role.OPTIMISER_STATE and placement.home.get(storage.id) == stage:
             states.setdefault(storage.parameter, []).append(storage.id)
     updates = []
     for weight, of_weight in by_weight(graph, ops).items():
@@ -211,8 +219,9 @@ def _updates(
 
 
 def _clears_whole(graph: Graph, op: OpNode, places: Places) -> bool:
-    """Whether an op empties an accumulator that a replica keeps whole: that is no part of the
-    update.
+    """Whether an op empties an accumulator that a replica keeps whole.
+
+    That is no part of the update.
     """
     written = {graph.values[v].storage for v in op.writes}
     return op.aten.startswith("aten.zero_") and not written & places.split

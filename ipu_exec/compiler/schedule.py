@@ -16,6 +16,7 @@ from ipu_exec.compiler.placement import Placement
 from ipu_exec.enums import SyncPattern
 from ipu_exec.machine import EXTERNAL_SYNC_CYCLES
 from profiler import records, schedules
+from profiler.enums import Direction
 from profiler.phased import Phases, phased
 from profiler.schedules import (
     BACKWARD,
@@ -33,7 +34,12 @@ from profiler.schedules import (
     Costs,
 )
 
-_DIRECTION = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update", RECOMPUTE: "recompute"}
+_DIRECTION = {
+    FORWARD: Direction.FORWARD,
+    BACKWARD: Direction.BACKWARD,
+    UPDATE: Direction.UPDATE,
+    RECOMPUTE: Direction.RECOMPUTE,
+}
 _KIND = {
     COPY: "global exchange",
     REDUCE: "global exchange",
@@ -115,7 +121,7 @@ def _phases(placement: Placement, tree: ProgramTree, parallel: bool) -> Phases:
     stages = range(len(placement.stages))
     needs = set()
     for transfer in placement.transfers:
-        kind = FORWARD if transfer.direction == "forward" else BACKWARD
+        kind = FORWARD if transfer.direction == Direction.FORWARD else BACKWARD
         for stage in stages:
             between = (
                 transfer.source < stage <= transfer.target

@@ -19,6 +19,7 @@ from ipu_exec.graph import Graph
 from ipu_exec.lowering.layouts import linear
 from ipu_exec.lowering.plan import ITEM_BYTES, Layout, Plan
 from ipu_exec.machine import Machine
+from profiler.enums import Role
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class TileMapping:
         """This replica's part of something that has the size of a weight, from step to step."""
         storage = self.graph.storages[storage_id]
         nbytes = self.machine.whole(shard.layout(storage.dtype).bytes)
-        return Use(f"{storage.name}/part", "temporary", nbytes, first, last)
+        return Use(f"{storage.name}/part", Role.TEMPORARY, nbytes, first, last)
 
     def stored(self, storage: int, stage: int) -> np.ndarray:
         """Bytes on each tile of what this replica keeps of a storage."""
@@ -102,7 +103,7 @@ class TileMapping:
         """
         places = self.residency.places
         waits = gradient in places.remote and not self.placement.phases
-        accumulates = self.graph.storages[gradient].role == "accumulator"
+        accumulates = self.graph.storages[gradient].role == Role.ACCUMULATOR
         return waits and accumulates and gradient not in places.split
 
 

@@ -6,13 +6,15 @@ What replicas exchange is in `ipu_exec.compiler.collectives`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 import numpy as np
 
 from ipu_exec.compiler.bodies import (
+    OFF_CHIP,
     Body,
+    Move,
     StepDraft,
     Use,
     drafts,
@@ -34,7 +36,7 @@ from ipu_exec.machine import (
     link_rate,
 )
 from profiler import records, schedules
-from profiler.enums import Purpose
+from profiler.enums import Purpose, Role
 
 BUFFERS = 2  # of an overlapped stream: one is filled (or emptied) while the other is used
 # PopART keeps one more between device iterations (estimate: its guide says 'more memory')
@@ -91,7 +93,9 @@ class Transfers:
         body = Body(name, self.placement.ipus[stage], stage, task)
         machine = self.machines[body.ipu]
         target = machine.target
-        total = sum(storage_bytes(self.graph, storage) for storage in storages)
+        ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
+        moves = [Move(s, storage_bytes(self.graph, s), *ends) for s in storages]
+        total = sum(move.bytes for move in moves)
         cycles = ceil(
             (self.options.host_latency + total / target.host_bytes_per_second) * target.clock_hz
         )
@@ -100,11 +104,11 @@ class Transfers:
         lies = self.mapping.bytes(storages, stage)
         if beside:
             lands = machine.on_io_tiles(int(lies.sum()))
-            body.steps += stream_steps(names, cycles, lands, purpose, storages)
+            body.steps += stream_steps(names, cycles, lands, purpose, moves)
             return body
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
         # reads it rearranges it
-        body.steps += stream_steps(names, cycles, lies, purpose, storages)
+        body.steps += stream_steps(names, cycles, lies, purpose, moves)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
@@ -139,7 +143,7 @@ class Transfers:
             step.purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
         copies = BUFFERS_ACROSS if self.across else BUFFERS
         self.buffers.append(
-            Use(f"{names}/stream buffer", "stream buffer", copies * lands, stage, stage, op)
+            Use(f"{names}/stream buffer", Role.STREAM_BUFFER, copies * lands, stage, stage, op)
         )
         for storage in storages:
             body.touch(storage, first, first + len(steps) - 1)
@@ -164,7 +168,8 @@ class Transfers:
             return None
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
-        crossing, hops = [], 1
+        crossing: list[Move] = []
+        hops = 1
         leaving: Counter[float] = Counter()  # rate of a link -> bytes
         arriving: Counter[float] = Counter()
         for transfer in self.placement.transfers:
@@ -178,9 +183,9 @@ class Transfers:
                 layout = self.mapping.layout(transfer.storage, transfer.source)
                 if layout is None:
                     continue
-                crossing.append(transfer.storage)
                 hops = max(hops, link_hops(a, b))
                 rate, total = link_rate(target, a, b), int(layout.bytes.sum())
+                crossing.append(Move(transfer.storage, total, a, b))
                 nbytes = self.machines[ipu].whole(layout.bytes)
                 if a == ipu:
                     sent += nbytes
@@ -205,14 +210,16 @@ class Transfers:
             Purpose.COPY,
         )
         body.steps[0].bytes_in, body.steps[0].bytes_out = received, sent
-        body.steps[0].tensor = the_one(list(dict.fromkeys(crossing)))
-        for storage in crossing:
+        storages = list(dict.fromkeys(move.storage for move in crossing))
+        body.steps[0].tensor, body.steps[0].moves = the_one(storages), tuple(crossing)
+        for storage in storages:
             body.touch(storage, 0, 0)
         return body
 
     def receive(self, storages: Sequence[int], stage: int, body: Body) -> None:
-        """What other IPUs made for this phase comes over the links, after a sync with them ([JIA],
-        as `copies`).
+        """Copies from other IPUs that a phase needs, after a sync with them.
+
+        The rates and latencies are those of `copies` [JIA].
         """
         if not storages:
             return
@@ -240,10 +247,20 @@ class Transfers:
                 bytes_out=none,
                 purpose=Purpose.COPY,
                 tensor=the_one(storages),
+                moves=tuple(self._received(storages, body.ipu)),
             )
         )
         for storage in storages:
             body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+
+    def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
+        """What comes from the IPUs that make it."""
+        for storage in storages:
+            maker = self.mapping.makers.get(storage)
+            source = ipu
+            if maker is not None:
+                source = self.placement.ipus[self.placement.op_stage[maker]]
+            yield Move(storage, storage_bytes(self.graph, storage), source, ipu)
 
     def remote(
         self, storages: Sequence[int], name: str, stage: int, body: Body, purpose: Purpose
@@ -255,9 +272,13 @@ class Transfers:
         if not storages:
             return
         target = self.machines[body.ipu].target
-        nbytes = np.sum([self.mapping.stored(s, stage) for s in storages], axis=0)
+        stored = {s: self.mapping.stored(s, stage) for s in storages}
+        nbytes = np.sum(list(stored.values()), axis=0)
+        to_host = purpose is Purpose.REMOTE_STORE
+        ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
+        moves = [Move(s, int(part.sum()), *ends) for s, part in stored.items()]
         cycles = ceil(int(nbytes.sum()) / target.streaming_bytes_per_second * target.clock_hz)
         first = len(body.steps)
-        body.steps += stream_steps(name, cycles, nbytes, purpose, storages)
+        body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
         for storage in storages:
             body.touch(storage, first, len(body.steps) - 1)

@@ -1,5 +1,6 @@
-"""The steps of a weight update: weight by weight, with what comes to the chip for it and goes
-again.
+"""The steps of a weight update.
+
+Weight by weight, with what comes to the chip for it and goes again.
 
 A weight that is updated in parts (replicated tensor sharding): the gradient was scattered over the
 replicas, each updates its part, and tensors that it keeps whole are gathered from all, behind the
@@ -18,10 +19,10 @@ from ipu_exec.compiler.residency import WeightUpdate
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.compiler.transfers import Transfers
 from ipu_exec.graph import OpNode
-from profiler.enums import Purpose
+from profiler.enums import Purpose, Role
 
-_CHANGED = ("weight", "optimiser state")  # roles of what a weight update changes
-_REDUCED = ("accumulator", "gradient")
+_CHANGED = (Role.WEIGHT, Role.OPTIMISER_STATE)  # roles of what a weight update changes
+_REDUCED = (Role.ACCUMULATOR, Role.GRADIENT)
 
 
 class WeightUpdates:
@@ -90,8 +91,9 @@ class WeightUpdates:
     def _in_parts(
         self, update: WeightUpdate, shard: Shard, stage: int, body: Body
     ) -> dict[int, Use]:
-        """Run a weight's ops on this replica's part. Gives its parts of what is kept whole and
-        changed, to be gathered.
+        """Run a weight's ops on this replica's part.
+
+        Gives its parts of what is kept whole and changed, to be gathered.
         """
         first = len(body.steps)
         mine = [op for op in update.ops if op.id not in update.whole]
@@ -112,8 +114,10 @@ class WeightUpdates:
         return gathered
 
     def _take_parts(self, ops: list[OpNode], shard: Shard, body: Body) -> dict[int, Use]:
-        """This replica's part of what it keeps whole: a dynamic slice on every tile, whose slot is
-        the replica's number. A gradient's came of the scatter, mostly that of all gradients.
+        """This replica's part of what it keeps whole.
+
+        A dynamic slice on every tile, whose slot is the replica's number. A gradient's came of the
+        scatter, mostly that of all gradients.
         """
         first = len(body.steps)
         elements = self.graph.storages[shard.weight].elements

@@ -12,8 +12,9 @@ AUTO_DEVICES = 4  # the IPUs of one IPU-M2000, and what Lightning's own took for
 
 
 class AcceleratorOnIpu:
-    """What ``IPUAccelerator`` does; joined with Lightning's ``Accelerator`` by
-    `ipu_exec.lightning.names`.
+    """What ``IPUAccelerator`` does.
+
+    Joined with Lightning's ``Accelerator`` by `ipu_exec.lightning.names`.
     """
 
     lib: ClassVar[Library]

@@ -76,8 +76,9 @@ def check_options(lib: Library, options: Options, kind: str) -> None:
 
 
 def check_accumulation(lib: Library, options: Options, asked: int) -> int:
-    """Micro-batches of a weight update, of ``training_opts`` and of accumulate_grad_batches. Error
-    where both say another number.
+    """Micro-batches of a weight update, of ``training_opts`` and of accumulate_grad_batches.
+
+    Error where both say another number.
     """
     own = int(options.Training.gradient_accumulation)
     if own > 1 and asked > 1 and own != asked:

@@ -17,8 +17,9 @@ from ipu_exec.structures import learn
 
 
 class _ForReplicas:
-    """The batches of ``_inner``, joined so many at a time. What does not fill all replicas is left
-    out.
+    """The batches of ``_inner``, joined so many at a time.
+
+    What does not fill all replicas is left out.
     """
 
     _inner: Iterable[Any]
@@ -92,8 +93,10 @@ def _steps(loader: Any) -> int:
 
 
 def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
-    """``loader`` with a batch of every replica at a time; a data loader stays one, and is an
-    `ipu_exec.DataLoader` too. One of those is changed itself: its user's stays the Trainer's.
+    """``loader`` with a batch of every replica at a time.
+
+    A data loader stays one, and is an `ipu_exec.DataLoader` too. One of those is changed itself:
+    its user's stays the Trainer's.
 
     Whoever made the loader is asked for its batches as before, in the same order and with the same
     random numbers.

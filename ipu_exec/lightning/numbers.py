@@ -12,8 +12,10 @@ from typing import Any, Self
 
 
 class Asked(int):
-    """A number in a step. What is computed from it with whole numbers is one too; a comparison, or
-    asking whether it is 0, is noted with its answer.
+    """A number in a step.
+
+    What is computed from it with whole numbers is one too; a comparison, or asking whether it is 0,
+    is noted with its answer.
     """
 
     answers: list[bool]

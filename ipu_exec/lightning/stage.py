@@ -24,8 +24,10 @@ Shapes = tuple[tuple[torch.dtype, torch.Size], ...]
 
 
 class StageModel:
-    """Training, validation, test or prediction. Lightning's loop computes numbers through `run`,
-    and the executors say what an IPU would need for them.
+    """Training, validation, test or prediction.
+
+    Lightning's loop computes numbers through `run`, and the executors say what an IPU would need
+    for them.
 
     ``options``: from micro-batches of a weight update to the options to compile with.
     ``around_compiling``: entered while it compiles.
@@ -163,8 +165,9 @@ class StageModel:
         return _joined(returned)
 
     def _buffers_of(self, replica: int) -> dict[str, torch.Tensor] | None:
-        """Of a replica: running statistics of its own samples. The model's are the first replica's;
-        in inference all have those.
+        """Of a replica: running statistics of its own samples.
+
+        The model's are the first replica's; in inference all have those.
         """
         buffers = dict(self.step.named_buffers())
         if replica == 0 or not buffers or self._optimizer is None:
@@ -227,8 +230,9 @@ class StageModel:
         self._steps, self._recorded = 0, True
 
     def close(self) -> None:
-        """Complete the profiles. Steps that fill no call are one all the same, where there was no
-        other.
+        """Complete the profiles.
+
+        Steps that fill no call are one all the same, where there was no other.
         """
         if self._steps and not self._recorded and self.executor.isCompiled():
             self._record()
@@ -241,8 +245,9 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
 
 
 def _joined(returned: Sequence[Any]) -> Any:
-    """What the replicas returned, as one device would for all their samples: means of numbers, sums
-    of counts, other tensors along dimension 0.
+    """What the replicas returned, as one device would for all their samples.
+
+    Means of numbers, sums of counts, other tensors along dimension 0.
     """
     flat = [torch.utils._pytree.tree_flatten(one) for one in returned]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)

@@ -20,8 +20,9 @@ _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 class StepModule(torch.nn.Module):
-    """Runs ``training_step`` (or another) with the LightningModule's own weights and parts, under
-    the names they have there.
+    """Runs ``training_step`` (or another step) as a module's forward.
+
+    It has the LightningModule's own weights and parts, under the names they have there.
 
     Called with the tensors of the batch; `arguments` said where they belong. ``path``: the answers
     that the last run's questions about epoch, step and batch number got. While it is being compiled

@@ -39,8 +39,9 @@ _STEPS = {
 
 
 class StrategyOnIpu:
-    """What ``IPUStrategy`` does; joined with Lightning's ``ParallelStrategy`` by
-    `ipu_exec.lightning`.
+    """What ``IPUStrategy`` does.
+
+    Joined with Lightning's ``ParallelStrategy`` by `ipu_exec.lightning`.
 
     ``device_iterations``: weight updates of a call. ``autoreport``: write a profile of each of
     training, validation, test and predict into ``autoreport_dir`` (given alone, it means so).
@@ -344,8 +345,9 @@ class StrategyOnIpu:
 
     @contextlib.contextmanager
     def updating(self, optimizer: Any) -> Iterator[None]:
-        """Around clipping and the weight update: gradients are scaled back, float16 weights updated
-        in float32.
+        """Around clipping and the weight update.
+
+        Gradients are scaled back, float16 weights updated in float32.
         """
         plain = getattr(optimizer, "_optimizer", optimizer)
         scale = self.loss_scale()

@@ -21,6 +21,7 @@ from ipu_exec.lowering.operators import Promotion, aten, describe, words
 from ipu_exec.lowering.plan import Layout, Operand, OpSpec, Plan
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
+from profiler.enums import Role
 
 # operator (without a trailing underscore) -> the kinds of vertex it is, one compute set each
 UNARY: dict[str, tuple[str, ...]] = {
@@ -336,7 +337,7 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
         build.map(f"{base_name(spec)}/{chosen}", chosen, lies.elements, dtype)
     # what an optimiser does to its state and weights is one fused expression
     # [POPART, willow/src/popx/op/accumulatex.cpp]
-    fused = is_in_place(spec) and spec.operands[0].role in ("optimiser state", "weight")
+    fused = is_in_place(spec) and spec.operands[0].role in (Role.OPTIMISER_STATE, Role.WEIGHT)
     if len(kinds) > 1 and not fused:
         build.hold(
             "intermediate", lies.elements * output.item_bytes, max(0, build.next - len(kinds)), _END

@@ -298,8 +298,9 @@ def _initial_result(build: Builder, base: int | None, out: Operand) -> Spread:
 def _add_up_copies(
     build: Builder, updates: _Updates, held: np.ndarray, copies: int, out: Operand, adds: bool
 ) -> None:
-    """Bring the copies of a result to where it lies. Of what was written, not added, marks say what
-    it was.
+    """Bring the copies of a result to where it lies.
+
+    Where elements were written, not added, marks say which.
     """
     name, elements = base_name(build.spec), updates.result
     partials = elements * copies * out.item_bytes

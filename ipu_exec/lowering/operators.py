@@ -100,8 +100,10 @@ def is_view(aten_name: str) -> bool:
 
 
 def popart_name(aten_name: str) -> str:
-    """What PopART, and with it the vendor's tools, call an operator: "MatMul"; where nobody said,
-    PyTorch's words capitalised, a backward as the "Grad" of its forward.
+    """What PopART, and with it the vendor's tools, call an operator.
+
+    "MatMul"; where nobody said, PyTorch's words capitalised, a backward as the "Grad" of its
+    forward.
     """
     given = info(aten_name).popart_name or info(packet(aten_name)).popart_name
     if given:

@@ -333,7 +333,8 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
 
 describe(
     *aten(
-        "max_pool1d max_pool2d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+        "max_pool1d max_pool2d"
+        " max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
     ),
     popart_name="MaxPool",
 )

@@ -256,17 +256,7 @@ def _best(
             problem,
             machine,
             unit,
-            method,
-            height,
-            serial,
-            f * c,
-            o,
-            i,
-            rows,
-            width,
-            ins,
-            outs,
-            groups,
+            _Candidates(method, height, serial, f * c, o, i, rows, width, ins, outs, groups),
         )
         cycles = np.where(temporary <= allowed, cycles, np.inf)
         k = int(np.argmin(cycles))
@@ -288,28 +278,36 @@ def _best(
     return best
 
 
+@dataclass(frozen=True)
+class _Candidates:
+    """Ways to cut a problem, one an entry of the arrays: parts, and what the largest part has."""
+
+    method: str
+    height: int  # of the filter, at a time
+    serial: int
+    field_parts: Array
+    out_parts: Array
+    in_parts: Array
+    rows: Array
+    width: Array | int
+    ins: Array
+    outs: Array
+    groups: Array
+
+
 def _estimate(
-    problem: Problem,
-    machine: Machine,
-    unit: amp.Unit,
-    method: str,
-    height: int,
-    serial: int,
-    f: Array,
-    o: Array,
-    i: Array,
-    rows: Array,
-    width: Array | int,
-    ins: Array,
-    outs: Array,
-    groups: Array,
+    problem: Problem, machine: Machine, unit: amp.Unit, candidates: _Candidates
 ) -> tuple[Array, Array]:
     """(cycles, bytes of temporaries on the fullest tile) of candidates.
 
     The cost structure of docs/cycles.md#exchange and docs/cycles.md#planner.
     """
+    method, height, serial = candidates.method, candidates.height, candidates.serial
+    f, o, i = candidates.field_parts, candidates.out_parts, candidates.in_parts
+    rows, ins = candidates.rows, candidates.ins
+    outs, groups = candidates.outs, candidates.groups
     phase = SYNC_CYCLES + exchange_latency(machine.target)
-    width = np.broadcast_to(np.asarray(width), rows.shape)
+    width = np.broadcast_to(np.asarray(candidates.width), rows.shape)
     item, partial = unit.item_bytes, unit.partial_bytes
     slices = input_elements(problem, method, rows, width, ins, groups)
     inputs, weights = slices * item, ins * outs * problem.taps * groups * item
@@ -640,8 +638,9 @@ class _ProductSteps:
         return first
 
     def weight_traffic(self, weights: int | Operand, turned: bool) -> _WeightTraffic:
-        """What a serial step needs of the weights, which are transposed first where they are
-        ``turned`` and do not lie as planned.
+        """What a serial step needs of the weights.
+
+        They are transposed first where they are ``turned`` and do not lie as planned.
         """
         build, share, splits = self.build, self.share, self.splits
         item, taps, serial = self.unit.item_bytes, self.problem.taps, splits.serial
@@ -775,7 +774,7 @@ def _operand(
     layout = operand.layout
     if layout is None:
         if not isinstance(which, int):
-            raise ValueError("an operand that is no argument of the operator must be placed")
+            raise ValueError("an operand that is not an argument of the operator must be placed")
         if which not in build.wishes:
             size = max(operand.storage_elements, operand.elements)
             build.wishes[which] = Spread(key, apportion(size, want)).layout(operand.dtype)

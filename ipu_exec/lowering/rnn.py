@@ -20,6 +20,7 @@ from ipu_exec.lowering.product import Product
 from ipu_exec.lowering.reduce import reduce_over
 from ipu_exec.lowering.registry import lowering
 from ipu_exec.machine import Machine
+from profiler.enums import Role
 
 _END = 1 << 30
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # torch's modes: RNN with relu, RNN with tanh, LSTM, GRU
@@ -114,7 +115,7 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     steps = data.shape[0]
     batch = data.elements // steps // data.shape[-1]
     x = _matrix(build.place(0), data.shape[-1])
-    kernel = [replace(build.place(i), role="weight") for i in (1, 2)]
+    kernel = [replace(build.place(i), role=Role.WEIGHT) for i in (1, 2)]
     all_gates, done = _product(build, "inputs", x, transposed(kernel[0]))
     assert all_gates.layout is not None
     build.hold("gates of inputs", all_gates.layout.bytes, max(0, build.next - 1), _END)
@@ -170,7 +171,7 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     steps, dtype = data.shape[0], data.dtype
     batch = data.elements // steps // data.shape[-1]
     x = _matrix(build.place(0), data.shape[-1])
-    w_in, w_rec = (replace(build.place(i), role="weight") for i in (1, 2))
+    w_in, w_rec = (replace(build.place(i), role=Role.WEIGHT) for i in (1, 2))
     lies = build.linear(batch * hidden, dtype)
     grad = row_major(
         (batch, gates * hidden), dtype, build.linear(batch * gates * hidden, dtype).layout(dtype)

@@ -25,6 +25,7 @@ from ipu_exec.errors import UsageError
 from ipu_exec.graph import Graph
 from ipu_exec.numerics.call import CallPlan, Outputs
 from ipu_exec.numerics.floating_point import Operands, check, check_weights, look_at
+from profiler.enums import Direction, Role
 
 GRADIENT, UPDATED = "Gradient___", "UpdatedVar___"
 
@@ -50,11 +51,11 @@ def tensor_names(graph: Graph) -> list[str]:
         trained |= {
             graph.values[v].storage
             for op in graph.ops
-            if op.direction == "update"
+            if op.direction == Direction.UPDATE
             for v in op.writes
         }
         weights = [
-            s.name for s in graph.storages.values() if s.id in trained and s.role == "weight"
+            s.name for s in graph.storages.values() if s.id in trained and s.role == Role.WEIGHT
         ]
         names |= {prefix + name for prefix in (GRADIENT, UPDATED) for name in weights}
     return sorted(names)
@@ -69,7 +70,13 @@ def _kept_here(name: str, role: str) -> bool:
         "/gradient"
     ):  # a weight's gradient is called Gradient___
         return False
-    return bool(name) and role in ("weight", "buffer", "input", "activation", "gradient")
+    return bool(name) and role in (
+        Role.WEIGHT,
+        Role.BUFFER,
+        Role.INPUT,
+        Role.ACTIVATION,
+        Role.GRADIENT,
+    )
 
 
 def canonical(name: str, names: set[str]) -> str:
@@ -162,7 +169,7 @@ class Watch:
     def backward(self) -> None:
         """From here on the backward pass runs."""
         if self._recorder is not None:
-            self._recorder.direction = "backward"
+            self._recorder.direction = Direction.BACKWARD
 
     def updated(self, iteration: int) -> None:
         """The optimiser has run."""

@@ -47,7 +47,7 @@ def check_batch(inputs: Any, plan: CallPlan) -> None:
         if size % plan.factor:
             raise UsageError(
                 f"input {index} has {size} samples along dimension 0 (shape {tuple(tensor.shape)}),"
-                f" which is no multiple of the {plan.factor} micro-batches of a call:"
+                f" which is not a multiple of the {plan.factor} micro-batches of a call:"
                 f" deviceIterations {plan.device_iterations} x gradientAccumulation"
                 f" {plan.accumulation} x replicas {plan.input_replicas}. Pass micro-batch x"
                 f" {plan.factor} samples; ipu_exec.DataLoader makes batches of that size"

@@ -3,8 +3,8 @@
 See docs/libpva.md#files-of-a-run, docs/libpva.md#engine-options.
 
 ``<directory>/training/profile.pop`` or ``<directory>/inference/profile.pop``. Where another process
-is writing there, ``training-2`` (``-3`` ...) is taken, and the log says so. A profile that cannot be
-written costs the run nothing: one warning that says why, and no profile.
+is writing there, ``training-2`` (``-3`` ...) is taken, and the log says so. A profile that cannot
+be written costs the run nothing: one warning that says why, and no profile.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class ProfileSession:
 
 def _writer(directory: Path, kind: str) -> ProfileWriter:
     """Of the first of ``kind``, ``kind-2``, ``kind-3`` ... that no other process is writing in.
+
     ProfileError where that cannot be written, or all are taken.
     """
     for number in range(1, MOST_BESIDE):

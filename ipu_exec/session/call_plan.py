@@ -35,6 +35,6 @@ def plan_call(options: Options, training: bool) -> CallPlan:
         raise UsageError(
             f"outputMode(OutputMode.EveryN, {plan.output_period}): a call has {count} micro-batches"
             f" a replica (deviceIterations {plan.device_iterations} x gradientAccumulation"
-            f" {plan.accumulation}), which is no multiple of {plan.output_period}"
+            f" {plan.accumulation}), which is not a multiple of {plan.output_period}"
         )
     return plan

@@ -1,5 +1,6 @@
-"""Compiling as an executor asks for it: from the user's model and options, through the cache of
-executables where that is on.
+"""Compiling as an executor asks for it.
+
+From the user's model and options, through the cache of executables where that is on.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def compile_step(
     contents: Sequence[bool | int | float] = (),
     groupings: Groupings = MappingProxyType({}),
 ) -> Executable:
-    """Compile one micro-batch of ``model``: ``args`` and ``kwargs`` are a micro-batch's,
-    ``contents`` what its forward reads off tensors (`ipu_exec.capture.control_flow`).
-    ``groupings``: weights that differ between replicas.
+    """Compile one micro-batch of ``model``.
+
+    ``args`` and ``kwargs`` are a micro-batch's, ``contents`` what its forward reads off tensors
+    (`ipu_exec.capture.control_flow`). ``groupings``: weights that differ between replicas.
 
     Raises Error for a placement that cannot be, LoweringError for an operator without lowering.
     Running out of memory is not raised here: `Executable.check_memory` does, once the profile was

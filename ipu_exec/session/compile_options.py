@@ -24,8 +24,9 @@ from ipu_exec.replica_groups import Groupings
 def compile_options(
     options: Options, training: bool, micro_batch: int, groupings: Groupings
 ) -> CompileOptions:
-    """What ``options`` ask of the compiler. ``micro_batch``: samples; ``groupings``: weights that
-    differ between replicas.
+    """What ``options`` ask of the compiler.
+
+    ``micro_batch``: samples; ``groupings``: weights that differ between replicas.
     """
     accumulation, iterations = options.Training.gradient_accumulation, options.device_iterations
     strategy = strategy_options(options.execution_strategy)

@@ -163,10 +163,10 @@ def _open(path: str | os.PathLike[str], member: str) -> tuple[dict[str, Any], by
         raise Error(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise Error(
-            f"{os.fspath(path)} is no compiled model ({error}). Write one with compileAndExport"
+            f"{os.fspath(path)} is not a compiled model ({error}). Write one with compileAndExport"
         ) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise Error(f"{os.fspath(path)} is no compiled model. Write one with compileAndExport")
+        raise Error(f"{os.fspath(path)} is not a compiled model. Write one with compileAndExport")
     if header.get("version") != VERSION:
         raise Error(
             f"{os.fspath(path)} has version {header.get('version')!r}; this IPUscope reads"

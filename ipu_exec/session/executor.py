@@ -43,6 +43,7 @@ from ipu_exec.session import arguments
 from ipu_exec.session import executable_file as executables
 from ipu_exec.session.call_plan import plan_call
 from ipu_exec.structures import learn
+from profiler.enums import Role
 
 if TYPE_CHECKING:
     from ipu_exec.numerics.anchors import Anchor
@@ -452,7 +453,7 @@ class PoplarExecutor:
         weights = {
             n: s.elements
             for s in stored.executable.graph.storages.values()
-            if s.role == "weight"
+            if s.role == Role.WEIGHT
             for n in [s.name]
         }
         own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}

@@ -26,8 +26,10 @@ def step_balance(report: Report, ipu: int | None = None) -> pd.DataFrame:
         cycles = report.step_tiles(step)["cycles"]
         slowest.append(-1 if cycles is None else int(np.argmax(cycles)))
     mean = steps["tile_balance"] * steps["cycles"]
-    kept = steps[
+    shown = steps[
         ["step", "ipu", "position", "name", "op", "cycles", "active_tiles", "tile_balance"]
     ]
-    found = kept.assign(slowest_tile=slowest, mean_cycles=mean, lost_cycles=steps["cycles"] - mean)
-    return found.sort_values("lost_cycles", ascending=False, kind="stable", ignore_index=True)
+    balance = shown.assign(
+        slowest_tile=slowest, mean_cycles=mean, lost_cycles=steps["cycles"] - mean
+    )
+    return balance.sort_values("lost_cycles", ascending=False, kind="stable", ignore_index=True)

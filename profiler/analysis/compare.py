@@ -58,7 +58,7 @@ def compare(a: Report, b: Report) -> pd.DataFrame:
 def not_comparable(a: Report, b: Report) -> dict[str, str]:
     """Measures of `compare` that say nothing of which of the two is better, and why.
 
-    Those that are not here do.
+    Nothing here means that they do.
     """
     kinds = a.meta["kind"], b.meta["kind"]
     samples = [_samples(report) for report in (a, b)]

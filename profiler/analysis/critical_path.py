@@ -177,9 +177,10 @@ _ACROSS = ("copy between IPUs", "collective over replicas", "host I/O", "streami
 
 
 def waterfall(path: pd.DataFrame) -> pd.DataFrame:
-    """The path by cause and phase: ``cause``, a column for each of `records.PHASES` that is there,
-    ``cycles`` and ``share`` (of the update, 0..1), in the order of `CAUSES`. ``path`` is what
-    `critical_path` gives.
+    """The path by cause and phase.
+
+    ``cause``, a column for each of `records.PHASES` that is there, ``cycles`` and ``share`` (of the
+    update, 0..1), in the order of `CAUSES`. ``path`` is what `critical_path` gives.
     """
     table = path.pivot_table(
         index="cause", columns="phase", values="cycles", aggfunc="sum", fill_value=0

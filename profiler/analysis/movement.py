@@ -29,11 +29,13 @@ def movement(report: Report, run: int = 0) -> pd.DataFrame:
         steps=1, bytes_in=program["bytes_in"].to_numpy(), bytes_out=program["bytes_out"].to_numpy()
     )
     kind = moved["kind"].astype(str)
-    found = moved.assign(kind=kind).groupby(["ipu", "kind"], as_index=False).sum()
-    found["bytes_per_cycle"] = found[["bytes_in", "bytes_out"]].max(axis=1) / found["cycles"].clip(
-        lower=1
-    )
-    return found[["ipu", "kind", "steps", "bytes_in", "bytes_out", "cycles", "bytes_per_cycle"]]
+    bytes_by_kind = moved.assign(kind=kind).groupby(["ipu", "kind"], as_index=False).sum()
+    bytes_by_kind["bytes_per_cycle"] = bytes_by_kind[["bytes_in", "bytes_out"]].max(
+        axis=1
+    ) / bytes_by_kind["cycles"].clip(lower=1)
+    return bytes_by_kind[
+        ["ipu", "kind", "steps", "bytes_in", "bytes_out", "cycles", "bytes_per_cycle"]
+    ]
 
 
 def movement_of_ops(report: Report) -> pd.DataFrame:
@@ -47,12 +49,14 @@ def movement_of_ops(report: Report) -> pd.DataFrame:
         & (steps["kind"] == "exchange")
         & (steps["direction"] != Direction.RECOMPUTE)
     ]
-    found = (
+    bytes_by_op = (
         steps.assign(steps=1).groupby("op", as_index=False)[["steps", "bytes_in", "cycles"]].sum()
     )
-    about = ops.loc[found["op"], ["name", "direction", "stage", "cycles"]]
-    found.insert(1, "name", about["name"].to_numpy())
-    found.insert(2, "direction", about["direction"].to_numpy())
-    found.insert(3, "stage", about["stage"].to_numpy())
-    found["share"] = found["cycles"].to_numpy() / about["cycles"].clip(lower=1).to_numpy()
-    return found.sort_values("bytes_in", ascending=False, kind="stable", ignore_index=True)
+    about = ops.loc[bytes_by_op["op"], ["name", "direction", "stage", "cycles"]]
+    bytes_by_op.insert(1, "name", about["name"].to_numpy())
+    bytes_by_op.insert(2, "direction", about["direction"].to_numpy())
+    bytes_by_op.insert(3, "stage", about["stage"].to_numpy())
+    bytes_by_op["share"] = (
+        bytes_by_op["cycles"].to_numpy() / about["cycles"].clip(lower=1).to_numpy()
+    )
+    return bytes_by_op.sort_values("bytes_in", ascending=False, kind="stable", ignore_index=True)

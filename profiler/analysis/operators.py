@@ -102,10 +102,10 @@ def roofline(report: Report) -> pd.DataFrame:
 def _dtypes(report: Report) -> pd.Series[str]:
     """Operator -> dtype of the first thing it makes."""
     variables = report.variables
-    made = variables[
+    outputs = variables[
         (variables["op"] >= 0)
         & variables["role"].isin([Role.ACTIVATION, Role.GRADIENT, Role.TEMPORARY])
     ]
-    made = made[made["dtype"] != ""]
-    found: pd.Series[str] = made.drop_duplicates("op").set_index("op")["dtype"]
-    return found
+    outputs = outputs[outputs["dtype"] != ""]
+    dtypes: pd.Series[str] = outputs.drop_duplicates("op").set_index("op")["dtype"]
+    return dtypes

@@ -170,13 +170,13 @@ def _largest_operators(report: Report) -> dict[tuple[int, int, str], tuple[str, 
     steps = steps[steps["op"] >= 0]
     stage = steps["stage"].where(steps["direction"] != Direction.UPDATE, -1)
     spent = steps["cycles"].groupby([stage, steps["ipu"], steps["direction"], steps["op"]]).sum()
-    found: dict[tuple[int, int, str], tuple[str, int]] = {}
+    largest: dict[tuple[int, int, str], tuple[str, int]] = {}
     keys: list[Any] = spent.index.tolist()
     for (k, ipu, direction, op), cycles in zip(keys, spent.tolist(), strict=True):
         key = (int(k), int(ipu), str(direction))
-        if cycles > found.get(key, ("", -1))[1]:
-            found[key] = (str(ops.at[op, "name"]), int(cycles))
-    return found
+        if cycles > largest.get(key, ("", -1))[1]:
+            largest[key] = (str(ops.at[op, "name"]), int(cycles))
+    return largest
 
 
 def repeated(table: pd.DataFrame) -> pd.DataFrame:

@@ -37,8 +37,10 @@ class Iteration:
 
 
 def iteration_of(model: Model, run: int) -> Iteration:
-    """The first device iteration of a run. Waiting is time of an external sync: of the next one, or
-    of one that is nothing else (`profiler.trace.waits_as_syncs`).
+    """The first device iteration of a run.
+
+    Waiting is time of an external sync: of the next one, or of one that is nothing else
+    (`profiler.trace.waits_as_syncs`).
     """
     frame = model.report.steps(run, iteration=0)
     kind = frame["kind"].to_numpy(dtype=object)
@@ -56,8 +58,9 @@ def iteration_of(model: Model, run: int) -> Iteration:
 
 
 def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray) -> np.ndarray:
-    """Where the steps of these ids are in ``Model.steps``; a wait's is an external sync of its IPU,
-    -1 where it has none.
+    """Where the steps of these ids are in ``Model.steps``.
+
+    A wait's is an external sync of its IPU, -1 where it has none.
     """
     known = model.steps["id"]
     order = np.argsort(known, kind="stable")
@@ -366,8 +369,10 @@ class Block(Shown):
 
 
 class ExecutionReport(Shown):
-    """What is known from running. Of a model that was only compiled the one run that its schedule
-    predicts, which its name says; empty where there is no schedule.
+    """What is known from running.
+
+    Of a model that was only compiled the one run that its schedule predicts, which its name says;
+    empty where there is no schedule.
     """
 
     _shown = ("runs", "totalCycles")

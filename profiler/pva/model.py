@@ -140,8 +140,9 @@ class Model:
 
     @cached_property
     def code_node(self) -> np.ndarray:
-        """Of each program of `tree`, the first that is the same code: itself, but for steps that an
-        outlined one stands for.
+        """Of each program of `tree`, the first that is the same code.
+
+        Itself, but for steps that an outlined one stands for.
         """
         found = np.arange(len(self.tree["id"]), dtype=np.int64)
         for at, code in enumerate(self.steps["code"].tolist()):
@@ -195,8 +196,10 @@ class Model:
 
     @cached_property
     def program_names(self) -> list[str]:
-        """Of each program of `tree` its name, operators in it as PopART names them, a sync
-        "Internal" (of one chip's tiles) or "External" (with others).
+        """The name of each program of `tree`.
+
+        Operators in it are named as in PopART, a sync is "Internal" (of one chip's tiles) or
+        "External" (with others).
         """
         names = [str(name) for name in self.tree["name"]]
         ops = self.report.columns_of(records.Op)
@@ -450,8 +453,10 @@ class Model:
 
     @cached_property
     def _control_shares(self) -> list[np.ndarray]:
-        """Of each modelled IPU, the number of each step among its IPU's that have control code of
-        their own; -1: it is another IPU's, or runs the code of a step before it.
+        """The number of each step among its IPU's steps with control code of their own.
+
+        By modelled IPU; -1 for a step of another IPU, or one that runs the code of a step before
+        it.
         """
         found = []
         for order in self.order:

@@ -126,7 +126,7 @@ def _kind(popart_name: str) -> str:
 
 
 def _torch_schema(aten: str) -> str:
-    """ "aten::addmm" of "aten.addmm.default", as PyTorch's own tools write it."""
+    """The name "aten::addmm" of "aten.addmm.default", as PyTorch's own tools write it."""
     space, _, name = aten.partition(".")
     return f"{space}::{name.split('.')[0]}"
 
@@ -162,8 +162,9 @@ class OperationAnalysis:
 
     @cached_property
     def _tensor_names(self) -> list[str]:
-        """Of each variable the name of its tensor: those that hold one tensor at different times
-        have numbers behind it.
+        """Of each variable the name of its tensor.
+
+        Those that hold one tensor at different times have numbers behind it.
         """
         variables = self._model.variables
         first: dict[int, str] = {}

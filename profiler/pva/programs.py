@@ -46,8 +46,10 @@ class VertexInstances(Shown):
 
 
 class ComputeSet(Shown):
-    """Vertices that run at once. Two are equal where they are the same one of the same profile;
-    programs that are the same code share theirs, under the first one's name.
+    """Vertices that run at once.
+
+    Two are equal where they are the same one of the same profile; programs that are the same code
+    share theirs, under the first one's name.
     """
 
     __slots__ = ("_model", "_step", "id")

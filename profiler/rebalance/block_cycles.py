@@ -59,8 +59,9 @@ class BlockCycles:
 
 
 def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward of each Block, int64[Block], by the steps on its own ``stage``. The
-    stash is priced by itself.
+    """Forward and backward of each Block, int64[Block], by the steps on its own ``stage``.
+
+    The stash is priced by itself.
 
     A weight from off the chip or the replicas comes once for recomputation and backward, whichever
     begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then
@@ -85,8 +86,9 @@ def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def recomputes(report: Report, pipelined_training: bool) -> bool:
-    """Whether stages run their forward again: as profiled, or where there is one stage, as the
-    options say of more.
+    """Whether stages run their forward again.
+
+    As profiled, or where there is one stage, as the options say of more.
     """
     if len(report.stages) == 1:
         return pipelined_training and bool(report.options.get("_Popart.autoRecomputation", True))
@@ -94,15 +96,17 @@ def recomputes(report: Report, pipelined_training: bool) -> bool:
 
 
 def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
-    """``again``, ``again_end``, ``again_final`` and ``closed``: what the compiler wrote
-    (`ipu_exec.compiler.recompute.by_block`); of profiles without that, estimates: no checkpoints,
-    and a mean over the profiled stages of what a stage does not run again at its end.
+    """``again``, ``again_end``, ``again_final`` and ``closed``, by name.
+
+    They are what the compiler wrote (`ipu_exec.compiler.recompute.by_block`); of profiles without
+    that, estimates: no checkpoints, and a mean over the profiled stages of what a stage does not
+    run again at its end.
     """
     names = ("again", "again_end", "again_final", "closed")
     written = written_recomputation(report, len(forward))
     if written is not None:
-        found = {name: written[name] for name in names}
-        return {**found, "closed": found["closed"] > 0}
+        cycles = {name: written[name] for name in names}
+        return {**cycles, "closed": cycles["closed"] > 0}
     stages = report.stages[report.stages["recompute_cycles"] > 0]
     difference = stages["forward_cycles"] - stages["recompute_cycles"]
     less = round(float(difference.mean())) if len(stages) else 0
@@ -116,8 +120,9 @@ def recomputed(report: Report, forward: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def written_recomputation(report: Report, blocks: int) -> dict[str, np.ndarray] | None:
-    """What the compiler wrote of recomputation, by name; None where an older profile has none of
-    it, or a stranger's makes no sense.
+    """What the compiler wrote of recomputation, by name.
+
+    None where an older profile has none of it, or a stranger's makes no sense.
     """
     said: Any = report.meta.get("recomputation")
     try:

@@ -179,8 +179,10 @@ def _add_peaks(
 def _move_calls(
     memory: BlockMemory, shared: np.ndarray, calls: np.ndarray, ipu: np.ndarray | None
 ) -> None:
-    """Calls of code are the Blocks' that make them, unless there are more than an IPU has (a
-    stranger's profile). ``shared``: int64[IPU, tile], ``ipu`` of each Block.
+    """Give the calls of code to the Blocks that make them.
+
+    Not where there are more than an IPU has (a stranger's profile). ``shared``: int64[IPU, tile],
+    ``ipu`` of each Block.
     """
     if ipu is None or (np.bincount(ipu, calls, len(shared)) > shared.min(axis=1)).any():
         return
@@ -189,9 +191,10 @@ def _move_calls(
 
 
 def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
-    """What the compiler wrote of it (`ipu_exec.compiler.memory.Code`): bytes of calls on each tile,
-    int64[Block]; and code that Blocks have in common: which Blocks, the ids of its variables, of
-    those with the same on further IPUs.
+    """What the compiler wrote of code that Blocks call and share (`ipu_exec.compiler.memory.Code`).
+
+    Bytes of calls on each tile, int64[Block]; and code that Blocks have in common: which Blocks,
+    the ids of its variables, of those with the same on further IPUs.
 
     An older profile has neither, nor has a stranger's that makes no sense: code then is the Block's
     that ran it first.
@@ -222,9 +225,10 @@ def code_of_blocks(report: Report, blocks: int) -> tuple[np.ndarray, Pieces]:
 
 
 def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """For each step of an IPU the Block of it (of those ``here``) that it belongs to: its own,
-    else, for copies, the stash and the weight update, the one that ran last (at the begin: that
-    runs first). -1 where there is none.
+    """For each step of an IPU the Block of it (of those ``here``) that it belongs to.
+
+    Its own, else, for copies, the stash and the weight update, the one that ran last (at the
+    beginning: that runs first). -1 where there is none.
     """
     own = np.isin(block, here)
     if not own.any():
@@ -235,9 +239,10 @@ def _at_work(block: np.ndarray, here: np.ndarray) -> np.ndarray:
 
 
 def _saved(report: Report, variables: pd.DataFrame, stage: np.ndarray) -> dict[int, bool]:
-    """Ids of the variables that hold what a Block's forward leaves for its backward, and whether
-    each is the one to count: a tensor that is stashed or recomputed lies twice, in the forward and
-    before the backward.
+    """Ids of the variables that hold what a Block's forward leaves for its backward.
+
+    Each with whether it is the one to count: a tensor that is stashed or recomputed lies twice, in
+    the forward and before the backward.
     """
     rows = _made_by_own_forward(report, variables, stage)
     ends_in = _direction_of_last_step(report, rows)
@@ -284,8 +289,9 @@ def _peak_of(
     peak: np.ndarray,
     interleaved: np.ndarray,
 ) -> None:
-    """Raise ``peak`` (region 0) and ``interleaved`` (region 1) to the most that is live on each
-    tile at ``spots``.
+    """Raise ``peak`` and ``interleaved`` to the most that is live on each tile at ``spots``.
+
+    ``peak`` is of region 0, ``interleaved`` of region 1.
     """
     changes: dict[int, list[tuple[int, int, bool]]] = {}
     low, high = int(spots.min()), int(spots.max())

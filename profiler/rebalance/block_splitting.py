@@ -36,8 +36,9 @@ class BlockCut:
 def best_block_cut(
     report: Report, costs: Costs, stages: int, block: int | None = None
 ) -> BlockCut | None:
-    """The cut inside a Block (default: the longest) that makes the best split shortest; None where
-    none does so.
+    """The cut inside a Block (default: the longest) that makes the best split shortest.
+
+    None where none does so.
 
     A cut is between two forward operators of the Block; the backward of each goes with it. Cycles,
     weights and what is saved are those of the operators themselves; both halves are taken to peak
@@ -57,12 +58,12 @@ def best_block_cut(
         if not halves.cycles.forward[block] or not halves.cycles.forward[block + 1]:
             continue
         try:
-            found = best_split(halves, stages)
+            split = best_split(halves, stages)
         except ValueError:
             continue
-        if found.prediction.problems or (limit is not None and found.prediction.total >= limit):
+        if split.prediction.problems or (limit is not None and split.prediction.total >= limit):
             continue
-        limit = found.prediction.total
+        limit = split.prediction.total
         names = report.ops["name"]
         after, before = forward_ops[number - 1], forward_ops[number]
         best = BlockCut(
@@ -72,7 +73,7 @@ def best_block_cut(
             str(names.at[before]),
             int(halves.cuts.ahead[block]),
             halves,
-            found,
+            split,
         )
     return best
 
@@ -187,8 +188,9 @@ def _cycles_in_two(
 def _memory_in_two(
     report: Report, costs: Costs, halves: _Halves, first: set[int]
 ) -> tuple[BlockMemory, float, float]:
-    """Memory but for numbers of tensors, and what the first half has of what is saved and of the
-    weights: shares from 0 to 1.
+    """Memory but for numbers of tensors, and the first half's shares of saved tensors and weights.
+
+    Shares are from 0 to 1.
     """
     memory, block = costs.memory, halves.block
     variables = report.variables
@@ -290,8 +292,8 @@ def _read_by(report: Report, ops: set[int]) -> list[int]:
     if report.format < 2:
         return []
     uses = report.columns_of(records.Use)
-    found: list[int] = uses["variable"][np.isin(uses["op"], list(ops))].tolist()
-    return found
+    variables: list[int] = uses["variable"][np.isin(uses["op"], list(ops))].tolist()
+    return variables
 
 
 def _part(whole: int, some: int) -> float:

@@ -1,5 +1,6 @@
-"""What each Block costs, read off one profile: the groups that `Costs` is made of, each in a module
-of its own.
+"""What each Block costs, read off one profile.
+
+The groups that `Costs` is made of are in a module each.
 """
 
 from __future__ import annotations
@@ -101,8 +102,9 @@ class Costs:
         return replace(self, machine=replace(self.machine, bytes_per_tile=nbytes))
 
     def _without_moves(self, report: Report) -> Costs:
-        """Updates without `moves`: state that moves together with its weight or accumulator is in
-        the operators' cycles too.
+        """Updates without `moves`.
+
+        State that moves together with its weight or accumulator is in the operators' cycles too.
         """
         steps = report.program_steps()
         with_others = (
@@ -172,8 +174,9 @@ class Costs:
 
     @cached_property
     def moves(self) -> np.ndarray:
-        """Cycles of a weight update for each Block's optimiser state to come and go, off the chip:
-        int64[Block].
+        """Cycles of a weight update for each Block's optimiser state to come and go: int64[Block].
+
+        Of state that is off the chip.
         """
         state = self.memory.state.sum(axis=1)
         cycles = self.machine.offload_cycles(state, self.memory.state_weights)

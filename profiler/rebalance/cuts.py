@@ -51,8 +51,9 @@ class Ties:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Bytes a micro-batch over a cut behind each Block, int64[Block], if every Block were an IPU's
-    own: forward and back.
+    """Bytes a micro-batch over a cut behind each Block, forward and back: int64[Block].
+
+    As if every Block were an IPU's own.
     """
 
     ahead: np.ndarray
@@ -60,9 +61,10 @@ class Cuts:
     ties: Ties = Ties()
 
     def crossing(self, starts: Sequence[int], ipus: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes forward and back over a cut behind each Block, where stages begin with the Blocks
-        ``starts``: without the tied weights that do not travel, as the Block that reads one is on
-        the IPU that has it, or in a stage that got it already.
+        """Bytes forward and back over a cut behind each Block, where stages begin with ``starts``.
+
+        Without the tied weights that do not travel, as the Block that reads one is on the IPU that
+        has it, or in a stage that got it already.
         """
         ahead, back = self.ahead, self.back
         for (home, *readers), nbytes in zip(self.ties.blocks, self.ties.nbytes, strict=True):

@@ -19,8 +19,10 @@ def _none() -> np.ndarray:
 
 @dataclass(frozen=True)
 class HostStreams:
-    """int64[Block] cycles of host transfers, besides ``latency``, which each stage that has input
-    pays, and each that has output. ``load`` and ``unload`` go over I/O tiles.
+    """Cycles of host transfers, int64[Block].
+
+    Besides these each stage that has input pays ``latency``, and each that has output. ``load`` and
+    ``unload`` go over I/O tiles.
     """
 
     input_bytes: np.ndarray  # that the Block is the first to read: int64[Block]
@@ -37,8 +39,9 @@ class HostStreams:
 
     @classmethod
     def from_report(cls, report: Report, stage: np.ndarray, input_bytes: np.ndarray) -> HostStreams:
-        """Of a stage, its inputs are those of the Blocks that first read them, its outputs the last
-        Block's.
+        """Cycles of the streams' bodies, on the Blocks of their stages.
+
+        Inputs are those of the Blocks that first read them, outputs the last Block's.
         """
         bodies = report.bodies
 
@@ -71,8 +74,10 @@ class HostStreams:
 def _on_blocks(
     measured: dict[int, int], stage: np.ndarray, weight: np.ndarray, latency: int
 ) -> np.ndarray:
-    """A stage's host cycles on its Blocks, by ``weight`` (on the first where nothing weighs),
-    without the latency. What weighs anything has a cycle at the least: its stage has a transfer.
+    """A stage's host cycles on its Blocks, by ``weight``, without the latency.
+
+    They are the first Block's where nothing weighs. What weighs anything has a cycle at the least:
+    its stage has a transfer.
     """
     cycles_of = np.zeros(len(stage), dtype=np.int64)
     for k, cycles in measured.items():
@@ -90,8 +95,9 @@ def _on_blocks(
 
 
 def _outputs_once(report: Report) -> bool:
-    """Whether outputs leave once, at the end, rather than in every pipeline cycle: as it ran, or as
-    the mode says.
+    """Whether outputs leave once, at the end, rather than in every pipeline cycle.
+
+    As it ran, or as the mode says.
     """
     if len(report.runs):
         tasks = report.tasks(0, iteration=0)

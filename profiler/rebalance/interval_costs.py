@@ -22,8 +22,9 @@ INFINITE = int(np.iinfo(np.int64).max // 4)
 def least_maximum(
     cost: Callable[[int], np.ndarray], stages: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The least maximum of ``cost(k)`` (of all intervals, as stage k) over the stages of a split,
-    and the stages' first Blocks.
+    """The least maximum of ``cost(k)`` over the stages of a split, and the stages' first Blocks.
+
+    ``cost(k)`` has the cost of all intervals, as stage k.
 
     None where every split has an `INFINITE` stage.
     """
@@ -53,9 +54,7 @@ def least_maximum(
 
 @dataclass(frozen=True)
 class IntervalCosts:
-    """Costs of all stages of at most ``width`` Blocks, for each way of saving memory that is
-    allowed.
-    """
+    """Costs of all stages of at most ``width`` Blocks, for each allowed way of saving memory."""
 
     costs: Costs
     stages: int
@@ -72,12 +71,12 @@ class IntervalCosts:
     def load(self, k: int) -> np.ndarray:
         """Cycles of stage k with the quickest choice that fits; INFINITE where none does."""
         if k == self.stages - 1:
-            found = np.where(self._fits_somehow(k), self.final, INFINITE)
+            shortest = np.where(self._fits_somehow(k), self.final, INFINITE)
         else:
-            found = np.full_like(self.final, INFINITE)
+            shortest = np.full_like(self.final, INFINITE)
             for cycles, fits in zip(self.early, self._fits(k), strict=True):
-                found = np.where(fits, np.minimum(found, cycles), found)
-        return np.where(self.allowed, found, INFINITE)
+                shortest = np.where(fits, np.minimum(shortest, cycles), shortest)
+        return np.where(self.allowed, shortest, INFINITE)
 
     def choice(self, k: int, first: int, last: int) -> Choice:
         """The quickest choice with which stage k of these Blocks fits; the first of equal ones."""
@@ -99,8 +98,8 @@ class IntervalCosts:
         ]
 
     def _fits_somehow(self, k: int) -> np.ndarray:
-        found: np.ndarray = np.logical_or.reduce(self._fits(k))
-        return found
+        fits: np.ndarray = np.logical_or.reduce(self._fits(k))
+        return fits
 
 
 def interval_costs(
@@ -112,8 +111,9 @@ def interval_costs(
     memory: bool = True,
     spare: int = 0,
 ) -> IntervalCosts:
-    """All stages that take ``most`` cycles at most. ``together``: groups of Blocks that must be in
-    one stage.
+    """All stages that take ``most`` cycles at most.
+
+    ``together``: groups of Blocks that must be in one stage.
 
     ``spare``: bytes beyond the tile up to which memory must be exact.
     """
@@ -186,8 +186,8 @@ def _early(
     """Cycles of stages that others follow: `what_if.stage_cycles` of all of them at once."""
     if not costs.pipelined or not costs.training:
         return final
-    found: np.ndarray = own + 2 * costs.stash_cycles(first, last, choice.recompute)
-    return found + costs.again_cycles(first, last) if choice.recompute else found
+    cycles: np.ndarray = own + 2 * costs.stash_cycles(first, last, choice.recompute)
+    return cycles + costs.again_cycles(first, last) if choice.recompute else cycles
 
 
 def depth_of(costs: Costs, stages: int, k: int) -> int:

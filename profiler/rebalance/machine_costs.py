@@ -62,8 +62,9 @@ class MachineCosts:
         )
 
     def link_rate(self, a: int, b: int) -> float:
-        """Bytes a cycle, one way, between two IPUs of a replica: less where they are on different
-        boards.
+        """Bytes a cycle, one way, between two IPUs of a replica.
+
+        Less where they are on different boards.
         """
         same = a // self.ipus_per_board == b // self.ipus_per_board
         return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
@@ -76,8 +77,10 @@ class MachineCosts:
     def offload_cycles(
         self, nbytes: np.ndarray | int, weights: np.ndarray | int
     ) -> np.ndarray | float:
-        """Cycles of a weight update for an IPU's optimiser state of so many weights to come from
-        streaming memory and go back, a transfer a weight each way.
+        """Cycles of a weight update for an IPU's optimiser state to move there and back.
+
+        It is of so many weights, comes from streaming memory and goes back, in a transfer a weight
+        each way.
         """
         steps = 2 * self.stream_step * weights
         return 2 * (steps + nbytes / self.streaming_bytes_per_cycle)

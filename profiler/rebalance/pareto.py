@@ -22,8 +22,9 @@ from profiler.rebalance.what_if import Assignment
 
 @dataclass(frozen=True)
 class Point:
-    """A split on the Pareto front: cycles a micro-batch of its slowest stage, bytes of its fullest
-    tile.
+    """A split on the Pareto front.
+
+    Cycles a micro-batch of its slowest stage, and bytes of its fullest tile.
     """
 
     bottleneck: int
@@ -34,8 +35,9 @@ class Point:
 def pareto(
     costs: Costs, stages: int, choices: Sequence[Choice] = (), most: int = 100
 ) -> list[Point]:
-    """The Pareto front of splits into so many stages, one an IPU, the shortest bottleneck first; at
-    most ``most`` of it.
+    """The Pareto front of splits into so many stages, one an IPU.
+
+    The shortest bottleneck comes first; there are at most ``most``.
 
     A tile's limit plays no role: points beyond it say what a larger tile would give. Exact: each
     step down in memory finds the least bottleneck there is under it, then the least memory under
@@ -44,13 +46,13 @@ def pareto(
     allowed = tuple(choices) or (Choice.profiled(costs),)
     endless = costs.with_tile_bytes(INFINITE // 2)
     table = interval_costs(endless, stages, allowed, longest(costs), spare=1)
-    found: list[Point] = []
+    points: list[Point] = []
     below = INFINITE
-    while len(found) < most:
+    while len(points) < most:
         loads = [_loads(table, k, below) for k in range(stages)]
         reached = least_maximum(loads.__getitem__, stages)
         if reached is None:
-            return found
+            return points
         slowest = reached[0]
         sizes = [_sizes(table, k, slowest) for k in range(stages)]
         least = least_maximum(sizes.__getitem__, stages)
@@ -62,14 +64,14 @@ def pareto(
             for k, (a, b) in enumerate(zip(starts, ends, strict=True))
         )
         plain = (Choice.profiled(costs),) * stages
-        found.append(
+        points.append(
             Point(
                 slowest,
                 below,
                 Assignment(starts, tuple(range(stages)), () if chosen == plain else chosen),
             )
         )
-    return found
+    return points
 
 
 def _ways(table: IntervalCosts, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -83,18 +85,18 @@ def _ways(table: IntervalCosts, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def _loads(table: IntervalCosts, k: int, below: int) -> np.ndarray:
     """Least cycles of stage k in fewer bytes than ``below``."""
-    found: np.ndarray = np.minimum.reduce(
+    least: np.ndarray = np.minimum.reduce(
         [np.where(size < below, cycles, INFINITE) for cycles, size in _ways(table, k)]
     )
-    return found
+    return least
 
 
 def _sizes(table: IntervalCosts, k: int, slowest: int) -> np.ndarray:
     """Least bytes of stage k in at most ``slowest`` cycles."""
-    found: np.ndarray = np.minimum.reduce(
+    nbytes: np.ndarray = np.minimum.reduce(
         [np.where(cycles <= slowest, size, INFINITE) for cycles, size in _ways(table, k)]
     )
-    return found
+    return nbytes
 
 
 def _choice(table: IntervalCosts, k: int, first: int, last: int, slowest: int) -> Choice:

@@ -73,7 +73,7 @@ def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
         for name in (name.strip() for name in listed.split(",")):
             if name not in names:
                 raise ValueError(
-                    f"{name!r} is no Block; they are {', '.join(names)}. A split is {_FORMS}"
+                    f"{name!r} is not a Block; they are {', '.join(names)}. A split is {_FORMS}"
                 )
             if name in stage:
                 raise ValueError(
@@ -92,7 +92,8 @@ def _of_file(names: Sequence[str], path: str) -> tuple[list[int], list[int]]:
         ipus = [int(one["ipu"]) for one in stages]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no placement ({error}): make one with ipu-report rebalance -o FILE"
+            f"{path} is not a placement file ({error}): create one with"
+            " ipu-report rebalance -o FILE"
         ) from error
     return _all(names, stage, path), ipus
 

@@ -42,7 +42,7 @@ def prices(
     """
     allowed = tuple(choices) or (Choice.profiled(costs),)
     now = least_bottleneck(costs, stages, allowed)
-    found = [
+    priced = [
         Price(
             f"{extra / 1024:g} KiB more a tile on stage {k}",
             now,
@@ -51,7 +51,7 @@ def prices(
         for k in range(stages)
     ]
     everywhere = dict.fromkeys(range(stages), extra)
-    found.append(
+    priced.append(
         Price(
             f"{extra / 1024:g} KiB more a tile everywhere",
             now,
@@ -60,10 +60,10 @@ def prices(
     )
     if stages < len(costs):
         try:
-            found.append(Price("one more IPU", now, least_bottleneck(costs, stages + 1, allowed)))
+            priced.append(Price("one more IPU", now, least_bottleneck(costs, stages + 1, allowed)))
         except ValueError:
             pass  # it does not fit with one more: there is no price to say
-    return found
+    return priced
 
 
 def _with(
@@ -79,9 +79,9 @@ def _with(
             np.where(one.fullest(depth) <= limit, cycles, INFINITE)
             for cycles, one in zip(early, table.memory or (), strict=True)
         ]
-        found: np.ndarray = np.minimum.reduce(ways)
-        return found
+        shortest: np.ndarray = np.minimum.reduce(ways)
+        return shortest
 
-    found = least_maximum(load, stages)
-    assert found is not None  # what fitted before does
-    return found[0]
+    bottleneck = least_maximum(load, stages)
+    assert bottleneck is not None  # what fitted before does
+    return bottleneck[0]

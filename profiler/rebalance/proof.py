@@ -33,23 +33,23 @@ class Proof:
 
     def sentences(self, names: Sequence[str]) -> list[str]:
         """The proof in words."""
-        found = [f"no split takes less than {self.least:,} cycles a micro-batch"]
+        sentences = [f"no split takes less than {self.least:,} cycles a micro-batch"]
         bounds = {
             "one Block alone takes": self.largest_block,
             "an even share of all work is": self.even_share,
             "with endless memory the least would be": self.endless_memory,
         }
-        found += [f"{words} {cycles:,}" for words, cycles in bounds.items()]
+        sentences += [f"{words} {cycles:,}" for words, cycles in bounds.items()]
         got = (
             f"get to Block {names[self.reached]} at the furthest"
             if self.reached >= 0
             else "hold not even the first"
         )
-        found.append(
+        sentences.append(
             f"with one cycle less, stages 0 to {self.stage} {got}: Block {names[self.stuck]} is"
             " over the limit there"
         )
-        return found
+        return sentences
 
 
 def prove(
@@ -73,12 +73,13 @@ def prove(
 
 
 def furthest(table: IntervalCosts, most: int) -> list[np.ndarray]:
-    """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it:
-    bool[Block].
+    """For each stage, at which Blocks it may end with stages of at most ``most`` cycles up to it.
+
+    bool[Block] each.
     """
     count, width = table.final.shape
     last = np.arange(count)[:, None] + np.arange(width)[None, :]
-    found: list[np.ndarray] = []
+    reach: list[np.ndarray] = []
     for k in range(table.stages):
         load = table.load(k)
         usable = (load <= most) & (load < INFINITE)
@@ -86,11 +87,11 @@ def furthest(table: IntervalCosts, most: int) -> list[np.ndarray]:
         if k == 0:
             begins[0] = True
         else:
-            begins[1:] = found[-1][:-1]
+            begins[1:] = reach[-1][:-1]
         ends = np.zeros(count, dtype=bool)
         ends[last[usable & begins[:, None]]] = True
-        found.append(ends)
-    return found
+        reach.append(ends)
+    return reach
 
 
 def does_not_fit(

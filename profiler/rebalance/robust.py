@@ -83,14 +83,14 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
             best = shortest(lengths) if max(mine.values()) > floor else floor
             for k in usable:
                 regret[k][first, step] = max(0, mine[k] - best)
-    found = least_maximum(regret.__getitem__, stages)
+    calmest = least_maximum(regret.__getitem__, stages)
     plain = least_maximum(loads.__getitem__, stages)
-    assert found is not None and plain is not None  # the best split is a candidate
+    assert calmest is not None and plain is not None  # the best split is a candidate
     spans = Assignment(plain[1], tuple(range(stages))).spans(count)
     of_best = max(int(regret[k][a, b - a]) for k, (a, b) in enumerate(spans))
-    assignment = Assignment(found[1], tuple(range(stages)))
+    assignment = Assignment(calmest[1], tuple(range(stages)))
     worst = what_if(scenario(costs, range(count), off), assignment).bottleneck
-    return Robust(assignment, found[0], worst, of_best)
+    return Robust(assignment, calmest[0], worst, of_best)
 
 
 def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:

@@ -123,16 +123,16 @@ def table_of_least(
 
     def try_most(most: int) -> int | None:
         tables[:] = [interval_costs(costs, stages, choices, most, together, memory)]
-        found = least_maximum(tables[0].load, stages)
-        return found[0] if found is not None else None
+        split = least_maximum(tables[0].load, stages)
+        return split[0] if split is not None else None
 
     work = costs.cycles.work
-    found = widened(
+    bottleneck = widened(
         max(at_least, int(work.max()), -(-int(work.sum()) // stages)), longest(costs), try_most
     )
-    if found is None:
+    if bottleneck is None:
         raise ValueError(does_not_fit(costs, stages, choices, together))
-    return tables[0], found
+    return tables[0], bottleneck
 
 
 def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int | None:
@@ -142,9 +142,9 @@ def widened(most: int, end: int, try_most: Callable[[int], int | None]) -> int |
     """
     most += most // (4 * _WIDER)
     while True:
-        found = try_most(most)
-        if found is not None and found <= most:
-            return found
+        least = try_most(most)
+        if least is not None and least <= most:
+            return least
         if most > end:
             return None
         most += most // _WIDER + 1
@@ -167,11 +167,11 @@ def _revisiting(
     choices: Sequence[Choice],
 ) -> tuple[int, int, Assignment]:
     """(least bottleneck with endless memory, the same under the memory, a split that has it)."""
-    found: list[tuple[int, Assignment]] = []
+    splits: list[tuple[int, Assignment]] = []
 
     def try_most(most: int, memory: bool) -> int | None:
         best = least_bottleneck_revisiting(costs, ipus, choices, most, together, memory)
-        found[:] = [best] if best is not None else []
+        splits[:] = [best] if best is not None else []
         return best[0] if best is not None else None
 
     work = costs.cycles.work
@@ -184,12 +184,13 @@ def _revisiting(
             f"no split of {len(costs)} Blocks onto IPUs {', '.join(map(str, ipus))} "
             + ("fits" if free is not None else "keeps together the Blocks that must be on one IPU")
         )
-    return free, least, found[0][1]
+    return free, least, splits[0][1]
 
 
 def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> Assignment:
-    """The split with the least sum of bottleneck and copies, exactly, of those with one stage an
-    IPU.
+    """The split with the least sum of bottleneck and copies, exactly.
+
+    Of those with one stage an IPU.
     """
     costs, stages = table.costs, table.stages
     value, starts = _least_sum(table)
@@ -204,14 +205,14 @@ def _shortest_cycle(table: IntervalCosts, together: Sequence[Sequence[int]]) -> 
 
 def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
     """Walk bottlenecks up and copies down: the least sum lies on that line."""
-    best, found = INFINITE, tuple[int, ...]()
+    best, best_starts = INFINITE, tuple[int, ...]()
     most_link = INFINITE
     loads = [table.load(k) for k in range(table.stages)]
     while True:
         shorter = [np.where(table.link < most_link, load, INFINITE) for load in loads]
         reached = least_maximum(shorter.__getitem__, table.stages)
-        if reached is None or (found and reached[0] >= best):
-            return best, found
+        if reached is None or (best_starts and reached[0] >= best):
+            return best, best_starts
         slowest = reached[0]
         within = [np.where(load <= slowest, table.link, INFINITE) for load in loads]
         links = least_maximum(within.__getitem__, table.stages)
@@ -219,9 +220,9 @@ def _least_sum(table: IntervalCosts) -> tuple[int, tuple[int, ...]]:
         most_link, starts = links
         value = slowest + copy_cycles(table.costs, most_link)
         if value < best:
-            best, found = value, starts
+            best, best_starts = value, starts
         if most_link == 0:
-            return best, found
+            return best, best_starts
 
 
 def _better_neighbours(
@@ -243,24 +244,24 @@ def _better_neighbours(
         for b in range(a, stages if small else a + 1)
         for step in (-1, 1)
     ]
-    best, found = total(assignment), assignment
+    best, current = total(assignment), assignment
     for _ in range(len(costs) * stages if small else _ROUNDS):
         moved = False
         for first, last, step in moves:
-            starts = np.array([*found.starts, len(costs)])
+            starts = np.array([*current.starts, len(costs)])
             starts[first : last + 1] += step
             if (np.diff(starts) <= 0).any():
                 continue
-            tried = replace(found, starts=tuple(starts[:-1].tolist()))
+            tried = replace(current, starts=tuple(starts[:-1].tolist()))
             if (
                 _kept(costs, tried, together)
                 and (length := total(tried)) < best
                 and _fits(costs, tried, range(first - 1, last + 1))
             ):
-                best, found, moved = length, tried, True
+                best, current, moved = length, tried, True
         if not moved:
             break
-    return found
+    return current
 
 
 class _Totals:

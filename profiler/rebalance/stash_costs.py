@@ -15,7 +15,9 @@ from profiler.report import Report
 
 @dataclass(frozen=True)
 class StashCosts:
-    """A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
+    """What stages stash, and the cycles that takes.
+
+    A stash costs ``base + rate x bytes`` cycles a tensor in the forward, and again before the
     backward: fitted to the tensors that the profile stashes (an estimate for others).
 
     ``recomputing``, int64[tensor, 4]: a stage that begins with one of the first two Blocks (or
@@ -34,8 +36,10 @@ class StashCosts:
     def from_report(
         cls, report: Report, stage: np.ndarray, entering: np.ndarray, machine: MachineCosts
     ) -> StashCosts:
-        """``entering``: bytes that enter each Block, int64[Block]. Profiles whose compiler did not
-        write what is stashed have one tensor that enters a stage (an estimate).
+        """``entering``: bytes that enter each Block, int64[Block].
+
+        Profiles whose compiler did not write what is stashed have one tensor that enters a stage
+        (an estimate).
         """
         base, rate = _fit(report, machine)
         written = written_recomputation(report, len(stage))
@@ -52,8 +56,9 @@ class StashCosts:
 
     @cached_property
     def tables(self) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Bytes and tensors that stages [first, last] stash: with recomputation, and without what
-        Blocks save.
+        """Bytes and tensors that stages [first, last] stash.
+
+        With recomputation, and without what Blocks save.
         """
 
         def table(stashes: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -70,17 +75,20 @@ class StashCosts:
 
 
 def _fit(report: Report, machine: MachineCosts) -> tuple[float, float]:
-    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes, from those
-    that have one.
+    """Base and rate (a byte) of the cycles that a tensor's way into its stash takes.
+
+    From the tensors that have one.
     """
     steps = report.program_steps()
     steps = steps[steps["purpose"] == Purpose.STASH]
-    kept = report.variables
-    kept = kept[kept["role"] == Role.STASH]
+    stashes = report.variables
+    stashes = stashes[stashes["role"] == Role.STASH]
     depth = dict(zip(report.stages["stage"], report.stages["stash_depth"], strict=True))
     size = {
         (tensor, stage): total / max(1, depth.get(stage, 1))
-        for tensor, stage, total in zip(kept["tensor"], kept["stage"], kept["bytes"], strict=True)
+        for tensor, stage, total in zip(
+            stashes["tensor"], stashes["stage"], stashes["bytes"], strict=True
+        )
     }
     rows = zip(steps["tensor"], steps["stage"], steps["cycles"], strict=True)
     points = [
@@ -117,11 +125,11 @@ def _stashed(report: Report, stage: np.ndarray, entering: np.ndarray) -> np.ndar
 
 def _passing_through(report: Report, stage: np.ndarray, entering: np.ndarray) -> dict[int, int]:
     """First Block of each stage that stashes -> bytes that enter it and are not stashed there."""
-    kept = report.variables
-    kept = kept[kept["role"] == Role.STASH]
-    maker = kept["block"].to_numpy()
-    from_before = (maker < 0) | (stage[maker.clip(0)] != kept["stage"].to_numpy())
-    total = kept["bytes"][from_before].groupby(kept["stage"][from_before]).sum()
+    stashes = report.variables
+    stashes = stashes[stashes["role"] == Role.STASH]
+    maker = stashes["block"].to_numpy()
+    from_before = (maker < 0) | (stage[maker.clip(0)] != stashes["stage"].to_numpy())
+    total = stashes["bytes"][from_before].groupby(stashes["stage"][from_before]).sum()
     through: dict[int, int] = {}
     stages = report.stages
     for k, depth in zip(stages["stage"].tolist(), stages["stash_depth"].tolist(), strict=True):

@@ -163,8 +163,8 @@ def interval_memory(
 
 def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
     """Maximum of ``values[first .. last]``, where ``last`` grows along the second axis."""
-    found: np.ndarray = np.maximum.accumulate(values[last], axis=1)
-    return np.maximum(found, values[first])
+    maximum: np.ndarray = np.maximum.accumulate(values[last], axis=1)
+    return np.maximum(maximum, values[first])
 
 
 def _upper_bound(
@@ -174,11 +174,11 @@ def _upper_bound(
     always = always.max(axis=1)
     if len(costs.memory.code):
         always = always + costs.memory.code_users.T @ costs.memory.code.max(axis=1)
-    kept = np.concatenate([[0], np.cumsum(always + costs.memory.saved.max(axis=1))])
+    held = np.concatenate([[0], np.cumsum(always + costs.memory.saved.max(axis=1))])
     most = _running_maximum(own.max(axis=1), first, last)
     most = most + _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
-    found: np.ndarray = int(costs.memory.shared.max()) + kept[last + 1] - kept[first] + most
-    return found
+    bound: np.ndarray = int(costs.memory.shared.max()) + held[last + 1] - held[first] + most
+    return bound
 
 
 def _exactly(
@@ -211,7 +211,7 @@ def _exactly(
         size = rows.stop - begin
         held = np.tile(shared, (size, 1))
         new_code = code.astype(kind)
-        kept = np.zeros_like(held)
+        saved_here = np.zeros_like(held)
         running = np.zeros_like(held)
         interleaved = np.zeros_like(held)
         for step in range(width):
@@ -226,11 +226,11 @@ def _exactly(
                     new_code[block] -= costs.memory.code[piece].astype(kind)
                 held += new_code[here]
             if saves:
-                kept = kept[:size]
+                saved_here = saved_here[:size]
                 if recompute:
-                    kept[costs.cycles.closed[here]] = 0
-                kept += saved[here]
-                np.maximum(running, own[here] + kept, out=running)
+                    saved_here[costs.cycles.closed[here]] = 0
+                saved_here += saved[here]
+                np.maximum(running, own[here] + saved_here, out=running)
             else:
                 np.maximum(running, own[here], out=running)
             together = held + running

@@ -21,8 +21,9 @@ CAUSES = ("compute", "tile imbalance", "exchange", "recompute", "copies", "host"
 
 
 def waiting_causes(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:
-    """A row a stage: ``stage, ipu, blocks``, cycles that all IPUs together wait for it by `CAUSES`,
-    ``total``.
+    """Cycles that all IPUs together wait for each stage, by `CAUSES`.
+
+    A row a stage: ``stage, ipu, blocks``, the causes and their ``total``.
 
     The rows and causes add up to all waiting tasks of the iteration. In a pipeline cycle, IPUs wait
     for the slowest one's work (shared out by what its program steps are: compute as if its tiles
@@ -35,7 +36,7 @@ def waiting_causes(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
     tasks = report.tasks(run, iteration=iteration)
     stages = report.stages
     shares = _shares(report)
-    found: dict[tuple[int, str], float] = {}
+    waits: dict[tuple[int, str], float] = {}
     first_stage = {
         int(ipu): int(k)
         for k, ipu in reversed(list(zip(stages["stage"], stages["ipu"], strict=True)))
@@ -50,11 +51,11 @@ def waiting_causes(report: Report, run: int = 0, iteration: int = 0) -> pd.DataF
         slowest = max(load, key=lambda ipu: (load[ipu], -ipu), default=-1)
         for _, ipu, kind, _, _, start, end in rows:
             if kind == "idle":
-                _share_out(found, (ipu, start, end), busy, slowest, shares, first_stage)
+                _share_out(waits, (ipu, start, end), busy, slowest, shares, first_stage)
     names = list(CAUSES)
     table = np.zeros((len(stages), len(names)))
     at = {int(k): row for row, k in enumerate(stages["stage"])}
-    for (stage, cause), cycles in found.items():
+    for (stage, cause), cycles in waits.items():
         if stage in at:
             table[at[stage], names.index(cause)] += cycles
     frame = pd.DataFrame(np.rint(table).astype(np.int64), columns=pd.Index(names))
@@ -71,7 +72,7 @@ Row = tuple[
 
 
 def _share_out(
-    found: dict[tuple[int, str], float],
+    waits: dict[tuple[int, str], float],
     wait: tuple[int, int, int],
     busy: list[Row],
     slowest: int,
@@ -96,7 +97,7 @@ def _share_out(
         _, where, kind, direction, stage, _, _ = by_end[-1]
         stage = stage if stage >= 0 else first_stage.get(where, 0)
         for cause, share in _causes(kind, direction, stage, shares).items():
-            found[stage, cause] = found.get((stage, cause), 0.0) + share * (stop - begin)
+            waits[stage, cause] = waits.get((stage, cause), 0.0) + share * (stop - begin)
 
 
 def _causes(
@@ -122,7 +123,7 @@ def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
     ]
     compute = steps["kind"] == "compute"
     even = np.where(compute, steps["cycles"] * steps["tile_balance"].fillna(1.0), 0.0)
-    found: dict[tuple[int, str], dict[str, float]] = {}
+    shares: dict[tuple[int, str], dict[str, float]] = {}
     parts = steps.assign(even=even, uneven=np.where(compute, steps["cycles"] - even, 0.0))
     for key, mine in parts.groupby(["stage", "direction"]):
         stage, direction = int(str(key[0])), str(key[1])
@@ -130,12 +131,12 @@ def _shares(report: Report) -> dict[tuple[int, str], dict[str, float]]:
         if not total:
             continue
         if direction == Direction.RECOMPUTE:
-            found[stage, direction] = {"recompute": 1.0}
+            shares[stage, direction] = {"recompute": 1.0}
             continue
         balanced, lost = float(mine["even"].sum()) / total, float(mine["uneven"].sum()) / total
-        found[stage, direction] = {
+        shares[stage, direction] = {
             "compute": balanced,
             "tile imbalance": lost,
             "exchange": 1.0 - balanced - lost,
         }
-    return found
+    return shares

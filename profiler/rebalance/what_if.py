@@ -39,11 +39,11 @@ class Assignment:
 
         ValueError where a stage is skipped or comes back.
         """
-        found = [int(k) for k in stage]
-        stages = max(found, default=-1) + 1
-        if found != sorted(found) or sorted(set(found)) != list(range(stages)):
-            raise ValueError(f"stages must count 0, 1, 2 ... along the Blocks, not {found}")
-        return cls(tuple(found.index(k) for k in range(stages)), tuple(ipus or range(stages)))
+        stages_of = [int(k) for k in stage]
+        stages = max(stages_of, default=-1) + 1
+        if stages_of != sorted(stages_of) or sorted(set(stages_of)) != list(range(stages)):
+            raise ValueError(f"stages must count 0, 1, 2 ... along the Blocks, not {stages_of}")
+        return cls(tuple(stages_of.index(k) for k in range(stages)), tuple(ipus or range(stages)))
 
     def spans(self, blocks: int) -> list[tuple[int, int]]:
         """(first, last) Block of each stage."""
@@ -132,7 +132,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     legal = not costs.pipelined or costs.micro_batches >= schedules.pipeline_stages(
         stages, costs.training
     )
-    made = schedules.Costs(
+    stage_costs = schedules.Costs(
         ipus=assignment.ipus,
         forward=forward,
         backward=backward if costs.training else (),
@@ -149,7 +149,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         host_sync=_host_groups(costs, max(assignment.ipus) + 1),
     )
     wanted = costs.micro_batches if legal else _least(stages, costs.training)
-    schedule, total = laid_out(made, wanted, costs.pipelined)
+    schedule, total = laid_out(stage_costs, wanted, costs.pipelined)
     fullest = _fullest(costs, parts, assignment.ipus)
     steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
     length = schedule.cycle_end - schedule.cycle_start
@@ -173,9 +173,10 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
 def laid_out(
     costs: schedules.Costs, micro_batches: int, pipelined: bool, most: int = MOST_LAID_OUT
 ) -> tuple[Schedule, int]:
-    """The schedule of so many micro-batches, or of the first ``most`` (four for each stage, if
-    that is more), and the cycles of all of them. Exact: between ramp-up and ramp-down one pipeline
-    cycle is like another.
+    """The schedule of the first micro-batches, and the cycles of all of them.
+
+    It has ``most`` micro-batches, or four for each stage if that is more. The cycles are exact,
+    because between ramp-up and ramp-down one pipeline cycle is like another.
     """
     run = schedules.pipelined if pipelined else schedules.sharded
     shown = min(micro_batches, max(most, 4 * len(costs.forward)))
@@ -236,8 +237,8 @@ def _per_ipu(
 def _streams(
     cycles: np.ndarray, spans: list[tuple[int, int]], latency: int
 ) -> tuple[tuple[int, int], ...]:
-    found = [(k, int(cycles[first : last + 1].sum())) for k, (first, last) in enumerate(spans)]
-    return tuple((k, c + latency) for k, c in found if c)
+    of_stage = [(k, int(cycles[first : last + 1].sum())) for k, (first, last) in enumerate(spans)]
+    return tuple((k, c + latency) for k, c in of_stage if c)
 
 
 def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -> tuple[int, ...]:
@@ -277,7 +278,8 @@ def _notes(costs: Costs, ipus: int) -> list[str]:
     if attached == ipus:
         return []
     idle = (
-        f"{ipus} IPUs are no power of two: {attached} are attached, {attached - ipus} of them idle"
+        f"{ipus} IPUs are not a power of two: {attached} are attached, {attached - ipus} of them"
+        " idle"
     )
     return [
         (

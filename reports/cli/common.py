@@ -66,7 +66,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         dest="form",
         action="store_const",
         const="csv",
-        help="the (first) table for spreadsheets and pandas, with the profile as first column",
+        help="the (first) table as CSV, with the profile as its first column",
     )
 
 
@@ -95,8 +95,13 @@ def add_iteration(parser: argparse.ArgumentParser) -> None:
 
 def add_drawing(parser: argparse.ArgumentParser) -> None:
     """--width and --ascii."""
-    parser.add_argument("--width", type=count, metavar="COLUMNS", help="instead of the terminal's")
-    parser.add_argument("--ascii", action="store_true", help="no characters but ASCII")
+    parser.add_argument(
+        "--width",
+        type=count,
+        metavar="COLUMNS",
+        help="columns to use instead of the terminal's width",
+    )
+    parser.add_argument("--ascii", action="store_true", help="ASCII characters only")
 
 
 def add_top(parser: argparse.ArgumentParser, default: int) -> None:
@@ -105,7 +110,7 @@ def add_top(parser: argparse.ArgumentParser, default: int) -> None:
         "--top",
         type=count,
         metavar="N",
-        help=f"rows, 0 for all (default: {default} for people to read, all in --json and --csv)",
+        help=(f"rows, 0 for all (default: {default} when printed, all with --json and --csv)"),
     )
     parser.set_defaults(top_for_people=default)
 
@@ -136,7 +141,7 @@ def stage_ipus(args: argparse.Namespace) -> tuple[int, ...] | None:
 def count(words: str) -> int:
     """An argparse type: a whole number from 0."""
     if not words.isdecimal():
-        raise argparse.ArgumentTypeError(f"{words!r} is no whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 0")
     return int(words)
 
 

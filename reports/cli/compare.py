@@ -126,7 +126,7 @@ def _rule(words: str) -> tuple[str, float]:
     found = _RULE.fullmatch(words.strip())
     if found is None:
         raise argparse.ArgumentTypeError(
-            f"{words!r} is no rule; say cycles>+3%, sample>+3%, memory>+3% or stage>+3%"
+            f"{words!r} is not a rule; write cycles>+3%, sample>+3%, memory>+3% or stage>+3%"
         )
     return found[1], float(found[2]) / 100
 

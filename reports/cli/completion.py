@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from reports.cli import common
 
-HELP = "a script that completes ipu-report in bash, zsh or fish"
+HELP = "a shell script that completes ipu-report in bash, zsh or fish"
 EXAMPLES = """  ipu-report completion bash >> ~/.bashrc
   ipu-report completion zsh > ~/.zfunc/_ipu-report    with ~/.zfunc in your fpath, before compinit
   ipu-report completion fish > ~/.config/fish/completions/ipu-report.fish

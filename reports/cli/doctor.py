@@ -11,14 +11,13 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Page
 
-HELP = "whether the profile is whole and agrees with itself"
+HELP = "check that a profile is complete and consistent"
 EXAMPLES = """  ipu-report doctor demo/training
   ipu-report doctor 'runs/*/training' && echo all are well
   ipu-report doctor --upgrade old/profile.pop
@@ -30,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_profiles(parser)
     common.add_form(parser)
     parser.add_argument(
-        "--upgrade", action="store_true", help="rewrite profiles of an older format in today's"
+        "--upgrade",
+        action="store_true",
+        help="rewrite profiles of an older format in the current one",
     )
 
 
@@ -119,6 +120,8 @@ def _rows(report: Report) -> str:
 
 
 def _stages(report: Report) -> str:
+    from profiler.enums import Direction
+
     bodies = report.bodies[report.bodies["kind"] == "task"]
     cycles_of: dict[tuple[int, str], int] = {}
     for stage, direction, cycles in zip(

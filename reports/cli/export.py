@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--level",
         choices=("steps", "tasks"),
         default="steps",
-        help="of the trace's detail (default: steps)",
+        help="how detailed the trace is (default: steps)",
     )
     parser.add_argument(
         "--by",
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table",
         choices=_TABLES,
         default="steps",
-        help="what .csv and .parquet hold (default: steps)",
+        help="the table to write as .csv or .parquet (default: steps)",
     )
     parser.add_argument(
         "--run",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Page
 
-HELP = "live bytes over program steps, the fullest first"
+HELP = "live bytes by program step, largest first"
 EXAMPLES = """  ipu-report liveness demo/training                    the fullest steps of IPU 0
   ipu-report liveness --ipu 2 --top 5 demo/training
   ipu-report liveness --ipu 2 --csv demo/training > liveness.csv

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         choices=("ipu", "category", "tile"),
-        help="one table only: the IPUs, what lies in them, or their tiles (default: the first two)",
+        help="one table only: IPUs, their contents, or their tiles (default: the first two)",
     )
     common.add_top(parser, 20)
     common.add_form(parser)

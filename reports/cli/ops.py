@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Page
 
-HELP = "the operators, the most expensive first"
+HELP = "the operators, most expensive first"
 EXAMPLES = """  ipu-report ops demo/training
   ipu-report ops --stage 2 --top 5 demo/training
   ipu-report ops --name conv --sort flops demo/training
@@ -28,16 +27,21 @@ EXAMPLES = """  ipu-report ops demo/training
 
 _SORT = ("cycles", "flops", "name")
 
+# Of profiler.enums.Direction, which would load numpy for --help.
+DIRECTIONS = ("forward", "backward", "recompute", "update")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
-    parser.add_argument("--sort", choices=_SORT, default="cycles", help="by what (default: cycles)")
-    parser.add_argument("--name", metavar="WORDS", help="only operators with this in their name")
+    parser.add_argument(
+        "--sort", choices=_SORT, default="cycles", help="column to sort by (default: cycles)"
+    )
+    parser.add_argument("--name", metavar="WORDS", help="only operators whose name contains this")
     parser.add_argument("--stage", type=common.count, metavar="N", help="only this stage")
     parser.add_argument(
         "--direction",
-        choices=[direction.value for direction in Direction],
+        choices=DIRECTIONS,
         help="only this direction",
     )
     common.add_top(parser, 20)

@@ -14,7 +14,6 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from profiler.enums import Direction
 from reports.cli import common
 
 if TYPE_CHECKING:
@@ -31,9 +30,9 @@ EXAMPLES = """  ipu-report pipeline demo/training
   ipu-report pipeline --csv 'runs/*/training' > cycles.csv   a row a pipeline cycle
 """
 _LETTERS: dict[str, str] = {
-    Direction.FORWARD: "F",
-    Direction.BACKWARD: "B",
-    Direction.RECOMPUTE: "R",
+    "forward": "F",
+    "backward": "B",
+    "recompute": "R",
 }
 
 

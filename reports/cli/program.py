@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=common.count, metavar="N", help="levels to show (default: all)"
     )
-    parser.add_argument("--name", metavar="WORDS", help="only nodes with this in their name")
+    parser.add_argument("--name", metavar="WORDS", help="only nodes whose name contains this")
     common.add_top(parser, 60)
     common.add_form(parser)
 

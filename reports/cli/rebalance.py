@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from profiler.rebalance.tile_memory import Choice
     from reports.tables import Page
 
-HELP = "the best split into stages, and a placement file of it"
+HELP = "the best split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the best split, into as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --autoreport after train.py
@@ -39,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
-        "--stages", type=common.count, metavar="N", help="so many (default: what is quickest)"
+        "--stages", type=common.count, metavar="N", help="number of stages (default: the quickest)"
     )
-    parser.add_argument("--fewest", action="store_true", help="as few IPUs as it fits")
-    common.add_stage_ipus(parser, "the IPU of each stage; may come back to one")
+    parser.add_argument(
+        "--fewest", action="store_true", help="the fewest IPUs on which the model fits"
+    )
+    common.add_stage_ipus(parser, "the IPU of each stage; an IPU may appear more than once")
     parser.add_argument(
         "--together",
         action="append",
@@ -58,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             choices=_WAYS,
             default="profiled",
-            help=f"{what}: for each stage as is best, or for all",
+            help=f"{what}: chosen for each stage, or the same for all",
         )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write the placement here"
@@ -66,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="of two profiles, hold the second against what the first predicts for its split",
+        help="compare the second of two profiles with what the first predicts for its split",
     )
     rebalance_answers.add_arguments(parser)
     common.add_form(parser)
@@ -182,7 +184,7 @@ def _blocks(costs: Costs, words: str) -> list[int]:
     names = [name.strip() for name in words.split(",")]
     unknown = [name for name in names if name not in costs.names]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is no Block; they are {', '.join(costs.names)}")
+        raise ValueError(f"{unknown[0]!r} is not a Block; they are {', '.join(costs.names)}")
     return [costs.names.index(name) for name in names]
 
 

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that ask further questions about a split."""
     group = parser.add_argument_group("more answers")
     group.add_argument(
-        "--pareto", action="store_true", help="cycles against memory: the splits that nothing beats"
+        "--pareto", action="store_true", help="splits that no other beats in both cycles and memory"
     )
     group.add_argument(
         "--inside",
@@ -33,13 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bubble",
         type=_percent,
         metavar="PERCENT",
-        help="accumulation for ramps of that share at most",
+        help="the accumulation with which ramps take at most this share",
     )
     group.add_argument(
         "--robust",
         type=_percent,
         metavar="PERCENT",
-        help="the split least wrong where costs are off so",
+        help="the split with the least regret if costs are off by this much",
     )
     group.add_argument("--prove", action="store_true", help="why no split is quicker")
     group.add_argument(
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--blame",
         action="store_true",
-        help="whom the others waited for in the profiled run, and why",
+        help="which stages the others waited for in the profiled run, and why",
     )
 
 
@@ -81,7 +81,7 @@ def _percent(words: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"{words!r} is no percentage between 0 and 100")
+        raise argparse.ArgumentTypeError(f"{words!r} is not a percentage between 0 and 100")
     return share
 
 
@@ -312,5 +312,5 @@ def _blame(
         ),
         Column("total", "cycles"),
     )
-    title = "what all IPUs together waited for: whose, and which part of it, of all waiting"
+    title = "cycles that all IPUs together waited, by the stage and the cause"
     return [Table("blame", frame, columns, title)]

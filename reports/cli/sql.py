@@ -72,6 +72,7 @@ def select(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Answer the question on standard input, within its limits of memory and time."""
     asked = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_AS, (asked["memory"],) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (asked["seconds"] + 1,) * 2)

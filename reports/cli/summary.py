@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Fact, Line, Page
 
-HELP = "the profile in a page: machine, speed, cycles, memory, warnings"
+HELP = "the profile on one page: machine, speed, cycles, memory, warnings"
 EXAMPLES = """  ipu-report summary demo/training
   ipu-report summary demo                              training, then inference
   ipu-report summary --csv 'runs/*/training'           one row a profile, to compare runs

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Page
 
-HELP = "what lies on one tile, largest first"
+HELP = "the variables on one tile, largest first"
 EXAMPLES = """  ipu-report tile --ipu 2 demo/training                the fullest tile of IPU 2
   ipu-report tile --ipu 2 --tile 311 demo/training
   ipu-report tile --ipu 2 --tile 311 --step 40 --json demo/training

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Page
 
-HELP = "what lies in tile memory, the largest first"
+HELP = "the variables in tile memory, largest first"
 EXAMPLES = """  ipu-report variables demo/training
   ipu-report variables --role stash demo/training      what pipelining keeps
   ipu-report variables --name conv --ipu 0 --csv demo/training > variables.csv
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ipu", type=common.count, metavar="N", help="this IPU only (default: all)"
     )
-    parser.add_argument("--name", metavar="WORDS", help="only variables with this in their name")
+    parser.add_argument("--name", metavar="WORDS", help="only variables whose name contains this")
     parser.add_argument(
         "--role", metavar="ROLE", help="only this role: weight, activation, stash, program, ..."
     )

@@ -46,12 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name under which browsers reach the viewer, as behind a proxy (may be repeated)",
+        help="a host name of the viewer, for example behind a proxy (may be repeated)",
     )
     parser.add_argument(
-        "--port", type=_port, default=8050, metavar="N", help="0: any free one (default: 8050)"
+        "--port",
+        type=_port,
+        default=8050,
+        metavar="N",
+        help="port to listen on, 0 for any free one (default: 8050)",
     )
-    parser.add_argument("--no-browser", action="store_true", help="only say where the viewer is")
+    parser.add_argument(
+        "--no-browser", action="store_true", help="print the address instead of opening a browser"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,5 +118,5 @@ def free_port(host: str, port: int) -> int:
 def _port(words: str) -> int:
     number = common.count(words)
     if number > 65535:
-        raise argparse.ArgumentTypeError(f"{number} is no port: 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{number} is not a port: use 0 to 65535")
     return number

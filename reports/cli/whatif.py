@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from profiler.rebalance import Assignment, Costs, Prediction
     from reports.tables import Page
 
-HELP = "what any split would give: cycles, speed, memory, legality"
+HELP = "what a given split would cost: cycles, speed, memory, legality"
 EXAMPLES = """  ipu-report whatif demo/training --assign 0,0,1,2
   ipu-report whatif demo/training --assign 2-1-1 --assign 1-1-2       which of the two
   ipu-report whatif demo/training --assign B1/B2/B3/B4@0       a stage list that comes back to IPU 0

@@ -82,7 +82,7 @@ def test_poptorchs_arguments_are_kept() -> None:
         (lambda p: optim.Adam(p, bias_correction=False, amsgrad=True), "bias_correction=False"),
         (
             lambda p: optim.SGD(p).variable_attrs.markAsConstant("betas"),
-            "no attribute of this optimiser",
+            "not an attribute of this optimiser",
         ),
     ],
 )

@@ -200,7 +200,7 @@ def test_ipus_puts_the_scripts_blocks_on_so_many(tmp_path: Path) -> None:
     [
         ("4", "gradient accumulation of at least 7; it is 4"),
         ("9", "cannot fill 9 stages"),
-        ("0", "no whole number"),
+        ("0", "not a whole number"),
     ],
 )
 def test_ipus_that_cannot_be_are_said(tmp_path: Path, ipus: str, says: str) -> None:

@@ -194,7 +194,7 @@ def test_a_row_of_wrong_types_is_named_and_nothing_of_its_batch_is_stored(tmp_pa
             writer.add(
                 [records.Option("a", "1"), records.Option(**{"name": "b", "value": "2", **bad})]
             )
-        with pytest.raises(TypeError, match="str is no record"):
+        with pytest.raises(TypeError, match="str is not a record"):
             writer.add(["a"])
         assert len(Reader(writer.publish()).columns(records.Option)["name"]) == 0
 
@@ -390,8 +390,8 @@ def test_a_file_that_is_no_profile_is_named_as_such(tmp_path):
     path = tmp_path / "profile.pop"
     for content, problem in (
         (b"", "empty"),
-        (b"hello", "no profile"),
-        (os.urandom(5000), "no profile"),
+        (b"hello", "not a profile"),
+        (os.urandom(5000), "not a profile"),
     ):
         path.write_bytes(content)
         with pytest.raises(ProfileError, match=f"profile.pop: .*{problem}"):

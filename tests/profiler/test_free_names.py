@@ -20,7 +20,7 @@ import torch
 
 import ipu_exec
 from ipu_exec import PipelinedExecution
-from profiler import Report, analysis, migrate, open_report, pva, records
+from profiler import Report, analysis, migrate, open_report, pva, records, schema
 from profiler.enums import BodyTask, Purpose, Role
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, best_split, what_if
@@ -170,6 +170,8 @@ def test_an_older_file_says_by_its_names_what_columns_say_now(
     old = tmp_path / "profile.pop"
     shutil.copyfile(paths[0], old)
     with closing(sqlite3.connect(old, isolation_level=None)) as connection:
+        for view in schema.VIEWS:
+            connection.execute(f"DROP VIEW {view.name}")
         for record, names in records.SINCE_3.items():
             for name in names:
                 connection.execute(f"ALTER TABLE {record.table} DROP COLUMN {name}")

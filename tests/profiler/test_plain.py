@@ -184,7 +184,7 @@ def old(path, tmp_path):
     with closing(sqlite3.connect(there, isolation_level=None)) as connection:
         for view in schema.VIEWS:
             connection.execute(f"DROP VIEW {view.name}")
-        for record in (*records.PLAIN, *records.SINCE_2):
+        for record in (*records.PLAIN, *records.FIRST_FORMAT):
             connection.execute(f"DROP TABLE {record.table}")
         for record, names in records.SINCE_3.items():
             for name in names:
@@ -204,7 +204,7 @@ def test_upgrading_gives_the_same_profile_with_the_plain_tables(old, path, capsy
     assert ipu_report(["doctor", "--upgrade", str(old)]) == 0
     with_vector_ids = ("variables", "tile_runs", "program_steps", "vertices", "bodies", "traces")
     with closing(sqlite3.connect(old)) as new, closing(sqlite3.connect(path)) as wanted:
-        tables = [record.table for record in records.TABLES if record not in records.SINCE_2]
+        tables = [record.table for record in records.TABLES if record not in records.FIRST_FORMAT]
         for name in tables + [view.name for view in schema.VIEWS]:
             rows = [sorted(c.execute(f"SELECT * FROM {name}"), key=repr) for c in (new, wanted)]
             if name not in with_vector_ids:

@@ -20,7 +20,8 @@ import pandas as pd
 import pytest
 
 from profiler import open_report
-from reports.cli import COMMANDS, main, make_parser
+from profiler.enums import Direction
+from reports.cli import COMMANDS, main, make_parser, ops
 from reports.cli.completion import commands_of
 from reports.cli.view import free_port
 from tests.synthetic import synthetic_profile
@@ -421,7 +422,7 @@ def test_whatif_says_what_would_not_compile(runs: Path, capsys: pytest.CaptureFi
         ("0,1,0,1", "stages must count"),
         ("2-2-1", "gives 5 Blocks"),
         ("B1/B2/B3", "leaves out B4"),
-        ("B1/B2/B3/B5", "'B5' is no Block"),
+        ("B1/B2/B3/B5", "'B5' is not a Block"),
         ("B1,B2/B2,B3,B4", "'B2' is in stage 0 and in stage 1"),
         ("B1/B2,B3,B4@x", "'x' is no IPU"),
     ],
@@ -675,3 +676,7 @@ def test_html_writes_one_file(
     assert "-o FILE" in complain(
         capsys, 1, "html", runs / "training", "-o", tmp_path / "no" / "such" / "report.html"
     )
+
+
+def test_operators_are_asked_for_by_the_directions_there_are() -> None:
+    assert tuple(Direction) == ops.DIRECTIONS

@@ -64,7 +64,7 @@ def layout(view: View) -> Any:
         common.card(
             "Operators",
             common.filled("compare-ops"),
-            note="Matched by name; the largest differences first. −1: not there.",
+            note="Matched by name, largest differences first. −1: missing from that profile.",
         ),
     ]
 

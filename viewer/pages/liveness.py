@@ -54,7 +54,7 @@ def layout(view: View) -> Any:
         common.figure_card(
             "Live bytes over tiles and program steps",
             "liveness-heat",
-            note="Gaps excluded. Click a point for what is live there.",
+            note="Gaps excluded. Click a point to see what is live there.",
             height=480,
         ),
         common.figure_card("Live bytes over program steps", "liveness-steps", height=440),

@@ -65,7 +65,7 @@ def layout(view: View) -> Any:
                 common.figure_card(
                     "On the chip",
                     "memory-chip",
-                    note="64 columns; which tile is where is assumed.",
+                    note="64 columns; the position of each tile is an assumption.",
                     height=320,
                 ),
                 common.figure_card(
@@ -84,7 +84,7 @@ def layout(view: View) -> Any:
         common.card(
             "Variables on this tile",
             common.filled("memory-variables"),
-            note="whenever they live, largest first",
+            note="live at any time, largest first",
         ),
         common.card(
             "Vertices on this tile",

@@ -147,7 +147,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             frame = frame[found | frame["aten"].str.contains(words, case=False, regex=False)]
         if not len(frame):
             return common.message(
-                "No operator is so called." if words else "There is no operator.", "warning"
+                "No operator has that name." if words else "There are no operators.", "warning"
             )
         return common.table("operations-grid", frame, columns, common.theme_of(where), height=460)
 

@@ -66,7 +66,7 @@ def layout(view: View) -> Any:
                 row_id="id",
                 sortable=False,
             ),
-            note="Click a node to open or close it, a step to see it beneath.",
+            note="Click a node to open or close it, or a step to see it below.",
         ),
         common.card("The chosen step", common.filled("program-step")),
     ]

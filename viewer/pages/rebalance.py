@@ -64,7 +64,7 @@ def layout(view: View) -> Any:
                 common.card(
                     "Blocks",
                     common.filled("rebalance-blocks"),
-                    note="Move one, with those between it and the next stage.",
+                    note="Moving a Block takes along those between it and the next stage.",
                 ),
                 common.card("Why", common.filled("rebalance-why")),
             ],

@@ -34,7 +34,7 @@ def layout(view: View) -> Any:
                 "Stages: cycles of a micro-batch",
                 "stage-costs",
                 pipeline_figures.stage_costs(report.stages, clock, view.theme),
-                note="The slowest stage sets the pace. Even them out by moving Blocks.",
+                note="The slowest stage sets the pace. Move Blocks to even the stages out.",
             )
         )
     left = _cycles(view)
@@ -53,7 +53,7 @@ def layout(view: View) -> Any:
         html.Div(
             [
                 common.card("Machine and program", common.facts(machine(report))),
-                common.card("Options", _options(view), note="as the run had them"),
+                common.card("Options", _options(view), note="as set for the run"),
             ],
             className="row",
         )
@@ -90,7 +90,7 @@ def _insights(found: list[Insight], clock: Clock) -> Any:
                 ]
             )
         )
-    note = "Predicted gains a weight update, largest first; they do not add up."
+    note = "Predicted gains per weight update, largest first; they do not add up."
     return common.card("What to do about it", html.Ol(rows, className="insights"), note=note)
 
 
@@ -173,7 +173,7 @@ def _cycles(view: View) -> Any:
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
     return bars_card(
-        "Where the cycles go", "proportions", figure, more, note="A device iteration, each IPU."
+        "Where the cycles go", "proportions", figure, more, note="One device iteration, by IPU."
     )
 
 

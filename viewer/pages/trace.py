@@ -69,7 +69,7 @@ def layout(view: View) -> Any:
         common.card(
             "Overview",
             common.graph("trace-overview", height=84),
-            note="Drag over a part of it to see that.",
+            note="Drag over a part to zoom into it.",
         ),
         common.figure_card(
             "Execution trace",
@@ -86,7 +86,7 @@ def layout(view: View) -> Any:
                 common.card(
                     "In the shown part",
                     common.filled("trace-kinds"),
-                    note="exact, whatever is drawn",
+                    note="exact, however coarse the figure",
                 ),
                 common.card("The chosen step", common.filled("trace-step")),
             ],

@@ -267,7 +267,7 @@ def profiled(
 )
 def test_another_split_is_predicted_with_what_runs_again(tmp_path, checkpoints, starts):
     costs = Costs.from_report(profiled(tmp_path / "profiled", (0, 3), checkpoints))
-    assert costs.closed.tolist() == [False, *[checkpoints] * (LAYERS - 1), checkpoints]
+    assert costs.cycles.closed.tolist() == [False, *[checkpoints] * (LAYERS - 1), checkpoints]
     prediction = what_if(costs, Assignment(starts, (0, 1)))
     obtained = profiled(tmp_path / "obtained", starts, checkpoints)
     total = int(obtained.runs["cycles"].iloc[0])
@@ -302,7 +302,7 @@ def test_what_a_stranger_says_of_recomputation_is_checked(tmp_path):
     ):
         report.__dict__["meta"] = {**report.meta, "recomputation": wrong}
         costs = Costs.from_report(report)
-        assert len(costs.again) == LAYERS + 1 and not costs.closed.any()
+        assert len(costs.cycles.again) == LAYERS + 1 and not costs.cycles.closed.any()
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_what_a_stranger_says_of_costs_is_checked(tmp_path, key):
         report.__dict__["meta"] = {**header, key: wrong}
         costs = Costs.from_report(report)
         assert pace(report).cycles > 0
-        assert not costs.across and what_if(costs, Assignment((0, 3), (0, 1))).total > 0
+        assert not costs.streams.across and what_if(costs, Assignment((0, 3), (0, 1))).total > 0
 
 
 @pytest.mark.parametrize("kind", [None, 4])

@@ -563,7 +563,7 @@ def test_a_new_learning_rate_does_not_recompile(compiled: list[dict[str, Any]]) 
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        (lambda m: m(*data(MICRO * 6 + 1)), "25 samples .* no multiple of the 6 micro-batches"),
+        (lambda m: m(*data(MICRO * 6 + 1)), "25 samples .* not a multiple of the 6 micro-batches"),
         (lambda m: m(data(24)[0], torch.tensor(1)), "input 1 has 1 samples"),
         (lambda m: m(data(24)[0][:, :0], data(24)[1]), r"Zero-sized tensors .* \[24, 0\]"),
         (lambda m: m.cycleCount(), "after compiling"),

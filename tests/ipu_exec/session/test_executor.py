@@ -542,7 +542,7 @@ def test_an_executable_that_would_run_code_is_not_read(
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"text", "no compiled model"), (None, "No such file")]
+    ("content", "says"), [(b"text", "not a compiled model"), (None, "No such file")]
 )
 def test_other_files_are_errors(content: bytes | None, says: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
