@@ -31,8 +31,8 @@ class Overflow:
 def overflows(report: Report) -> list[Overflow]:
     """Of each IPU of a replica that does not fit, its worst tile.
 
-    As `ipu_exec.compiler.memory.find_overflow` finds it: over the whole tile, or over region 0, the
-    only place for code.
+    As `ipu_exec.compiler.overflow.find_overflow` finds it: over the whole tile, or over region 0,
+    the only place for code.
     """
     found = []
     for ipu in range(report.target.ipus_per_replica):
