@@ -19,6 +19,7 @@ from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.plan import Compute, Exchange, Plan
 from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
 from profiler import records
+from profiler.enums import Role
 
 # Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
 STACK_BYTES = 6 * 0x200 + 0x80
@@ -136,10 +137,10 @@ class CodeOfIpu:
     def rest(self) -> None:
         """What all bodies have in common: code of vertices, control code, stacks."""
         for name, mask in sorted(self.on_tile.items()):
-            self.add(name, "vertexCode", "program", mask * np.int64(vertex_info(name)[0]))
-        self.add("control code", "controlCode", "program", self.control)
+            self.add(name, "vertexCode", Role.PROGRAM, mask * np.int64(vertex_info(name)[0]))
+        self.add("control code", "controlCode", Role.PROGRAM, self.control)
         stack = np.full(len(self.control), STACK_BYTES, np.int64)
-        self.add("stack", "stack", "program", stack)
+        self.add("stack", "stack", Role.PROGRAM, stack)
 
     def _call(self, op: int) -> None:
         nbytes = CALL_INSTRUCTIONS * INSTRUCTION_BYTES
@@ -172,7 +173,7 @@ class CodeOfIpu:
             return
         self.seen.add(key)
         name = f"{self.graph.ops[users[-1]].name}/worklists"
-        number = self.add(name, "constant", "program", constants, op=users[-1], stage=stage)
+        number = self.add(name, "constant", Role.PROGRAM, constants, op=users[-1], stage=stage)
         if number is not None:
             self.shared.variables.setdefault(key, []).append([number])
 
@@ -181,7 +182,7 @@ class CodeOfIpu:
         about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
         found = []
         for what, category, nbytes in _code_bytes(step):
-            found.append(self.add(f"{step.name}/{what}", category, "program", nbytes, **about))
+            found.append(self.add(f"{step.name}/{what}", category, Role.PROGRAM, nbytes, **about))
         return [number for number in found if number is not None]
 
 

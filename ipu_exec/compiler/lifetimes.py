@@ -8,12 +8,13 @@ from __future__ import annotations
 from ipu_exec.compiler.bodies import Body, ProgramTree
 from ipu_exec.compiler.placement import Placement, Transfer
 from profiler import schedules
+from profiler.enums import Direction
 
 _PART = {
-    schedules.STREAM_IN: "forward",
-    schedules.FORWARD: "forward",
-    schedules.REDUCE: "update",
-    schedules.UPDATE: "update",
+    schedules.STREAM_IN: Direction.FORWARD,
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.REDUCE: Direction.UPDATE,
+    schedules.UPDATE: Direction.UPDATE,
 }
 _EARLY = (schedules.STREAM_IN, schedules.FORWARD)
 Span = tuple[int, int]  # first and last position
@@ -46,7 +47,7 @@ class Lifetimes:
             again = copied is not None and copied[0] > intervals[-1][1]
             return [*intervals, copied] if copied and again else intervals
         if copied:
-            sent_late = _direction(self.placement, storage, stage) == "backward"
+            sent_late = _direction(self.placement, storage, stage) == Direction.BACKWARD
             index = -1 if sent_late else 0
             intervals[index] = (intervals[index][0], max(intervals[index][1], copied[1]))
         return intervals
@@ -91,7 +92,7 @@ class Lifetimes:
         for number, (body, at) in enumerate(self.bodies):
             if storage in body.touched and body.stage in (stage, -1):
                 first, last = body.touched[storage]
-                part = _PART.get(body.task, "backward")
+                part = _PART.get(body.task, Direction.BACKWARD)
                 turns = body.stage in self.tree.turning and body.task in (
                     schedules.FORWARD,
                     schedules.BACKWARD,
@@ -110,7 +111,7 @@ def _reached(transfer: Transfer) -> range:
 def _direction(placement: Placement, storage: int, stage: int) -> str:
     return next(
         (t.direction for t in placement.transfers if t.storage == storage and t.source == stage),
-        "forward",
+        Direction.FORWARD,
     )
 
 

@@ -25,7 +25,7 @@ from profiler import records, schedules
 from profiler.enums import Direction, Role
 from profiler.names import unique
 
-_ALWAYS = ("weight", "buffer", "accumulator", "optimiser state")
+_ALWAYS = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 
 
 def _first_steps(tree: ProgramTree) -> list[int]:

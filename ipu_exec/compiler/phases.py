@@ -118,20 +118,20 @@ class _Finder:
         traffic = self.traffic[direction, stage]
         for storage in self._reads(direction, stage):
             role = self.graph.storages[storage].role
-            if role in ("weight", "buffer"):
+            if role in (Role.WEIGHT, Role.BUFFER):
                 self._weight(storage, direction, stage)
-            elif role == "accumulator" and self._off_chip(storage):
+            elif role == Role.ACCUMULATOR and self._off_chip(storage):
                 self._load(traffic, storage, True)
-            elif role in ("activation", "input", "gradient"):
+            elif role in (Role.ACTIVATION, Role.INPUT, Role.GRADIENT):
                 self._activation(storage, direction, stage)
-        if direction == "backward":
+        if direction == Direction.BACKWARD:
             self._keep_gradients(traffic, stage)
 
     def _weight(self, storage: int, direction: str, stage: int) -> None:
         """Received from the IPU that has it, or loaded from streaming memory."""
         traffic = self.traffic[direction, stage]
         ipus, home = self.placement.ipus, self.placement.home.get(storage, stage)
-        loaded = self.graph.storages[storage].role == "weight" and self._off_chip(storage)
+        loaded = self.graph.storages[storage].role == Role.WEIGHT and self._off_chip(storage)
         if ipus[home] != ipus[stage]:
             traffic.receive.append(storage)
         elif loaded and not self._turns(direction, stage):
@@ -142,11 +142,11 @@ class _Finder:
         traffic, ipu = self.traffic[direction, stage], self.placement.ipus[stage]
         there = self.there.setdefault(ipu, set())
         home = self.placement.home.get(storage, stage)
-        maker, source = self.made.get(storage, ("forward", home))
+        maker, source = self.made.get(storage, (Direction.FORWARD, home))
         if self.placement.ipus[source] != ipu and storage not in there:
             traffic.receive.append(storage)
             there.add(storage)
-        elif direction == "backward" and maker == "forward":
+        elif direction == Direction.BACKWARD and maker == Direction.FORWARD:
             self._wait_for_backward(traffic, storage, stage)
         elif source != stage and self._apart(source, stage) and self._leaves(storage):
             self._keep(self.traffic[maker, source], storage)
@@ -193,7 +193,7 @@ class _Finder:
 
     def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
         """Store accumulators that were added to, and gradients that the update reads."""
-        for op in self.ops.get(("backward", stage), []):
+        for op in self.ops.get((Direction.BACKWARD, stage), []):
             for value in (*op.outputs, *op.writes):
                 if value is None:
                     continue

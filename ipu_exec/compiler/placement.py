@@ -36,7 +36,7 @@ class Transfer:
     """A storage that travels between stages, hop by hop over every cut it crosses."""
 
     storage: int
-    direction: str  # "forward" or "backward"
+    direction: Direction  # forward or backward
     source: int  # stage that makes it
     target: int  # furthest stage that needs it
 
@@ -221,7 +221,7 @@ def _place_ops(
     home: dict[int, int] = {}
     made_at: dict[int, int] = {}
     for op in graph.ops:
-        if op.direction == "update":
+        if op.direction == Direction.UPDATE:
             stage = _update_stage(graph, op, home, made_at)
         elif op.block >= 0:
             stage = block_stage[op.block]
@@ -230,7 +230,7 @@ def _place_ops(
         op_stage.append(stage)
         for value in op.inputs:
             storage = graph.values[value].storage
-            if graph.storages[storage].role in (*_PERSISTENT, "input"):
+            if graph.storages[storage].role in (*_PERSISTENT, Role.INPUT):
                 home.setdefault(storage, stage)
         for output in op.outputs:
             if output is not None:
@@ -257,20 +257,20 @@ def _find_transfers(
 
     A backward op that reads what the forward made needs it forward.
     """
-    made: dict[int, tuple[int, str]] = {}
-    wanted: dict[tuple[int, str, int, bool], int] = {}
+    makers: dict[int, tuple[int, Direction]] = {}
+    wanted: dict[tuple[int, Direction, int, bool], int] = {}
     values = graph.values
     for op, stage in zip(graph.ops, op_stage, strict=True):
         for value in read_values(op):
             storage = values[value].storage
-            source, direction = made.get(storage, (home.get(storage, stage), "forward"))
+            source, direction = makers.get(storage, (home.get(storage, stage), Direction.FORWARD))
             if source != stage and op.direction != Direction.UPDATE:
                 key = (storage, direction, source, stage > source)
                 furthest = wanted.get(key, stage)
                 wanted[key] = max(furthest, stage) if stage > source else min(furthest, stage)
         for output in op.outputs:
             if output is not None:
-                made.setdefault(values[output].storage, (stage, op.direction))
+                makers.setdefault(values[output].storage, (stage, op.direction))
     return tuple(
         Transfer(storage, direction, source, target)
         for (storage, direction, source, _), target in wanted.items()

@@ -18,7 +18,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.program_rows import program_rows
 from ipu_exec.lowering import popart_name
 from profiler import records, schedules
-from profiler.enums import Direction
+from profiler.enums import Direction, Role
 from profiler.names import popart_names
 
 
@@ -82,8 +82,8 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
             again,
             updates.get(stage, 0),
             schedules.stash_depth(stages, stage) if stashes else 0,
-            total(stage, "stash"),
-            total(stage, "weight"),
+            total(stage, Role.STASH),
+            total(stage, Role.WEIGHT),
             placement.cut_bytes(graph, stage, Direction.FORWARD),
         )
 

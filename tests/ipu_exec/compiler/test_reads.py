@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ipu_exec
 from ipu_exec import PipelinedExecution
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.lowering import info
 from ipu_exec.session.compilation import compile_step
 
 
