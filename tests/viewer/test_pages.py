@@ -599,4 +599,5 @@ def test_a_compiled_model_shows_its_schedule_as_predicted(
             assert page.locator(".message.error").count() == 0
     assert lines == [1, 0]
     assert spans[0] == spans[1]
-    assert any(high - low > 50 for low, high in spans[0])
+    if path != "/":
+        assert any(high - low > 1000 for low, high in spans[0]), "cycles of a device iteration"
