@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ipu_exec.compiler import memory
+from ipu_exec.compiler import overflow
 from ipu_exec.compiler.bodies import ProgramTree
+from ipu_exec.compiler.memory import TileMemory
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.schedule import Timeline
@@ -16,6 +17,7 @@ from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
 from profiler import records
+from profiler.memory import what_fills
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,7 @@ class Executable:
     graph: Graph
     placement: Placement
     tree: ProgramTree
-    variables: list[records.Variable]
-    uses: list[records.Use]
-    code: memory.Code
+    memory: TileMemory
     timeline: Timeline
     target: Target
     options: CompileOptions
@@ -38,6 +38,11 @@ class Executable:
     contents: tuple[
         bool | int | float, ...
     ] = ()  # what the forward read off tensors (`ipu_exec.capture.control_flow`)
+
+    @property
+    def variables(self) -> list[records.Variable]:
+        """In tile memory of one replica; a variable's id is its index."""
+        return self.memory.variables
 
     @property
     def attached_ipus(self) -> int:
@@ -54,14 +59,14 @@ class Executable:
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
 
     @cached_property
-    def tile_bytes(self) -> list[memory.TileBytes]:
+    def tile_bytes(self) -> list[overflow.TileBytes]:
         """Most bytes on each tile, IPU by IPU."""
-        return memory.tile_bytes(self.variables, self.target)
+        return overflow.tile_bytes(self.variables, self.target)
 
     @cached_property
-    def overflow(self) -> memory.Overflow | None:
+    def overflow(self) -> overflow.Overflow | None:
         """The worst tile over its limit, if any."""
-        return memory.find_overflow(self.tile_bytes, self.tree, self.target)
+        return overflow.find_overflow(self.tile_bytes, self.tree, self.target)
 
     def check_memory(self, profile_path: str = "") -> None:
         """Raise OutOfMemoryError where a tile holds more than it has.
@@ -71,7 +76,7 @@ class Executable:
         over = self.overflow
         if over is None:
             return
-        largest = "; ".join(f"{name} {size:,} B" for name, size in over.largest)
+        filled = what_fills(over.largest, over.always_live, over.limit)
         shared = self.options.replicas > 1
         where = (
             f"the profile is {profile_path}"
@@ -80,8 +85,8 @@ class Executable:
         )
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
-            f" ({over.step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what}. The"
-            f" five largest things there: {largest}. {where[0].upper()}{where[1:]}. Give the stage"
+            f" ({over.step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what};"
+            f" {filled}. {where[0].upper()}{where[1:]}. Give the stage"
             " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
             f" optimiser state off the chip{' or in parts on replicas' * shared}",
             profile_path=profile_path,
