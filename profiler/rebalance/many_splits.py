@@ -7,7 +7,6 @@ few pipeline cycles that differ are worked out for each split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
