@@ -243,7 +243,7 @@ class Builder:
             for out, layout in zip(self.spec.outputs, outputs, strict=True)
         )
         last = len(self.steps) - 1
-        kept = tuple(
+        temporaries = tuple(
             (
                 t
                 if t.last <= last
@@ -253,7 +253,12 @@ class Builder:
             if last >= 0
         )
         return Plan(
-            tuple(self.steps), kept, layouts, tuple(sorted(self.wishes.items())), constants, note
+            tuple(self.steps),
+            temporaries,
+            layouts,
+            tuple(sorted(self.wishes.items())),
+            constants,
+            note,
         )
 
 

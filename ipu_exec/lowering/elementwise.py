@@ -307,10 +307,10 @@ def broadcast_need(operand: Operand, lead: Operand, spread: Spread) -> np.ndarra
     """Elements of a broadcast operand that each tile needs for its share of ``lead``."""
     pad = len(lead.shape) - len(operand.shape)
     extents = (1,) * pad + operand.shape
-    kept = tuple(
+    axes = tuple(
         mine == whole and whole > 1 for mine, whole in zip(extents, lead.shape, strict=True)
     )
-    need = touched(lead, kept, spread.elements, spread.run)
+    need = touched(lead, axes, spread.elements, spread.run)
     return np.minimum(need, prod(operand.shape))
 
 

@@ -153,10 +153,10 @@ def look_up(
     def sliced(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
         """(elements found, cycles) of each tile."""
         piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
-        found = apportion(out.elements, held)
-        hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
+        gathered = apportion(out.elements, held)
+        hits = np.where(piece > 0, ceil_div(gathered, np.maximum(piece, 1)), 0)
         asked = np.where(held > 0, ceil_div(lookups, copies), 0)
-        return found, slice_cycles(hits, asked, piece * source.item_bytes)
+        return gathered, slice_cycles(hits, asked, piece * source.item_bytes)
 
     def cost(copies: int) -> int:
         held = _copied(lying.elements, copies)
@@ -338,15 +338,15 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     held = spread_of(table, machine.tiles).elements
     _send_indices(build, [1], held)
     piece = np.minimum(held, row)
-    found = apportion(indices.elements * row, held)
-    hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
+    updates = apportion(indices.elements * row, held)
+    hits = np.where(piece > 0, ceil_div(updates, np.maximum(piece, 1)), 0)
     asked = np.where(held > 0, indices.elements, 0)
     cycles = slice_cycles(hits, asked, piece * table.item_bytes)
     step = build.compute("slice", f"popops::MultiSlice<{poplar_type(table.dtype)}>", cycles)
-    build.hold("found rows", found * table.item_bytes, step, step + 1)
+    build.hold("found rows", updates * table.item_bytes, step, step + 1)
     spread = build.linear(out.elements, out.dtype)
     arriving = apportion(indices.elements * row, spread.elements)
-    step = build.exchange("collect", arriving * table.item_bytes, found * table.item_bytes)
+    step = build.exchange("collect", arriving * table.item_bytes, updates * table.item_bytes)
     build.hold("rows of bags", arriving * table.item_bytes, step, _END)
     mode = next((a for a in spec.args[4:5] if isinstance(a, int)), 0)
     if len(spec.operands) > 3:
@@ -398,16 +398,16 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
     _send_indices(build, [2], held)
     spread = build.linear(out.elements, out.dtype)
     need = apportion(indices.elements * row, spread.elements)
-    found = apportion(indices.elements * row, held)
+    gathered = apportion(indices.elements * row, held)
     asked = np.where(held > 0, indices.elements, 0)
-    hits = ceil_div(found, row)
+    hits = ceil_div(gathered, row)
     build.compute(
         "slice",
         "popops::MultiSlice<float>",
         slice_cycles(hits, asked, held * 0 + row * table.item_bytes),
     )
     for name, source, sent in (
-        ("rows", table, found),
+        ("rows", table, gathered),
         ("gradients", gradient, spread_of(gradient, machine.tiles).elements),
     ):
         step = build.exchange(name, need * source.item_bytes, sent * source.item_bytes)

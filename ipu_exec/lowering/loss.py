@@ -298,10 +298,10 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
         cycles,
         2 * table.elements,
     )
-    made = apportion(out.elements, samples)
-    build.map("exp", "exp", made, out.dtype)
+    elements = apportion(out.elements, samples)
+    build.map("exp", "exp", elements, out.dtype)
     return build.plan(
-        (Spread(("ctc", 0, digest("ctc", batch), out.shape), made).layout(out.dtype),)
+        (Spread(("ctc", 0, digest("ctc", batch), out.shape), elements).layout(out.dtype),)
     )
 
 

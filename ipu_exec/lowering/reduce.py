@@ -112,13 +112,13 @@ def reduce_over(
 
     ``op`` names the operation in the vertex type.
     """
-    kept = tuple(d not in dims for d in range(len(operand.shape)))
-    outputs = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
+    remaining = tuple(d not in dims for d in range(len(operand.shape)))
+    outputs = prod(n for n, k in zip(operand.shape, remaining, strict=True) if k)
     if not operand.elements:  # nothing to reduce: what the operation gives of nothing
         empty = output_spread(outputs, build.tiles)
         build.map(f"{name}/fill", "fill", empty.elements, "float32", flops=0)
         return Reduced(empty, np.zeros(build.tiles, np.int64), True)
-    partials = touched(operand, kept, spread.elements, spread.run)
+    partials = touched(operand, remaining, spread.elements, spread.run)
     dtype = poplar_type(operand.dtype)
     total = int(partials.sum())
     if int(spread.elements.sum()) > total:

@@ -142,15 +142,15 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
     step = build.exchange("coordinates", asked * 4, apportion(points * corners, where.elements) * 4)
     build.hold("coordinates", asked * 4, step, step + 1)
     spread = build.linear(out.elements, out.dtype)
-    found = apportion(out.elements * corners, held)
+    gathered = apportion(out.elements * corners, held)
     build.compute(
         "pick",
         "popops::MultiSlice<float>",
-        slice_cycles(found, np.maximum(asked, found), held * 0 + 4),
+        slice_cycles(gathered, np.maximum(asked, gathered), held * 0 + 4),
     )
-    build.hold("corners", found * source.item_bytes, build.next - 1, build.next)
+    build.hold("corners", gathered * source.item_bytes, build.next - 1, build.next)
     arriving = spread.elements * corners * source.item_bytes
-    step = build.exchange("corners", arriving, found * source.item_bytes)
+    step = build.exchange("corners", arriving, gathered * source.item_bytes)
     build.hold("arrived corners", arriving, step, _END)
     build.map("weigh", "scaled_add", spread.elements * corners, out.dtype)
     return build.plan((spread.layout(out.dtype),))

@@ -132,9 +132,9 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     build.hold("gates", mine * data.item_bytes, step, build.next)
     build.map("add gates", "add_", mine, data.dtype)
     _cell(build, apportion(batch * hidden, mine), gates, data.dtype)
-    kept = spec.outputs[3]
-    if kept is not None and kept.dtype == data.dtype and kept.elements:
-        build.map("keep", "copy", apportion(kept.elements // steps, mine), data.dtype, flops=0)
+    workspace = spec.outputs[3]
+    if workspace is not None and workspace.dtype == data.dtype and workspace.elements:
+        build.map("keep", "copy", apportion(workspace.elements // steps, mine), data.dtype, flops=0)
     repeat(build, first, steps)
     layouts: list[Layout | None] = []
     for out in spec.outputs:

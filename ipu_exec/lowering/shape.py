@@ -300,10 +300,10 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
         build.compute(f"step {number}/compare", kind, cycles, total)
     if not build.steps:  # one element a row
         build.map("copy", "copy", spread.elements, operand.dtype, flops=0)
-    found = pairs if pairs.any() else spread.elements
+    received = pairs if pairs.any() else spread.elements
     key = ("sorted", 0, digest(spread.key, operand.shape, extent, most))
     layouts = (
-        None if o is None else Spread(key, apportion(o.elements, found)).layout(o.dtype)
+        None if o is None else Spread(key, apportion(o.elements, received)).layout(o.dtype)
         for o in spec.outputs
     )
     return build.plan(tuple(layouts), note=f"{len(bitonic_steps(extent, most))} steps")
