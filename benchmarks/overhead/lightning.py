@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import statistics
 import time
 import warnings
@@ -65,7 +66,7 @@ class Times(Callback):
 
 
 def _middle(done: list[float]) -> float:
-    gaps = [after - before for before, after in zip(done, done[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(done)]
     return statistics.median(gaps[SKIPPED:])
 
 
@@ -162,7 +163,7 @@ def section(only: str | None = None) -> list[str]:
     lines += [f"| {' | '.join(heads)} | Lightning over PopTorch's |", "| --- |" + " ---: |" * 6]
     for name, micro_batch, accumulation, rounds in CASES:
         if only in (None, name):
-            lines.append(measure(name, micro_batch, accumulation, max(5, rounds // 5), 3))
+            lines.append(measure(name, micro_batch, accumulation, max(5, rounds // 5), 2))
             print(lines[-1], flush=True)
     return lines
 
