@@ -45,11 +45,6 @@ class Target:
         """Bytes per cycle between boards, in one direction."""
         return self.board_link_bytes_per_second / self.clock_hz
 
-    @property
-    def host_bytes_per_cycle(self) -> float:
-        """Bytes per cycle from or to the host."""
-        return self.host_bytes_per_second / self.clock_hz
-
     def seconds(self, cycles: float) -> float:
         """Seconds that so many cycles take."""
         return cycles / self.clock_hz

@@ -45,7 +45,7 @@ class Move:
 
 
 @dataclass(slots=True)
-class StepDraft:
+class ProgramStep:
     """One step of a body. Vectors over tiles are shared with the plan they come from."""
 
     type: str  # of records.PROGRAM_TYPES
@@ -92,7 +92,7 @@ class Body:
     ipu: int
     stage: int  # -1: none
     task: int
-    steps: list[StepDraft] = field(default_factory=list)
+    steps: list[ProgramStep] = field(default_factory=list)
     temporaries: list[Use] = field(default_factory=list)
     touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> first, last step
 
@@ -101,7 +101,7 @@ class Body:
         """Cycles of its steps, one after another."""
         return sum(step.cycles for step in self.steps)
 
-    def begin_with(self, steps: list[StepDraft]) -> None:
+    def begin_with(self, steps: list[ProgramStep]) -> None:
         """Put steps before all others."""
         count = len(steps)
         self.steps[:0] = steps
@@ -122,7 +122,7 @@ class Body:
 class ProgramTree:
     """All bodies, in program order on each IPU.
 
-    Beside them, what later passes read of lowering and residency.
+    With them is what later passes read of lowering and residency.
     """
 
     bodies: tuple[Body, ...]
@@ -163,15 +163,15 @@ def one_step(
     name: str, ipu: int, task: int, kind: str, step: str, cycles: int, purpose: Purpose
 ) -> Body:
     """A body of an IPU's own."""
-    return Body(name, ipu, -1, task, [StepDraft(kind, step, cycles, purpose=purpose)])
+    return Body(name, ipu, -1, task, [ProgramStep(kind, step, cycles, purpose=purpose)])
 
 
-def drafts(step: Compute | Exchange, target: str) -> list[StepDraft]:
+def program_steps(step: Compute | Exchange, target: str) -> list[ProgramStep]:
     """The program steps of one step of a plan: an exchange is preceded by a sync of the tiles."""
     if isinstance(step, Compute):
         cycles = int(step.cycles.max(initial=0))
         return [
-            StepDraft(
+            ProgramStep(
                 records.ON_TILE_EXECUTE,
                 step.name,
                 cycles,
@@ -183,8 +183,8 @@ def drafts(step: Compute | Exchange, target: str) -> list[StepDraft]:
         ]
     tile_cycles = _exchange_cycles(_Held(step), target)
     return [
-        StepDraft(records.SYNC, f"{step.name}/Internal", SYNC_CYCLES),
-        StepDraft(
+        ProgramStep(records.SYNC, f"{step.name}/Internal", SYNC_CYCLES),
+        ProgramStep(
             records.DO_EXCHANGE,
             step.name,
             int(tile_cycles.max(initial=0)),
@@ -220,7 +220,7 @@ def _exchange_cycles(held: _Held, target: str) -> np.ndarray:
 
 def stream_steps(
     name: str, cycles: int, nbytes: np.ndarray, purpose: Purpose, moves: Sequence[Move]
-) -> list[StepDraft]:
+) -> list[ProgramStep]:
     """Begin, mid and end of a stream copy (docs/cycles.md#stream-copies).
 
     ``nbytes`` on each tile; ``purpose`` says which way.
@@ -231,8 +231,8 @@ def stream_steps(
     tensor = the_one([move.storage for move in moves])
     about: dict[str, Any] = {"purpose": purpose, "tensor": tensor}
     return [
-        StepDraft(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES, **about),
-        StepDraft(
+        ProgramStep(records.STREAM_COPY_BEGIN, f"{name}/begin", STREAM_STEP_CYCLES, **about),
+        ProgramStep(
             records.STREAM_COPY_MID,
             f"{name}/mid",
             cycles,
@@ -241,7 +241,7 @@ def stream_steps(
             moves=tuple(moves),
             **about,
         ),
-        StepDraft(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES, **about),
+        ProgramStep(records.STREAM_COPY_END, f"{name}/end", STREAM_STEP_CYCLES, **about),
     ]
 
 
@@ -252,7 +252,7 @@ def the_one(tensors: Sequence[int]) -> int:
 
 def slice_step(
     name: str, elements: np.ndarray, dtype: str, purpose: Purpose, tensor: int, op: int = -1
-) -> StepDraft:
+) -> ProgramStep:
     """Copy ``elements`` of every tile out of one slot of something larger, or into it."""
     update = purpose is Purpose.STASH
     item = ITEM_BYTES[dtype]
@@ -262,7 +262,7 @@ def slice_step(
         f"popops::Dynamic{'Update' if update else ''}Slice1D<{poplar}>",
         (elements > 0).astype(np.int64),
     )
-    return StepDraft(
+    return ProgramStep(
         records.ON_TILE_EXECUTE,
         name,
         int(cycles.max()),

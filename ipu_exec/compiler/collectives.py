@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, Move, StepDraft, the_one
+from ipu_exec.compiler.bodies import Body, Move, ProgramStep, the_one
 from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
@@ -90,7 +90,7 @@ class Collectives:
                 f" in groups of {members}" if members < self.options.replicas else ""
             )
             body.steps.append(
-                StepDraft(
+                ProgramStep(
                     records.GLOBAL_EXCHANGE,
                     name + step,
                     cycles,
@@ -141,11 +141,10 @@ class Collectives:
 
     def _home(self, gradient: int) -> int:
         """The stage of its weight, or of what makes it."""
-        home = self.placement.home.get(gradient)
-        maker = self.mapping.makers.get(gradient)
-        return (
-            home if home is not None else self.placement.op_stage[maker] if maker is not None else 0
-        )
+        home, maker = self.placement.home.get(gradient), self.mapping.makers.get(gradient)
+        if home is not None:
+            return home
+        return self.placement.op_stage[maker] if maker is not None else 0
 
 
 def _joined(by_stage: Mapping[int, Mapping[int, int]]) -> dict[int, int]:

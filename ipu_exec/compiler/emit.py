@@ -116,8 +116,8 @@ class _Emitter:
     def _forward(self, stage: int) -> Body:
         """The forward of a stage.
 
-        A tensor goes into its stash as soon as it exists, so that nothing holds it twice for longer
-        than it must.
+        A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
+        longer than it must.
         """
         body = self._body(f"stage {stage} forward", stage, schedules.FORWARD)
         traffic = self.residency.traffic.get((Direction.FORWARD, stage))
@@ -135,7 +135,9 @@ class _Emitter:
         return body
 
     def _backward(self, stage: int) -> list[Body]:
-        """The backward of a stage, cut at each change between recomputation and backward.
+        """The backward of a stage, in bodies.
+
+        It is cut where it turns from running forward operators again to its own and back.
 
         A stashed tensor comes back right before its first use (PopART gives a restore the least
         priority there is).
@@ -178,9 +180,9 @@ class _Emitter:
         return body
 
     def _phase(self, direction: str, stage: int, body: Body, traffic: Traffic) -> None:
-        """The operators of a stage in phased execution, with its loads and stores.
+        """The operators of a stage in phased execution.
 
-        They run between what the stage loads and receives, and what it stores.
+        Before them it loads and receives, and behind them it stores.
         """
         name, ops = f"stage {stage} {direction}", self._ops(direction, stage)
         self.transfers.remote(traffic.load, f"{name}/load", stage, body, Purpose.REMOTE_LOAD)
@@ -207,7 +209,7 @@ class _Emitter:
     # -- one operator ---
 
     def _run(self, op: OpNode, direction: str, stage: int, body: Body) -> None:
-        """An operator of forward or backward, with what is loaded before and stored after it.
+        """An operator of forward or backward, with what comes to the chip for it and leaves again.
 
         A tensor comes before its first use, once for the forward and once for recomputation and
         backward together (PopART's streaming contexts), and what was changed leaves after the last
@@ -238,7 +240,7 @@ class _Emitter:
             self.collectives.exchange(Purpose.ALL_GATHER, {storage: stage}, body, f"{name}/")
 
     def _accumulate(self, op: OpNode, stage: int, body: Body) -> None:
-        """Scatter a gradient before it goes into an accumulator that replicas share."""
+        """Add a gradient to an accumulator that replicas share: it is scattered over them first."""
         split = self.residency.places.split
         accumulator = self.residency.places.shared_accumulator(self.graph, op)
         assert accumulator is not None

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ipu_exec.compiler import memory
+from ipu_exec.compiler import overflow
 from ipu_exec.compiler.bodies import ProgramTree
+from ipu_exec.compiler.memory import TileMemory
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.schedule import Timeline
@@ -28,9 +29,7 @@ class Executable:
     graph: Graph
     placement: Placement
     tree: ProgramTree
-    variables: list[records.Variable]
-    uses: list[records.Use]
-    code: memory.Code
+    memory: TileMemory
     timeline: Timeline
     target: Target
     options: CompileOptions
@@ -38,6 +37,11 @@ class Executable:
     contents: tuple[
         bool | int | float, ...
     ] = ()  # what the forward read off tensors (`ipu_exec.capture.control_flow`)
+
+    @property
+    def variables(self) -> list[records.Variable]:
+        """In tile memory of one replica; a variable's id is its index."""
+        return self.memory.variables
 
     @property
     def attached_ipus(self) -> int:
@@ -54,14 +58,14 @@ class Executable:
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
 
     @cached_property
-    def tile_bytes(self) -> list[memory.TileBytes]:
+    def tile_bytes(self) -> list[overflow.TileBytes]:
         """Most bytes on each tile, IPU by IPU."""
-        return memory.tile_bytes(self.variables, self.target)
+        return overflow.tile_bytes(self.variables, self.target)
 
     @cached_property
-    def overflow(self) -> memory.Overflow | None:
+    def overflow(self) -> overflow.Overflow | None:
         """The worst tile over its limit, if any."""
-        return memory.find_overflow(self.tile_bytes, self.tree, self.target)
+        return overflow.find_overflow(self.tile_bytes, self.tree, self.target)
 
     def check_memory(self, profile_path: str = "") -> None:
         """Raise OutOfMemoryError where a tile holds more than it has.

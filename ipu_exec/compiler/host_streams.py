@@ -23,20 +23,26 @@ def inputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions)
     return inputs
 
 
+def makers(graph: Graph) -> dict[int, int]:
+    """Storage -> operator that makes it first."""
+    found: dict[int, int] = {}
+    for op in graph.ops:
+        for output in op.outputs:
+            if output is not None:
+                found.setdefault(graph.values[output].storage, op.id)
+    return found
+
+
 def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
     """Outputs leave the stage that makes them.
 
     What leaves once is not overlapped, nor what the backward makes.
     """
-    makers: dict[int, int] = {}
-    for op in graph.ops:
-        for output in op.outputs:
-            if output is not None:
-                makers.setdefault(graph.values[output].storage, op.id)
+    made_by = makers(graph)
     outputs: Streams = {}
     for value in graph.outputs if options.host_io else ():
         storage = graph.values[value].storage
-        maker = makers.get(storage)
+        maker = made_by.get(storage)
         stage, beside = placement.home.get(storage, 0), False
         if maker is not None:
             stage = placement.op_stage[maker]

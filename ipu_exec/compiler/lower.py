@@ -163,10 +163,9 @@ class _Lowering:
                 self.layouts.decide(state.id, stage)
 
     def unused(self) -> None:
-        """What no operator asked for.
+        """Decide where the rest is, for which no operator asked.
 
-        What the host sends or takes, what passes through a stage on its way, and gradients that
-        replicas reduce.
+        That is what the host sends or takes, and what passes through a stage on its way.
         """
         for by_stage in (inputs_by_stage, outputs_by_stage):
             for (stage, _), storages in by_stage(self.graph, self.placement, self.options).items():

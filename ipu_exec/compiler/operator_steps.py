@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ipu_exec.compiler.bodies import Body, StepDraft, Use, drafts, step_name
+from ipu_exec.compiler.bodies import Body, ProgramStep, Use, program_steps, step_name
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
@@ -26,8 +26,8 @@ class OperatorSteps:
         begin = len(body.steps)
         for part, step in enumerate(plan.steps):
             body.steps += [
-                replace(draft, op=op.id, name=step_name(op.name, draft.name), plan=plan, part=part)
-                for draft in drafts(step, target.name)
+                replace(one, op=op.id, name=step_name(op.name, one.name), plan=plan, part=part)
+                for one in program_steps(step, target.name)
             ]
             ends.append(len(body.steps) - 1)
         self.cycles[op.id] = sum(step.cycles for step in body.steps[begin:])
@@ -52,7 +52,7 @@ class OperatorSteps:
             )
 
 
-def belong(steps: Sequence[StepDraft], op: OpNode) -> None:
+def belong(steps: Sequence[ProgramStep], op: OpNode) -> None:
     """What moves for an operator is its own: a Block's cycles count it."""
     for step in steps:
         if step.op < 0:

@@ -159,9 +159,9 @@ class CompileOptions:
     def host_latency(self) -> float:
         """Seconds before a transfer's first byte.
 
-        0 where the host has it ready: from two micro-batches on nobody waits for the host to turn
-        up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and end of a
-        copy vanish there; that this is all of the latency is an estimate). The buffers are the
-        host's.
+        None pass where the host has it ready: from two micro-batches on nobody waits for the host
+        to turn up, only for the bytes (PopTorch's guide, 'Prefetch and multibuffering': begin and
+        end of a copy vanish there; that this is all of the latency is an estimate). The buffers are
+        the host's.
         """
         return 0 if self.buffering > 1 else HOST_LATENCY_SECONDS

@@ -15,11 +15,12 @@ from ipu_exec.capture import overlap, patterns
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.loss import find_final_loss, frozen
 from ipu_exec.capture.step import capture
-from ipu_exec.compiler import memory, schedule
+from ipu_exec.compiler import schedule
 from ipu_exec.compiler.emit import emit
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.lower import lower_graph
 from ipu_exec.compiler.machines import machines_of
+from ipu_exec.compiler.memory import tile_memory
 from ipu_exec.compiler.options import CompileOptions, Execution
 from ipu_exec.compiler.placement import place_model
 from ipu_exec.compiler.placement_log import log_placement
@@ -79,10 +80,10 @@ def compile_graph(
     tree = emit(mapping, options)
 
     progress(0.8, "memory")
-    variables, uses, code = memory.variables(graph, placement, tree, machines)
+    memory = tile_memory(graph, placement, tree, machines)
 
     progress(0.9, "schedule")
     timeline = schedule.timeline(placement, tree, options)
     progress(1.0, "done")
     device = target(options.target)
-    return Executable(graph, placement, tree, variables, uses, code, timeline, device, options)
+    return Executable(graph, placement, tree, memory, timeline, device, options)

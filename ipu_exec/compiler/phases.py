@@ -115,35 +115,42 @@ class _Finder:
         )
 
     def _body(self, direction: str, stage: int) -> None:
-        ipu, traffic = self.placement.ipus[stage], self.traffic[direction, stage]
-        there = self.there.setdefault(ipu, set())
+        traffic = self.traffic[direction, stage]
         for storage in self._reads(direction, stage):
             role = self.graph.storages[storage].role
-            home = self.placement.home.get(storage, stage)
-            maker, source = self.made.get(storage, (Direction.FORWARD, home))
             if role in (Role.WEIGHT, Role.BUFFER):
-                if self.placement.ipus[home] != ipu:
-                    traffic.receive.append(storage)
-                elif (
-                    role == Role.WEIGHT
-                    and self._off_chip(storage)
-                    and not self._turns(direction, stage)
-                ):
-                    self._load(traffic, storage, True)
-            elif role == Role.ACCUMULATOR:
-                if self._off_chip(storage):
-                    self._load(traffic, storage, True)
+                self._weight(storage, direction, stage)
+            elif role == Role.ACCUMULATOR and self._off_chip(storage):
+                self._load(traffic, storage, True)
             elif role in (Role.ACTIVATION, Role.INPUT, Role.GRADIENT):
-                if self.placement.ipus[source] != ipu and storage not in there:
-                    traffic.receive.append(storage)
-                    there.add(storage)
-                elif direction == Direction.BACKWARD and maker == Direction.FORWARD:
-                    self._wait_for_backward(traffic, storage, stage)
-                elif source != stage and self._apart(source, stage) and self._leaves(storage):
-                    self._keep(self.traffic[maker, source], storage)
-                    self._load(traffic, storage, True)
+                self._activation(storage, direction, stage)
         if direction == Direction.BACKWARD:
             self._keep_gradients(traffic, stage)
+
+    def _weight(self, storage: int, direction: str, stage: int) -> None:
+        """Received from the IPU that has it, or loaded from streaming memory."""
+        traffic = self.traffic[direction, stage]
+        ipus, home = self.placement.ipus, self.placement.home.get(storage, stage)
+        loaded = self.graph.storages[storage].role == Role.WEIGHT and self._off_chip(storage)
+        if ipus[home] != ipus[stage]:
+            traffic.receive.append(storage)
+        elif loaded and not self._turns(direction, stage):
+            self._load(traffic, storage, True)
+
+    def _activation(self, storage: int, direction: str, stage: int) -> None:
+        """Received once by an IPU; or back from where it waited since another phase."""
+        traffic, ipu = self.traffic[direction, stage], self.placement.ipus[stage]
+        there = self.there.setdefault(ipu, set())
+        home = self.placement.home.get(storage, stage)
+        maker, source = self.made.get(storage, (Direction.FORWARD, home))
+        if self.placement.ipus[source] != ipu and storage not in there:
+            traffic.receive.append(storage)
+            there.add(storage)
+        elif direction == Direction.BACKWARD and maker == Direction.FORWARD:
+            self._wait_for_backward(traffic, storage, stage)
+        elif source != stage and self._apart(source, stage) and self._leaves(storage):
+            self._keep(self.traffic[maker, source], storage)
+            self._load(traffic, storage, True)
 
     def _off_chip(self, storage: int) -> bool:
         return self.options.locations.off_chip(self.graph.storages[storage])
@@ -185,7 +192,7 @@ class _Finder:
         self._load(traffic, storage, self._each_phase)
 
     def _keep_gradients(self, traffic: _Lists, stage: int) -> None:
-        """Keep accumulators, and gradients that the update reads, in streaming memory."""
+        """Store accumulators that were added to, and gradients that the update reads."""
         for op in self.ops.get((Direction.BACKWARD, stage), []):
             for value in (*op.outputs, *op.writes):
                 if value is None:

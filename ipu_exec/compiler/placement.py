@@ -36,7 +36,7 @@ class Transfer:
     """A storage that travels between stages, hop by hop over every cut it crosses."""
 
     storage: int
-    direction: str  # "forward" or "backward"
+    direction: Direction  # forward or backward
     source: int  # stage that makes it
     target: int  # furthest stage that needs it
 
@@ -110,7 +110,7 @@ def place_model(graph: Graph, options: CompileOptions) -> Placement:
 def check_buffers(graph: Graph, options: CompileOptions) -> None:
     """Error where replicas would have to agree on a buffer that the model writes.
 
-    PopTorch refuses the same.
+    PopTorch refuses it too.
 
     Running statistics of a batch norm are each replica's own there too.
     """
@@ -217,40 +217,37 @@ def _place_ops(
     graph: Graph, stages: int, block_stage: list[int]
 ) -> tuple[tuple[int, ...], dict[int, int]]:
     """The stage of each operator, and of each persistent storage and input."""
-    values, storages = graph.values, graph.storages
     op_stage: list[int] = []
     home: dict[int, int] = {}
     made_at: dict[int, int] = {}
-
-    def home_of(op: OpNode) -> int | None:
-        """Update ops run where their weight lives; ops on what they make run beside it."""
-        owned = [values[v].storage for v in op.inputs]
-        for storage in owned:
-            owner = storages[storage].parameter if storages[storage].parameter >= 0 else storage
-            if owner in home:
-                return home[owner]
-        return next((made_at[storage] for storage in owned if storage in made_at), None)
-
     for op in graph.ops:
         if op.direction == Direction.UPDATE:
-            stage = home_of(op)
-            stage = 0 if stage is None else stage
+            stage = _update_stage(graph, op, home, made_at)
         elif op.block >= 0:
             stage = block_stage[op.block]
         else:
             stage = 0 if op.direction == Direction.FORWARD or op.forward_op >= 0 else stages - 1
         op_stage.append(stage)
         for value in op.inputs:
-            storage = values[value].storage
-            if storages[storage].role in (*_PERSISTENT, Role.INPUT):
+            storage = graph.values[value].storage
+            if graph.storages[storage].role in (*_PERSISTENT, Role.INPUT):
                 home.setdefault(storage, stage)
         for output in op.outputs:
             if output is not None:
-                made_at.setdefault(values[output].storage, stage)
-    for state in storages.values():
-        if state.parameter >= 0:
-            home[state.id] = home.get(state.parameter, 0)
+                made_at.setdefault(graph.values[output].storage, stage)
     return tuple(op_stage), home
+
+
+def _update_stage(
+    graph: Graph, op: OpNode, home: Mapping[int, int], made_at: Mapping[int, int]
+) -> int:
+    """Update ops run where their weight is; ops on what they make run beside it."""
+    operands = [graph.storages[graph.values[v].storage] for v in op.inputs]
+    for storage in operands:
+        owner = storage.parameter if storage.parameter >= 0 else storage.id
+        if owner in home:
+            return home[owner]
+    return next((made_at[storage.id] for storage in operands if storage.id in made_at), 0)
 
 
 def _find_transfers(
@@ -260,20 +257,20 @@ def _find_transfers(
 
     A backward op that reads what the forward made needs it forward.
     """
-    made: dict[int, tuple[int, str]] = {}
-    wanted: dict[tuple[int, str, int, bool], int] = {}
+    makers: dict[int, tuple[int, Direction]] = {}
+    wanted: dict[tuple[int, Direction, int, bool], int] = {}
     values = graph.values
     for op, stage in zip(graph.ops, op_stage, strict=True):
         for value in read_values(op):
             storage = values[value].storage
-            source, direction = made.get(storage, (home.get(storage, stage), "forward"))
+            source, direction = makers.get(storage, (home.get(storage, stage), Direction.FORWARD))
             if source != stage and op.direction != Direction.UPDATE:
                 key = (storage, direction, source, stage > source)
                 furthest = wanted.get(key, stage)
                 wanted[key] = max(furthest, stage) if stage > source else min(furthest, stage)
         for output in op.outputs:
             if output is not None:
-                made.setdefault(values[output].storage, (stage, op.direction))
+                makers.setdefault(values[output].storage, (stage, op.direction))
     return tuple(
         Transfer(storage, direction, source, target)
         for (storage, direction, source, _), target in wanted.items()

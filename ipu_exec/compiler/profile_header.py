@@ -28,7 +28,7 @@ def header(executable: Executable) -> dict[str, Any]:
         entries["recomputation"] = _recomputation(executable)
     if blocks:
         updated, ops = update_blocks(executable.graph), executable.graph.ops
-        entries["code"] = executable.code.by_block(
+        entries["code"] = executable.memory.code.by_block(
             blocks, lambda op: updated.get(op, ops[op].block)
         )
     return entries

@@ -12,24 +12,27 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ipu_exec.compiler import memory
+from ipu_exec.compiler import overflow
 from ipu_exec.compiler.block_rows import block_rows, update_blocks
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.program_rows import program_rows
 from ipu_exec.lowering import popart_name
 from profiler import records, schedules
-from profiler.enums import Direction
+from profiler.enums import Direction, Role
 from profiler.names import popart_names
 
 
 def rows(executable: Executable) -> Iterator[list[Any]]:
-    """The rows of the profile without its runs, in batches to be written in order."""
+    """All rows of the profile but its runs.
+
+    They come in a few batches to be written one after the other.
+    """
     timeline = executable.timeline
     yield [target_row(executable), *option_rows(executable)]
     yield [*stage_rows(executable), *block_rows(executable), *op_rows(executable)]
     yield program_rows(executable)
-    yield [*executable.variables, *executable.uses]
-    yield list(memory.tile_rows(executable.tile_bytes, executable.target))
+    yield [*executable.variables, *executable.memory.uses]
+    yield list(overflow.tile_rows(executable.tile_bytes, executable.target))
     yield [*timeline.bodies, timeline.trace, *timeline.pipeline_cycles]
 
 
@@ -79,8 +82,8 @@ def stage_rows(executable: Executable) -> list[records.Stage]:
             again,
             updates.get(stage, 0),
             schedules.stash_depth(stages, stage) if stashes else 0,
-            total(stage, "stash"),
-            total(stage, "weight"),
+            total(stage, Role.STASH),
+            total(stage, Role.WEIGHT),
             placement.cut_bytes(graph, stage, Direction.FORWARD),
         )
 

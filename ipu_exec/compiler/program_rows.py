@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipu_exec.compiler.bodies import Body, StepDraft
+from ipu_exec.compiler.bodies import Body, ProgramStep
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import vertex_info
 from ipu_exec.lowering.vertices import STATE_BYTES
@@ -57,7 +57,7 @@ class _Rows:
                     name = self.executable.graph.ops[group_op].name
                     group = self.nodes.add(node, records.SEQUENCE, name)
             leaf = self.nodes.add(group, step.type, step.name)
-            code = self.executable.code.first.get(step_id, step_id)
+            code = self.executable.memory.code.first.get(step_id, step_id)
             compute_set = self._compute_set(step, code, body.ipu)
             self.steps.append(
                 records.Step(
@@ -93,7 +93,7 @@ class _Rows:
                 for move in step.moves
             ]
 
-    def _compute_set(self, step: StepDraft, code: int, ipu: int) -> int:
+    def _compute_set(self, step: ProgramStep, code: int, ipu: int) -> int:
         """The id of the step's compute set, -1 where it has none.
 
         Steps with the same ``code`` (the first step that runs it) share theirs.

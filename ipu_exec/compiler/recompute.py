@@ -282,13 +282,23 @@ def _stashes(
     for storage, by in sorted(needed.items()):
         if storage not in made and graph.storages[storage].role != Role.INPUT:
             continue  # the backward's own
-        nbytes, home = storage_bytes(graph, storage), made.get(storage, -1)
-        before = home
-        for least in sorted(by):
-            # it enters a stage that begins behind where it is made, and behind its last reader
-            if least > before:
-                found.append([before + 1, least, least, nbytes])
-                before = least
+        home = made.get(storage, -1)
+        ranges = _entered(home, by)
         if storage in kept and max(by) >= home >= 0:
-            found.append([0, home, min(least for least in by if least >= home), nbytes])
+            ranges.append([0, home, min(least for least in by if least >= home)])
+        found += [[*one, storage_bytes(graph, storage)] for one in ranges]
     return found
+
+
+def _entered(home: int, readers: set[int]) -> list[list[int]]:
+    """[from, to, least] of the stages that a tensor enters.
+
+    They begin behind the Block where it is made, and behind its last reader.
+    """
+    ranges = []
+    before = home
+    for least in sorted(readers):
+        if least > before:
+            ranges.append([before + 1, least, least])
+            before = least
+    return ranges

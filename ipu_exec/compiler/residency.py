@@ -69,9 +69,9 @@ class Residency:
         return self.places.remote | self.moving.keys()
 
     def not_always_whole(self) -> dict[int, bool]:
-        """Storages that are not always whole on the chip.
+        """Storages that are not whole on the chip all the time.
 
-        With each: whether it is loaded anew for each part of a step.
+        The value says whether they come anew for each part of a step.
         """
         return {**self.moving, **dict.fromkeys(self.places.remote | self.parted_weights, True)}
 
@@ -153,7 +153,7 @@ def _stash(
     kind: Recomputation,
     left_alone: frozenset[int],
 ) -> tuple[list[int], list[OpNode]]:
-    """What a stage stashes for its backward, and the forward ops it runs again.
+    """What a stage stashes, and what it runs again.
 
     Without recomputation: whatever the backward reads of the forward. With it: what enters the
     stage and is kept, and the ops that make the rest from those. Where the backward follows at once
@@ -221,7 +221,7 @@ def _updates(
 def _clears_whole(graph: Graph, op: OpNode, places: Places) -> bool:
     """Whether an op empties an accumulator that a replica keeps whole.
 
-    That is no part of the update.
+    Such an op is no part of the update.
     """
     written = {graph.values[v].storage for v in op.writes}
     return op.aten.startswith("aten.zero_") and not written & places.split

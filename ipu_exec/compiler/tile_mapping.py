@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ipu_exec.compiler.bodies import Use
+from ipu_exec.compiler.host_streams import makers
 from ipu_exec.compiler.locations import Shard
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.residency import Residency
@@ -45,12 +46,7 @@ class TileMapping:
     @cached_property
     def makers(self) -> dict[int, int]:
         """Storage -> operator that makes it first."""
-        makers: dict[int, int] = {}
-        for op in self.graph.ops:
-            for output in op.outputs:
-                if output is not None:
-                    makers.setdefault(self.graph.values[output].storage, op.id)
-        return makers
+        return makers(self.graph)
 
     def storage(self, value: int) -> int:
         """The storage that a value is a view of."""

@@ -15,10 +15,10 @@ from ipu_exec.compiler.bodies import (
     OFF_CHIP,
     Body,
     Move,
-    StepDraft,
+    ProgramStep,
     Use,
-    drafts,
     one_step,
+    program_steps,
     stream_steps,
     the_one,
 )
@@ -27,7 +27,7 @@ from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.lowering.build import messages
-from ipu_exec.lowering.plan import Exchange
+from ipu_exec.lowering.plan import Exchange, Layout
 from ipu_exec.machine import (
     EXTERNAL_SYNC_CYCLES,
     Machine,
@@ -150,9 +150,9 @@ class Transfers:
 
     def _exchanged(
         self, name: str, into: np.ndarray, out: np.ndarray, machine: Machine
-    ) -> list[StepDraft]:
+    ) -> list[ProgramStep]:
         step = Exchange(name, into, out, messages(into, out))
-        return drafts(step, machine.target.name)
+        return program_steps(step, machine.target.name)
 
     def copies(self, ipu: int) -> Body | None:
         """What an IPU sends and receives at the end of a pipeline cycle.
@@ -172,27 +172,17 @@ class Transfers:
         hops = 1
         leaving: Counter[float] = Counter()  # rate of a link -> bytes
         arriving: Counter[float] = Counter()
-        for transfer in self.placement.transfers:
-            if self.placement.ipus[transfer.source] == self.placement.ipus[transfer.target]:
-                continue  # both stages are on one IPU (BERT's tied embedding): it is there already
-            step = 1 if transfer.target > transfer.source else -1
-            for stage in range(transfer.source, transfer.target, step):
-                a, b = self.placement.ipus[stage], self.placement.ipus[stage + step]
-                if a == b or ipu not in (a, b):
-                    continue
-                layout = self.mapping.layout(transfer.storage, transfer.source)
-                if layout is None:
-                    continue
-                hops = max(hops, link_hops(a, b))
-                rate, total = link_rate(target, a, b), int(layout.bytes.sum())
-                crossing.append(Move(transfer.storage, total, a, b))
-                nbytes = self.machines[ipu].whole(layout.bytes)
-                if a == ipu:
-                    sent += nbytes
-                    leaving[rate] += total
-                if b == ipu:
-                    received += nbytes
-                    arriving[rate] += total
+        for storage, layout, a, b in self._crossings(ipu):
+            hops = max(hops, link_hops(a, b))
+            rate, total = link_rate(target, a, b), int(layout.bytes.sum())
+            crossing.append(Move(storage, total, a, b))
+            nbytes = self.machines[ipu].whole(layout.bytes)
+            if a == ipu:
+                sent += nbytes
+                leaving[rate] += total
+            else:
+                received += nbytes
+                arriving[rate] += total
         if not crossing:
             return None
         slowest_tile = max(int(sent.max()), int(received.max())) / target.exchange_bytes_per_cycle
@@ -216,10 +206,23 @@ class Transfers:
             body.touch(storage, 0, 0)
         return body
 
-    def receive(self, storages: Sequence[int], stage: int, body: Body) -> None:
-        """Copies from other IPUs that a phase needs, after a sync with them.
+    def _crossings(self, ipu: int) -> Iterator[tuple[int, Layout, int, int]]:
+        """What an IPU sends or receives: the storage, how it lies, from which IPU and to which."""
+        for transfer in self.placement.transfers:
+            layout = self.mapping.layout(transfer.storage, transfer.source)
+            ipus = self.placement.ipus
+            if layout is None or ipus[transfer.source] == ipus[transfer.target]:
+                continue  # both stages are on one IPU (BERT's tied embedding): it is there already
+            step = 1 if transfer.target > transfer.source else -1
+            for stage in range(transfer.source, transfer.target, step):
+                a, b = ipus[stage], ipus[stage + step]
+                if a != b and ipu in (a, b):
+                    yield transfer.storage, layout, a, b
 
-        The rates and latencies are those of `copies` [JIA].
+    def receive(self, storages: Sequence[int], stage: int, body: Body) -> None:
+        """What other IPUs made for this phase comes over the links.
+
+        After a sync with them ([JIA], as `copies`).
         """
         if not storages:
             return
@@ -229,7 +232,7 @@ class Transfers:
         slowest_tile = int(received.max()) / target.exchange_bytes_per_cycle
         cycles = ceil(link_latency_cycles(target, 1) + max(busiest, slowest_tile))
         body.steps.append(
-            StepDraft(
+            ProgramStep(
                 records.SYNC,
                 f"{body.name}/External",
                 EXTERNAL_SYNC_CYCLES,
@@ -239,7 +242,7 @@ class Transfers:
         name = f"{body.name}/receive"
         none = np.zeros_like(received)
         body.steps.append(
-            StepDraft(
+            ProgramStep(
                 records.GLOBAL_EXCHANGE,
                 name,
                 cycles,

@@ -1,6 +1,6 @@
 """The steps of a weight update.
 
-Weight by weight, with what comes to the chip for it and goes again.
+They go weight by weight, with what comes to the chip for each and goes again.
 
 A weight that is updated in parts (replicated tensor sharding): the gradient was scattered over the
 replicas, each updates its part, and tensors that it keeps whole are gathered from all, behind the
@@ -116,8 +116,8 @@ class WeightUpdates:
     def _take_parts(self, ops: list[OpNode], shard: Shard, body: Body) -> dict[int, Use]:
         """This replica's part of what it keeps whole.
 
-        A dynamic slice on every tile, whose slot is the replica's number. A gradient's came of the
-        scatter, mostly that of all gradients.
+        It is a dynamic slice on every tile, whose slot is the replica's number. A gradient's came
+        of the scatter, mostly that of all gradients.
         """
         first = len(body.steps)
         elements = self.graph.storages[shard.weight].elements

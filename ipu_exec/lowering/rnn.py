@@ -23,7 +23,6 @@ from ipu_exec.machine import Machine
 from profiler.enums import Role
 
 _END = 1 << 30
-GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # torch's modes: RNN with relu, RNN with tanh, LSTM, GRU
 
 
 def repeat(build: Builder, first: int, times: int) -> None:

@@ -106,24 +106,29 @@ def _check(name: str, expected: Any, given: Any) -> None:
     if _kind(expected) != _kind(given):
         _refuse(f"Type mismatch for {name}", _kind(expected), _kind(given))
     if isinstance(expected, TensorLike):
-        if expected.dtype != given.dtype:
-            _refuse(f"Data type mismatch for {name}", expected.dtype, given.dtype)
-        if expected.shape != given.shape:
-            _refuse(
-                f"Shape mismatch for {name}", torch.Size(expected.shape), torch.Size(given.shape)
-            )
+        _check_tensor(name, expected, given)
     elif isinstance(expected, dict):
         _check_keys(name, expected, given)
         for key, item in expected.items():
             _check(f"{name}[{key}]", item, given[key])
     elif isinstance(expected, (list, tuple, StructureLike)):
-        inside, others = _items(expected), _items(given)
-        if len(inside) != len(others):
-            _refuse(f"Length mismatch for {name}", f"{len(inside)} elements", len(others))
-        for index, (item, other) in enumerate(zip(inside, others, strict=True)):
-            _check(f"{name}[{index}]", item, other)
+        _check_items(name, _items(expected), _items(given))
     elif expected != given:
         _refuse(f"Value mismatch for {name}", expected.value, given.value)
+
+
+def _check_tensor(name: str, expected: TensorLike, given: TensorLike) -> None:
+    if expected.dtype != given.dtype:
+        _refuse(f"Data type mismatch for {name}", expected.dtype, given.dtype)
+    if expected.shape != given.shape:
+        _refuse(f"Shape mismatch for {name}", torch.Size(expected.shape), torch.Size(given.shape))
+
+
+def _check_items(name: str, expected: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+    if len(expected) != len(given):
+        _refuse(f"Length mismatch for {name}", f"{len(expected)} elements", len(given))
+    for index, (item, other) in enumerate(zip(expected, given, strict=True)):
+        _check(f"{name}[{index}]", item, other)
 
 
 def _check_keys(name: str, expected: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -144,9 +144,10 @@ class ProfileSession:
 
 
 def _writer(directory: Path, kind: str) -> ProfileWriter:
-    """Of the first of ``kind``, ``kind-2``, ``kind-3`` ... that no other process is writing in.
+    """Of the first of ``kind``, ``kind-2``, ``kind-3`` ...
 
-    ProfileError where that cannot be written, or all are taken.
+    That no other process is writing in. ProfileError where that cannot be written, or all are
+    taken.
     """
     for number in range(1, MOST_BESIDE):
         folder = kind if number == 1 else f"{kind}-{number}"

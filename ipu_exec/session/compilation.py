@@ -1,6 +1,6 @@
 """Compiling as an executor asks for it.
 
-From the user's model and options, through the cache of executables where that is on.
+The way is from the user's model and options, through the cache of executables where that is on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cache of executables.
 
-A directory of compiled models, by what they were compiled from
+It is a directory of compiled models, by what they were compiled from
 (``Options.enableExecutableCaching``).
 
 A cache that does not work costs a warning.
@@ -25,9 +25,9 @@ logger = logging.getLogger("ipu_exec")
 def from_cache(
     directory: str, graph: Graph, options: CompileOptions, compiled: Callable[[], Executable]
 ) -> Executable:
-    """The executable of ``graph`` that the directory has.
+    """The executable of ``graph`` that the directory has, or what ``compiled`` makes.
 
-    Else what ``compiled`` makes, put there.
+    The latter is put there.
     """
     name = executable_file.key(graph, options, registry.by_users())
     path = Path(directory) / f"{name}{executable_file.SUFFIX}"

@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ipu_exec.compiler.executable import Executable
+from ipu_exec.compiler.host_streams import makers as graph_makers
 from ipu_exec.enums import OutputMode
 from profiler import schedules
 
 EVENTS = ("input", "input_complete", "output", "output_complete")
 Counters = dict[str, list[list[float]]]
+_Transfer = tuple[int, int | None]  # task, and the stage that has it
+_MicroBatch = tuple[int, int]  # device iteration, and the micro-batch in it
 Reduce = Callable[[Sequence[float]], float]
 
 
@@ -31,52 +34,8 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     once. An input that nothing reads is not sent: it is complete when it is asked for. Times are
     the schedule's, so they do not differ from call to call.
     """
-    graph, placement = executable.graph, executable.placement
     trace, schedule = executable.timeline.trace, executable.timeline.schedule
-    seconds = 1 / executable.target.clock_hz
-    replicas = executable.options.replicas
     count = int(schedule.micro_batch.max()) + 1
-    across = executable.timeline.costs.across
-
-    def times(kind: int, stage: int | None, micro_batch: int) -> tuple[int, int]:
-        """Start and end of a transfer.
-
-        Without a stage, the start of the first task of the micro-batch, twice.
-        """
-        mine = schedule.micro_batch == micro_batch
-        if stage is not None:
-            found = np.flatnonzero(mine & (schedule.kind == kind) & (schedule.stage == stage))
-            if len(found):
-                carried = _carried(executable, kind, micro_batch % count)
-                return (
-                    int(schedule.start[found[0]]) + carried,
-                    int(schedule.end[found[0]]) + carried,
-                )
-        first = int(schedule.start[mine & ~np.isin(schedule.kind, schedules.BESIDE)].min())
-        return first, first
-
-    def column(
-        kind: int, stage: int | None, end: bool, wanted: Sequence[tuple[int, int]]
-    ) -> list[float]:
-        made = []
-        whole = schedule.head + trace.iterations * trace.iteration_cycles
-        for iteration, micro_batch in wanted:
-            at = (
-                schedule.head
-                + iteration * trace.iteration_cycles
-                + times(kind, stage, micro_batch)[end]
-            )
-            if across and kind == schedules.LOAD and (iteration, micro_batch) == (0, 0):
-                at = schedule.head * end  # before the first device iteration
-            if (
-                across
-                and kind == schedules.UNLOAD
-                and (iteration, micro_batch) == (trace.iterations - 1, count - 1)
-            ):
-                at = whole + schedule.tail * end  # after the last
-            made += [at * seconds] * replicas
-        return made
-
     every = [
         (iteration, micro_batch)
         for iteration in range(trace.iterations)
@@ -86,34 +45,85 @@ def counters(executable: Executable, mode: OutputMode, period: int) -> Counters:
     sent = [(trace.iterations - 1, -1)] if once else every[period - 1 :: period]
     if not executable.options.host_io:  # nothing travels
         every, sent = [], []
-    makers: dict[int, int] = {}
-    for op in graph.ops:
-        for output in op.outputs:
-            if output is not None:
-                makers.setdefault(graph.values[output].storage, op.id)
-    sources: list[tuple[int, int | None]] = []
-    for value in graph.inputs:
-        storage = graph.values[value].storage
-        kind = schedules.LOAD if storage in executable.tree.beside else schedules.STREAM_IN
-        sources.append((kind, placement.home.get(storage)))
-    sinks: list[tuple[int, int | None]] = []
-    for value in graph.outputs:
-        storage = graph.values[value].storage
-        maker = makers.get(storage)
-        kind = schedules.UNLOAD if storage in executable.tree.beside else schedules.STREAM_OUT
-        sinks.append(
-            (kind, placement.home.get(storage, 0) if maker is None else placement.op_stage[maker])
-        )
+    sources, sinks = _sources(executable), _sinks(executable)
+
+    def columns(transfers: list[_Transfer], end: bool, of: list[_MicroBatch]) -> list[list[float]]:
+        return [_column(executable, one, end, of) for one in transfers] or [[]]
+
     return {
-        "input": [column(kind, stage, False, every) for kind, stage in sources] or [[]],
-        "input_complete": [column(kind, stage, True, every) for kind, stage in sources] or [[]],
-        "output": [column(kind, stage, False, sent) for kind, stage in sinks] or [[]],
-        "output_complete": [column(kind, stage, True, sent) for kind, stage in sinks] or [[]],
+        "input": columns(sources, False, every),
+        "input_complete": columns(sources, True, every),
+        "output": columns(sinks, False, sent),
+        "output_complete": columns(sinks, True, sent),
     }
 
 
+def _sources(executable: Executable) -> list[_Transfer]:
+    """Of each input."""
+    graph, beside = executable.graph, executable.tree.beside
+    sources = []
+    for value in graph.inputs:
+        storage = graph.values[value].storage
+        kind = schedules.LOAD if storage in beside else schedules.STREAM_IN
+        sources.append((kind, executable.placement.home.get(storage)))
+    return sources
+
+
+def _sinks(executable: Executable) -> list[_Transfer]:
+    """Of each output."""
+    graph, placement = executable.graph, executable.placement
+    makers = graph_makers(graph)
+    sinks: list[_Transfer] = []
+    for value in graph.outputs:
+        storage = graph.values[value].storage
+        kind = schedules.UNLOAD if storage in executable.tree.beside else schedules.STREAM_OUT
+        home, maker = placement.home.get(storage, 0), makers.get(storage)
+        sinks.append((kind, home if maker is None else placement.op_stage[maker]))
+    return sinks
+
+
+def _column(
+    executable: Executable, transfer: _Transfer, end: bool, micro_batches: list[_MicroBatch]
+) -> list[float]:
+    """Seconds at which a transfer begins, or is at its ``end``, with each micro-batch."""
+    trace, schedule = executable.timeline.trace, executable.timeline.schedule
+    kind, stage = transfer
+    across = executable.timeline.costs.across
+    last = (trace.iterations - 1, int(schedule.micro_batch.max()))
+    seconds: list[float] = []
+    for iteration, micro_batch in micro_batches:
+        within = _times(executable, kind, stage, micro_batch)[end]
+        at = schedule.head + iteration * trace.iteration_cycles + within
+        if across and kind == schedules.LOAD and (iteration, micro_batch) == (0, 0):
+            at = schedule.head * end  # before the first device iteration
+        if across and kind == schedules.UNLOAD and (iteration, micro_batch) == last:
+            at = executable.cycles_per_call - schedule.tail * (not end)  # after the last
+        seconds += [at * (1 / executable.target.clock_hz)] * executable.options.replicas
+    return seconds
+
+
+def _times(
+    executable: Executable, kind: int, stage: int | None, micro_batch: int
+) -> tuple[int, int]:
+    """Start and end of a transfer.
+
+    Without a stage, the start of the first task of the micro-batch, twice.
+    """
+    schedule = executable.timeline.schedule
+    mine = schedule.micro_batch == micro_batch
+    if stage is not None:
+        found = np.flatnonzero(mine & (schedule.kind == kind) & (schedule.stage == stage))
+        if len(found):
+            count = int(schedule.micro_batch.max()) + 1
+            carried = _carried(executable, kind, micro_batch % count)
+            first = found[0]
+            return int(schedule.start[first]) + carried, int(schedule.end[first]) + carried
+    first = int(schedule.start[mine & ~np.isin(schedule.kind, schedules.BESIDE)].min())
+    return first, first
+
+
 def _carried(executable: Executable, kind: int, micro_batch: int) -> int:
-    """Cycles by which a transfer is drawn in another device iteration than its own.
+    """Cycles by which a transfer is drawn outside its own device iteration.
 
     See `schedules.Costs.across`.
     """

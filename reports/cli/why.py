@@ -7,7 +7,7 @@ they add up to it exactly. Only what is on it is worth shortening.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reports.cli import common
 
@@ -33,14 +33,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the page of each profile; the exit code."""
 
     def page(report: Report) -> Page:
-        from profiler.analysis.critical_path import critical_path, entries, waterfall
+        from profiler.analysis.critical_path import critical_path, waterfall
+        from profiler.analysis.waits import longest_waits
         from profiler.records import PHASES
-        from profiler.units import percent
-        from reports.tables import Column, Page, Table, identity, text
+        from profiler.units import cycles, percent
+        from reports.tables import Column, Page, Table, identity, sentence, text
 
         path = critical_path(report)
-        rows = entries(path)
-        rows.insert(0, "what", [describe(row) for row in rows.itertuples(index=False)])
+        rows = longest_waits(report, path)
         table = waterfall(path)
         phases = [phase for phase in PHASES if phase in table.columns]
         by_phase = Table(
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             table,
             (
                 Column("cause", "waits for", text),
-                *(Column(phase, phase) for phase in phases),
+                *(Column(phase, phase, cycles) for phase in phases),
                 Column("cycles", "cycles"),
                 Column("share", "share", percent),
             ),
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
                 Column("share", "share", percent),
                 Column("cycles", "cycles"),
                 Column("ipu", "IPU", identity),
-                Column("what", "what it waits for", text),
+                Column("what", "what it waits for", sentence),
             ),
             title="The longest waits",
             most=common.top(args),
@@ -73,25 +73,3 @@ def run(args: argparse.Namespace) -> int:
 
 def _unit(report: Report) -> str:
     return "a weight update" if report.meta["kind"] == "training" else "a device iteration"
-
-
-_SAYS = {
-    "compute": "stage {stage} computes",
-    "exchange on chip": "stage {stage} exchanges between tiles",
-    "sync": "stage {stage} synchronises",
-    "stash": "stage {stage} stashes and restores",
-    "copy between IPUs": "copies between IPUs",
-    "collective over replicas": "replicas exchange",
-    "host I/O": "the host",
-    "streaming memory": "streaming memory",
-}
-
-
-def describe(row: Any) -> str:
-    """An entry of the path in a few words, the operator or tensor that has most of it last."""
-    said = _SAYS.get(row.cause, row.cause).format(stage=row.stage)
-    if row.stage < 0 and "stage" in said:
-        said = said.replace("stage -1", "the weight update" if row.task == "update" else "all")
-    if row.cycles == row.of_which:
-        return f"{said}: {row.name}"
-    return f"{said}: {row.of_which / row.cycles:.0%} in {row.name}"

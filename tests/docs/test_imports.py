@@ -1,6 +1,6 @@
 """Who may import whom.
 
-The table of docs/architecture.md, read from that page and held against the sources.
+The tables of docs/architecture.md, read from that page and held against the sources.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def table() -> dict[str, set[str]]:
     for package, words in rows:
         if package in OURS and package not in found:
             names = re.findall(
-                r"[a-z_]+", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower()
+                r"[a-z_][a-z_0-9]*", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower()
             )
             found[package] = {package, *names} | set().union(
                 *(COMES_WITH.get(name, set()) for name in names)
@@ -69,6 +70,57 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+ROOMS = "## The rooms of `ipu_exec`"
+
+
+@lru_cache
+def rooms() -> list[tuple[str, ...]]:
+    """The rooms of ipu_exec from top to bottom, each as the names in its row of the page."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.split(ROOMS, 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    return [tuple(re.findall(r"`([^`]+)`", row)) for row in rows]
+
+
+def floor(module: str, order: list[tuple[str, ...]]) -> int:
+    """The row of a module of ipu_exec, counted from the bottom; -1 where it is in none."""
+    _, _, inside = module.partition(".")
+    first, _, rest = (inside or "__init__").partition(".")
+    names = (f"{first}/",) if rest else (f"{first}/", first)
+    rows = [row for row, room in enumerate(reversed(order)) if set(names) & set(room)]
+    return rows[0] if rows else -1
+
+
+def modules(package: str, root: Path = ROOT) -> dict[str, Path]:
+    """Dotted name to file."""
+    found = {}
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+@lru_cache
+def arrows(package: str, root: Path = ROOT) -> dict[str, set[str]]:
+    """Modules of the package that each of its modules imports, for type checkers too."""
+    files = modules(package, root)
+    found: dict[str, set[str]] = {}
+    for module, path in files.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        targets = set()
+        for name in names:
+            while name and name not in files:
+                name = name.rpartition(".")[0]
+            targets.add(name)
+        found[module] = targets - {module, ""}
+    return found
+
+
 SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 
 
@@ -98,8 +150,51 @@ def test_a_module_imports_only_what_its_package_may(path: Path) -> None:
             )
 
 
+def test_every_file_of_ipu_exec_has_a_room() -> None:
+    order = rooms()
+    assert len(order) > 5
+    homeless = [module for module in modules("ipu_exec") if floor(module, order) < 0]
+    assert not homeless, f"{ROOMS} of docs/architecture.md has no row for {homeless}"
+
+
+@pytest.mark.parametrize("module", modules("ipu_exec"))
+def test_imports_inside_ipu_exec_point_downwards(module: str) -> None:
+    order = rooms()
+    for target in sorted(arrows("ipu_exec")[module]):
+        assert floor(target, order) <= floor(module, order), (
+            f"{module} imports {target}, which is in a room above it (docs/architecture.md)"
+        )
+
+
+def test_upward_arrows_are_seen(tmp_path: Path) -> None:
+    room = tmp_path / "ipu_exec" / "lowering"
+    room.mkdir(parents=True)
+    (tmp_path / "ipu_exec" / "__init__.py").touch()
+    (tmp_path / "ipu_exec" / "enums.py").touch()
+    (room / "__init__.py").touch()
+    (room / "one.py").write_text(
+        "from ipu_exec.lowering import two\nfrom ipu_exec.enums import A\n"
+    )
+    (room / "two.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+        "    from ipu_exec.lowering.one import B\n"
+    )
+    found = arrows("ipu_exec", tmp_path)
+    assert found["ipu_exec.lowering.one"] == {"ipu_exec.lowering.two", "ipu_exec.enums"}
+    assert found["ipu_exec.lowering.two"] == {"ipu_exec.lowering.one"}
+    order = rooms()
+    levels = [
+        floor(f"ipu_exec.{name}", order)
+        for name in ("errors", "lowering.plan", "capture.step", "compiler.passes", "numerics.loop")
+    ]
+    assert levels == sorted(set(levels))
+    assert levels[-1] < floor("ipu_exec.options", order) < floor("ipu_exec.session.executor", order)
+    assert floor("ipu_exec.session.executor", order) < floor("ipu_exec", order)
+    assert floor("ipu_exec.nowhere", order) == floor("ipu_exec.nowhere.file", order) == -1
+
+
 # Packages within which every import points down: no circles, those for type checkers included.
-NO_CIRCLES = ("profiler", "viewer", "reports")
+NO_CIRCLES = ("profiler", "ipu_exec", "viewer", "reports")
 
 
 def modules_of(package: Path) -> dict[str, Path]:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import ipu_exec
+from ipu_exec.compiler.code_on_tiles import STACK_BYTES
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.memory import STACK_BYTES
 from ipu_exec.lowering import lower
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.layouts import linear_layout

@@ -18,7 +18,7 @@ import profiler
 from ipu_exec import PipelinedExecution, ShardedExecution
 from ipu_exec.compiler.block_rows import block_rows
 from ipu_exec.compiler.executable import Executable
-from ipu_exec.compiler.memory import find_overflow, tile_bytes
+from ipu_exec.compiler.overflow import find_overflow, tile_bytes
 from ipu_exec.compiler.profile_rows import op_rows, rows, stage_rows
 from ipu_exec.lowering.plan import Compute, Exchange
 from ipu_exec.session.compilation import compile_step

@@ -215,3 +215,25 @@ def test_what_runs_before_the_first_block_is_on_ipu_0(caplog: pytest.LogCaptureF
         assert "enablePipelining set to value 1" in caplog.text
         assert " first/Gemm:0 [float32(2, 8), mode(Pipelined), ipu(0), stage(0)]" in caplog.text
         assert " second/Gemm:0 [float32(2, 8), mode(Pipelined), ipu(1), stage(1)]" in caplog.text
+
+
+class Tied(torch.nn.Module):
+    """One weight, used in both Blocks, and trained by what the later one does with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x):
+        with ipu_exec.Block("A"):
+            x = x @ self.weight.detach()
+        with ipu_exec.Block("B"):
+            return (x @ self.weight).sum()
+
+
+def test_an_accumulator_is_beside_its_weight_whichever_stage_adds_to_it_first():
+    graph = graph_of(Tied(), torch.ones(2, 8))
+    placement = place(graph, [StagePlace(0, ("A",)), StagePlace(1, ("B",))], pipelined=True)
+    (weight,) = [s for s in graph.storages.values() if s.role == "weight"]
+    (accumulator,) = [s for s in graph.storages.values() if s.role == "accumulator"]
+    assert placement.home[weight.id] == placement.home[accumulator.id] == 0

@@ -1,0 +1,277 @@
+"""Code, vertex state and stacks on the tiles, and which Blocks share code.
+
+Equal operators share their code and the state of their vertices, and so do the turns of a loop
+within one (time steps, serial splits): the compiler outlines what repeats, and a tile has one call
+for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ipu_exec.compiler.bodies import Body, ProgramStep
+from ipu_exec.graph import Graph, OpNode
+from ipu_exec.lowering import vertex_info
+from ipu_exec.lowering.plan import Compute, Exchange, Plan
+from ipu_exec.lowering.vertices import FIELD_BYTES, STATE_BYTES
+from profiler import records
+from profiler.enums import Role
+
+# Six workers' and the supervisor's (docs/memory-model.md#contents-of-a-tile).
+STACK_BYTES = 6 * 0x200 + 0x80
+# Code in instructions of 4 bytes (docs/memory-model.md#measured-sizes). Exchange: about 3 a
+# received fragment (its sender, where it goes, how much) and 1-2 a send, here one that says where
+# and one for each 64 words.
+INSTRUCTION_BYTES = 4
+RECEIVE_INSTRUCTIONS = 3
+SEND_BYTES = 256
+# Control: estimates. A tile has code for the steps that it takes part in and a sync for the others'
+# exchanges.
+RUN_INSTRUCTIONS = 2  # a vertex: where its state is, and run
+COMPUTE_INSTRUCTIONS = 2  # a compute set: wait for the workers, return
+EXCHANGE_INSTRUCTIONS = 3  # an exchange: sync, call of its code, return
+SYNC_INSTRUCTIONS = 1  # a tile that takes no part in it
+CALL_INSTRUCTIONS = 3  # an operator: its code is kept once and called from where it is used
+EXTERNAL_EXCHANGE_INSTRUCTIONS = (
+    24  # estimate: packet set-up of one copy to or from another IPU or the host
+)
+PACKET_BYTES = 1024  # to the host, at most (estimate)
+HEADER_BYTES = 8  # of each: [TUT4]'s 12.1 KiB are 8 bytes a tile that sends a part of its result
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Pieces of code by what they are (`_Digests`).
+
+    The Blocks whose operators run one, and its variables on each IPU that has it; and the bytes of
+    control code on every tile that an operator's calls of them take. An operator of no Block has
+    the number -1 for it.
+    """
+
+    blocks: Mapping[tuple[int, ...], set[int]] = field(default_factory=dict)
+    variables: Mapping[tuple[int, ...], list[list[int]]] = field(default_factory=dict)
+    calls: Mapping[int, int] = field(default_factory=dict)
+    first: Mapping[int, int] = field(default_factory=dict)  # step -> the first that runs its code
+
+    def by_block(self, count: int, block_of: Callable[[int], int]) -> dict[str, list[Any]]:
+        """The code of each Block, and the code that Blocks share.
+
+        ``calls``: bytes on each tile of every Block's operators (``block_of`` gives an operator's
+        Block). ``shared``: Blocks, ids of the variables with the code that exactly these have in
+        common, and ids of the same on further IPUs. Code that operators outside all Blocks run too
+        is left out.
+        """
+        found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        for key, users in self.blocks.items():
+            if -1 in users or key not in self.variables:
+                continue
+            once, again = found.setdefault(tuple(sorted(users)), ([], []))
+            first, *others = self.variables[key]
+            once += first
+            again += [id for ids in others for id in ids]
+        shared = [(list(blocks), once, again) for blocks, (once, again) in sorted(found.items())]
+        calls = [0] * (count + 1)  # the last: of no Block
+        for op, nbytes in self.calls.items():
+            calls[block_of(op)] += nbytes
+        return {"calls": calls[:count], "shared": shared}
+
+
+class Add(Protocol):
+    """Adds an always-live variable of an IPU; gives its id, or None where it has no byte."""
+
+    def __call__(  # noqa: D102  (the class says it)
+        self,
+        name: str,
+        category: str,
+        role: str,
+        tile_bytes: np.ndarray,
+        *,
+        op: int = -1,
+        stage: int = -1,
+        step: int = -1,
+    ) -> int | None: ...
+
+
+class SharedCode:
+    """A `Code` in the making, over all IPUs."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.blocks: dict[tuple[int, ...], set[int]] = {}
+        self.variables: dict[tuple[int, ...], list[list[int]]] = {}
+        self.calls: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+
+    def code(self) -> Code:
+        """What was gathered."""
+        return Code(self.blocks, self.variables, self.calls, self.first)
+
+
+class CodeOfIpu:
+    """Adds the variables of code of one IPU, body by body."""
+
+    def __init__(self, shared: SharedCode, tiles: int, add: Add) -> None:
+        self.shared, self.graph, self.add = shared, shared.graph, add
+        self.control = np.zeros(tiles, np.int64)
+        self.on_tile: dict[str, np.ndarray] = {}  # vertex type -> tiles that have its code
+        self.seen: set[tuple[int, ...]] = set()
+        self.first_of: dict[tuple[int, ...], int] = {}  # code -> the first step that runs it
+        self.digests = _Digests()
+
+    def body(self, body: Body, first_step: int) -> None:
+        """Of its steps, ids from ``first_step`` on, and of the constants of its plans."""
+        called: tuple[int, int] | None = None
+        for step_id, step in enumerate(body.steps, first_step):
+            if step.plan is not None and (step.op, id(step.plan)) != called:
+                called = (step.op, id(step.plan))
+                self._call(step.op)
+            self._step(body, step, step_id)
+        for plan, users in _plans(body):
+            if plan.constants is not None:
+                self._constants(plan, plan.constants, users, body.stage)
+
+    def rest(self) -> None:
+        """What all bodies have in common: code of vertices, control code, stacks."""
+        for name, mask in sorted(self.on_tile.items()):
+            self.add(name, "vertexCode", Role.PROGRAM, mask * np.int64(vertex_info(name)[0]))
+        self.add("control code", "controlCode", Role.PROGRAM, self.control)
+        stack = np.full(len(self.control), STACK_BYTES, np.int64)
+        self.add("stack", "stack", Role.PROGRAM, stack)
+
+    def _call(self, op: int) -> None:
+        nbytes = CALL_INSTRUCTIONS * INSTRUCTION_BYTES
+        self.control += nbytes
+        self.shared.calls[op] = self.shared.calls.get(op, 0) + nbytes
+
+    def _step(self, body: Body, step: ProgramStep, step_id: int) -> None:
+        op = self.graph.ops[step.op] if step.op >= 0 else None
+        key = self.digests.of(step, op)
+        self.shared.first[step_id] = self.first_of.setdefault(key, step_id)
+        if step.plan is not None:
+            self.shared.blocks.setdefault(key, set()).add(op.block if op is not None else -1)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        for vertices in step.vertices:
+            nowhere = np.zeros_like(self.control, bool)
+            before = self.on_tile.get(vertices.type, nowhere)
+            self.on_tile[vertices.type] = before | (vertices.count > 0)
+        self.control += INSTRUCTION_BYTES * _control_instructions(step)
+        ids = [] if step.type == records.SYNC else self._step_code(body, step, step_id)
+        if step.plan is not None and ids:
+            self.shared.variables.setdefault(key, []).append(ids)
+
+    def _constants(self, plan: Plan, constants: np.ndarray, users: list[int], stage: int) -> None:
+        key = (id(plan), -1)
+        blocks = (self.graph.ops[op].block for op in users)
+        self.shared.blocks.setdefault(key, set()).update(blocks)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        name = f"{self.graph.ops[users[-1]].name}/worklists"
+        number = self.add(name, "constant", Role.PROGRAM, constants, op=users[-1], stage=stage)
+        if number is not None:
+            self.shared.variables.setdefault(key, []).append([number])
+
+    def _step_code(self, body: Body, step: ProgramStep, step_id: int) -> list[int]:
+        """Vertex state, fields and exchange code of a step: ids of its variables."""
+        about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
+        found = []
+        for what, category, nbytes in _code_bytes(step):
+            found.append(self.add(f"{step.name}/{what}", category, Role.PROGRAM, nbytes, **about))
+        return [number for number in found if number is not None]
+
+
+def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
+    """What of the step is in code, its category, and bytes on each tile."""
+    if step.vertices:
+        count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
+        yield "vertex state", "vertexInstanceState", count * STATE_BYTES
+        yield "vertex fields", "vertexFieldData", count * FIELD_BYTES
+    if step.bytes_in is None or step.bytes_out is None:
+        return
+    if step.type == records.DO_EXCHANGE:
+        whole = (step.bytes_in > 0).astype(np.int64)
+        received = step.fragments if step.fragments is not None else whole
+        sends = np.where(step.bytes_out > 0, 1 + -(-step.bytes_out // SEND_BYTES), 0)
+        code = INSTRUCTION_BYTES * (RECEIVE_INSTRUCTIONS * received + sends)
+        yield "exchange code", "internalExchangeCode", code
+        return
+    takes_part = ((step.bytes_in > 0) | (step.bytes_out > 0)).astype(np.int64)
+    between = step.type == records.GLOBAL_EXCHANGE
+    category = "globalExchangeCode" if between else "hostExchangeCode"
+    yield (
+        "exchange code",
+        category,
+        takes_part * INSTRUCTION_BYTES * EXTERNAL_EXCHANGE_INSTRUCTIONS,
+    )
+    if not between:
+        headers = -(-step.bytes_out // PACKET_BYTES) * HEADER_BYTES
+        yield "packet headers", "hostExchangePacketHeader", headers
+
+
+class _Digests:
+    """What tells steps apart that are different code.
+
+    Plans are cached and live on, so their ids tell them apart.
+    """
+
+    def __init__(self) -> None:
+        self._plans: dict[int, int] = {}
+
+    def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
+        """Equal for steps that are the same code.
+
+        Over tiles the same, in operators that are the same in all steps.
+
+        Operators whose outline attributes differ are not (PopART's ``__outline``).
+        """
+        if step.plan is None:
+            return (id(step),)
+        if id(step.plan) not in self._plans:
+            parts = tuple(_digest(part) for part in step.plan.steps)
+            self._plans[id(step.plan)] = hash((op.aten if op is not None else "", parts))
+        outline = hash(op.attributes.outline) if op is not None else 0
+        return (
+            self._plans[id(step.plan)],
+            outline,
+            hash(step.type),
+            _digest(step.plan.steps[step.part]),
+        )
+
+
+def _digest(step: Compute | Exchange) -> int:
+    if isinstance(step, Compute):
+        return hash((step.cycles.tobytes(), *((v.type, v.count.tobytes()) for v in step.vertices)))
+    return hash(
+        (
+            step.bytes_in.tobytes(),
+            step.bytes_out.tobytes(),
+            step.fragments.tobytes(),
+            step.shared_bus,
+        )
+    )
+
+
+def _control_instructions(step: ProgramStep) -> np.ndarray | int:
+    """Of one step, over tiles."""
+    if step.vertices:
+        count = sum((v.count for v in step.vertices), np.zeros_like(step.vertices[0].count))
+        return np.where(count > 0, COMPUTE_INSTRUCTIONS + RUN_INSTRUCTIONS * count, 0)
+    if step.bytes_in is None or step.bytes_out is None:
+        return 0  # a sync belongs to the exchange after it
+    takes_part = (step.bytes_in > 0) | (step.bytes_out > 0)
+    return np.where(takes_part, EXCHANGE_INSTRUCTIONS, SYNC_INSTRUCTIONS)
+
+
+def _plans(body: Body) -> list[tuple[Plan, list[int]]]:
+    """The plans of a body, each with the operators that have it."""
+    found: dict[int, tuple[Plan, list[int]]] = {}
+    for step in body.steps:
+        if step.plan is not None:
+            found.setdefault(id(step.plan), (step.plan, []))[1].append(step.op)
+    return list(found.values())

@@ -1,0 +1,123 @@
+"""From when to when a tensor is on an IPU, as intervals of positions.
+
+The IPU's steps in program order.
+"""
+
+from __future__ import annotations
+
+from ipu_exec.compiler.bodies import Body, ProgramTree
+from ipu_exec.compiler.placement import Placement, Transfer
+from profiler import schedules
+from profiler.enums import Direction
+
+_PART = {
+    schedules.STREAM_IN: Direction.FORWARD,
+    schedules.FORWARD: Direction.FORWARD,
+    schedules.REDUCE: Direction.UPDATE,
+    schedules.UPDATE: Direction.UPDATE,
+}
+_EARLY = (schedules.STREAM_IN, schedules.FORWARD)
+Span = tuple[int, int]  # first and last position
+
+
+class Lifetimes:
+    """Of tensors on one IPU. ``bodies``: the IPU's, each with its first position."""
+
+    def __init__(
+        self, placement: Placement, tree: ProgramTree, bodies: list[tuple[Body, int]]
+    ) -> None:
+        self.placement, self.tree, self.bodies = placement, tree, bodies
+
+    def of(self, storage: int, stage: int) -> list[Span]:
+        """Intervals in which a stage has the tensor.
+
+        A stashed one lives in the forward until it was copied away, and again in the backward from
+        where it was restored; one that is recomputed dies and is made again. One that comes from
+        another IPU was received at the end of the cycle before: it is there from the first step on,
+        and at the copy.
+        """
+        if storage in self.tree.moving:
+            return self._while_on_chip(storage, stage)
+        spans, copied = self._spans(storage, stage)
+        intervals = self._intervals(storage, stage, spans)
+        if not intervals:
+            return [copied] if copied else []
+        if self._arrives(storage, stage):
+            intervals[0] = (0, intervals[0][1])
+            again = copied is not None and copied[0] > intervals[-1][1]
+            return [*intervals, copied] if copied and again else intervals
+        if copied:
+            sent_late = _direction(self.placement, storage, stage) == Direction.BACKWARD
+            index = -1 if sent_late else 0
+            intervals[index] = (intervals[index][0], max(intervals[index][1], copied[1]))
+        return intervals
+
+    def _spans(self, storage: int, stage: int) -> tuple[dict[int, Span], Span | None]:
+        """Where the bodies of each task touch it; and where it is copied between IPUs."""
+        spans: dict[int, Span] = {}
+        copied: Span | None = None
+        for body, at in self.bodies:
+            if storage not in body.touched or body.stage not in (stage, -1):
+                continue
+            first, last = body.touched[storage]
+            if body.task == schedules.COPY:
+                copied = (at + first, at + last)
+            else:
+                spans[body.task] = _union(spans.get(body.task), (at + first, at + last))
+        return spans, copied
+
+    def _intervals(self, storage: int, stage: int, spans: dict[int, Span]) -> list[Span]:
+        """One, or two where it is away (or not yet made again) in between."""
+        twice = (self.tree.stashed, self.tree.recomputed)
+        if not any(storage in by_stage.get(stage, ()) for by_stage in twice):
+            return [_span(list(spans.values()))] if spans else []
+        early = [span for task, span in spans.items() if task in _EARLY]
+        late = [span for task, span in spans.items() if task not in _EARLY]
+        return [_span(part) for part in (early, late) if part]
+
+    def _arrives(self, storage: int, stage: int) -> bool:
+        """Whether it comes from another stage; phases receive at their beginning."""
+        return not self.placement.phases and any(
+            t.storage == storage and t.source != stage and stage in _reached(t)
+            for t in self.placement.transfers
+        )
+
+    def _while_on_chip(self, storage: int, stage: int) -> list[Span]:
+        """From being loaded (or made) to being stored (or last read).
+
+        In phased execution phase by phase, or until the end of the forward or backward; else in the
+        forward, in recomputation with backward, and in the update.
+        """
+        spans: dict[int | str, Span] = {}
+        for number, (body, at) in enumerate(self.bodies):
+            if storage in body.touched and body.stage in (stage, -1):
+                first, last = body.touched[storage]
+                part = _PART.get(body.task, Direction.BACKWARD)
+                turns = body.stage in self.tree.turning and body.task in (
+                    schedules.FORWARD,
+                    schedules.BACKWARD,
+                )
+                phased = self.placement.phases and self.tree.moving[storage]
+                key = ("turn" if turns else number) if phased else part
+                spans[key] = _union(spans.get(key), (at + first, at + last))
+        return list(spans.values())
+
+
+def _reached(transfer: Transfer) -> range:
+    source, target = transfer.source, transfer.target
+    return range(source, target + 1) if target > source else range(target, source + 1)
+
+
+def _direction(placement: Placement, storage: int, stage: int) -> str:
+    return next(
+        (t.direction for t in placement.transfers if t.storage == storage and t.source == stage),
+        Direction.FORWARD,
+    )
+
+
+def _union(a: Span | None, b: Span) -> Span:
+    return b if a is None else (min(a[0], b[0]), max(a[1], b[1]))
+
+
+def _span(parts: list[Span]) -> Span:
+    return min(first for first, _ in parts), max(last for _, last in parts)

@@ -1,0 +1,157 @@
+"""Whether the tiles hold everything.
+
+The most bytes at one step on each, and the worst tile over a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipu_exec.compiler.bodies import ProgramTree
+from ipu_exec.machine import Target
+from profiler import records
+from profiler.memory import including_gaps
+
+_CODE = (
+    "vertexCode",
+    "controlCode",
+    "internalExchangeCode",
+    "globalExchangeCode",
+    "hostExchangeCode",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """The tile that is fullest beyond what it has, at its worst step."""
+
+    ipu: int
+    tile: int
+    position: int
+    step: str
+    what: str  # "tile memory", or the region that is too small
+    limit: int
+    bytes_over: int
+    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the five largest things live there
+
+
+@dataclass(frozen=True, slots=True)
+class TileBytes:
+    """The most bytes at one step on each tile of an IPU, and the first such step.
+
+    Both are arrays over tiles.
+    """
+
+    ipu: int
+    variables: Sequence[records.Variable]
+    plain: np.ndarray
+    plain_at: np.ndarray
+    interleaved: np.ndarray
+    interleaved_at: np.ndarray
+    used: np.ndarray  # of both regions together
+    used_at: np.ndarray
+    total: np.ndarray  # the extent, including gaps (`profiler.memory`)
+
+
+def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[TileBytes]:
+    """Of each IPU that has variables. Each region is packed at its own worst step."""
+    found = []
+    for ipu in sorted({variable.ipu for variable in variables}):
+        here = [variable for variable in variables if variable.ipu == ipu]
+        plain, plain_at = _peaks([v for v in here if not v.interleaved], target.tiles)
+        interleaved, interleaved_at = _peaks([v for v in here if v.interleaved], target.tiles)
+        total = including_gaps(plain, interleaved, target.region0_bytes)
+        both = _peaks(here, target.tiles) if interleaved.any() else (plain, plain_at)
+        found.append(
+            TileBytes(ipu, here, plain, plain_at, interleaved, interleaved_at, *both, total)
+        )
+    return found
+
+
+def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMemory]:
+    """The profile's rows of it."""
+    for one in tiles:
+        always = np.zeros(target.tiles, dtype=np.int64)
+        for variable in one.variables:
+            if variable.always_live:
+                always += variable.tile_bytes
+        over = np.maximum(one.total - target.bytes_per_tile, 0)
+        columns = (one.total, one.used, always, over)
+        for tile, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+            yield records.TileMemory(one.ipu, tile, *values)
+
+
+def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> Overflow | None:
+    """The worst tile over a limit, or None.
+
+    Two limits (docs/memory-model.md#gaps): the whole tile, gaps included as
+    `profiler.memory.including_gaps` counts them, so that it stops exactly where ``Report.tiles``
+    has an overflow; and region 0, the only place for code.
+    """
+    worst: Overflow | None = None
+    for one in tiles:
+        code, code_at = _peaks([v for v in one.variables if v.category in _CODE], target.tiles)
+        total = one.total
+        gap = (one.interleaved > 0) & (
+            one.plain <= target.region0_bytes
+        )  # then region 1 alone decides
+        whole = "tile memory with its gap" if gap[int(total.argmax())] else "tile memory"
+        for what, taken, at, limit in (
+            (whole, total, one.used_at, target.bytes_per_tile),
+            ("region 0 (the only place for code)", code, code_at, target.region0_bytes),
+        ):
+            tile = int(taken.argmax())
+            over = int(taken[tile]) - limit
+            if over > 0 and (worst is None or over > worst.bytes_over):
+                counted = (
+                    [v for v in one.variables if v.category in _CODE]
+                    if taken is code
+                    else one.variables
+                )
+                worst = _overflow(counted, tree, one.ipu, tile, int(at[tile]), what, limit, over)
+    return worst
+
+
+def _overflow(
+    counted: Sequence[records.Variable],
+    tree: ProgramTree,
+    ipu: int,
+    tile: int,
+    at: int,
+    what: str,
+    limit: int,
+    over: int,
+) -> Overflow:
+    """With the five largest things that are live there."""
+    names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
+    live = sorted(
+        (
+            (int(v.tile_bytes[tile]), v.name)
+            for v in counted
+            if v.start <= at < v.stop and v.tile_bytes[tile]
+        ),
+        reverse=True,
+    )
+    largest = tuple((name, size) for size, name in live[:5])
+    return Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, largest)
+
+
+def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per tile, the most bytes live at one step and the first step at which they are.
+
+    One running sum.
+    """
+    changes: dict[int, np.ndarray] = {}
+    for variable in variables:
+        for at, sign in ((variable.start, 1), (variable.stop, -1)):
+            changes[at] = changes.get(at, 0) + sign * variable.tile_bytes
+    level, peak = np.zeros(tiles, np.int64), np.zeros(tiles, np.int64)
+    position = np.zeros(tiles, np.int64)
+    for at in sorted(changes):
+        level = level + changes[at]
+        higher = level > peak
+        peak[higher], position[higher] = level[higher], at
+    return peak, position

@@ -1,0 +1,31 @@
+"""The longest waits in words: who, what, which tensors, between whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import profiler
+from profiler.analysis.critical_path import critical_path
+from profiler.analysis.waits import longest_waits
+
+
+def test_the_demo_waits_for_the_host_and_for_its_slowest_stage(demo: Path) -> None:
+    report = profiler.open_report(demo / "training")
+    rows = longest_waits(report, critical_path(report))
+    assert rows["cycles"].is_monotonic_decreasing
+    first, second = rows["what"].tolist()[:2]
+    assert first.startswith("from the host: input.0 ")
+    assert second.startswith("stage 1 computes; most in layer2/conv/")
+    copies = next(words for words in rows["what"] if words.startswith("copies between IPU"))
+    assert copies.startswith("copies between IPU 1 and 0 and 2: layer1/relu:0 ")
+
+
+def test_what_a_step_moves_adds_up_to_its_bytes(demo: Path) -> None:
+    """`moved_tensors` against bytes over tiles, of streams and of copies between IPUs."""
+    report = profiler.open_report(demo / "training")
+    steps = report.program_steps().set_index("step")
+    by_step = report.moved_tensors.groupby("step")["bytes"].sum()
+    assert len(by_step) > 4
+    for step, nbytes in by_step.items():
+        row = steps.loc[step]
+        assert nbytes == row["bytes_in"] + row["bytes_out"], row["name"]
