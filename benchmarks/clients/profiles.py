@@ -1,4 +1,4 @@
-"""The profiles that clients are asked of: the demo's pipeline, its network on one IPU, BERT-Base."""
+"""The profiles that clients read: the demo's pipeline, its network on one IPU, BERT-Base."""
 
 from __future__ import annotations
 
@@ -70,5 +70,3 @@ def _write(
             writer.add(batch)
         writer.add([Run(0, "run 0", 0, 0, 0, 1)])
         return writer.publish()
-
-
