@@ -11,12 +11,35 @@ tiles unless said.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from profiler import liveness
 from profiler.liveness import Intervals
+
+CODE = (  # categories of what must lie in region 0
+    "vertexCode",
+    "controlCode",
+    "internalExchangeCode",
+    "globalExchangeCode",
+    "hostExchangeCode",
+)
+CODE_REGION = "region 0 (the only place for code)"
+MOST_NAMED = 5  # things on a tile that does not fit
+
+
+def largest(live: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The `MOST_NAMED` largest of (name, bytes); of equal ones, by name."""
+    return tuple(sorted(live, key=lambda one: (-one[1], one[0]))[:MOST_NAMED])
+
+
+def what_fills(named: tuple[tuple[str, int], ...], always_live: int, limit: int) -> str:
+    """What lies on a tile that does not fit, in two sentences. Units: bytes."""
+    things = "; ".join(f"{name} {size:,} B" for name, size in named)
+    count = "five largest things" if len(named) == MOST_NAMED else "largest things"
+    return f"{always_live:,} of the {limit:,} are always live. The {count} there: {things}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,9 @@ def _on_tiles(report: profiler.Report, types: tuple[str, ...]) -> int:
         if vectors["cycles"] is not None:
             total += int(vectors["cycles"].sum()) * len(rows)
             continue
-        both = (vectors[name] for name in ("bytes_in", "bytes_out"))
-        moved = [bytes_of > 0 for bytes_of in both if bytes_of is not None]
+        moved = [
+            vectors[name] > 0 for name in ("bytes_in", "bytes_out") if vectors[name] is not None
+        ]
         tiles = int(np.logical_or.reduce(moved).sum()) if moved else report.target.tiles_per_ipu
         total += tiles * int(rows["cycles"].sum())
     return total

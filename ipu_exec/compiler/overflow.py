@@ -13,15 +13,7 @@ import numpy as np
 from ipu_exec.compiler.bodies import ProgramTree
 from ipu_exec.machine import Target
 from profiler import records
-from profiler.memory import including_gaps
-
-_CODE = (
-    "vertexCode",
-    "controlCode",
-    "internalExchangeCode",
-    "globalExchangeCode",
-    "hostExchangeCode",
-)
+from profiler.memory import CODE, CODE_REGION, including_gaps, largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +27,8 @@ class Overflow:
     what: str  # "tile memory", or the region that is too small
     limit: int
     bytes_over: int
-    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the five largest things live there
+    always_live: int  # bytes of what counts there
+    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the largest things live there
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +58,8 @@ def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[Ti
         interleaved, interleaved_at = _peaks([v for v in here if v.interleaved], target.tiles)
         total = including_gaps(plain, interleaved, target.region0_bytes)
         both = _peaks(here, target.tiles) if interleaved.any() else (plain, plain_at)
-        found.append(
-            TileBytes(ipu, here, plain, plain_at, interleaved, interleaved_at, *both, total)
-        )
+        regions = (plain, plain_at, interleaved, interleaved_at)
+        found.append(TileBytes(ipu, here, *regions, *both, total))
     return found
 
 
@@ -93,7 +85,7 @@ def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> 
     """
     worst: Overflow | None = None
     for one in tiles:
-        code, code_at = _peaks([v for v in one.variables if v.category in _CODE], target.tiles)
+        code, code_at = _peaks([v for v in one.variables if v.category in CODE], target.tiles)
         total = one.total
         gap = (one.interleaved > 0) & (
             one.plain <= target.region0_bytes
@@ -101,13 +93,13 @@ def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> 
         whole = "tile memory with its gap" if gap[int(total.argmax())] else "tile memory"
         for what, taken, at, limit in (
             (whole, total, one.used_at, target.bytes_per_tile),
-            ("region 0 (the only place for code)", code, code_at, target.region0_bytes),
+            (CODE_REGION, code, code_at, target.region0_bytes),
         ):
             tile = int(taken.argmax())
             over = int(taken[tile]) - limit
             if over > 0 and (worst is None or over > worst.bytes_over):
                 counted = (
-                    [v for v in one.variables if v.category in _CODE]
+                    [v for v in one.variables if v.category in CODE]
                     if taken is code
                     else one.variables
                 )
@@ -125,18 +117,12 @@ def _overflow(
     limit: int,
     over: int,
 ) -> Overflow:
-    """With the five largest things that are live there."""
+    """With the largest things that are live there."""
     names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
-    live = sorted(
-        (
-            (int(v.tile_bytes[tile]), v.name)
-            for v in counted
-            if v.start <= at < v.stop and v.tile_bytes[tile]
-        ),
-        reverse=True,
-    )
-    largest = tuple((name, size) for size, name in live[:5])
-    return Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, largest)
+    live = [v for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]]
+    always = sum(int(v.tile_bytes[tile]) for v in live if v.always_live)
+    named = largest((v.name, int(v.tile_bytes[tile])) for v in live)
+    return Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, always, named)
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 A value is a table of nodes, each made of scalars and of references to nodes before it (so that what
 was shared is shared again, and nothing refers to itself), and a table of arrays. Classes are this
-project's dataclasses and enumerations, of the modules in `MODULES`, by name; they are filled
+project's dataclasses and enumerations, of listed modules, by name; they are filled
 without running their constructors, and each field must be what its annotation says. Sizes are
 compared with what the file has before anything is allocated.
 """
@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import importlib
 import math
+import pkgutil
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -23,17 +24,11 @@ import numpy as np
 import torch
 
 # Where the classes of a compiled program are. Nothing else is imported for a file.
+PACKAGES = ("ipu_exec.compiler", "ipu_exec.lowering")  # all their modules
 MODULES = (
     "ipu_exec.graph",
     "ipu_exec.enums",
     "ipu_exec.machine",
-    "ipu_exec.lowering.plan",
-    "ipu_exec.compiler.bodies",
-    "ipu_exec.compiler.executable",
-    "ipu_exec.compiler.memory",
-    "ipu_exec.compiler.options",
-    "ipu_exec.compiler.placement",
-    "ipu_exec.compiler.schedule",
     "ipu_exec.replica_groups",
     "ipu_exec.session.arguments",
     "profiler.enums",
@@ -138,7 +133,7 @@ class _Apart:
 def _name(kind: type) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if _classes().get(name) is not kind:
-        raise TypeError(f"a {name} cannot be stored: its module is not in plain_values.MODULES")
+        raise TypeError(f"a {name} cannot be stored: plain_values.MODULES lacks its module")
     return name
 
 
@@ -276,9 +271,14 @@ def _listed(said: Any, length: int | None = None) -> list[Any]:
 
 @cache
 def _classes() -> dict[str, type]:
-    """Dataclasses and enumerations of `MODULES` by their full names."""
+    """Dataclasses and enumerations of `MODULES` and `PACKAGES` by their full names."""
+    within = [
+        f"{package}.{module.name}"
+        for package in PACKAGES
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__)
+    ]
     found = {}
-    for name in MODULES:
+    for name in (*MODULES, *within):
         for kind in vars(importlib.import_module(name)).values():
             if isinstance(kind, type) and kind.__module__ == name and _is_record(kind):
                 found[f"{name}.{kind.__qualname__}"] = kind

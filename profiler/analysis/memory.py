@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def fullest_tiles(report: Report) -> np.ndarray:
-    """Bytes that each IPU's fullest tile uses, in one replica: int64[ipu].
+    """Bytes that each IPU's fullest tile uses, in one replica.
 
-    Of a tile that overflows its extent.
+    The extent of one that overflows: int64[ipu].
     """
     found = []
     for ipu in range(report.target.ipus_per_replica):

@@ -152,7 +152,7 @@ def _in_program_order(operations: list[Operation]) -> list[Operation]:
 
 
 class OperationAnalysis:
-    """All operations of a report, in the program's order of their first steps.
+    """All operations of a report, in the order in which their first steps are in the program.
 
     One without steps (a view) follows the one before it.
     """

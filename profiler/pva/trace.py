@@ -103,7 +103,7 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
 def _home(call: Event, threads: dict[tuple[int, int], list[Event]]) -> list[Event]:
     """The events among which a call of the model is.
 
-    Those in the innermost one that spans it, or else the first thread's.
+    In the innermost one that spans it, or else the first thread's.
     """
     for events in threads.values():
         outer = _spanning(call, events)

@@ -178,11 +178,11 @@ _make_piece = partial(tuple.__new__, LoweredVariable)
 
 @dataclass(frozen=True)
 class LoweredArrays:
-    """Pieces of variables on tiles as arrays with an entry a piece, int64.
+    """Pieces of variables on tiles as arrays, int64, in the order of ``allBriefVars``.
 
-    In the order of ``allBriefVars``: ``id``, ``bytes``, ``tileId`` (over the device),
-    ``equivalenceClass`` (row of ``LoweredVariables.equivalenceClassSteps``), ``variable`` (row of
-    ``names``), and the variables' ``names``.
+    ``id``, ``bytes``, ``tileId`` (over the device), ``equivalenceClass`` (row of
+    ``LoweredVariables.equivalenceClassSteps``), ``variable`` (row of ``names``), and the variables'
+    ``names``.
     """
 
     id: np.ndarray
@@ -217,9 +217,9 @@ class LoweredVariables:
 
     @property
     def equivalenceClassSteps(self) -> np.ndarray:
-        """Steps of every equivalence class, by id: int64[class, 2], start and end of its interval.
+        """Steps of every equivalence class, by id.
 
-        They are equal where it never lives.
+        Int64[class, 2], start and end of its interval; equal where it never lives.
         """
         return self._model.classes[0]
 

@@ -292,6 +292,19 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
     assert process.stdout.splitlines()[-1] == "loaded:"
 
 
+def test_lightning_is_imported_by_who_asks_for_it() -> None:
+    """Not by the engine, nor by ``ipu-run`` before its script does."""
+    code = (
+        "import ipu_exec, ipu_exec.run, profiler.pva, reports.cli, sys\n"
+        "from ipu_exec.stand_in import stand_in\nstand_in()\n"
+        "print('loaded:', *sorted({n.split('.')[0] for n in sys.modules if 'lightning' in n}))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert process.stdout.splitlines()[-1] == "loaded:"
+
+
 def test_help_needs_not_even_numpy() -> None:
     code = (
         "import reports.cli, sys\nreports.cli.make_parser().format_help()\nprint('numpy' in"

@@ -79,7 +79,10 @@ def _insights(found: list[Insight], clock: Clock) -> Any:
                         [
                             dcc.Link(_sentence(one.title), href=one.where),
                             html.Span(
-                                "gains " + " and ".join(gains) if gains else "", className="gain"
+                                f"gains {'at most ' if one.at_most else ''}{' and '.join(gains)}"
+                                if gains
+                                else "",
+                                className="gain",
                             ),
                         ]
                     ),
