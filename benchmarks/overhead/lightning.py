@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import statistics
 import time
 import warnings
@@ -65,7 +66,7 @@ class Times(Callback):
 
 
 def _middle(done: list[float]) -> float:
-    gaps = [after - before for before, after in zip(done, done[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(done)]
     return statistics.median(gaps[SKIPPED:])
 
 

@@ -44,7 +44,9 @@ class TileBytes:
     plain_at: np.ndarray
     interleaved: np.ndarray
     interleaved_at: np.ndarray
-    total: np.ndarray  # including gaps
+    used: np.ndarray  # of both regions together
+    used_at: np.ndarray
+    total: np.ndarray  # the extent, including gaps (`profiler.memory`)
 
 
 def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[TileBytes]:
@@ -55,7 +57,9 @@ def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[Ti
         plain, plain_at = _peaks([v for v in here if not v.interleaved], target.tiles)
         interleaved, interleaved_at = _peaks([v for v in here if v.interleaved], target.tiles)
         total = including_gaps(plain, interleaved, target.region0_bytes)
-        found.append(TileBytes(ipu, here, plain, plain_at, interleaved, interleaved_at, total))
+        both = _peaks(here, target.tiles) if interleaved.any() else (plain, plain_at)
+        regions = (plain, plain_at, interleaved, interleaved_at)
+        found.append(TileBytes(ipu, here, *regions, *both, total))
     return found
 
 
@@ -67,7 +71,7 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
             if variable.always_live:
                 always += variable.tile_bytes
         over = np.maximum(one.total - target.bytes_per_tile, 0)
-        columns = (one.total, one.plain + one.interleaved, always, over)
+        columns = (one.total, one.used, always, over)
         for tile, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             yield records.TileMemory(one.ipu, tile, *values)
 
@@ -88,7 +92,7 @@ def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> 
         )  # then region 1 alone decides
         whole = "tile memory with its gap" if gap[int(total.argmax())] else "tile memory"
         for what, taken, at, limit in (
-            (whole, total, np.where(gap, one.interleaved_at, one.plain_at), target.bytes_per_tile),
+            (whole, total, one.used_at, target.bytes_per_tile),
             (CODE_REGION, code, code_at, target.region0_bytes),
         ):
             tile = int(taken.argmax())

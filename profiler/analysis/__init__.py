@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiler.analysis.balance import step_balance
 from profiler.analysis.compare import compare, compare_ops, not_comparable
 from profiler.analysis.host import host_tensors
-from profiler.analysis.memory import fullest_tiles, held_at_peak, memory_peaks
+from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memory_peaks
 from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
 from profiler.analysis.overflow import Overflow, overflows
@@ -22,6 +22,7 @@ __all__ = [
     "compare_ops",
     "cycle_table",
     "efficiency",
+    "fullest",
     "fullest_tiles",
     "held_at_peak",
     "host_tensors",

@@ -178,7 +178,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             _why(costs, wanted),
             pipeline_figures.pipeline(lanes, clock, theme),
             memory_figures.headroom(
-                np.array(wanted.fullest, dtype=np.int64), costs.machine.bytes_per_tile, theme
+                _fullest(report, costs, wanted), costs.machine.bytes_per_tile, theme
             ),
         )
 
@@ -197,6 +197,15 @@ def register(app: Dash, profiles: Profiles) -> None:
             if clicks
             else no_update
         )
+
+
+def _fullest(report: Report, costs: Costs, wanted: Prediction) -> np.ndarray:
+    """Bytes on the fullest tile of each IPU: the profile's own for the split that it has, predicted
+    ones for any other.
+    """
+    if wanted.assignment == profiled(costs):
+        return analysis.fullest_tiles(report)
+    return np.array(wanted.fullest, dtype=np.int64)
 
 
 def _written(starts: tuple[int, ...]) -> str:

@@ -44,7 +44,7 @@ def layout(view: View) -> Any:
         memory_figures.headroom(
             analysis.fullest_tiles(report), report.target.bytes_per_tile, view.theme
         ),
-        note="Including gaps. A tile that overflows stops the compile.",
+        note="Most that is live on it at one step. A tile that overflows stops the compile.",
     )
     children.append(
         html.Div([child for child in (left, right) if child is not None], className="row")
