@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler import records
+from profiler import analysis, records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,7 @@ Event = dict[str, Any]
 PIPELINE, FIRST_IPU = 1, 2
 TASKS, STEPS, BESIDE = 1, 2, 3
 CALLS = 2  # a thread of the pipeline's process
+FIRST_HOST, HOST_CALLS = 1_000_000, 0  # processes of the host, and a thread of the first
 _COLOURS = {  # names of Catapult's palette, which both viewers know
     "forward": "thread_state_running",
     "backward": "thread_state_runnable",
@@ -50,10 +51,11 @@ class Clock:
 
     origin: int
     hz: float
+    begin: int = 0  # nanoseconds, of the origin
 
     def nanoseconds(self, cycle: int) -> int:
         """Nanoseconds from the trace's origin."""
-        return round((cycle - self.origin) * 1e9 / self.hz)
+        return self.begin + round((cycle - self.origin) * 1e9 / self.hz)
 
     def time(self, cycle: int) -> float:
         """Microseconds."""
@@ -114,15 +116,19 @@ def write_events(path: Path, found: Iterable[Event], about: dict[str, Any], **mo
 def events(report: Report, run: int | None, iteration: int | None, steps: bool) -> Iterator[Event]:
     """The events, those that name things first. Times in microseconds from the first run's begin.
 
-    ``run`` None: all of them, as they follow each other on the device's clock.
+    ``run`` None: all of them, as they follow each other on the device's clock. Where the host's
+    tracepoints are known, they are there too, and a call begins when the host called.
     """
     wanted = report.runs["run"].tolist() if run is None else [run]
     first = report.tasks(wanted[0], iteration=iteration)
-    clock = Clock(int(first["start"].min()) if len(first) else 0, report.target.clock_hz)
+    origin = int(first["start"].min()) if len(first) else 0
+    host = analysis.host_spans(report)
     yield from _process_names(report, first, steps)
+    yield from _host(report, host)
     arrow = 0
     for one in wanted:
         tasks = report.tasks(one, iteration=iteration)
+        clock = _clock(report, host, one, tasks, origin)
         yield from _calls(report, one, tasks, clock)
         yield from _pipeline_cycles(report, one, iteration, clock)
         yield from _tasks(tasks, clock)
@@ -133,6 +139,44 @@ def events(report: Report, run: int | None, iteration: int | None, steps: bool) 
             frame = report.steps(one, iteration=iteration)
             yield from _steps(frame, clock)
             yield from _counters(report, frame, clock)
+
+
+def _clock(report: Report, host: pd.DataFrame, run: int, tasks: pd.DataFrame, origin: int) -> Clock:
+    """The clock of a run: the device's, or beside the host's events the host's."""
+    if not len(host) or not len(tasks):
+        return Clock(origin, report.target.clock_hz)
+    begin = int(analysis.call_starts(report)[run]) - _first_moment(report, host)
+    return Clock(int(tasks["start"].min()), report.target.clock_hz, begin)
+
+
+def _first_moment(report: Report, host: pd.DataFrame) -> int:
+    """When a trace with the host in it begins, on the host's clock: nanoseconds."""
+    return 1000 * min(int(host["start_us"].min()), int(report.runs["host_start_us"].min()))
+
+
+def _host(report: Report, host: pd.DataFrame) -> Iterator[Event]:
+    """The host's processes: a thread for what each of its threads did, one for the calls."""
+    if not len(host):
+        return
+    zero = _first_moment(report, host)
+    processes = sorted(set(host["process"].tolist()))
+    for number, process in enumerate(processes):
+        mine = host[host["process"] == process]
+        threads = {thread: f"thread {thread}" for thread in sorted(set(mine["thread"].tolist()))}
+        calls = {HOST_CALLS: "calls of the model"} if number == 0 else {}
+        yield from _names(FIRST_HOST + number, f"host, process {process}", {**calls, **threads})
+    for row in host.to_dict("records"):
+        place = (FIRST_HOST + processes.index(row["process"]), row["thread"])
+        span = _host_span(row["start_us"], row["end_us"], zero)
+        yield _slice(row["label"], row["channel"], place, span, {"channel": row["channel"]})
+    for row in report.runs.to_dict("records"):
+        span = _host_span(row["host_start_us"], row["host_end_us"], zero)
+        yield _slice(row["name"], "call", (FIRST_HOST, HOST_CALLS), span, {"run": row["run"]})
+
+
+def _host_span(start_us: int, end_us: int, zero: int) -> dict[str, float]:
+    first, last = start_us * 1000 - zero, end_us * 1000 - zero
+    return {"ts": microseconds(first), "dur": microseconds(last - first)}
 
 
 def _process_names(report: Report, tasks: pd.DataFrame, steps: bool) -> Iterator[Event]:

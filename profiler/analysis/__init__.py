@@ -5,6 +5,7 @@ from __future__ import annotations
 from profiler.analysis.balance import step_balance
 from profiler.analysis.compare import compare, compare_ops, not_comparable
 from profiler.analysis.host import host_tensors
+from profiler.analysis.host_time import call_starts, host_spans
 from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memory_peaks
 from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
@@ -18,6 +19,7 @@ __all__ = [
     "Overflow",
     "Pace",
     "bubble",
+    "call_starts",
     "compare",
     "compare_ops",
     "cycle_table",
@@ -25,6 +27,7 @@ __all__ = [
     "fullest",
     "fullest_tiles",
     "held_at_peak",
+    "host_spans",
     "host_tensors",
     "memory_peaks",
     "movement",

@@ -73,8 +73,9 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
     """
     with open_report(path) as report:
         rows = report.host_events.to_dict("records")
+        called = report.runs[~report.runs["predicted"]]  # the host called no predicted one
         runs = zip(
-            *(report.runs[name].tolist() for name in ("name", "host_start_us", "host_end_us")),
+            *(called[name].tolist() for name in ("name", "host_start_us", "host_end_us")),
             strict=True,
         )
         calls = [Event(name, start, end - start) for name, start, end in runs]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from profiler import Report, open_report
+from profiler import Report, open_report, records
 from reports.cli import main
 from reports.stacks import stacks
-from reports.trace import FIRST_IPU, PIPELINE, STEPS, TASKS, events, microseconds
+from reports.trace import FIRST_HOST, FIRST_IPU, PIPELINE, STEPS, TASKS, events, microseconds
 from tests.synthetic import synthetic_profile
+from viewer.pages.trace import rows_of
+from viewer.profiles import Profiles
 
 Place = tuple[int, int]
 
@@ -188,3 +192,62 @@ def test_a_rank_a_file_for_holistic_trace_analysis(report: Report, tmp_path: Pat
         between = mine[mine["kind"] == "global exchange"]
         assert spent["nccl"] == between["cycles"].sum()
         assert spent.total() == mine["cycles"].sum()
+
+
+def with_host(path: Path) -> Path:
+    """A profile of three calls, and what two threads of the host did meanwhile."""
+    synthetic_profile(path, runs=3)
+    rows = [
+        (0, -1, 7, 8, "train", "epoch", 1_000, 9_000),
+        (1, 0, 7, 8, "train", "batch", 1_500, 5_000),
+        (2, -1, 7, 9, "data", "load", 900, 8_000),
+    ]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.executemany(
+            f"INSERT INTO {records.HostEvent.table} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows
+        )
+        for run, start in enumerate((2_000, 2_001, 7_000)):
+            sql = f"UPDATE {records.Run.table} SET host_start_us = ?, host_end_us = ? WHERE id = ?"
+            connection.execute(sql, (start, start + 900, run))
+    return path
+
+
+def test_host_and_ipus_are_on_one_timeline(tmp_path: Path) -> None:
+    """A call begins on the device when the host called, or when the call before is through."""
+    with open_report(with_host(tmp_path / "profile.pop")) as report:
+        found = list(events(report, None, None, False))
+        length = round(int(report.runs["cycles"].iloc[0]) * 1e9 / report.target.clock_hz)
+    assert length > 1_000  # so that the second waits for the first
+    zero = 900_000
+    on_device = [e for e in found if e.get("cat") == "call" and e["pid"] == PIPELINE]
+    assert [in_perfetto(e["ts"]) for e in on_device] == [
+        2_000_000 - zero,
+        2_000_000 + length - zero,
+        7_000_000 - zero,
+    ]
+    host = {e["name"]: e for e in found if e["pid"] == FIRST_HOST and e["ph"] == "X"}
+    assert set(host) == {"epoch", "batch", "load", "run 0", "run 1", "run 2"}
+    assert (host["load"]["ts"], host["load"]["dur"], host["load"]["cat"]) == (0, 7_100, "data")
+    assert (host["batch"]["tid"], host["batch"]["ts"]) == (8, 600)
+    assert host["run 2"]["dur"] == 900
+    for place, mine in spans(found).items():
+        if place[0] < FIRST_HOST:
+            for (_, end, _), (start, _, _) in itertools.pairwise(mine):
+                assert end <= start, place
+
+
+def test_the_trace_page_has_the_host_beneath_the_ipus(tmp_path: Path) -> None:
+    """A row for each depth of a thread, cut to the time that is shown."""
+    report = open_report(with_host(tmp_path / "profile.pop"))
+    plain = open_report(synthetic_profile(tmp_path / "plain.pop", runs=3))
+    shown = rows_of(Profiles([report]), report, 0, 0, None, "flat")
+    without = rows_of(Profiles([plain]), plain, 0, 0, None, "flat")
+    assert shown.names == (*without.names, "host", "", "host")
+    for row in range(len(without.names)):
+        assert shown.rows.of(row) == without.rows.of(row)
+    for row in range(len(without.names), len(shown.names)):
+        (start,) = shown.rows.start[shown.rows.of(row)]
+        (end,) = shown.rows.end[shown.rows.of(row)]
+        assert (start, end) == (shown.origin, shown.origin + shown.end), "longer than the call"
+    labels = [shown.labels[label] for label in shown.label[-3:]]
+    assert sorted(labels) == ["batch", "epoch", "load"]

@@ -7,7 +7,7 @@ stays, faint.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -176,6 +176,43 @@ def flame(steps: pd.DataFrame, tasks: pd.DataFrame, operators: pd.Series[str]) -
         step,
         origin,
         int(end.max(initial=origin)) - origin,
+    )
+
+
+def with_host(rows: Trace, spans: pd.DataFrame) -> Trace:
+    """Beneath the IPUs what the host did meanwhile: a row for each depth of each of its threads.
+
+    ``spans``: ``process, thread, depth, label``, and ``start`` and ``end`` in cycles on the rows'
+    clock. What is outside of the shown time is cut off.
+    """
+    import pandas as pd
+
+    start = np.maximum(spans["start"].to_numpy(), rows.origin)
+    end = np.minimum(spans["end"].to_numpy(), rows.origin + rows.end)
+    spans, start, end = spans[end > start], start[end > start], end[end > start]
+    if not len(spans):
+        return rows
+    row, found = pd.factorize(
+        pd.MultiIndex.from_frame(spans[["process", "thread", "depth"]]), sort=True
+    )
+    label, labels = pd.factorize(spans["label"])
+    hues = np.array([_MODULES + zlib.crc32(str(name).encode()) % 8 for name in labels])
+    host = Rows.make(row, start, end, hues[label], len(found))
+    before = rows.rows
+    names = ["host" if depth == 0 else "" for _, _, depth in found]
+    return replace(
+        rows,
+        rows=Rows(
+            np.concatenate([before.first, host.first[1:] + len(before.start)]),
+            np.concatenate([before.start, host.start]),
+            np.concatenate([before.end, host.end]),
+            np.concatenate([before.code, host.code]),
+            np.concatenate([before.source, host.source + len(rows.label)]),
+        ),
+        names=(*rows.names, *names),
+        label=np.concatenate([rows.label, label + len(rows.labels)]),
+        labels=(*rows.labels, *map(str, labels)),
+        step=np.concatenate([rows.step, np.full(len(spans), -1)]),
     )
 
 

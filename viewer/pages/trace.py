@@ -6,12 +6,12 @@ Flat, or as a flame graph by module path.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dash import Dash, Input, Output, dcc, html
 
-from profiler import Report
+from profiler import Report, analysis
 from viewer.figures import memory as memory_figures
 from viewer.figures import tiles as tile_figures
 from viewer.figures import trace as figures
@@ -24,6 +24,9 @@ from viewer.pages import common
 from viewer.pages.common import Column, Page, View
 from viewer.pages.pipeline import MARGINS, keep_zoom
 from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NAME = "trace"
 _VERTICES = (
@@ -109,13 +112,26 @@ def rows_of(
             )
         steps = report.steps(run, ipu, iteration)
         made = figures.flat(steps, report.target.ipus_per_replica)
-        return (
-            made
-            if ipu is None
-            else only(made, [ipu, *range(report.target.ipus_per_replica, len(made.names))])
-        )
+        if ipu is not None:
+            made = only(made, [ipu, *range(report.target.ipus_per_replica, len(made.names))])
+        return figures.with_host(made, _host_in_cycles(report, run))
 
     return profiles.made(report, ("trace", run, iteration, ipu, form), make)
+
+
+def _host_in_cycles(report: Report, run: int) -> pd.DataFrame:
+    """What the host did, on the device's clock as it stands at a call."""
+    spans = analysis.host_spans(report)
+    if not len(spans):
+        return spans.assign(start=0, end=0)
+    called = int(analysis.call_starts(report)[run])
+    begin = int(report.runs["start"].iloc[run])
+
+    def cycles(moments: pd.Series[int]) -> np.ndarray:
+        since = (moments.to_numpy() * 1000 - called) * report.target.clock_hz / 1e9
+        return begin + np.rint(since).astype(np.int64)
+
+    return spans.assign(start=cycles(spans["start_us"]), end=cycles(spans["end_us"]))
 
 
 def only(rows: Trace, wanted: list[int]) -> Trace:
