@@ -128,8 +128,9 @@ def tile_totals(
 
 
 def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
-    """The tile that uses most, the first of several; of an IPU that overflows, the one with the
-    largest overflow.
+    """The tile that uses most, the first of several.
+
+    Of an IPU that overflows, the one with the largest overflow.
     """
     ranked = overflow if overflow.any() else used
     return int(ranked.argmax())

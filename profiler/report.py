@@ -406,8 +406,9 @@ class Report:
 
     @cached_property
     def host_events(self) -> pd.DataFrame:
-        """What the host did, by start: ``event, parent, process, thread, channel, label, start_us,
-        end_us``.
+        """What the host did, by start.
+
+        ``event, parent, process, thread, channel, label, start_us, end_us``.
 
         ``parent`` is the event that one is in, -1: none. Times are on the clock of the runs'
         ``host_start_us``.

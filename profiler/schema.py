@@ -315,9 +315,9 @@ of a larger tensor).
 
 ## Beside the profile: `debug.cbor`
 
-Where the engine's options ask for it (`autoReport.outputDebugInfo`, or `autoReport.all`), a CBOR map
-of `contexts` and `stringTable`. A context has `id`, `parentId` (0: none), `name`, `layer` and the
-layer's own fields; children come before their parents. Of each operator there are two: `popart`
+Where the engine's options ask for it (`autoReport.outputDebugInfo`, or `autoReport.all`), a CBOR
+map of `contexts` and `stringTable`. A context has `id`, `parentId` (0: none), `name`, `layer` and
+the layer's own fields; children come before their parents. Of each operator there are two: `popart`
 (`opid`, `inputs`, `outputs`, `attributes`) and its parent `poptorch` (`torch_schema`, `op_type`,
 `op_name`, `module`, `block`, `stage`, `direction`). `location` has `fileName`, `functionName` and
 `lineNumber` of the user's source. `name`, `fileName` and `functionName` are positions in

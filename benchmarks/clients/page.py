@@ -29,8 +29,8 @@ too, int64, over the tiles of the device where the list is:
 
 | array | stands for |
 | --- | --- |
-| `loweredVariables.allBriefVarsArrays` | `allBriefVars`: `.id`, `.bytes`, `.tileId`, `.equivalenceClass`, `.variable` (row of `.names`) |
-| `loweredVariables.equivalenceClassSteps` | `equivalenceClass.steps` of every class: start and end |
+| `loweredVariables.allBriefVarsArrays` | `allBriefVars`: ids, bytes, tiles, classes, names |
+| `loweredVariables.equivalenceClassSteps` | `equivalenceClass.steps` of every class |
 | `Operation.varIds` | `_id` of every entry of `vars` |
 | `Program.controlCodeByTileArray` | `controlCodeByTile` |
 | `DoExchangeProgram.codeBytesByTileArray` | `codeBytesByTile` |

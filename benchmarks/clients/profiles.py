@@ -1,4 +1,4 @@
-"""The profiles that clients are asked of: the demo's pipeline, its network on one IPU, BERT-Base."""
+"""The profiles that clients are asked of: the demo, its network on one IPU, BERT-Base."""
 
 from __future__ import annotations
 

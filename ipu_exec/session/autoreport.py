@@ -90,8 +90,9 @@ class ProfileSession:
             self._give_up(error)
 
     def _publish(self, writer: ProfileWriter) -> None:
-        """Put the profile at ``path`` and, where it is asked for, what it knows of its operators
-        beside it.
+        """Put the profile at ``path``.
+
+        Where it is asked for, what the profile knows of its operators goes beside it.
         """
         path = writer.publish()
         if self._wanted.debug_info and not self._has_debug_info:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def fullest_tiles(report: Report) -> np.ndarray:
-    """Bytes that each IPU's fullest tile uses, in one replica; the extent of one that overflows:
-    int64[ipu].
+    """Bytes that each IPU's fullest tile uses, in one replica.
+
+    The extent of one that overflows: int64[ipu].
     """
     found = []
     for ipu in range(report.target.ipus_per_replica):

@@ -225,8 +225,9 @@ class CompilationReport(Shown):
 
     @property
     def vertexCodeByTileArrays(self) -> dict[str, np.ndarray]:
-        """Type of vertex -> bytes of its code on each tile of the device, int64: ``vertices`` of
-        all tiles at once (libpva has no such thing).
+        """Type of vertex -> bytes of its code on each tile of the device, int64.
+
+        ``vertices`` of all tiles at once (libpva has no such thing).
         """
         by_type: dict[str, dict[int, np.ndarray]] = {}
         for ipu in range(self._model.ipus):

@@ -427,9 +427,10 @@ class Model:
         return found
 
     def variables_of_step(self, step: int) -> list[int]:
-        """Rows of the variables that a step's operator uses and that live at it, and the stack of
-        the workers that run it; of a step without operator, what it moves and what it needs for
-        that. Code and vertices' state are its program's, by tile, not variables.
+        """Rows of the variables that a step's operator uses and that live at it.
+
+        With them the stack of the workers that run it; of a step without operator, what it moves
+        and what it needs for that. Code and vertices' state are its program's, by tile.
         """
         op, ipu = int(self.steps["op"][step]), int(self.steps["ipu"][step])
         none = np.zeros(0, dtype=np.int64)
@@ -455,8 +456,9 @@ class Model:
 
     @cached_property
     def _data_of_step(self) -> dict[int, np.ndarray]:
-        """Steps without operator -> variables that are theirs (an exchange's code with the host,
-        its headers), or that hold the tensor they move.
+        """Steps without operator -> variables that are theirs.
+
+        An exchange's code with the host, its headers, and what holds the tensor that they move.
         """
         columns, steps = self.variables, self.steps
         data = ~np.isin(columns["category"], OF_PROGRAMS)

@@ -152,8 +152,9 @@ def _in_program_order(operations: list[Operation]) -> list[Operation]:
 
 
 class OperationAnalysis:
-    """All operations of a report, in the order in which their first steps are in the program; one
-    without steps (a view) follows the one before it.
+    """All operations of a report, in the order in which their first steps are in the program.
+
+    One without steps (a view) follows the one before it.
     """
 
     def __init__(self, report: Report) -> None:

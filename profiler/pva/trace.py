@@ -102,8 +102,9 @@ def openTrace(path: str | os.PathLike[str]) -> Trace:
 
 
 def _home(call: Event, threads: dict[tuple[int, int], list[Event]]) -> list[Event]:
-    """The events among which a call of the model is: in the innermost one that spans it, or else
-    the first thread's.
+    """The events among which a call of the model is.
+
+    In the innermost one that spans it, or else the first thread's.
     """
     for events in threads.values():
         outer = _spanning(call, events)

@@ -178,8 +178,9 @@ _make_piece = partial(tuple.__new__, LoweredVariable)
 
 @dataclass(frozen=True)
 class LoweredArrays:
-    """Pieces of variables on tiles as arrays with an entry a piece, int64, in the order of
-    ``allBriefVars``: ``id``, ``bytes``, ``tileId`` (over the device), ``equivalenceClass`` (row of
+    """Pieces of variables on tiles as arrays, int64, in the order of ``allBriefVars``.
+
+    ``id``, ``bytes``, ``tileId`` (over the device), ``equivalenceClass`` (row of
     ``LoweredVariables.equivalenceClassSteps``), ``variable`` (row of ``names``), and the variables'
     ``names``.
     """
@@ -210,8 +211,9 @@ class LoweredVariables:
 
     @property
     def equivalenceClassSteps(self) -> np.ndarray:
-        """Steps of every equivalence class, by id: int64[class, 2], start and end of its interval;
-        equal where it never lives.
+        """Steps of every equivalence class, by id.
+
+        Int64[class, 2], start and end of its interval; equal where it never lives.
         """
         return self._model.classes[0]
 

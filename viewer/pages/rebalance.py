@@ -200,8 +200,9 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 
 def _fullest(report: Report, costs: Costs, wanted: Prediction) -> np.ndarray:
-    """Bytes on the fullest tile of each IPU: the profile's own for the split that it has, predicted
-    ones for any other.
+    """Bytes on the fullest tile of each IPU.
+
+    The profile's own for the split that it has, predicted ones for any other.
     """
     if wanted.assignment == profiled(costs):
         return analysis.fullest_tiles(report)
