@@ -715,13 +715,13 @@ def no_product(
     for which in (inputs, weights):
         if isinstance(which, int):
             build.place(which)
-    lies = build.linear(
+    spread = build.linear(
         problem.groups * problem.segments * problem.width * problem.out_channels, dtype
     )
-    build.map(f"{name}/zero", "fill", lies.elements, dtype, flops=0)
+    build.map(f"{name}/zero", "fill", spread.elements, dtype, flops=0)
     none = np.zeros(build.tiles, np.int64)
     share = Share(none, none, none, none, none, none, none)
-    return Product(lies, share, Splits("1x1", 1, 1, 1, 1, 1, 1), lies.elements)
+    return Product(spread, share, Splits("1x1", 1, 1, 1, 1, 1, 1), spread.elements)
 
 
 def as_placed(
