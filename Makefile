@@ -7,12 +7,14 @@ VENV   ?= .venv
 TORCH_ARGS ?=
 # More words for pytest: make test ARGS="-k timeline"
 ARGS ?=
+# Damaged profiles to try: make fuzz CASES=100000
+CASES ?= 1000
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pins
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo view test lint format docs compatibility screenshots browser clean
+.PHONY: help setup demo view test fuzz lint format docs compatibility screenshots browser clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +50,9 @@ view: $(STAMP) demo/training/profile.pop ## Open the viewer on the demo's profil
 
 test: $(STAMP) ## Run the tests on all cores; ARGS="-k timeline" for some of them
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(ARGS)
+
+fuzz: $(STAMP) ## Read damaged profiles by everything, CASES=1000 of them, within time and memory
+	$(BIN)/python -m tools.fuzz --cases $(CASES)
 
 lint: $(STAMP) ## Check style (ruff) and types (mypy)
 	$(BIN)/ruff check .

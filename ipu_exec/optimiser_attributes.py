@@ -32,15 +32,18 @@ def accumulates_in_velocity(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def state_dtype(optimizer: torch.optim.Optimizer, state: str) -> torch.dtype | None:
-    """The dtype in which an optimiser of PopTorch keeps a state, whatever that of the weight is.
+    """The dtype in which an optimiser keeps a state, whatever that of the weight is.
 
-    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. None:
-    as the weight, for PyTorch's own optimisers, where one tensor holds gradients and velocities
-    (PopTorch gives PopART no type for it: popart_compiler, CompilerImpl.cpp), and for what PopTorch
-    has no argument for.
+    ``state`` is PyTorch's name of it, or "accumulator" for the gradients that are added up. One of
+    PyTorch's keeps all in float32, as PopTorch has it: what it does not know an optimiser to say is
+    float32 [POPTORCH, python/_optimizer_attributes.py]. None, as the weight: where one tensor holds
+    gradients and velocities (PopTorch gives PopART no type for it: popart_compiler,
+    CompilerImpl.cpp), and for what PopTorch has no argument for.
     """
-    if not is_poptorch_optimizer(optimizer) or accumulates_in_velocity(optimizer):
+    if accumulates_in_velocity(optimizer):
         return None
+    if not is_poptorch_optimizer(optimizer):
+        return torch.float32
     return cast("torch.dtype | None", getattr(optimizer, STATES.get(state, ""), None))
 
 

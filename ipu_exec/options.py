@@ -67,6 +67,7 @@ class Profiling:
     directory: Path
     execution: bool  # runs too, not only what was compiled
     run_count: int
+    debug_info: bool = False  # debug.cbor beside it
 
 
 class _Group:
@@ -865,8 +866,9 @@ class Options(_Group):
         engine: dict[str, Any] = {"autoReport.directory": self.profiling_directory}
         if self.profiling_enabled:
             engine["autoReport.all"] = "true"
-        engine |= dict(self._Popart.engineOptions)
-        engine |= _engine_options_of(os.environ if environment is None else environment)
+        given = dict(self._Popart.engineOptions)
+        given |= _engine_options_of(os.environ if environment is None else environment)
+        engine |= given
         everything = _engine_flag(engine, "autoReport.all", False)
         graph = _engine_flag(engine, "autoReport.outputGraphProfile", everything)
         execution = _engine_flag(engine, "autoReport.outputExecutionProfile", everything)
@@ -876,8 +878,14 @@ class Options(_Group):
                 "autoReport.executionProfileProgramRunCount is a whole number of runs, not"
                 f" {count!r}"
             )
+        # Only where the engine's own options ask for it: ``autoreport`` alone writes one file.
+        all_given = _engine_flag(given, "autoReport.all", False)
         return Profiling(
-            graph or execution, Path(engine["autoReport.directory"]), execution, int(count)
+            graph or execution,
+            Path(engine["autoReport.directory"]),
+            execution,
+            int(count),
+            _engine_flag(given, "autoReport.outputDebugInfo", all_given),
         )
 
     def modelName(self, name: str) -> Self:

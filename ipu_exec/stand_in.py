@@ -25,6 +25,7 @@ _STANDS_FOR = {
     "poptorch": "ipu_exec",
     "popart": "ipu_exec.popart",
     "pva": "profiler.pva",
+    "libpvti": "profiler.pvti",
     "pva.pva_core": "profiler.pva.pva_core",
     "popdist": "ipu_exec.popdist",
     "popdist.poptorch": "ipu_exec.popdist.poptorch",

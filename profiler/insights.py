@@ -2,14 +2,16 @@
 
 What limits a run, what acting on it would gain, where to look and what to change.
 
-Gains are predictions of the profile's own costs (`profiler.rebalance`), cycles a weight update
-unless said.
+A gain is what the engine's schedule says after the change (`profiler.rebalance.what_if` over the
+profile's own costs), cycles a weight update unless said; tests compile the changed model and hold
+it against that. Where no change is known that gains it, it is marked as a bound (``at_most``).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,10 @@ import numpy as np
 
 from profiler import analysis, units
 from profiler.enums import Direction, Role
+from profiler.memory import what_fills
 from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
-from profiler.rebalance.machine_costs import MachineCosts
+from profiler.rebalance.host_streams import HostStreams
+from profiler.rebalance.tile_memory import Choice
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -28,15 +32,20 @@ _LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
 _MORE_MICRO_BATCHES = 4
 _MUCH = 0.05  # of a stage: an operator with less is not named
 _LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to
+_DEAR = 0.1  # of a weight update: memory that costs more is no advice while there is room
+_ROOMY = 0.7  # of a tile: below it a larger micro-batch may fit
+_LEAST_RETURNED = 64  # bytes: a loss is not worth a word
 
 
 @dataclass(frozen=True)
 class Insight:
     """One finding.
 
-    ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown.
+    ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown;
+    ``at_most``: the cycles are a bound, and no change is known that gains them.
 
-    ``where`` is a page of the viewer with its parameters; ``action`` what to change.
+    ``where`` is a page of the viewer with its parameters; ``action`` what to change, and ``change``
+    the same for programs (empty: nothing that has a name).
     """
 
     title: str
@@ -45,29 +54,24 @@ class Insight:
     where: str
     gain_cycles: int = 0
     gain_bytes: int = 0
+    at_most: bool = False
+    change: dict[str, Any] = field(default_factory=dict)
 
 
 def insights(report: Report) -> list[Insight]:
     """What there is to say, what gains most cycles first, then bytes, then the rest."""
     found: list[Insight] = [*_overflow(report)]
     pace, costs = analysis.pace(report), _costs(report)
-    present = (
-        what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
-        if costs is not None
-        else None
-    )
-    # compiled only: as the schedule has it
-    if not pace.cycles and costs is not None and present is not None:
-        pace = analysis.Pace(present.total, costs.micro_batches, present.samples_per_second)
     if pace.cycles:
         of_cycles: list[Insight] = []
-        if costs is not None and present is not None:
+        if costs is not None:
+            present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
             of_cycles += _split(report, costs, present, pace.cycles)
-            of_cycles += _ramps(report, costs, present)
-            of_cycles += _host(costs, present)
-        of_cycles += _balance(report, pace)
+            of_cycles += _more_micro_batches(costs, present)
+            of_cycles += _host(report, costs, present)
+            of_cycles += _balance(report, costs, present)
         found += [one for one in of_cycles if one.gain_cycles >= int(_LEAST_SHARE * pace.cycles)]
-    found += _memory(report)
+    found += _memory(report, costs)
     return sorted(found, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
 
 
@@ -82,27 +86,20 @@ def _costs(report: Report) -> Costs | None:
 
 def _overflow(report: Report) -> list[Insight]:
     found = []
-    for ipu in range(report.target.ipus_per_replica):
-        tiles = report.tiles(ipu)
-        over = int(tiles["overflow"].max())
-        if over:
-            tile = int(tiles["overflow"].to_numpy().argmax())
-            live = report.live_variables(ipu, int(tiles["peak_step"].iloc[tile]), tile).head(3)
-            largest = ", ".join(
-                f"{name} ({size:,} B)"
-                for name, size in zip(live["name"], live["bytes"], strict=True)
+    for over in analysis.overflows(report):
+        tiles = int((report.tiles(over.ipu)["overflow"] > 0).sum())
+        count = f"{units.count(tiles, 'tile')} of" if tiles else "the code of a tile of"
+        parts = " or in parts on the replicas" if report.target.num_replicas > 1 else ""
+        found.append(
+            Insight(
+                f"IPU {over.ipu} overflows: {count} it hold more than they have",
+                f"Tile {over.tile} is {over.bytes_over:,} bytes over the {over.limit:,} of"
+                f" {over.what}; {what_fills(over.largest, over.always_live, over.limit)}.",
+                f"Give the stage fewer Blocks, or keep its optimiser state off the chip{parts}",
+                f"/liveness?ipu={over.ipu}&tile={over.tile}",
+                gain_bytes=over.bytes_over,
             )
-            found.append(
-                Insight(
-                    f"IPU {ipu} overflows: {int((tiles['overflow'] > 0).sum()):,} tiles hold more"
-                    " than they have",
-                    f"Tile {tile} is {over:,} bytes over. The largest things there: {largest}.",
-                    "Give the stage fewer Blocks, or keep its optimiser state off the chip"
-                    + (" or in parts on the replicas" if report.target.num_replicas > 1 else ""),
-                    f"/liveness?ipu={ipu}&tile={tile}",
-                    gain_bytes=over,
-                )
-            )
+        )
     return found
 
 
@@ -111,7 +108,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     mean = float(stages["cycles"].mean())
     ops = report.ops[
-        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != Direction.UPDATE)
+        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")
     ]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
@@ -139,20 +136,23 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
             return []
         if_even = present.total - what_if(_even(costs), present.assignment).total
         detail = (
-            f"The others wait for it.{most} No split of these Blocks is better. With smaller ones"
+            f"The others wait for it.{most} No split of these Blocks that was found is better. With smaller ones"
             f" and all stages even {_turn(costs)} would take about {if_even:,} cycles less."
         )
         action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
-        return [Insight(title, detail, action, "/rebalance", if_even)]
+        return [Insight(title, detail, action, "/rebalance", if_even, at_most=True)]
     moves = best.why[-1]
     used = len(best.prediction.assignment.ipus)
     fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
     detail = (
-        f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer"
+        f"The others wait for it.{most} The quickest split{fewer} {moves}: {gain / now:.1%} fewer"
         " cycles."
     )
-    starts = ",".join(str(first) for first in best.prediction.assignment.starts)
-    return [Insight(title, detail, "Change the Stage list so", f"/rebalance?starts={starts}", gain)]
+    assignment = best.prediction.assignment
+    starts = ",".join(str(first) for first in assignment.starts)
+    where = f"/rebalance?starts={starts}"
+    change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
+    return [Insight(title, detail, "Change the Stage list so", where, gain, change=change)]
 
 
 def _even(costs: Costs) -> Costs:
@@ -162,163 +162,260 @@ def _even(costs: Costs) -> Costs:
     return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
 
 
-def _ramps(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
-    if not costs.pipelined:
-        return []
-    longer = what_if(
-        replace(costs, micro_batches=costs.micro_batches * _MORE_MICRO_BATCHES), present.assignment
-    )
-    gain = present.total - longer.total // _MORE_MICRO_BATCHES
-    if len(report.runs):
-        cycles = report.pipeline_cycles(0, 0)
-        phases, lengths = cycles["phase"].to_numpy(), cycles["cycles"].to_numpy()
-        whole = int(lengths.sum())
-    else:
-        schedule, whole = present.schedule, present.total
-        phases, lengths = np.array(schedule.phases), schedule.cycle_end - schedule.cycle_start
-    ramps = int(lengths[np.isin(phases, ["ramp-up", "ramp-down"])].sum())
-    more = costs.micro_batches * _MORE_MICRO_BATCHES
-    name = "gradient accumulation" if costs.training else "device iterations"
-    return [
-        Insight(
-            f"ramp-up and ramp-down take {ramps / max(1, whole):.0%} of {_turn(costs)}",
-            f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each time.",
-            f"{name} of {more} instead of {costs.micro_batches} would take {gain:,} cycles less for"
-            " as many samples",
-            "/pipeline",
-            gain,
+def _more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
+    """What more micro-batches a weight update gain, a sample.
+
+    Fewer ramps, and an update that more share: one change with two causes, whose gains add up.
+    """
+    many = costs.micro_batches * _MORE_MICRO_BATCHES
+    longer = what_if(replace(costs, micro_batches=many), present.assignment)
+    ramps, update = _ramps_and_update(present)
+    _, later = _ramps_and_update(longer)
+    of_update = update - later // _MORE_MICRO_BATCHES
+    of_ramps = present.total - longer.total // _MORE_MICRO_BATCHES - of_update
+    name = "gradientAccumulation" if costs.training else "deviceIterations"
+    spoken = "gradient accumulation" if costs.training else "device iterations"
+    instead = f"{spoken} of {many} instead of {costs.micro_batches}"
+    change = {name: many}
+    found = []
+    if ramps:
+        found.append(
+            Insight(
+                f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {_turn(costs)}",
+                f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each"
+                " time.",
+                f"{instead} has them less often: {of_ramps:,} cycles less for as many samples",
+                "/pipeline",
+                of_ramps,
+                change=change,
+            )
         )
-    ]
+    if update and costs.training:
+        found.append(
+            Insight(
+                f"the weight update at its end takes {update / max(1, present.total):.0%} of"
+                f" {_turn(costs)}",
+                f"All-reduce, optimiser and its state take {update:,} cycles, however many"
+                " micro-batches share them.",
+                f"{instead} has it less often: {of_update:,} cycles less for as many samples",
+                "/pipeline",
+                of_update,
+                change=change,
+            )
+        )
+    return found
 
 
-def _host(costs: Costs, present: Prediction) -> list[Insight]:
+def _ramps_and_update(prediction: Prediction) -> tuple[int, int]:
+    """Cycles of ramp-up and ramp-down, and of what comes after the last pipeline cycle."""
+    schedule = prediction.schedule
+    phases, lengths = np.array(schedule.phases), schedule.cycle_end - schedule.cycle_start
+    ramps = int(lengths[np.isin(phases, ["ramp-up", "ramp-down"])].sum())
+    return ramps, int(lengths[phases == "update"].sum())
+
+
+def _host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     none, now = np.zeros(len(costs), dtype=np.int64), present.total
-    silent = replace(costs.streams, stream_in=none, stream_out=none, load=none, unload=none)
-    without = replace(costs, streams=silent)
-    gain = now - what_if(without, present.assignment).total
-    less = (
-        "Send less: smaller dtypes, OutputMode.Final instead of All, or inputs made on the device"
-    )
-    overlapped = bool(
-        len(costs.streams.load) and (costs.streams.load.any() or costs.streams.unload.any())
-    )
+    streams = costs.streams
+    silent = replace(streams, stream_in=none, stream_out=none, load=none, unload=none)
+    waits = now - what_if(replace(costs, streams=silent), present.assignment).total
+    overlapped = bool(len(streams.load) and (streams.load.any() or streams.unload.any()))
     if overlapped:
         detail = (
             "What I/O tiles move takes longer than the work beside it, or comes before the first"
             " and after the last."
+        )
+    elif streams.out_once:
+        detail = (
+            "Inputs move at the start of each pipeline cycle, outputs once at the end of"
+            f" {_turn(costs)}, while nobody computes."
         )
     else:
         detail = (
             "Inputs and outputs move at the start and end of each pipeline cycle, while nobody"
             " computes."
         )
-    alone = len(costs.ipus) == 1 or not costs.pipelined  # PopTorch refuses it in a pipeline
-    if alone and not overlapped and costs.micro_batches > 1:
-        beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
-        if not costs.streams.out_once:
-            beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
-        saved = now - what_if(replace(costs, streams=beside), present.assignment).total
-        less = (
-            f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
-            " ShardedExecution, TensorLocations.numIOTiles(32), set_overlap_for_input and"
-            f" OutputMode.Sum or All. {less}"
-        )
-    return [
-        Insight(
-            f"host I/O keeps all IPUs waiting for {gain:,} cycles of {_turn(costs)},"
-            f" {gain / max(1, now):.0%} of it",
-            detail,
-            less,
-            "/pipeline",
-            gain,
-        )
-    ]
+    title = (
+        f"host I/O keeps all IPUs waiting for {waits:,} cycles of {_turn(costs)},"
+        f" {waits / max(1, now):.0%} of it"
+    )
+    changes = sorted(_less_to_host(report, costs, present), key=lambda one: -one[0])
+    saved, action, change = changes[0] if changes else (0, "", {})
+    overlap = _overlap(costs, present, overlapped)
+    said = " ".join(words for words in (detail, _largest_transfers(report)) if words)
+    if saved < int(_LEAST_SHARE * now):
+        less = "Make inputs smaller (dtypes, sizes), or on the device"
+        words = f"{overlap}. {less}" if overlap else less
+        return [Insight(title, said, words, "/pipeline", waits, at_most=True)]
+    words = f"{action}: {saved:,} cycles less" + (f". {overlap}" if overlap else "")
+    return [Insight(title, said, words, "/pipeline", saved, change=change)]
+
+
+def _largest_transfers(report: Report) -> str:
+    """The largest tensor each way, in words."""
+    tensors = analysis.host_tensors(report)
+    parts = []
+    for way, words in (("in", "comes in"), ("out", "goes back")):
+        mine = tensors[tensors["way"] == way]
+        if len(mine):
+            first = mine.iloc[0]
+            parts.append(
+                f"{first['share']:.0%} of what {words} is {first['name']}"
+                f" ({units.size(int(first['bytes']))} a micro-batch)"
+            )
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _less_to_host(
+    report: Report, costs: Costs, present: Prediction
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Changes that send the host less: cycles that they save, in words, and for programs."""
+    mode = str(report.options.get("outputMode", "Default"))
+    streams = costs.streams
+
+    def saves(less: HostStreams) -> int:
+        return present.total - what_if(replace(costs, streams=less), present.assignment).total
+
+    often = costs.training and not streams.out_once and costs.micro_batches > 1
+    if often and streams.stream_out.any():
+        saved = saves(replace(streams, out_once=True))
+        yield saved, f"OutputMode.Final instead of {mode}", {"outputMode": "Final"}
+    tensors = analysis.host_tensors(report)
+    returned = tensors[(tensors["way"] == "out") & (tensors["bytes"] >= _LEAST_RETURNED)]
+    if costs.training and len(returned):
+        first = returned.iloc[0]
+        left = (streams.stream_out * (1 - first["share"])).astype(np.int64)
+        left = np.maximum(left, streams.stream_out > 0)  # the loss still goes: a transfer stays
+        saved = saves(replace(streams, stream_out=left))
+        words = f"Do not return {first['name']} from the model where only the loss is needed"
+        yield saved, words, {"not_returned": str(first["name"])}
+
+
+def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
+    """How to move them beside computing, where PopTorch can."""
+    alone = len(costs.ipus) == 1 or not costs.pipelined  # it refuses it in a pipeline
+    if not alone or overlapped or costs.micro_batches == 1:
+        return ""
+    none = np.zeros(len(costs), dtype=np.int64)
+    beside = replace(costs.streams, stream_in=none, load=costs.streams.stream_in, unload=none)
+    if not costs.streams.out_once:
+        beside = replace(beside, stream_out=none, unload=costs.streams.stream_out)
+    saved = present.total - what_if(replace(costs, streams=beside), present.assignment).total
+    return (
+        f"Have I/O tiles move them beside computing, which saves at most {saved:,}:"
+        " ShardedExecution, TensorLocations.numIOTiles(32), set_overlap_for_input and"
+        " OutputMode.Sum or All"
+    )
 
 
 def _turn(costs: Costs) -> str:
     return "a weight update" if costs.training else "a device iteration"
 
 
-def _balance(report: Report, pace: analysis.Pace) -> list[Insight]:
-    ops = analysis.operators(report)
-    slow = (
-        report.stages.iloc[int(report.stages["cycles"].to_numpy().argmax())]["stage"]
-        if len(report.stages)
-        else -1
-    )
+def _balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """Operators of the slowest stage whose tiles work unevenly.
+
+    They gain at most what an even share of the same work would.
+    """
+    ops, stages = analysis.operators(report), report.stages
+    if not len(stages):
+        return []
+    slow = stages.iloc[int(stages["cycles"].to_numpy().argmax())]["stage"]
     ops = ops[
-        (ops["stage"] == slow) & (ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD]))
+        (ops["stage"] == slow) & ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])
     ]
     found = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:
-        tiles = report.target.tiles_per_ipu
+        if not 0 <= int(row.block) < len(costs):
+            continue
+        forward = row.direction == Direction.FORWARD
+        spent = np.array(costs.cycles.forward if forward else costs.cycles.backward)
+        spent[int(row.block)] -= min(int(row.lost_cycles), int(spent[int(row.block)]))
+        less = (
+            replace(costs.cycles, forward=spent)
+            if forward
+            else replace(costs.cycles, backward=spent)
+        )
+        even = what_if(replace(costs, cycles=less), present.assignment)
         found.append(
             Insight(
                 f"{row.name} uses its tiles unevenly, in the slowest stage",
-                f"{int(row.tiles):,} of {tiles:,} tiles work in its widest step; its compute is"
-                f" {row.balance:.0%} balanced, which costs {int(row.lost_cycles):,} cycles a"
-                " micro-batch.",
+                f"{int(row.tiles):,} of {report.target.tiles_per_ipu:,} tiles work in its widest"
+                f" step; its compute is {row.balance:.0%} balanced, which costs"
+                f" {int(row.lost_cycles):,} cycles a micro-batch.",
                 "Change its sizes towards multiples of the tiles, or give it more memory"
                 " (availableMemoryProportion)",
                 f"/operations?op={row.id}",
-                int(row.lost_cycles) * pace.micro_batches,
+                present.total - even.total,
+                at_most=True,
             )
         )
     return found
 
 
-def _memory(report: Report) -> list[Insight]:
+def _memory(report: Report, costs: Costs | None) -> list[Insight]:
     fullest = analysis.fullest_tiles(report)
     limit = report.target.bytes_per_tile
     if not len(fullest) or fullest.max() > limit:
         return []
     ipu = int(fullest.argmax())
+    free = limit - int(fullest[ipu])
+    roomy = fullest[ipu] < _ROOMY * limit
     found = [
         Insight(
             f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
-            f"{limit - int(fullest[ipu]):,} bytes of it are free: a micro-batch may grow until it"
-            " is full.",
+            f"{free:,} bytes of it are free."
+            + (" A micro-batch may grow until it is full." if roomy else ""),
             (
                 "A larger micro-batch uses the tiles better"
-                if fullest[ipu] < 0.7 * limit
-                else "Little room is left here"
+                if roomy
+                else "Leave the micro-batch as it is: little room is left"
             ),
             f"/memory?ipu={ipu}",
         )
     ]
     memory = report.memory(ipu)
-    state = memory[(memory["role"] == Role.OPTIMISER_STATE)]
+    state = memory[memory["role"] == Role.OPTIMISER_STATE]
     size = int(state["max_tile_bytes"].sum())
     if size > 0.05 * limit:
-        found += [*_off_chip(report, ipu, size), *_in_parts(report, ipu, size)]
+        found += [*_off_chip(report, costs, ipu, size), *_in_parts(report, ipu, size)]
     return found
 
 
-def _off_chip(report: Report, ipu: int, size: int) -> list[Insight]:
+def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[Insight]:
     """What it would take to keep optimiser state in streaming memory.
 
-    The slowest IPU sets the time.
+    It is advised only where that is cheap.
     """
-    if report.options.get("TensorLocations.locationOptimizer.onChipStorage") is False:
+    if costs is None or costs.offload or not costs.training:
         return []
-    pace = analysis.pace(report)
-    states = _states(report)
-    weights = states["parameter"].groupby(states["ipu"]).nunique()
-    total = states.groupby("ipu")["bytes"].sum()
-    machine = MachineCosts.from_report(report)
-    cost = max(machine.offload_cycles(int(total[i]), int(weights[i])) for i in total.index)
-    share = f", about {cost / pace.cycles:.1%} of one" if pace.cycles else ""
+    stages = Assignment.of(costs.stage.tolist(), costs.ipus)
+    present = what_if(costs, stages)
+    choices = tuple(Choice(costs.recompute, True) for _ in stages.ipus)
+    after = what_if(costs, replace(stages, choices=choices))
+    freed = present.fullest[ipu] - after.fullest[ipu]
+    cost = after.total - present.total
+    share = cost / max(1, present.total)
+    total = int(_states(report).groupby("ipu")["bytes"].sum().max())
+    title = f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}"
+    detail = (
+        "It is needed once a weight update. Off the chip, to read and write"
+        f" {total:,} bytes of the IPU with most would cost {cost:,} cycles an update,"
+        f" {share:.1%} of one, and free {freed:,} bytes of the fullest tile."
+    )
+    if share > _DEAR:
+        action = "Leave it on the chip while the model fits"
+        return [Insight(title, detail, action, f"/memory?ipu={ipu}")]
     return [
         Insight(
-            f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}",
-            "It is needed once a weight update. Off the chip, to read and write"
-            f" {int(total.max()):,} bytes of the IPU with most would cost about {cost:,.0f} cycles"
-            f" an update{share}.",
-            "Keep it off the chip: TensorLocations.setOptimizerLocation(..."
-            " useOnChipStorage(False))",
+            title,
+            detail,
+            "Keep it off the chip where a larger micro-batch needs the room:"
+            " TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
             f"/memory?ipu={ipu}",
-            gain_bytes=size,
+            gain_bytes=freed,
+            change={"optimiser": "off chip"},
         )
     ]
 
@@ -349,6 +446,7 @@ def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
             " useReplicatedTensorSharding(True))",
             f"/memory?ipu={ipu}",
             gain_bytes=gain,
+            change={"optimiser": "in parts"},
         )
     ]
 

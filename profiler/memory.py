@@ -1,18 +1,45 @@
-"""What fills the tiles of an IPU: totals with and without gaps, and by what it is.
+"""What fills the tiles of an IPU, each number under one name.
 
-Always-live variables add up; the others are overlaid, so that of them counts what is live at one
-step. Each of the two regions of a tile's memory is packed by itself. Units: bytes; arrays are int64
-over tiles unless said.
+*Live* at a step is what lies on a tile then: always-live variables and those of the others whose
+life spans the step. *Used* is the most that is live on a tile at one step; *free* is what the tile
+has beyond it. Tiles are full in the order of what they use (`fullest_tile`). None of these counts
+gaps. The *extent* ("including gaps") is the highest address that a tile needs: each of its two
+regions is packed by itself, and region 1 lies above the whole of region 0. A model fits where no
+extent is beyond the tile; what is beyond is the *overflow*. Units: bytes; arrays are int64 over
+tiles unless said.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from profiler import liveness
 from profiler.liveness import Intervals
+
+CODE = (  # categories of what must lie in region 0
+    "vertexCode",
+    "controlCode",
+    "internalExchangeCode",
+    "globalExchangeCode",
+    "hostExchangeCode",
+)
+CODE_REGION = "region 0 (the only place for code)"
+MOST_NAMED = 5  # things on a tile that does not fit
+
+
+def largest(live: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The `MOST_NAMED` largest of (name, bytes); of equal ones, by name."""
+    return tuple(sorted(live, key=lambda one: (-one[1], one[0]))[:MOST_NAMED])
+
+
+def what_fills(named: tuple[tuple[str, int], ...], always_live: int, limit: int) -> str:
+    """What lies on a tile that does not fit, in two sentences. Units: bytes."""
+    things = "; ".join(f"{name} {size:,} B" for name, size in named)
+    count = "five largest things" if len(named) == MOST_NAMED else "largest things"
+    return f"{always_live:,} of the {limit:,} are always live. The {count} there: {things}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +105,35 @@ def tile_totals(
 ) -> dict[str, np.ndarray]:
     """The columns of ``Report.tiles``.
 
-    ``total_excluding_gaps`` packs each region at its own worst step, ``peak`` is the worst single
-    step of both together; ``overflow`` is what ``total`` has beyond the tile, ``free`` what the
-    tile has beyond it.
+    ``total_excluding_gaps`` and ``peak`` are what the tile uses, first reached at ``peak_step``,
+    ``total`` its extent; ``overflow`` is what the extent has beyond the tile, ``free`` what the
+    tile has beyond what it uses.
     """
     plain, interleaved = variables.peaks(False), variables.peaks(True)
     both = variables.peaks() if interleaved.tile_peak.any() else plain
     always = variables.always()
     total = including_gaps(plain.tile_peak, interleaved.tile_peak, region0_bytes)
+    used = both.tile_peak
     return {
         "tile": np.arange(len(total)),
         "total": total,
-        "total_excluding_gaps": plain.tile_peak + interleaved.tile_peak,
+        "total_excluding_gaps": used,
         "always_live": always,
-        "not_always_live_peak": both.tile_peak - always,
-        "peak": both.tile_peak,
+        "not_always_live_peak": used - always,
+        "peak": used,
         "peak_step": both.tile_peak_step,
-        "free": np.maximum(bytes_per_tile - total, 0),
+        "free": np.maximum(bytes_per_tile - used, 0),
         "overflow": np.maximum(total - bytes_per_tile, 0),
     }
+
+
+def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
+    """The tile that uses most, the first of several.
+
+    Of an IPU that overflows, the one with the largest overflow.
+    """
+    ranked = overflow if overflow.any() else used
+    return int(ranked.argmax())
 
 
 def by_kind(variables: IpuVariables, step: int) -> list[tuple[str, str, int, int]]:

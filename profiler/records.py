@@ -383,6 +383,37 @@ class Run:
     host_end_us: int
 
 
+@dataclass(slots=True)
+class HostEvent:
+    """Something that the host did, as the program said by ``libpvti`` (since format 3)."""
+
+    table: ClassVar[str] = "host_events"
+
+    id: int
+    parent: int  # the event that it is in; -1: none
+    process: int
+    thread: int
+    channel: str
+    label: str
+    start_us: int
+    end_us: int  # as start_us: it took no time
+
+
+@dataclass(slots=True)
+class HostValue:
+    """A number of the host's at a time, of a graph of ``libpvti`` (since format 3)."""
+
+    table: ClassVar[str] = "host_values"
+
+    id: int
+    process: int
+    graph: str
+    series: str
+    unit: str
+    time_us: int
+    value: float
+
+
 # -- the same again for plain SQL: what vectors hold, as rows (see `profiler.plain`) --
 
 
@@ -480,10 +511,10 @@ class TileMemory:
 
     ipu: int
     tile: int  # of the IPU
-    total: int  # including gaps
-    total_excluding_gaps: int
+    total: int  # its extent, including gaps
+    total_excluding_gaps: int  # that it uses: most that is live at one step
     always_live: int
-    overflow: int  # beyond the tile
+    overflow: int  # of the extent beyond the tile
 
 
 STORED = (
@@ -504,8 +535,11 @@ STORED = (
     Trace,
     PipelineCycle,
     Run,
+    HostEvent,
+    HostValue,
 )
-FIRST_FORMAT = {Use: 2, MovedTensor: 3}  # of tables that format 1 did not have
+# Of tables that format 1 did not have.
+FIRST_FORMAT = {Use: 2, MovedTensor: 3, HostEvent: 3, HostValue: 3}
 SINCE_3 = {  # columns that formats 1 and 2 did not have
     Op: ("popart_name",),
     Step: ("purpose", "tensor", "code"),

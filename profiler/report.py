@@ -404,6 +404,25 @@ class Report:
             }
         )
 
+    @cached_property
+    def host_events(self) -> pd.DataFrame:
+        """What the host did, by start.
+
+        ``event, parent, process, thread, channel, label, start_us, end_us``.
+
+        ``parent`` is the event that one is in, -1: none. Times are on the clock of the runs'
+        ``host_start_us``.
+        """
+        columns = self._table(records.HostEvent)
+        order = np.lexsort((-columns["end_us"], columns["start_us"]))
+        found = {name: values[order] for name, values in columns.items()}
+        return _frame({"event": found["id"], **_without(found, "id")})
+
+    @cached_property
+    def host_values(self) -> pd.DataFrame:
+        """Numbers over the host's time: ``process, graph, series, unit, time_us, value``."""
+        return _frame(_without(self._table(records.HostValue), "id"))
+
     def pipeline_cycles(self, run: int = 0, iteration: int = 0) -> pd.DataFrame:
         """Pipeline cycles of a device iteration, on the clock shared by all runs."""
 

@@ -177,9 +177,11 @@ VIEWS = (
     View(
         "tile_headroom",
         "ipu, fullest_tile, bytes, free_bytes",
-        "SELECT ipu, tile, max(total), bytes_per_tile - total FROM tile_memory JOIN target GROUP"
-        " BY ipu",
-        "the fullest tile of each IPU, gaps included; free_bytes below 0: it does not fit",
+        "SELECT ipu, tile, iif(overflow > 0, total, total_excluding_gaps), bytes_per_tile -"
+        " iif(overflow > 0, total, total_excluding_gaps) FROM (SELECT *, row_number() OVER"
+        " (PARTITION BY ipu ORDER BY overflow DESC, total_excluding_gaps DESC, tile) AS place"
+        " FROM tile_memory) JOIN target WHERE place = 1",
+        "the fullest tile of each IPU, what it uses; free_bytes below 0: its extent does not fit",
     ),
     View(
         "steps",
@@ -231,7 +233,7 @@ VIEWS = (
         "tile, ipu, total, total_excluding_gaps, always_live, not_always_live, overflow",
         "SELECT ipu * tiles_per_ipu + tile, ipu, total, total_excluding_gaps, always_live, "
         "total_excluding_gaps - always_live, overflow FROM tile_memory JOIN target",
-        "bytes on each tile (counted over all IPUs); total includes gaps",
+        "bytes on each tile (counted over all IPUs); total, its extent, includes gaps",
         vendor=True,
     ),
     View(
@@ -310,6 +312,16 @@ copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each fur
 `link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,
 `streaming_bytes_per_cycle`, `slice_cycles` and `slice_bytes_per_cycle` (a tile copies into one slot
 of a larger tensor).
+
+## Beside the profile: `debug.cbor`
+
+Where the engine's options ask for it (`autoReport.outputDebugInfo`, or `autoReport.all`), a CBOR
+map of `contexts` and `stringTable`. A context has `id`, `parentId` (0: none), `name`, `layer` and
+the layer's own fields; children come before their parents. Of each operator there are two: `popart`
+(`opid`, `inputs`, `outputs`, `attributes`) and its parent `poptorch` (`torch_schema`, `op_type`,
+`op_name`, `module`, `block`, `stage`, `direction`). `location` has `fileName`, `functionName` and
+`lineNumber` of the user's source. `name`, `fileName` and `functionName` are positions in
+`stringTable`. `profiler.pva.OperationAnalysis` gives the same from the profile alone.
 
 ## Arrays: `vectors`
 

@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def page(report: Report) -> str:
         ),
         "@@BODY@@": "\n".join(body),
         "@@STYLE@@": theme.stylesheet() + _STYLE,
-        "@@PLOTLY@@": _packed(plotly),
+        "@@PLOTLY@@": _packed_plotly(),
         "@@FIGURES@@": _packed(json.dumps(figures, separators=(",", ":"))),
     }
     # At one go: a name that looks like a mark stays a name.
@@ -216,6 +217,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _packed(words: str) -> str:
     return base64.b64encode(gzip.compress(words.encode(), 9, mtime=0)).decode()
+
+
+@cache
+def _packed_plotly() -> str:
+    """The largest part of every report, and always the same."""
+    return _packed(get_plotlyjs())
 
 
 def _hashed(script: str) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_WIDTH = 80  # of a drawing, where standard output is no terminal
+FORMULA_SIGNS = "=+-@"  # with which a spreadsheet takes a cell for a formula
 _ENDLESS = 1 << 20  # columns of what has no limit
 _SHORTEST = 12  # columns of a name that was cut
 _BETWEEN = 2  # columns between those of a table
@@ -317,9 +318,20 @@ def _print_csv(pages: Sequence[Page]) -> None:
         names = next((_names(part) for part in page.parts if not isinstance(part, Lines)), [])
         # the same subcommand gives the same columns, but for SQL of the user's own
         if names != header:
-            writer.writerow(["profile", *names])
+            writer.writerow(map(cell_text, ["profile", *names]))
             header = names
-        writer.writerows([page.profile, *row] for row in rows)
+        writer.writerows(map(cell_text, [page.profile, *row]) for row in rows)
+
+
+def cell_text(value: Any) -> Any:
+    """A cell of a CSV file: text that no terminal obeys and no spreadsheet computes.
+
+    A name that begins like a formula gets a quote in front; numbers and a lone sign stay.
+    """
+    if not isinstance(value, str):
+        return value
+    words = clean(value)
+    return f"'{words}" if len(words) > 1 and words[0] in FORMULA_SIGNS else words
 
 
 def _names(part: Table | Facts) -> list[str]:

@@ -17,6 +17,7 @@ from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
 from profiler import records
+from profiler.memory import what_fills
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Executable:
         over = self.overflow
         if over is None:
             return
-        largest = "; ".join(f"{name} {size:,} B" for name, size in over.largest)
+        filled = what_fills(over.largest, over.always_live, over.limit)
         shared = self.options.replicas > 1
         where = (
             f"the profile is {profile_path}"
@@ -84,8 +85,8 @@ class Executable:
         )
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
-            f" ({over.step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what}. The"
-            f" five largest things there: {largest}. {where[0].upper()}{where[1:]}. Give the stage"
+            f" ({over.step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what};"
+            f" {filled}. {where[0].upper()}{where[1:]}. Give the stage"
             " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
             f" optimiser state off the chip{' or in parts on replicas' * shared}",
             profile_path=profile_path,

@@ -13,15 +13,7 @@ import numpy as np
 from ipu_exec.compiler.bodies import ProgramTree
 from ipu_exec.machine import Target
 from profiler import records
-from profiler.memory import including_gaps
-
-_CODE = (
-    "vertexCode",
-    "controlCode",
-    "internalExchangeCode",
-    "globalExchangeCode",
-    "hostExchangeCode",
-)
+from profiler.memory import CODE, CODE_REGION, including_gaps, largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +27,8 @@ class Overflow:
     what: str  # "tile memory", or the region that is too small
     limit: int
     bytes_over: int
-    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the five largest things live there
+    always_live: int  # bytes of what counts there
+    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the largest things live there
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,9 @@ class TileBytes:
     plain_at: np.ndarray
     interleaved: np.ndarray
     interleaved_at: np.ndarray
-    total: np.ndarray  # including gaps
+    used: np.ndarray  # of both regions together
+    used_at: np.ndarray
+    total: np.ndarray  # the extent, including gaps (`profiler.memory`)
 
 
 def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[TileBytes]:
@@ -62,7 +57,9 @@ def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[Ti
         plain, plain_at = _peaks([v for v in here if not v.interleaved], target.tiles)
         interleaved, interleaved_at = _peaks([v for v in here if v.interleaved], target.tiles)
         total = including_gaps(plain, interleaved, target.region0_bytes)
-        found.append(TileBytes(ipu, here, plain, plain_at, interleaved, interleaved_at, total))
+        both = _peaks(here, target.tiles) if interleaved.any() else (plain, plain_at)
+        regions = (plain, plain_at, interleaved, interleaved_at)
+        found.append(TileBytes(ipu, here, *regions, *both, total))
     return found
 
 
@@ -74,7 +71,7 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
             if variable.always_live:
                 always += variable.tile_bytes
         over = np.maximum(one.total - target.bytes_per_tile, 0)
-        columns = (one.total, one.plain + one.interleaved, always, over)
+        columns = (one.total, one.used, always, over)
         for tile, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             yield records.TileMemory(one.ipu, tile, *values)
 
@@ -88,21 +85,21 @@ def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> 
     """
     worst: Overflow | None = None
     for one in tiles:
-        code, code_at = _peaks([v for v in one.variables if v.category in _CODE], target.tiles)
+        code, code_at = _peaks([v for v in one.variables if v.category in CODE], target.tiles)
         total = one.total
         gap = (one.interleaved > 0) & (
             one.plain <= target.region0_bytes
         )  # then region 1 alone decides
         whole = "tile memory with its gap" if gap[int(total.argmax())] else "tile memory"
         for what, taken, at, limit in (
-            (whole, total, np.where(gap, one.interleaved_at, one.plain_at), target.bytes_per_tile),
-            ("region 0 (the only place for code)", code, code_at, target.region0_bytes),
+            (whole, total, one.used_at, target.bytes_per_tile),
+            (CODE_REGION, code, code_at, target.region0_bytes),
         ):
             tile = int(taken.argmax())
             over = int(taken[tile]) - limit
             if over > 0 and (worst is None or over > worst.bytes_over):
                 counted = (
-                    [v for v in one.variables if v.category in _CODE]
+                    [v for v in one.variables if v.category in CODE]
                     if taken is code
                     else one.variables
                 )
@@ -120,18 +117,12 @@ def _overflow(
     limit: int,
     over: int,
 ) -> Overflow:
-    """With the five largest things that are live there."""
+    """With the largest things that are live there."""
     names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
-    live = sorted(
-        (
-            (int(v.tile_bytes[tile]), v.name)
-            for v in counted
-            if v.start <= at < v.stop and v.tile_bytes[tile]
-        ),
-        reverse=True,
-    )
-    largest = tuple((name, size) for size, name in live[:5])
-    return Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, largest)
+    live = [v for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]]
+    always = sum(int(v.tile_bytes[tile]) for v in live if v.always_live)
+    named = largest((v.name, int(v.tile_bytes[tile])) for v in live)
+    return Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, always, named)
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ AUTO_DEVICES = 4  # the IPUs of one IPU-M2000, and what Lightning's own took for
 class AcceleratorOnIpu:
     """What ``IPUAccelerator`` does.
 
-    Joined with Lightning's ``Accelerator`` by `ipu_exec.lightning.names`.
+    `ipu_exec.lightning.names` joins it with Lightning's ``Accelerator``.
     """
 
     lib: ClassVar[Library]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ipu_exec.lightning.library import Library
 from ipu_exec.options import Options
 
@@ -48,16 +46,18 @@ def check_module(lib: Library, trainer: Any) -> None:
 def check_optimizers(lib: Library, trainer: Any, optimizers: list[Any]) -> None:
     """Raises MisconfigurationException unless there is one optimiser, of the module's weights."""
     name = type(trainer.lightning_module).__name__
+    own = {id(weight) for weight in trainer.lightning_module.parameters()}
     if len(optimizers) > 1:
         raise lib.MisconfigurationException(
             f"IPUs currently only support one optimizer. {name}.configure_optimizers gives"
             f" {len(optimizers)}: put their weights into parameter groups of one, each with its own"
             " rate"
         )
-    if not any(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
+    given = [p for optimizer in optimizers for g in optimizer.param_groups for p in g["params"]]
+    if not any(id(weight) in own for weight in given):
         raise lib.MisconfigurationException(
-            f"{name}.configure_optimizers gives no optimiser, and an IPU's training program ends in"
-            " a weight update: return one, or run trainer.validate or trainer.predict"
+            f"{name}.configure_optimizers gives no optimiser of its weights, and an IPU's training"
+            " program ends in a weight update: return one, or run validate, test or predict"
         )
 
 
@@ -76,7 +76,7 @@ def check_options(lib: Library, options: Options, kind: str) -> None:
 
 
 def check_accumulation(lib: Library, options: Options, asked: int) -> int:
-    """Micro-batches of a weight update, of ``training_opts`` and of accumulate_grad_batches.
+    """Micro-batches of a weight update, by ``training_opts`` and accumulate_grad_batches.
 
     Error where both say another number.
     """

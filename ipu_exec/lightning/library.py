@@ -32,7 +32,7 @@ class Library:
     RunningStage: Any
     TrainerFn: Any
     is_overridden: Any
-    rank_zero_info: Any
+    ResultCollection: Any
     rank_zero_warn: Any
     ProgressBar: Any
     TQDMProgressBar: Any
@@ -60,7 +60,7 @@ def library(package: str) -> Library:
         RunningStage=of("trainer.states", "RunningStage"),
         TrainerFn=of("trainer.states", "TrainerFn"),
         is_overridden=of("utilities.model_helpers", "is_overridden"),
-        rank_zero_info=of("utilities.rank_zero", "rank_zero_info"),
+        ResultCollection=of("trainer.connectors.logger_connector.result", "_ResultCollection"),
         rank_zero_warn=of("utilities.rank_zero", "rank_zero_warn"),
         ProgressBar=of("callbacks", "ProgressBar"),
         TQDMProgressBar=of("callbacks", "TQDMProgressBar"),

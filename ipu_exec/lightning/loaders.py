@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import lru_cache
 from itertools import islice
@@ -11,7 +12,6 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ipu_exec.dataloader import DataLoader
-from ipu_exec.errors import warn_once
 from ipu_exec.options import Options
 from ipu_exec.structures import learn
 
@@ -36,11 +36,7 @@ class _ForReplicas:
         while group := list(islice(batches, self._replicas)):
             sizes = {_samples(batch) for batch in group}
             if len(group) < self._replicas or len(sizes) > 1:
-                warn_once(
-                    f"the last {len(group)} batches of a data loader are left out: {self._replicas}"
-                    " replicas take as many batches of one size at a time. A number of samples that"
-                    " is a multiple of batch_size x replicas loses none"
-                )
+                _say_left_out(len(group), self._replicas)
                 continue
             yield joined(group)
 
@@ -53,6 +49,15 @@ class _ForReplicas:
     def options(self) -> Options:
         """Those of the model that it loads for."""
         return self._options
+
+
+def _say_left_out(batches: int, replicas: int) -> None:
+    warnings.warn(
+        f"the last {batches} batches of a data loader are left out: {replicas} replicas take as"
+        " many batches of one size at a time. A number of samples that is a multiple of batch_size"
+        " x replicas loses none",
+        stacklevel=2,
+    )
 
 
 class _Wrapped(_ForReplicas):
@@ -96,10 +101,8 @@ def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
     """``loader`` with a batch of every replica at a time.
 
     A data loader stays one, and is an `ipu_exec.DataLoader` too. One of those is changed itself:
-    its user's stays the Trainer's.
-
-    Whoever made the loader is asked for its batches as before, in the same order and with the same
-    random numbers.
+    its user's stays the Trainer's. Whoever made the loader is asked for its batches as before, in
+    the same order and with the same random numbers.
     """
     if isinstance(loader, DataLoader):
         known = isinstance(loader, _ForReplicas) or hasattr(loader, "whole_calls")
@@ -114,7 +117,32 @@ def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
     made: Any = object.__new__(type(kind.__name__, (_ForReplicas, *own, DataLoader), {}))
     about = {"_inner": loader, "_replicas": replicas, "_options": options, "_accessor": None}
     vars(made).update(vars(loader) | about | {"_combined": None})
+    # of a prediction Lightning wraps the sampler
+    if replicas > 1 and hasattr(loader.batch_sampler, "_batch_sampler"):
+        vars(made)["batch_sampler"] = _seen_of_replicas(loader.batch_sampler, replicas)
+    left = len(loader) % replicas if _has_length(loader) else 0
+    if left:
+        _say_left_out(left, replicas)
     return made
+
+
+def _seen_of_replicas(sampler: Any, replicas: int) -> Any:
+    """Lightning's sampler of a prediction, which says of each batch where its samples were."""
+
+    def seen(self: Any) -> list[list[int]]:
+        batches = sampler.seen_batch_indices
+        groups = range(0, len(batches), replicas)
+        return [[i for batch in batches[g : g + replicas] for i in batch] for g in groups]
+
+    kind = type(sampler)
+    return object.__new__(type(kind.__name__, (kind,), {"seen_batch_indices": property(seen)}))
+
+
+def _has_length(loader: Any) -> bool:
+    try:
+        return len(loader) > 0
+    except TypeError:  # of an iterable data set
+        return False
 
 
 def as_given(loader: Any) -> None:

@@ -36,10 +36,7 @@ class Logged:
 def collected(trainer: Any) -> Iterator[list[Logged]]:
     """Inside, what is logged goes to the list and not to Lightning's results."""
     found: list[Logged] = []
-    results = trainer._results
-    if results is None:  # no loop runs, or one that logs nothing
-        yield found
-        return
+    results = _results(trainer)
 
     def log(fx: str, name: str, value: Any, **settings: Any) -> None:
         cache = None if isinstance(value, torch.Tensor) else value._forward_cache
@@ -60,7 +57,7 @@ def collected(trainer: Any) -> Iterator[list[Logged]]:
 
 def give(trainer: Any, replicas: Sequence[Sequence[Logged]]) -> None:
     """Log what the replicas logged, each of their values once."""
-    results, connector = trainer._results, trainer._logger_connector
+    results, connector = _results(trainer), trainer._logger_connector
     for same in _together(replicas):
         first = same[0]
         if connector.should_reset_tensors(first.fx):
@@ -76,6 +73,52 @@ def give(trainer: Any, replicas: Sequence[Sequence[Logged]]) -> None:
             settings["batch_size"] = sum(sizes)
         results.log(first.fx, first.name, value, **settings)
         connector._current_fx = first.fx
+
+
+def _results(trainer: Any) -> Any:
+    return trainer.strategy.predicted if trainer.predicting else trainer._results
+
+
+@contextlib.contextmanager
+def logging_predictions(module: Any, results: Any, batch: Any) -> Iterator[None]:
+    """Inside, ``self.log`` of a predict_step goes to ``results``: Lightning's loop keeps none."""
+
+    def log(
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        **settings: Any,
+    ) -> None:
+        found = (
+            value
+            if isinstance(value, torch.Tensor | torch.nn.Module)
+            else torch.tensor(float(value))
+        )
+        kept = ("reduce_fx", "add_dataloader_idx", "batch_size", "metric_attribute")
+        given = {name: settings[name] for name in kept if name in settings}
+        shown = {"prog_bar": prog_bar, "logger": logger is not False}
+        results.log(
+            "predict_step", name, found, on_step=bool(on_step), on_epoch=True, **shown, **given
+        )
+
+    results.batch, results.batch_size = batch, None
+    vars(module)["log"] = log
+    try:
+        yield
+    finally:
+        del vars(module)["log"]
+
+
+def log_predictions(trainer: Any, results: Any) -> None:
+    """At the end of a prediction: what its steps logged, to callbacks and loggers."""
+    metrics = results.metrics(on_step=False)
+    connector = trainer._logger_connector
+    connector._callback_metrics.update(metrics["callback"])
+    connector._logged_metrics.update(metrics["log"])
+    connector.log_metrics(metrics["log"], step=trainer.global_step)
 
 
 def _together(replicas: Sequence[Sequence[Logged]]) -> list[list[Logged]]:

@@ -49,6 +49,23 @@ def _made(package: str) -> Names:
     return made
 
 
+_Method = Callable[..., Any]
+
+
+def _around(connector: Any, name: str) -> Callable[[_Method], None]:
+    """Have ``connector``'s method be a function that is given itself, the method and the rest."""
+    plain = getattr(connector, name)
+
+    def put(instead: _Method) -> None:
+        @functools.wraps(plain)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return instead(self, plain, *args, **kwargs)
+
+        setattr(connector, name, method)
+
+    return put
+
+
 def _connect(lib: Library, made: Names) -> None:
     """Have a Trainer put accelerator, strategy and precision together.
 
@@ -57,47 +74,42 @@ def _connect(lib: Library, made: Names) -> None:
     """
     connector = lib.AcceleratorConnector
 
-    def around(name: str) -> Callable[[Callable[..., Any]], None]:
-        plain = getattr(connector, name)
+    def on_ipu(self: Any) -> bool:
+        return isinstance(self.accelerator, made.IPUAccelerator)
 
-        def put(instead: Callable[..., Any]) -> None:
-            @functools.wraps(plain)
-            def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-                return instead(self, plain, *args, **kwargs)
-
-            setattr(connector, name, method)
-
-        return put
-
-    @around("_check_config_and_set_final_flags")
-    def flags(self: Any, plain: Any, *args: Any, **kwargs: Any) -> None:
+    @_around(connector, "_check_config_and_set_final_flags")
+    def flags(self: Any, plain: _Method, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **kwargs)
-        strategy = self._strategy_flag
-        ours = isinstance(strategy, made.IPUStrategy) or strategy == made.IPUStrategy.strategy_name
-        if not ours:
-            return
-        if self._accelerator_flag == "auto":
-            self._accelerator_flag = "ipu"
-        on_ipu = isinstance(self._accelerator_flag, made.IPUAccelerator)
-        if not on_ipu and self._accelerator_flag != "ipu":
-            raise lib.MisconfigurationException(
-                f"IPUStrategy runs on IPUs, and the Trainer has accelerator="
-                f"{self._accelerator_flag!r}: say accelerator='ipu', or leave it out"
-            )
+        _take_accelerator(self, lib, made)
 
-    @around("_choose_strategy")
-    def strategy(self: Any, plain: Any) -> Any:
-        on_ipu = isinstance(self.accelerator, made.IPUAccelerator)
-        return made.IPUStrategy.strategy_name if on_ipu else plain(self)
+    @_around(connector, "_choose_strategy")
+    def strategy(self: Any, plain: _Method) -> Any:
+        return made.IPUStrategy.strategy_name if on_ipu(self) else plain(self)
 
-    @around("_check_and_init_precision")
-    def precision(self: Any, plain: Any) -> Any:
-        on_ipu = isinstance(self.accelerator, made.IPUAccelerator)
-        if on_ipu and not isinstance(self.strategy, made.IPUStrategy):
+    @_around(connector, "_check_and_init_precision")
+    def precision(self: Any, plain: _Method) -> Any:
+        if not on_ipu(self):
+            return plain(self)
+        if not isinstance(self.strategy, made.IPUStrategy):
             raise lib.MisconfigurationException(
                 f"accelerator='ipu' takes strategy='ipu_strategy' or an IPUStrategy(...), not"
                 f" {type(self.strategy).__name__}: replicas and stages are its own"
             )
-        if on_ipu and self._precision_plugin_flag is None:
-            return made.IPUPrecision(self._precision_flag)
-        return plain(self)
+        if self._precision_plugin_flag is not None:
+            return plain(self)
+        return made.IPUPrecision(self._precision_flag)
+
+
+def _take_accelerator(connector: Any, lib: Library, made: Names) -> None:
+    """An IPUStrategy brings its accelerator. Error where the Trainer was told another."""
+    strategy = connector._strategy_flag
+    if not isinstance(strategy, made.IPUStrategy) and strategy != made.IPUStrategy.strategy_name:
+        return
+    if connector._accelerator_flag == "auto":
+        connector._accelerator_flag = "ipu"
+    asked = connector._accelerator_flag
+    if asked != "ipu" and not isinstance(asked, made.IPUAccelerator):
+        raise lib.MisconfigurationException(
+            f"IPUStrategy runs on IPUs, and the Trainer has accelerator={asked!r}: say"
+            " accelerator='ipu', or leave it out"
+        )

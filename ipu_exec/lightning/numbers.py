@@ -12,10 +12,9 @@ from typing import Any, Self
 
 
 class Asked(int):
-    """A number in a step.
+    """A number in a step, and what is computed from it with whole numbers.
 
-    What is computed from it with whole numbers is one too; a comparison, or asking whether it is 0,
-    is noted with its answer.
+    A comparison, or asking whether it is 0, is noted with its answer.
     """
 
     answers: list[bool]

@@ -1,7 +1,4 @@
-"""Names of Lightning's IPU code up to 2.0 and of lightning-graphcore.
-
-They are for scripts that ``ipu-run`` runs.
-"""
+"""Names of Lightning's IPU code up to 2.0 and of lightning-graphcore, for ``ipu-run``."""
 
 from __future__ import annotations
 

@@ -13,30 +13,31 @@ from ipu_exec.compiler import placement
 from ipu_exec.errors import ContentError
 from ipu_exec.lightning.step import StepModule
 from ipu_exec.options import Options
+from ipu_exec.session.compile_options import strategy_options
 
 
-def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor], options: Options) -> int:
-    """The stages, each on an IPU, of a forward of ``model``; 1 without Blocks."""
+def stages_of(model: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> int:
+    """The IPUs of a forward of ``model``, with the strategy of options that nobody set."""
     with torch.random.fork_rng(devices=[]):
         try:
             graph = capture(model, tuple(tensors), {})
         except ContentError:
             contents = read_contents(model, tuple(tensors), {}, False)
             graph = capture(model, tuple(tensors), {}, contents=contents)
-    found = placement.resolve_stages(
-        options.execution_strategy, graph.blocks, placement.begins_outside(graph)
-    )
-    return max(1, len(found))
+    strategy = strategy_options(Options().execution_strategy)
+    outside = placement.begins_outside(graph)
+    stages = placement.resolve_stages(strategy, graph.blocks, outside)
+    return len({stage.ipu for stage in stages})
 
 
-def depth_of(module: Any, step: str, batch: Any, options: Options) -> int:
+def depth_of(module: Any, step: str, batch: Any) -> int:
     """The stages of a LightningModule's step, run on fake tensors like those of ``batch``."""
     model = StepModule.of(module, step)
     tensors = model.arguments((batch, 0), {})
     before, module._current_fx_name = module._current_fx_name, step  # it may log
     try:
         with model.compiling():
-            return stages_of(model, tensors, options)
+            return stages_of(model, tensors)
     finally:
         module._current_fx_name = before
 

@@ -1,6 +1,6 @@
 """What Lightning's progress bar says besides.
 
-That it compiles, and samples a second, as modelled and of this host.
+That it compiles, then samples a second, as modelled and of this host.
 """
 
 from __future__ import annotations

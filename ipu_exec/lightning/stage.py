@@ -26,11 +26,11 @@ Shapes = tuple[tuple[torch.dtype, torch.Size], ...]
 class StageModel:
     """Training, validation, test or prediction.
 
-    Lightning's loop computes numbers through `run`, and the executors say what an IPU would need
-    for them.
+    Lightning's loop computes numbers through `run`, and executors say what an IPU would need for
+    them.
 
     ``options``: from micro-batches of a weight update to the options to compile with.
-    ``around_compiling``: entered while it compiles.
+    ``around_compiling``: entered while it compiles. ``ends_script``: as `SteppedExecutor` has it.
     """
 
     def __init__(
@@ -42,37 +42,58 @@ class StageModel:
         optimizer: torch.optim.Optimizer | None,
         accumulation: int,
         around_compiling: Callable[[], Any],
+        ends_script: bool,
     ) -> None:
         self.step = StepModule.of(module, step)
         self._folder, self._options, self._optimizer = folder, options, optimizer
-        self._around_compiling = around_compiling
+        self._around_compiling, self._ends_script = around_compiling, ends_script
         self._made = 0
         self._accumulation = accumulation
         self._compiled: dict[tuple[int, Shapes, Any], SteppedExecutor] = {}
         self._last: dict[tuple[int, Shapes], SteppedExecutor] = {}
         self._replica_buffers: dict[int, dict[str, torch.Tensor]] = {}
         self.executor = self._new(accumulation)
+        self._looked_at: SteppedExecutor | None = None
+        self._seen: tuple[Any, ...] = ()
+        self._weights: list[torch.nn.Parameter] = []
         self._steps = self._begun = 0
         self._recorded = False
+        self.micro_batch = 1  # samples of the last step, of one replica
 
     # -- compiling ---
 
     def _new(self, accumulation: int) -> SteppedExecutor:
         self._made += 1
         folder = self._folder if self._made == 1 else f"{self._folder}-{self._made}"
-        return SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
+        made = SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
+        made.ends_script = self._ends_script
+        return made
 
     def prepare(self, tensors: list[torch.Tensor], accumulation: int) -> SteppedExecutor:
         """The executor for a micro-batch like this, compiled."""
         shapes = _shapes(tensors)
         known = self._last.get((accumulation, shapes))
+        if known is self._looked_at and known is not None and self._state() == self._seen:
+            return known
         if known is None:
             known = self._another(shapes, accumulation)
             self._compile(known, tensors, accumulation, shapes)
         elif self._compile(known, tensors, accumulation, shapes):
             self._forget(known)
         self.executor = self._last[accumulation, shapes] = known
+        self._weights = list(self.step.parameters())
+        self._looked_at, self._seen = known, self._state()
         return known
+
+    def _state(self) -> tuple[Any, ...]:
+        """What may change from step to step that is compiled in.
+
+        The executor looks at more, the optimiser's structure among it; that is done once an epoch,
+        for it takes as long as a small model's forward.
+        """
+        epoch = int(vars(self.step)["_lightning"].current_epoch)
+        trained = tuple(weight.requires_grad for weight in self._weights)
+        return epoch, self.step.training, trained
 
     def _another(self, shapes: Shapes, accumulation: int) -> SteppedExecutor:
         """An executor for what was not met before; says why there has to be one."""
@@ -106,7 +127,9 @@ class StageModel:
     ) -> bool:
         """Compile where that is due; says whether it was."""
         before = executor.executable
-        with self.step.compiling(), self._around_compiling():
+        # anomalies are looked for in numbers, and there are none yet
+        plainly = torch.autograd.set_detect_anomaly(False)
+        with plainly, self.step.compiling(), self._around_compiling():
             try:
                 executor.prepare(*tensors)
             except PipelineDepthError as error:
@@ -145,6 +168,7 @@ class StageModel:
         args, kwargs = parts[0]
         tensors = self.step.arguments(args, kwargs)
         executor = self.prepare(tensors, accumulation)
+        self.micro_batch = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
         if self._steps == 0:
             self._begun = time.time_ns() // 1_000
         if self._optimizer is not None:
@@ -165,9 +189,9 @@ class StageModel:
         return _joined(returned)
 
     def _buffers_of(self, replica: int) -> dict[str, torch.Tensor] | None:
-        """Of a replica: running statistics of its own samples.
+        """Running statistics of a replica's own samples; None: the model's.
 
-        The model's are the first replica's; in inference all have those.
+        Those are the first replica's, and in inference everyone's.
         """
         buffers = dict(self.step.named_buffers())
         if replica == 0 or not buffers or self._optimizer is None:

@@ -20,13 +20,12 @@ _SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 class StepModule(torch.nn.Module):
-    """Runs ``training_step`` (or another step) as a module's forward.
+    """Runs ``training_step`` (or another) of a LightningModule.
 
-    It has the LightningModule's own weights and parts, under the names they have there.
-
-    Called with the tensors of the batch; `arguments` said where they belong. ``path``: the answers
-    that the last run's questions about epoch, step and batch number got. While it is being compiled
-    it leaves the LightningModule and its results as they were, and gives what is logged as outputs.
+    It has the LightningModule's weights and parts, under the names they have there. Called with the
+    tensors of the batch; `arguments` said where they belong. ``path``: the answers that the last
+    run's questions about epoch, step and batch number got. While it is being compiled it leaves the
+    LightningModule and its results as they were, and gives what is logged as outputs.
     """
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:
@@ -49,6 +48,16 @@ class StepModule(torch.nn.Module):
     @training.setter
     def training(self, mode: bool) -> None:
         pass
+
+    def named_modules(
+        self,
+        memo: set[torch.nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """With the LightningModule, as itself: its forward adds nothing to an operator's name."""
+        yield from super().named_modules(memo, prefix, remove_duplicate)
+        yield prefix, vars(self)["_lightning"]
 
     @classmethod
     def of(cls, module: torch.nn.Module, name: str) -> StepModule:

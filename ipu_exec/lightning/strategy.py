@@ -21,6 +21,7 @@ from ipu_exec.enums import HalfFloatCastingBehavior, OutputMode
 from ipu_exec.lightning import checks
 from ipu_exec.lightning.library import Library
 from ipu_exec.lightning.loaders import as_given, for_replicas, part, sample
+from ipu_exec.lightning.logged import log_predictions, logging_predictions
 from ipu_exec.lightning.placing import depth_of, replicas_of
 from ipu_exec.lightning.progress import Progress
 from ipu_exec.lightning.stage import StageModel
@@ -41,7 +42,7 @@ _STEPS = {
 class StrategyOnIpu:
     """What ``IPUStrategy`` does.
 
-    Joined with Lightning's ``ParallelStrategy`` by `ipu_exec.lightning`.
+    `ipu_exec.lightning.names` joins it with Lightning's ``ParallelStrategy``.
 
     ``device_iterations``: weight updates of a call. ``autoreport``: write a profile of each of
     training, validation, test and predict into ``autoreport_dir`` (given alone, it means so).
@@ -90,6 +91,7 @@ class StrategyOnIpu:
         self._depth = 1  # stages of a replica, as far as is known
         self._stages: dict[Any, StageModel] = {}
         self._loaders: list[Any] = []
+        self.predicted: Any = None  # what predict_step logged
         self._progress = Progress()
         self._held = contextlib.ExitStack()
 
@@ -217,6 +219,7 @@ class StrategyOnIpu:
             self.optimizers[0] if training else None,
             self._trainer.accumulate_grad_batches if training else 1,
             self._compiling_training if training else self._progress.compiling,
+            training or self._trainer.state.fn != self.lib.TrainerFn.FITTING,
         )
 
     @contextlib.contextmanager
@@ -262,8 +265,10 @@ class StrategyOnIpu:
             if batch is None:
                 return
             step = _STEPS[stage.value]
+            if stage == self.lib.RunningStage.PREDICTING:
+                self.on_predict_start()
             batch = self._transferred(batch)
-            depth = depth_of(self.lightning_module, step, batch, Options())
+            depth = depth_of(self.lightning_module, step, batch)
         if depth != self._depth:
             self._depth, self._made = depth, {}
             if self._stages:
@@ -305,8 +310,18 @@ class StrategyOnIpu:
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """A micro-batch of each replica."""
-        with self.precision_plugin.predict_step_context():
+        module = self.lightning_module
+        logging = logging_predictions(module, self.predicted, args[0])
+        with self.precision_plugin.predict_step_context(), logging:
             return self._step(self.lib.RunningStage.PREDICTING, 1, args, kwargs)
+
+    def on_predict_start(self) -> None:
+        """Lightning's loop keeps nothing that a predict_step logs."""
+        self.predicted = self.lib.ResultCollection(training=False)
+
+    def on_predict_end(self) -> None:
+        """Give it to callbacks and loggers."""
+        log_predictions(self._trainer, self.predicted)
 
     def _step(
         self, stage: Any, accumulation: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -322,7 +337,7 @@ class StrategyOnIpu:
         self.poptorch_models[stage] = model.executor
         updates = int(model.executor.options.device_iterations)
         model.count(updates * accumulation)
-        samples = replicas * model.executor.executable.micro_batch
+        samples = replicas * model.micro_batch
         predicted = samples * updates * accumulation / model.executor.seconds_per_call
         self._progress.ran(samples, time.perf_counter() - start, predicted)
         return returned
@@ -347,7 +362,7 @@ class StrategyOnIpu:
     def updating(self, optimizer: Any) -> Iterator[None]:
         """Around clipping and the weight update.
 
-        Gradients are scaled back, float16 weights updated in float32.
+        Inside, gradients are scaled back, and float16 weights are float32 ones.
         """
         plain = getattr(optimizer, "_optimizer", optimizer)
         scale = self.loss_scale()

@@ -3,11 +3,20 @@
 How a batch is cut, trained on and put together again.
 
 Everything is a function of the model, the optimiser, the batch and a `CallPlan`; nothing here knows
-IPUs or cycles. Training gives the weights of a plain PyTorch loop bit for bit: in each device
-iteration, for each replica its micro-batches one after another (``loss.backward()`` adding up), the
-replicas' gradients added in replica order, divided once (Mean, Post), one ``optimizer.step()``.
-Where several instances share the replicas, they are added in that order too
-(`ipu_exec.numerics.collectives`), so that the bits do not depend on how replicas are shared out.
+IPUs or cycles. Training gives, bit for bit, the float32 weights of this PyTorch loop:
+
+    for micro_batches in batches:  # a device iteration each
+        for micro_batch in micro_batches:
+            loss_of(model(*micro_batch)).backward()  # gradients add up undivided
+        for weight in model.parameters():
+            weight.grad /= len(micro_batches)  # once (Mean, Post); not at all for Sum
+        optimizer.step(), optimizer.zero_grad()
+
+``(loss / accumulation).backward()`` rounds each quotient and differs in the last bits. Replicas run
+their micro-batches one after another; their gradients are added in replica order before the
+division, also where several instances share them (`ipu_exec.numerics.collectives`), so that the
+bits do not depend on how replicas are shared out. float16 weights are updated in float32, whoever's
+the optimiser is (`ipu_exec.numerics.precision`).
 
 Micro-batches lie along dimension 0 in the order device iteration, accumulation step, replica, as
 PopART orders its data (popart ``session.py``: batches per step, accumulation factor, replication

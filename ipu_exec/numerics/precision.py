@@ -19,7 +19,7 @@ from ipu_exec.errors import UsageError
 from ipu_exec.lowering import info
 from ipu_exec.numerics.collectives import Instances
 from ipu_exec.numerics.randomness import seed_of_replica
-from ipu_exec.optimiser_attributes import is_poptorch_optimizer, loss_scaling, state_dtype
+from ipu_exec.optimiser_attributes import loss_scaling, state_dtype
 
 HALF_MAX = 65504.0
 # PopART's automatic loss scaling: the defaults of AutomaticLossScalingSettings
@@ -194,13 +194,10 @@ class Precision:
 
         After it weights are rounded.
 
-        An IPU's optimisers compute in float32 too: a gradient that is scaled back need not fit into
-        float16. PopTorch's optimisers then round the states that they keep in float16; PyTorch's
-        are left to PyTorch, where nothing of this is asked for.
+        An IPU's optimisers compute in float32 too, PyTorch's converted to them as well: a gradient
+        that is scaled back need not fit into float16, and neither need Adam's ``eps``. States that
+        an optimiser keeps in float16 are rounded then.
         """
-        if self.rounding is None and self.scaler is None and not is_poptorch_optimizer(optimizer):
-            yield
-            return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         halves = [p for p in parameters if p.dtype is torch.float16]
         kept = [parameter.data for parameter in halves]

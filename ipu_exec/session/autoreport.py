@@ -24,7 +24,7 @@ from ipu_exec.compiler.profile_header import header
 from ipu_exec.compiler.profile_rows import rows
 from ipu_exec.options import Options
 from ipu_exec.session.agreement import Peer
-from profiler import ProfileError, ProfileTaken, ProfileWriter, records
+from profiler import ProfileError, ProfileTaken, ProfileWriter, debug_info, pvti, records
 
 logger = logging.getLogger("ipu_exec")
 
@@ -45,6 +45,8 @@ class ProfileSession:
         self._executable = executable
         self._writer: ProfileWriter | None = None
         self._runs = 0
+        self._has_debug_info = False
+        self._host = (0, 0)  # events and values of the host that were added
         self.path: Path | None = None
         if not self._wanted.enabled:
             return
@@ -63,7 +65,7 @@ class ProfileSession:
             for batch in rows(executable):
                 self._writer.add(batch)
             if over is not None:
-                self._writer.publish()
+                self._publish(self._writer)
         except ProfileError as error:
             self._give_up(error)
 
@@ -85,18 +87,42 @@ class ProfileSession:
         try:
             self._writer.add([run])
             self._writer.meta(state="executed")
-            self._writer.publish()
-            if self._runs >= self._wanted.run_count:
+            self._add_host_events()
+            self._publish(self._writer)
+            # What the host does goes on: its events are added when the session is closed.
+            if self._runs >= self._wanted.run_count and not pvti.recorder.channels:
                 self._writer.close()
                 self._writer = None
         except ProfileError as error:
             self._give_up(error)
 
+    def _publish(self, writer: ProfileWriter) -> None:
+        """Put the profile at ``path``.
+
+        Where it is asked for, what the profile knows of its operators goes beside it.
+        """
+        path = writer.publish()
+        if self._wanted.debug_info and not self._has_debug_info:
+            debug_info.write(path)
+            self._has_debug_info = True
+
+    def _add_host_events(self) -> None:
+        """What ``libpvti`` recorded in this process and the profile does not have yet."""
+        if self._writer is None:
+            return
+        events, values = (
+            pvti.recorder.events[self._host[0] :],
+            pvti.recorder.values[self._host[1] :],
+        )
+        if events or values:
+            self._writer.add([*events, *values])
+            self._host = self._host[0] + len(events), self._host[1] + len(values)
+
     def publish(self) -> Path | None:
         """Put what there is at ``path`` now: after an explicit compile, without a run."""
         if self._writer is not None:
             try:
-                self._writer.publish()
+                self._publish(self._writer)
             except ProfileError as error:
                 self._give_up(error)
         return self.path
@@ -105,9 +131,14 @@ class ProfileSession:
         """Publish what was not, and let the file go."""
         if self._writer is None:
             return
+        try:
+            self._add_host_events()
+        except ProfileError as error:
+            self._give_up(error)
+            return
         writer, self._writer = self._writer, None
         try:
-            writer.publish()
+            self._publish(writer)
             writer.close()
         except ProfileError as error:
             self._give_up(error)

@@ -2,56 +2,40 @@
 
 What ``compileAndExport`` and ``save`` write and the executable cache keeps.
 
-A file is a zip archive: ``header.json`` (format, versions, how it was compiled),
-``executable.pickle`` (the compiled program, its inputs and the random state) and, where asked for,
-``model.pt`` (model, optimiser and options).
+A file is a zip archive: ``header.json`` (format, versions, how it was compiled), ``program.json``
+and ``arrays.bin`` (the compiled program, its inputs and the random state, see
+`ipu_exec.session.plain_values`) and, where asked for, ``model.pt`` (model, optimiser and options).
 
-Unpickling may run whatever its writer put there. ``executable.pickle`` is read by an unpickler that
-makes nothing but this project's plain records, arrays and numbers. A model is a user's class and
-cannot be read like that: `read_model` says so with a warning, and nothing reads a model unless it
-was asked to.
+Reading a program runs nothing of the file's, and holds no more than `MOST_BYTES` of it. A model is
+a user's class and comes as a pickle, which may run whatever its writer put there: `read_model` says
+so with a warning, and nothing reads a model unless `ipu_exec.load` was asked to.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import hashlib
-import importlib
 import io
 import json
 import os
 import pickle
 import warnings
 import zipfile
+import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ipu_exec.compiler.executable import Executable
 from ipu_exec.errors import Error
+from ipu_exec.session.plain_values import arrays_of, put_together, taken_apart
 
-FORMAT, VERSION = "ipuscope executable", 1
+FORMAT, VERSION = "ipuscope executable", 2
 SUFFIX = ".ipuexec"
-_HEADER, _EXECUTABLE, _MODEL = "header.json", "executable.pickle", "model.pt"
-_PLAIN = {
-    ("builtins", "set"),
-    ("builtins", "frozenset"),
-    ("builtins", "complex"),
-    ("builtins", "range"),
-    ("builtins", "slice"),
-    ("collections", "OrderedDict"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("torch", "Size"),
-}
+_HEADER, _PROGRAM, _ARRAYS, _MODEL = "header.json", "program.json", "arrays.bin", "model.pt"
+MOST_BYTES = {_HEADER: 1 << 20, _PROGRAM: 1 << 28, _ARRAYS: 1 << 32, _MODEL: 1 << 40}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +70,7 @@ def write(
     }
     bare = dataclasses.replace(stored.executable, settings={})
     try:
-        content = pickle.dumps((bare, stored.inputs, stored.state, stored.rng_state), protocol=5)
+        plain = taken_apart((bare, stored.inputs, stored.state, stored.rng_state))
         buffer = io.BytesIO()
         if model is not None:
             torch.save(model, buffer)
@@ -100,7 +84,11 @@ def write(
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
             made.writestr(_HEADER, json.dumps(header))
-            made.writestr(_EXECUTABLE, content)
+            program = {"nodes": plain.nodes, "arrays": plain.table(), "root": plain.root}
+            made.writestr(_PROGRAM, json.dumps(program, separators=(",", ":")))
+            with made.open(_ARRAYS, "w", force_zip64=True) as file:
+                for array in plain.arrays:
+                    file.write(array.tobytes())
             if model is not None:
                 made.writestr(_MODEL, buffer.getvalue(), zipfile.ZIP_STORED)
         os.replace(partial, path)
@@ -111,26 +99,38 @@ def write(
 
 def read(path: str | os.PathLike[str]) -> Stored:
     """The compiled program of a file. Error where there is none, or another compiler wrote it."""
-    header, content = _open(path, _EXECUTABLE)
+    header, program, content = _open(path, _PROGRAM, _ARRAYS)
     if header["compiler"] != fingerprint():
         raise Error(
             f"{path} was compiled by another version of IPUscope: compile it again, with"
             " compileAndExport"
         )
     try:
-        executable, inputs, state, rng_state = _Reader(io.BytesIO(content)).load()
-    except (
-        pickle.UnpicklingError,
-        AttributeError,
-        EOFError,
-        ImportError,
-        TypeError,
-        ValueError,
-    ) as error:
+        said = json.loads(program)
+        arrays = arrays_of(said["arrays"], memoryview(content))
+        whole = put_together(said["nodes"], arrays, said["root"])
+        executable, inputs, state, rng_state = _parts(whole)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Error(
             f"{path} is broken, or not what it says it is: {error}. Compile it again"
         ) from error
     return Stored(header, executable, inputs, state, rng_state)
+
+
+def _parts(whole: Any) -> tuple[Executable, dict[str, Any], dict[str, Any], list[int] | None]:
+    """What a program consists of. ValueError where it is something else."""
+    if not isinstance(whole, tuple) or len(whole) != 4:
+        raise ValueError("it is no compiled program")
+    executable, inputs, state, rng_state = whole
+    bytes_only = rng_state is None or (
+        isinstance(rng_state, list)
+        and all(type(one) is int and 0 <= one < 256 for one in rng_state)
+    )
+    kinds = (Executable, dict, dict)
+    parts = (executable, inputs, state)
+    if not bytes_only or not all(map(isinstance, parts, kinds)):
+        raise ValueError("it is no compiled program")
+    return executable, inputs, state, rng_state
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Warns that it unpickles. Error where the file has no model.
     """
-    header, content = _open(path, _MODEL)
-    if not header["model"]:
+    _, content = _open(path, _MODEL)
+    if not content:
         raise Error(
             f"{path} was written with export_model=False and holds the executable only: wrap the"
             " model with trainingModel or inferenceModel and call its loadExecutable"
@@ -153,43 +153,55 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     return made
 
 
-def _open(path: str | os.PathLike[str], member: str) -> tuple[dict[str, Any], bytes]:
-    """The header and a member of the archive; empty where it has no such member."""
+def _open(path: str | os.PathLike[str], *members: str) -> tuple[Any, ...]:
+    """The header and members of the archive; empty where it has no such member."""
+    name = os.fspath(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            header = json.loads(archive.read(_HEADER))
-            content = archive.read(member) if member in archive.namelist() else b""
+            header = json.loads(_member(archive, _HEADER))
+            _check_header(name, header)
+            return (header, *(_member(archive, member) for member in members))
     except OSError as error:
-        raise Error(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise Error(f"{name} cannot be read: {error.strerror or error}") from error
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        zlib.error,
+        RecursionError,
+    ) as error:
         raise Error(
-            f"{os.fspath(path)} is not a compiled model ({error}). Write one with compileAndExport"
+            f"{name} is not a compiled model ({error}). Write one with compileAndExport"
         ) from error
+
+
+def _member(archive: zipfile.ZipFile, member: str) -> bytes:
+    """A member's content; ValueError where it says to be larger than it may be."""
+    if member not in archive.namelist():
+        return b""
+    info = archive.getinfo(member)
+    # Deflate shrinks to a thousandth at most: what says more is no such member.
+    most = min(MOST_BYTES[member], 1100 * info.compress_size + 1024)
+    if info.file_size > most:
+        raise ValueError(f"{member} says to have {info.file_size:,} bytes, and may have {most:,}")
+    with archive.open(info) as file:
+        return file.read(info.file_size)
+
+
+def _check_header(name: str, header: Any) -> None:
+    """Error where it is not one of ours and of this version."""
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise Error(f"{os.fspath(path)} is not a compiled model. Write one with compileAndExport")
+        raise Error(f"{name} is not a compiled model. Write one with compileAndExport")
     if header.get("version") != VERSION:
         raise Error(
-            f"{os.fspath(path)} has version {header.get('version')!r}; this IPUscope reads"
-            f" {VERSION}"
+            f"{name} has version {header.get('version')!r}; this IPUscope reads {VERSION}. Compile"
+            " it again, with compileAndExport"
         )
-    return header, content
-
-
-class _Reader(pickle.Unpickler):
-    """Creates this project's dataclasses and enums, arrays and plain values, nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _PLAIN:
-            return super().find_class(module, name)
-        if module.split(".")[0] in ("ipu_exec", "profiler") and "." not in name:
-            found = getattr(importlib.import_module(module), name, None)
-            if isinstance(found, type) and found.__module__ == module and _is_record(found):
-                return found
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which no compiled model has")
-
-
-def _is_record(kind: type) -> bool:
-    return dataclasses.is_dataclass(kind) or issubclass(kind, enum.Enum)
+    if type(header.get("training")) is not bool or type(header.get("compiler")) is not str:
+        raise Error(f"{name} is broken: its header lacks what it must say. Compile it again")
 
 
 # -- the cache ---

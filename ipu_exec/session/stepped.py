@@ -38,6 +38,7 @@ class SteppedExecutor(PoplarExecutor):
     ) -> None:
         super().__init__(model, options, optimizer is not None, optimizer=optimizer)
         self._report_folder = report_folder
+        self.ends_script = True  # when it is compiled, under ``ipu-run --compile-only``
         # what `prepare` is given is one micro-batch
         self._plan = replace(
             self._plan, device_iterations=1, accumulation=1, replicas=1, input_replicas=1
@@ -50,7 +51,7 @@ class SteppedExecutor(PoplarExecutor):
         """
         before = self._executable
         self._prepare(micro_batch, {})
-        if os.environ.get(COMPILE_ONLY_VARIABLE):
+        if os.environ.get(COMPILE_ONLY_VARIABLE) and self.ends_script:
             self._stop_after_compiling()
         return self._executable is not before
 

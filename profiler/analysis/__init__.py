@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from profiler.analysis.balance import step_balance
 from profiler.analysis.compare import compare, compare_ops, not_comparable
-from profiler.analysis.memory import fullest_tiles, held_at_peak, memory_peaks
+from profiler.analysis.host import host_tensors
+from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memory_peaks
 from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
+from profiler.analysis.overflow import Overflow, overflows
 from profiler.analysis.pace import Pace, efficiency, pace, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
 from profiler.analysis.program import program_cycles
 
 __all__ = [
     "Bubble",
+    "Overflow",
     "Pace",
     "bubble",
     "compare",
     "compare_ops",
     "cycle_table",
     "efficiency",
+    "fullest",
     "fullest_tiles",
     "held_at_peak",
+    "host_tensors",
     "memory_peaks",
     "movement",
     "movement_of_ops",
     "not_comparable",
     "operators",
+    "overflows",
     "pace",
     "program_cycles",
     "roofline",

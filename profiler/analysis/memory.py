@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from profiler.memory import fullest_tile
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -13,30 +14,44 @@ if TYPE_CHECKING:
 
 
 def fullest_tiles(report: Report) -> np.ndarray:
-    """Bytes of each IPU's fullest tile, gaps included, in one replica: int64[ipu]."""
-    ipus = range(report.target.ipus_per_replica)
-    return np.array([report.tiles(ipu)["total"].max() for ipu in ipus], dtype=np.int64)
+    """Bytes that each IPU's fullest tile uses, in one replica.
+
+    The extent of one that overflows: int64[ipu].
+    """
+    found = []
+    for ipu in range(report.target.ipus_per_replica):
+        row = report.tiles(ipu).iloc[fullest(report, ipu)]
+        found.append(int(row["total"] if row["overflow"] else row["peak"]))
+    return np.array(found, dtype=np.int64)
+
+
+def fullest(report: Report, ipu: int) -> int:
+    """The fullest tile of an IPU, as `profiler.memory.fullest_tile` ranks them."""
+    tiles = report.tiles(ipu)
+    return fullest_tile(tiles["peak"].to_numpy(), tiles["overflow"].to_numpy())
 
 
 def memory_peaks(report: Report) -> pd.DataFrame:
     """Of each IPU of a replica, its fullest tile.
 
-    ``ipu, tile, bytes`` (gaps included), ``free`` (negative: it does not fit), ``full`` (share of
-    the tile), ``always_live``, ``step`` (position at which the tile holds most) with its ``name``,
-    and ``largest`` with ``largest_bytes``: what takes most of it there.
+    ``ipu, tile, bytes`` (that it uses, or its extent where that overflows), ``free`` (negative: it
+    does not fit), ``full`` (share of the tile), ``always_live``, ``step`` (position at which the
+    tile holds most) with its ``name``, and ``largest`` with ``largest_bytes``: what takes most of
+    it there.
     """
     import pandas as pd
 
     rows = []
     for ipu in range(report.target.ipus_per_replica):
         tiles, steps = report.tiles(ipu), report.program_steps(ipu)
-        tile = int(tiles["total"].to_numpy().argmax())
+        tile = fullest(report, ipu)
         row = tiles.iloc[tile]
         step = int(row["peak_step"])
         name = str(steps["name"].iloc[step]) if step < len(steps) else ""
         held = report.live_variables(ipu, step, tile)
         largest = (str(held["name"].iloc[0]), int(held["bytes"].iloc[0])) if len(held) else ("", 0)
-        total, limit = int(row["total"]), report.target.bytes_per_tile
+        total = int(row["total"] if row["overflow"] else row["peak"])
+        limit = report.target.bytes_per_tile
         rows.append(
             (
                 ipu,
@@ -71,5 +86,5 @@ def held_at_peak(report: Report, ipu: int) -> pd.DataFrame:
     `Report.live_variables` of that step and tile.
     """
     tiles = report.tiles(ipu)
-    tile = int(tiles["total"].to_numpy().argmax())
+    tile = fullest(report, ipu)
     return report.live_variables(ipu, int(tiles["peak_step"].iloc[tile]), tile)

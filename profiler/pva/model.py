@@ -37,6 +37,8 @@ CATEGORIES = (
     "constant",
 )
 OWN_NAME = ("variable", "constant")  # categories whose variables go by their own names
+# What programs have by tile (code, vertices): no variables of theirs.
+OF_PROGRAMS = ("vertexCode", "vertexInstanceState", "internalExchangeCode", "controlCode")
 MOST_TILES = 1 << 21  # of a device: lists over all of them are made
 _KEPT = 64  # tiles whose bytes over all steps are remembered
 
@@ -62,6 +64,8 @@ class Model:
                 f"{target.num_ipus * self.tiles:,} tiles are more than {MOST_TILES:,}"
             )
         self._recent: OrderedDict[Any, Any] = OrderedDict()
+        self._pieces: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by vector
+        self._piece_lists: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
 
     def damaged(self, problem: str) -> ProfileError:
         """The error to raise for a file that contradicts itself."""
@@ -81,15 +85,19 @@ class Model:
             )
         return self.ipu_of(tile // self.tiles), tile % self.tiles
 
-    def over_device(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> list[int]:
-        """Values over the tiles of some IPUs as a list over all tiles of the device.
+    def over_device_array(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> np.ndarray:
+        """Values over the tiles of some modelled IPUs, over all tiles of the device.
 
         Replicas are included.
         """
         one = np.zeros((self.ipus, self.tiles), dtype=dtype)
         for ipu, values in by_ipu.items():
             one[ipu] = values
-        return np.tile(one.ravel(), self.target.num_ipus // self.ipus).tolist()
+        return np.tile(one.ravel(), self.target.num_ipus // self.ipus)
+
+    def over_device(self, by_ipu: dict[int, np.ndarray], dtype: Any = np.int64) -> list[int]:
+        """The same as a list."""
+        return self.over_device_array(by_ipu, dtype).tolist()
 
     # -- program ---
 
@@ -317,6 +325,26 @@ class Model:
             count[rows + 1] = np.count_nonzero(variables.vectors, axis=1)[variables.vector]
         return np.cumsum(count)
 
+    def piece_arrays_of(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tiles of its IPU that hold some of the variable at ``row``, and the bytes on each."""
+        vector = int(self.variables["tile_bytes"][row])
+        found = self._pieces.get(vector)
+        if found is None:
+            values = self.report.vector(vector)
+            tiles = np.flatnonzero(values)
+            found = self._pieces[vector] = tiles, values[tiles]
+        return found
+
+    def pieces_of(self, row: int) -> tuple[list[int], list[int]]:
+        """The same as lists, tiles counted over the device; variables that lie alike share them."""
+        key = int(self.variables["tile_bytes"][row]), int(self.variables["ipu"][row])
+        found = self._piece_lists.get(key)
+        if found is None:
+            tiles, size = self.piece_arrays_of(row)
+            found = (tiles + key[1] * self.tiles).tolist(), size.tolist()
+            self._piece_lists[key] = found
+        return found
+
     def vector_of(self, row: int) -> np.ndarray:
         """Bytes over the tiles of its IPU, of the variable at ``row``."""
         return self.report.vector(int(self.variables["tile_bytes"][row]))
@@ -399,16 +427,57 @@ class Model:
         return found
 
     def variables_of_step(self, step: int) -> list[int]:
-        """Rows of the variables that a step's operator uses and that live at it."""
+        """Rows of the variables that a step's operator uses and that live at it.
+
+        With them the stack of the workers that run it; of a step without operator, what it moves
+        and what it needs for that. Code and vertices' state are its program's, by tile.
+        """
         op, ipu = int(self.steps["op"][step]), int(self.steps["ipu"][step])
-        rows = np.array(self.variables_of_op.get(op, []), dtype=np.int64)
+        none = np.zeros(0, dtype=np.int64)
+        rows = self._data_of_op.get(op, none) if op >= 0 else self._data_of_step.get(step, none)
         columns = self.variables
         here = (
             (columns["ipu"][rows] == ipu)
             & (columns["first"][rows] <= step)
             & (step < columns["last"][rows])
         )
-        return rows[here].tolist()
+        stack = self._stack_of_ipu.get(ipu, [])
+        return rows[here].tolist() + (stack if self.steps["compute_set"][step] >= 0 else [])
+
+    @cached_property
+    def _data_of_op(self) -> dict[int, np.ndarray]:
+        """`variables_of_op` without what programs have by tile."""
+        counted = np.isin(self.variables["category"], OF_PROGRAMS)
+        found = {}
+        for op, rows in self.variables_of_op.items():
+            every = np.array(rows, dtype=np.int64)
+            found[op] = every[~counted[every]]
+        return found
+
+    @cached_property
+    def _data_of_step(self) -> dict[int, np.ndarray]:
+        """Steps without operator -> variables that are theirs.
+
+        An exchange's code with the host, its headers, and what holds the tensor that they move.
+        """
+        columns, steps = self.variables, self.steps
+        data = ~np.isin(columns["category"], OF_PROGRAMS)
+        found = {}
+        for step in np.flatnonzero(steps["op"] < 0).tolist():
+            tensor = int(steps["tensor"][step])
+            mine = columns["step"] == steps["id"][step]
+            if tensor >= 0:
+                mine |= columns["tensor"] == tensor
+            found[step] = np.flatnonzero(mine & data)
+        return found
+
+    @cached_property
+    def _stack_of_ipu(self) -> dict[int, list[int]]:
+        """Modelled IPU -> rows of its stacks."""
+        found: dict[int, list[int]] = {}
+        for row in np.flatnonzero(self.variables["category"] == "stack").tolist():
+            found.setdefault(int(self.variables["ipu"][row]), []).append(row)
+        return found
 
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:

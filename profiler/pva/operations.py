@@ -18,7 +18,7 @@ from profiler.enums import Role
 from profiler.pva.lists import LazyList, Shown
 from profiler.pva.model import Model
 from profiler.pva.programs import Program, make_program
-from profiler.pva.variables import LoweredVariable, lowered
+from profiler.pva.variables import LoweredVariable, lowered, lowered_ids
 
 if TYPE_CHECKING:
     from profiler.pva.report import Report
@@ -59,6 +59,11 @@ class DebugContext(Shown):
         self.location = location
         self.parents = list(parents)
         self._fields = fields
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All that it knows, as ``json`` has it."""
+        return dict(self._fields)
 
     @property
     def json(self) -> str:
@@ -109,6 +114,12 @@ class Operation(Shown):
         return lowered(self._model, rows)
 
     @property
+    def varIds(self) -> np.ndarray:
+        """Ids of ``vars`` as an array, int64 (libpva has no such thing)."""
+        rows = sorted({row for step in self._steps for row in self._model.variables_of_step(step)})
+        return lowered_ids(self._model, rows)
+
+    @property
     def firstStepIndex(self) -> int:
         """In ``livenessProgramSteps``; -1 where it has no steps."""
         return self._steps[0] if self._steps else -1
@@ -131,8 +142,20 @@ def _torch_schema(aten: str) -> str:
     return f"{space}::{name.split('.')[0]}"
 
 
+def _in_program_order(operations: list[Operation]) -> list[Operation]:
+    """By first step; those without steps behind the one that they follow."""
+    first, key = -1, []
+    for operation in operations:
+        first = operation.firstStepIndex if operation.firstStepIndex >= 0 else first
+        key.append(first)
+    return [operations[at] for at in np.argsort(key, kind="stable").tolist()]
+
+
 class OperationAnalysis:
-    """All operations of a report, in the order of its operators, then those without."""
+    """All operations of a report, in the order in which their first steps are in the program.
+
+    One without steps (a view) follows the one before it.
+    """
 
     def __init__(self, report: Report) -> None:
         self._model = report._model
@@ -158,7 +181,8 @@ class OperationAnalysis:
             found.append(
                 Operation(model, row["popart_name"], self._context(id, row), steps_of.get(id, []))
             )
-        return [*found, *self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1))]
+        found += self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1) + 1)
+        return _in_program_order(found)
 
     @cached_property
     def _tensor_names(self) -> list[str]:
@@ -198,7 +222,7 @@ class OperationAnalysis:
             "stage": row["stage"],
             "direction": row["direction"],
         }
-        parent = DebugContext(2 * id, row["popart_name"], place, about)
+        parent = DebugContext(2 * id + 2, row["popart_name"], place, about)
         fields = {
             "layer": "popart",
             "category": "op",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from profiler import records
 from profiler.pva.enums import ProgramType
 from profiler.pva.lists import LazyList, Shown
@@ -42,7 +44,12 @@ class VertexInstances(Shown):
     @property
     def countByTile(self) -> list[int]:
         """How many there are on each tile of the device."""
-        return self._model.over_device({self._ipu: self._model.report.vector(self._count)})
+        return self.countByTileArray.tolist()
+
+    @property
+    def countByTileArray(self) -> np.ndarray:
+        """The same as an array, int64 (libpva has no such thing)."""
+        return self._model.over_device_array({self._ipu: self._model.report.vector(self._count)})
 
 
 class ComputeSet(Shown):
@@ -150,7 +157,12 @@ class Program(Shown):
         A profile has the control code of an IPU in one; a program's is its share by number of
         steps.
         """
-        return self._model.over_device(self._model.control_code(self._at))
+        return self.controlCodeByTileArray.tolist()
+
+    @property
+    def controlCodeByTileArray(self) -> np.ndarray:
+        """The same as an array, int64 (libpva has no such thing)."""
+        return self._model.over_device_array(self._model.control_code(self._at))
 
     def accept(self, visitor: ProgramVisitor) -> None:
         """Call the visitor's method for this type of program. Children are not visited."""
@@ -213,11 +225,16 @@ class DoExchangeProgram(_StepProgram):
     @property
     def codeBytesByTile(self) -> list[int]:
         """Bytes of its code on each tile of the device, which equal exchanges share."""
+        return self.codeBytesByTileArray.tolist()
+
+    @property
+    def codeBytesByTileArray(self) -> np.ndarray:
+        """The same as an array, int64 (libpva has no such thing)."""
         model, step = self._model, self._own_step
         ipu = int(model.steps["ipu"][step])
         first = model.step_of_node[int(model.code_node[self._at])]
         row = model.code_of_exchange.get(first)
-        return model.over_device({} if row is None else {ipu: model.vector_of(row)})
+        return model.over_device_array({} if row is None else {ipu: model.vector_of(row)})
 
 
 class GlobalExchangeProgram(_StepProgram):

@@ -1,7 +1,7 @@
-"""``openTrace``: what happened on the host (docs/libpva.md#module).
+"""``openTrace``: what happened on the host (docs/libpva-clients.md).
 
-The vendor has a file of its own for it; here the calls of the model, with their host times, are in
-the profile.
+The vendor has a file of its own for it; here what ``libpvti`` recorded (`profiler.pvti`), and the
+calls of the model, are in the profile or in a ``.pvti`` file.
 """
 
 from __future__ import annotations
@@ -67,11 +67,64 @@ class Trace(Shown):
 
 
 def openTrace(path: str | os.PathLike[str]) -> Trace:
-    """The host's side of a profile: one process, one thread, and an event per call of the model."""
+    """The host's side of a profile, or a ``.pvti`` file: processes, threads, and events in events.
+
+    Calls of the model are events too, in the innermost one that they ran in.
+    """
     with open_report(path) as report:
-        rows = zip(
+        rows = report.host_events.to_dict("records")
+        runs = zip(
             *(report.runs[name].tolist() for name in ("name", "host_start_us", "host_end_us")),
             strict=True,
         )
-        events = [Event(name, start, end - start) for name, start, end in rows]
-    return Trace([Process(0, [Thread(0, events)])])
+        calls = [Event(name, start, end - start) for name, start, end in runs]
+    events = {
+        row["event"]: Event(row["label"], row["start_us"], row["end_us"] - row["start_us"])
+        for row in rows
+    }
+    threads: dict[tuple[int, int], list[Event]] = {}
+    for row in rows:
+        event, parent = events[row["event"]], events.get(row["parent"])
+        if parent is not None:
+            parent._children.append(event)
+        else:
+            threads.setdefault((row["process"], row["thread"]), []).append(event)
+    if calls and not threads:
+        threads[0, 0] = []
+    homes = [_home(call, threads) for call in calls]  # before any is there: calls hold no calls
+    for call, home in zip(calls, homes, strict=True):
+        home.append(call)
+    processes: dict[int, list[Thread]] = {}
+    for (pid, tid), found in threads.items():
+        processes.setdefault(pid, []).append(Thread(tid, _in_order(found)))
+    return Trace([Process(pid, found) for pid, found in processes.items()])
+
+
+def _home(call: Event, threads: dict[tuple[int, int], list[Event]]) -> list[Event]:
+    """The events among which a call of the model is.
+
+    In the innermost one that spans it, or else the first thread's.
+    """
+    for events in threads.values():
+        outer = _spanning(call, events)
+        if outer is not None:
+            home = events
+            while outer is not None:
+                home = outer._children
+                outer = _spanning(call, home)
+            return home
+    return next(iter(threads.values()))
+
+
+def _spanning(call: Event, events: list[Event]) -> Event | None:
+    end = call.timestamp + call.duration
+    return next(
+        (e for e in events if e.timestamp <= call.timestamp and end <= e.timestamp + e.duration),
+        None,
+    )
+
+
+def _in_order(events: list[Event]) -> list[Event]:
+    for event in events:
+        event._children = _in_order(event._children)
+    return sorted(events, key=lambda event: event.timestamp)

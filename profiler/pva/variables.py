@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -97,63 +101,96 @@ class EquivalenceClass(Shown):
         return hash((id(self._model), self.id))
 
 
-class LoweredVariable(Shown):
+class _Unlowered:
+    """A variable of the model, which its pieces on tiles share."""
+
+    __slots__ = ("model", "row")
+
+    def __init__(self, model: Model, row: int) -> None:
+        self.model = model
+        self.row = row
+
+
+class _Piece(NamedTuple):
+    id: int
+    bytes: int
+    tileId: int
+    equivalenceClass: EquivalenceClass
+    variable: _Unlowered
+
+
+class LoweredVariable(_Piece):
     """What one tile holds of a variable.
 
-    Ids are counted over all of the profile; tiles over the device.
+    Ids are counted over all of the profile; tiles over the device. ``equivalenceClass``: when it
+    lives. A tuple underneath: a large model has millions of them, and clients walk them all.
     """
 
-    __slots__ = ("_model", "_row", "bytes", "id", "tileId")
-    _shown = ("id", "name", "bytes", "tileId")
-
-    def __init__(self, model: Model, row: int, id: int, tile: int, bytes: int) -> None:
-        self._model, self._row = model, row
-        self.id = id
-        self.tileId = tile
-        self.bytes = bytes
-
-    @property
-    def _id(self) -> int:
-        return self.id
+    __slots__ = ()
+    _id = _Piece.id
 
     @property
     def name(self) -> str:
         """The name of the variable."""
-        return str(self._model.variables["name"][self._row])
+        return str(self.variable.model.variables["name"][self.variable.row])
 
     @property
     def alwaysLive(self) -> bool:
         """Whether it is live throughout."""
-        return bool(self._model.variables["always"][self._row])
-
-    @property
-    def equivalenceClass(self) -> EquivalenceClass:
-        """Variables that are live at the same steps."""
-        return EquivalenceClass(self._model, int(self._model.classes[1][self._row]))
+        return bool(self.variable.model.variables["always"][self.variable.row])
 
     @property
     def hasUnloweredVar(self) -> bool:
         """Whether it is a piece of one that goes by its own name in the lists of what is live."""
-        return self._model.variables["category"][self._row] in OWN_NAME
+        category = self.variable.model.variables["category"]
+        return category[self.variable.row] in OWN_NAME
 
     @property
     def unloweredVar(self) -> VariableSize | None:
         """The variable it is a piece of, with the bytes of this piece, or None."""
-        return (
-            VariableSize((id(self._model), self._row), self.name, self.bytes)
-            if self.hasUnloweredVar
-            else None
-        )
+        if not self.hasUnloweredVar:
+            return None
+        key = (id(self.variable.model), self.variable.row)
+        return VariableSize(key, self.name, self.bytes)
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, LoweredVariable)
-            and self._model is other._model
+            and self.variable.model is other.variable.model
             and self.id == other.id
         )
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     def __hash__(self) -> int:
-        return hash((id(self._model), self.id))
+        return hash((id(self.variable.model), self.id))
+
+    def __repr__(self) -> str:
+        return (
+            f"LoweredVariable(id={self.id}, name={self.name!r}, bytes={self.bytes},"
+            f" tileId={self.tileId})"
+        )
+
+
+_make_piece = partial(tuple.__new__, LoweredVariable)
+
+
+@dataclass(frozen=True)
+class LoweredArrays:
+    """Pieces of variables on tiles as arrays, int64, in the order of ``allBriefVars``.
+
+    ``id``, ``bytes``, ``tileId`` (over the device), ``equivalenceClass`` (row of
+    ``LoweredVariables.equivalenceClassSteps``), ``variable`` (row of ``names``), and the variables'
+    ``names``.
+    """
+
+    id: np.ndarray
+    bytes: np.ndarray
+    tileId: np.ndarray
+    equivalenceClass: np.ndarray
+    variable: np.ndarray
+    names: np.ndarray
 
 
 class LoweredVariables:
@@ -167,6 +204,19 @@ class LoweredVariables:
         """All of them; made while walking, so that millions take no memory."""
         return lowered(self._model, range(len(self._model.variables["id"])))
 
+    @property
+    def allBriefVarsArrays(self) -> LoweredArrays:
+        """All of them at once (libpva has no such thing)."""
+        return lowered_arrays(self._model, np.arange(len(self._model.variables["id"])))
+
+    @property
+    def equivalenceClassSteps(self) -> np.ndarray:
+        """Steps of every equivalence class, by id.
+
+        Int64[class, 2], start and end of its interval; equal where it never lives.
+        """
+        return self._model.classes[0]
+
     def forTile(self, tile: int) -> list[LoweredVariable]:
         """Those on a tile of the device."""
         model = self._model
@@ -176,41 +226,71 @@ class LoweredVariables:
         rank = np.count_nonzero(variables.vectors[:, :at], axis=1)[variables.vector]
         here = np.flatnonzero(size > 0)
         ids = model.lowered_first[rows] + rank
-        return [
-            LoweredVariable(model, int(rows[i]), int(ids[i]), tile, int(size[i]))
-            for i in here.tolist()
-        ]
+        return [_piece(model, int(rows[i]), int(ids[i]), tile, int(size[i])) for i in here.tolist()]
 
     def __repr__(self) -> str:
         return f"LoweredVariables(allBriefVars={self.allBriefVars!r})"
 
 
+def _piece(model: Model, row: int, id: int, tile: int, size: int) -> LoweredVariable:
+    equivalence = EquivalenceClass(model, int(model.classes[1][row]))
+    return LoweredVariable(id, size, tile, equivalence, _Unlowered(model, row))
+
+
 def lowered(model: Model, rows: range | list[int]) -> LazyList[LoweredVariable]:
     """The pieces of some variables, variable by variable and tile by tile."""
+    chosen = np.asarray(rows, dtype=np.int64)
     first = model.lowered_first
-    counts = np.array([first[row + 1] - first[row] for row in rows], dtype=np.int64)
+    counts = first[chosen + 1] - first[chosen]
     ends = np.cumsum(counts)
 
-    def pieces(row: int) -> Iterator[LoweredVariable]:
-        vector = model.vector_of(row)
-        tiles = np.flatnonzero(vector)
-        shift = int(model.variables["ipu"][row]) * model.tiles
-        id = int(first[row])
-        for rank, (tile, size) in enumerate(
-            zip(tiles.tolist(), vector[tiles].tolist(), strict=True)
-        ):
-            yield LoweredVariable(model, row, id + rank, shift + tile, size)
-
     def walk() -> Iterator[LoweredVariable]:
-        for row in rows:
-            yield from pieces(row)
+        begins, classes = first.tolist(), model.classes[1].tolist()
+        known: dict[int, EquivalenceClass] = {}
+        for row in chosen.tolist():
+            tiles, size = model.pieces_of(row)
+            number = classes[row]
+            if number not in known:
+                known[number] = EquivalenceClass(model, number)
+            ids = range(begins[row], begins[row + 1])
+            same = repeat(known[number]), repeat(_Unlowered(model, row))
+            yield from map(_make_piece, zip(ids, size, tiles, *same, strict=False))
 
     def make(index: int) -> LoweredVariable:
         at = int(np.searchsorted(ends, index, side="right"))
-        row, rank = rows[at], index - int(ends[at] - counts[at])
-        vector = model.vector_of(row)
-        tile = int(np.flatnonzero(vector)[rank])
-        shift = int(model.variables["ipu"][row]) * model.tiles
-        return LoweredVariable(model, row, int(first[row]) + rank, shift + tile, int(vector[tile]))
+        row, rank = int(chosen[at]), index - int(ends[at] - counts[at])
+        tiles, size = model.pieces_of(row)
+        return _piece(model, row, int(first[row]) + rank, tiles[rank], size[rank])
 
     return LazyList(int(ends[-1]) if len(ends) else 0, make, walk)
+
+
+def lowered_ids(model: Model, rows: np.ndarray | list[int]) -> np.ndarray:
+    """Ids of the pieces of some variables, in their order: int64."""
+    chosen, first = np.asarray(rows, dtype=np.int64), model.lowered_first
+    counts = first[chosen + 1] - first[chosen]
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(first[chosen] - before, counts)
+
+
+def lowered_arrays(model: Model, rows: np.ndarray) -> LoweredArrays:
+    """The pieces of some variables, variable by variable and tile by tile."""
+    tiles, size, counts = [], [], []
+    for row in rows.tolist():
+        of_row, bytes_of_row = model.piece_arrays_of(row)
+        tiles.append(of_row)
+        size.append(bytes_of_row)
+        counts.append(len(of_row))
+    none = np.zeros(0, dtype=np.int64)
+    shift = model.variables["ipu"][rows] * model.tiles
+    on_tiles = np.concatenate([none, *tiles])
+    if shift.any():
+        on_tiles += np.repeat(shift, counts)
+    return LoweredArrays(
+        lowered_ids(model, rows),
+        np.concatenate([none, *size]),
+        on_tiles,
+        np.repeat(model.classes[1][rows], counts),
+        np.repeat(rows, counts),
+        model.variables["name"],
+    )

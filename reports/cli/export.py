@@ -146,7 +146,11 @@ def _write(report: Report, args: argparse.Namespace, form: str) -> int:
         return write(report, args.output, first, args.iteration or 0, args.by)
     frame = _frame(report, args)
     if form == "csv":
-        frame.to_csv(args.output, index=frame.index.name is not None)
+        from reports.tables import cell_text
+
+        texts = frame.select_dtypes(include=["object", "string"]).columns
+        harmless = frame.assign(**{name: frame[name].map(cell_text) for name in texts})
+        harmless.to_csv(args.output, index=frame.index.name is not None, errors="replace")
     else:
         frame.to_parquet(args.output, index=frame.index.name is not None)
     return len(frame)

@@ -1,6 +1,7 @@
 """What limits the run, what acting on it would gain, and what to change: most cycles first.
 
-Gains are predictions from the profile's own costs, cycles a weight update; they do not add up.
+Gains are what the engine's schedule says after the change, cycles a weight update; '<=' marks a
+bound. They do not add up, but for those of one change.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ def run(args: argparse.Namespace) -> int:
         found = insights(report)
         names = list(Insight.__dataclass_fields__)
         frame = pd.DataFrame([asdict(one) for one in found], columns=pd.Index(names))
-        columns = (Column("gain_cycles", "gain,\ncycles"), Column("title", "finding", sentence))
-        table = Table("insights", frame, columns, most=common.top(args))
+        gains = [f"{'<= ' if one.at_most else ''}{one.gain_cycles:,}" for one in found]
+        columns = (Column("gain", "gain,\ncycles", str), Column("title", "finding", sentence))
+        shown = frame.assign(gain=gains) if args.form == "text" else frame
+        table = Table("insights", shown, columns, most=common.top(args))
         lines = [
             say(f"{at}. {one.detail} {one.action[0].upper()}{one.action[1:]}.")
             for at, one in enumerate(found[: common.top(args)], 1)

@@ -1,9 +1,9 @@
 """How full the IPUs' tiles are, and of what.
 
-A tile is full at its worst program step. 'KiB' and 'free' include gaps: a tile that uses
-interleaved memory counts all of the other region too, as the vendor's tools do. Categories are what
-is live at the step where the IPU holds most, summed over tiles; 'fullest' is the most that one tile
-has of it. Exit code 1 where a tile does not fit.
+What a tile uses is the most that is live on it at one program step, and the rest of it is free.
+Its 'extent' includes gaps: a tile that uses interleaved memory needs all of the other region below
+it. Categories are what is live at the step where the IPU holds most, summed over tiles; 'fullest'
+is the most that one tile has of it. Exit code 1 where the extent of a tile does not fit.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
     """The fullest tile of each IPU, and how many tiles do not fit."""
     import pandas as pd
 
+    from profiler import analysis
     from profiler.units import percent
     from reports.tables import Column, Table, identity, integer, kibibytes
 
@@ -82,7 +83,7 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
     rows = []
     for one in common.ipus(report) if ipu is None else (ipu,):
         tiles = report.tiles(one)
-        fullest = tiles.iloc[int(tiles["total"].to_numpy().argmax())]
+        fullest = tiles.iloc[analysis.fullest(report, one)]
         used = {
             key: int(fullest[key])
             for key in ("total", "peak", "always_live", "peak_step", "free", "overflow")
@@ -92,17 +93,18 @@ def by_ipu(report: Report, ipu: int | None = None) -> Table:
                 "ipu": one,
                 "fullest_tile": int(fullest["tile"]),
                 **used,
-                "share": used["total"] / limit,
+                "share": used["peak"] / limit,
                 "tiles_over": int((tiles["overflow"] > 0).sum()),
             }
         )
     columns = (
         Column("ipu", "IPU", identity),
         Column("fullest_tile", "fullest\ntile", integer),
-        Column("total", "its KiB", kibibytes),
+        Column("peak", "its KiB", kibibytes),
         Column("share", "of its\nmemory", percent),
         Column("always_live", "always\nlive KiB", kibibytes),
         Column("free", "free KiB", kibibytes),
+        Column("total", "extent\nKiB", kibibytes),
     )
     names = (
         "ipu",
@@ -160,13 +162,13 @@ def _by_tile(report: Report, args: argparse.Namespace) -> Table:
         tiles.insert(0, "ipu", ipu)
         frames.append(tiles)
     frame = pd.concat(frames, ignore_index=True).sort_values(
-        "total", ascending=False, kind="stable", ignore_index=True
+        "peak", ascending=False, kind="stable", ignore_index=True
     )
     columns = (
         Column("ipu", "IPU", identity),
         Column("tile", "tile", integer),
-        Column("total", "KiB", kibibytes),
-        Column("peak", "peak KiB", kibibytes),
+        Column("peak", "KiB", kibibytes),
+        Column("total", "extent KiB", kibibytes),
         Column("always_live", "always live", kibibytes),
         Column("peak_step", "at step", integer),
         Column("free", "free KiB", kibibytes),

@@ -39,11 +39,12 @@ def run(args: argparse.Namespace) -> int:
     """Run the subcommand; the result is its exit code."""
 
     def page(report: Report) -> Page:
+        from profiler import analysis
         from reports.tables import Column, Page, Table, integer, say, text
 
         common.check_ipu(report, args.ipu)
         tiles = report.tiles(args.ipu)
-        tile = int(tiles["total"].to_numpy().argmax()) if args.tile is None else args.tile
+        tile = analysis.fullest(report, args.ipu) if args.tile is None else args.tile
         if tile >= len(tiles):
             raise common.CommandError(
                 f"{report.path}: IPU {args.ipu} has no tile {tile}. It has {len(tiles):,}: --tile 0"

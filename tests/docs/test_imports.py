@@ -38,7 +38,7 @@ def table() -> dict[str, set[str]]:
     for package, words in rows:
         if package in OURS and package not in found:
             names = re.findall(
-                r"[a-z_]+", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower()
+                r"[a-z_0-9]+", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower()
             )
             found[package] = {package, *names} | set().union(
                 *(COMES_WITH.get(name, set()) for name in names)
@@ -285,6 +285,19 @@ def test_a_subcommand_answers_without_anything_heavy(tmp_path: Path) -> None:
         f"assert main(['export', {str(path)!r}, '-o', {str(tmp_path / 'trace.json')!r}]) == 0\n"
         "assert main(['completion', 'bash']) == 0\n"
         f"import sys\nprint('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert process.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_lightning_is_imported_by_who_asks_for_it() -> None:
+    """Not by the engine, nor by ``ipu-run`` before its script does."""
+    code = (
+        "import ipu_exec, ipu_exec.run, profiler.pva, reports.cli, sys\n"
+        "from ipu_exec.stand_in import stand_in\nstand_in()\n"
+        "print('loaded:', *sorted({n.split('.')[0] for n in sys.modules if 'lightning' in n}))"
     )
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

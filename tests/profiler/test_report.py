@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler import ProfileWriter, Report, liveness, memory, open_report, records, schema
+from profiler import (
+    ProfileWriter,
+    Report,
+    analysis,
+    liveness,
+    memory,
+    open_report,
+    pva,
+    records,
+    schema,
+)
 from profiler.enums import Purpose
 from profiler.liveness import Intervals
 from profiler.trace import Bodies, Tasks, slices, step_kind
@@ -539,15 +551,46 @@ def test_tiles_with_and_without_gaps(report):
         interleaved[row.start : row.stop] += report.variable_tiles(row.Index)
     below, above = (whole - interleaved).max(axis=0), interleaved.max(axis=0)
     assert 0 < np.count_nonzero(above) < TILES, "tiles of both sorts"
-    assert frame["total_excluding_gaps"].tolist() == (below + above).tolist()
+    assert frame["total_excluding_gaps"].tolist() == frame["peak"].tolist()
     region0 = report.target.region0_bytes
     expected = [
         max(b, region0) + a if a else b for b, a in zip(below.tolist(), above.tolist(), strict=True)
     ]
     assert frame["total"].tolist() == expected
-    assert (
-        frame["free"] - frame["overflow"] == report.target.bytes_per_tile - frame["total"]
-    ).all()
+    assert (frame["free"] == report.target.bytes_per_tile - frame["peak"]).all()
+    assert (frame["overflow"] == np.maximum(frame["total"] - report.target.bytes_per_tile, 0)).all()
+
+
+def test_one_tile_has_one_number_in_every_view(report):
+    """What a tile uses: frames, liveness, its variables, libpva's model, SQL and the tables."""
+    bytes_per_tile = report.target.bytes_per_tile
+    device = pva.openReport(report.path).compilation
+    for ipu in range(report.target.ipus_per_replica):
+        frame, live = report.tiles(ipu), report.liveness_map(ipu)
+        tile = analysis.fullest(report, ipu)
+        row = frame.iloc[tile]
+        used = int(row["peak"])
+        assert used == frame["peak"].max() == live[:, tile].max() == live.max()
+        assert used == report.liveness(ipu)["max_tile_bytes"].max()
+        assert used == report.live_variables(ipu, int(row["peak_step"]), tile)["bytes"].sum()
+        memory = device.ipus[ipu].tiles[tile].memory
+        assert memory.total.excludingGaps == used
+        assert memory.alwaysLiveBytes + memory.notAlwaysLiveBytes == used
+        assert analysis.fullest_tiles(report)[ipu] == used
+        peak = analysis.memory_peaks(report).iloc[ipu]
+        assert (peak["tile"], peak["bytes"], peak["free"]) == (tile, used, bytes_per_tile - used)
+        assert analysis.held_at_peak(report, ipu)["bytes"].sum() == used
+        with closing(sqlite3.connect(report.path)) as connection:
+            room = "SELECT fullest_tile, bytes, free_bytes FROM tile_headroom WHERE ipu = ?"
+            assert connection.execute(room, (ipu,)).fetchall() == [
+                (tile, used, bytes_per_tile - used)
+            ]
+
+
+def test_the_fullest_tile_is_the_one_that_uses_most_or_overflows_most():
+    used, none = np.array([5, 9, 9, 7]), np.zeros(4, dtype=np.int64)
+    assert memory.fullest_tile(used, none) == 1
+    assert memory.fullest_tile(used, np.array([0, 1, 0, 3])) == 3
 
 
 def test_gaps_of_the_vendors_tutorial():
@@ -562,8 +605,6 @@ def test_gaps_of_the_vendors_tutorial():
 
 
 def test_a_tile_that_is_too_full_overflows(path, tmp_path):
-    import sqlite3
-
     copy = shutil.copy(path, tmp_path / "profile.pop")
     with sqlite3.connect(copy) as connection:
         connection.execute("UPDATE target SET bytes_per_tile = 220000")
@@ -571,7 +612,7 @@ def test_a_tile_that_is_too_full_overflows(path, tmp_path):
     frame = open_report(copy).tiles(1)
     assert (frame["overflow"] > 0).any()
     assert (frame["overflow"] == np.maximum(frame["total"] - 220_000, 0)).all()
-    assert ((frame["overflow"] == 0) | (frame["free"] == 0)).all()
+    assert (frame["free"] == np.maximum(220_000 - frame["peak"], 0)).all()
 
 
 # -- speed ---

@@ -580,3 +580,24 @@ def test_nothing_but_the_given_profile_is_reachable(report: Report, tmp_path: Pa
         assert b"create_app" not in response.data
         assert b"root:" not in response.data
     assert response.headers["X-Frame-Options"] == "SAMEORIGIN"
+
+
+@pytest.mark.parametrize("path", ["/", "/pipeline", "/trace"])
+def test_a_compiled_model_shows_its_schedule_as_predicted(
+    chromium: Any, tmp_path: Path, path: str
+) -> None:
+    """The same figure as of a model that ran, with a line that says what it is."""
+    compiled = synthetic_profile(tmp_path / "compiled.pop", runs=0)
+    ran = synthetic_profile(tmp_path / "ran.pop", runs=1)
+    spans, lines = [], []
+    for profile in (compiled, ran):
+        with serving(create_app(open_report(profile))) as found, tab(chromium, found) as view:
+            page = view.open(path)
+            graphs = "[...document.querySelectorAll('.js-plotly-plot')]"
+            spans.append(page.evaluate(f"() => {graphs}.map(p => p.layout.xaxis.range)"))
+            lines.append(page.locator(".message", has_text="Predicted: no call").count())
+            assert page.locator(".message.error").count() == 0
+    assert lines == [1, 0]
+    assert spans[0] == spans[1]
+    if path != "/":
+        assert any(high - low > 1000 for low, high in spans[0]), "cycles of a device iteration"

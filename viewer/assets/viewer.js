@@ -42,7 +42,11 @@ window.dash_clientside.viewer = {
 
   // -- saving a figure --------------------------------------------------------------------------------
   const quoted = (value) => {
-    const words = value === undefined || value === null ? '' : String(value);
+    let words = value === undefined || value === null ? '' : String(value);
+    // A name that a spreadsheet would take for a formula, or a terminal for a command.
+    if (typeof value === 'string' && Number.isNaN(Number(value))) {
+      words = words.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, '\ufffd').replace(/^[=+\-@\t]/, "'$&");
+    }
     return /[",\n]/.test(words) ? '"' + words.replaceAll('"', '""') + '"' : words;
   };
   const text = (html) => {

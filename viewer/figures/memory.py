@@ -499,7 +499,7 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
 
 
 def headroom(fullest: np.ndarray, limit: int, theme: Theme) -> go.Figure:
-    """The fullest tile of each IPU (including gaps) against what a tile has."""
+    """The fullest tile of each IPU, what it uses, against what a tile has."""
     labels = [f"IPU {ipu}" for ipu in range(len(fullest))]
     over = fullest > limit
     figure = go.Figure(

@@ -143,7 +143,7 @@ def busy(
             barmode="stack",
             bargap=0.25,
             margin={"l": 64, "r": 24, "t": 8, "b": 36},
-            xaxis={"range": [0, 100], "ticksuffix": " %", "dtick": 20},
+            xaxis={"range": [0, 100], "ticksuffix": "%", "dtick": 20},
             yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
             showlegend=False,
         )

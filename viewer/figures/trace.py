@@ -243,7 +243,7 @@ def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> g
             yaxis={
                 "range": [0, 100],
                 "tickvals": [0, 100],
-                "ticksuffix": " %",
+                "ticksuffix": "%",
                 "fixedrange": True,
                 "showgrid": False,
             },

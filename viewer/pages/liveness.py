@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dash import Dash, Input, Output, State, html, no_update
 
-from profiler import Report
+from profiler import Report, analysis
 from viewer.figures import memory as figures
 from viewer.figures import units
 from viewer.pages import common
@@ -201,7 +201,7 @@ def point(report: Report, ipu: int, tile: Any, step: Any) -> tuple[int, int]:
     The fullest tile, and the step at which it is fullest, where none is chosen.
     """
     by_tile = report.tiles(ipu)
-    on = common.whole(tile, int(by_tile["peak"].to_numpy().argmax()), 0, len(by_tile) - 1)
+    on = common.whole(tile, analysis.fullest(report, ipu), 0, len(by_tile) - 1)
     steps = len(report.program_steps(ipu))
     return on, common.whole(step, int(by_tile["peak_step"].iloc[on]), 0, max(0, steps - 1))
 

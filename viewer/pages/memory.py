@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from dash import Dash, Input, Output, html
 
-from profiler import Report
+from profiler import Report, analysis
 from viewer.figures import memory as figures
 from viewer.figures import units
 from viewer.figures.theme import Theme
@@ -44,7 +44,11 @@ def layout(view: View) -> Any:
             common.ipu_choice(view),
             common.number_field(view, "tile", "tile (empty: the fullest)", 0, tiles - 1),
             common.switch(
-                view, "gaps", "count", (("with", "with gaps"), ("without", "without")), "with"
+                view,
+                "gaps",
+                "count",
+                (("without", "used"), ("with", "extent, with gaps")),
+                "without",
             ),
             common.switch(
                 view, "scale", "scale to", (("limit", "the limit"), ("data", "the data")), "limit"
@@ -127,7 +131,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         report, ipu = common.chosen(profiles, profile, ipu)
         limit, theme = report.target.bytes_per_tile, common.theme_of(where)
         by_tile = report.tiles(ipu)
-        column = "total_excluding_gaps" if gaps == "without" else "total"
+        column = "total" if gaps == "with" else "total_excluding_gaps"
         kib = by_tile[column].to_numpy() / figures.KIB
         to_limit = scale != "data"
         second = common.other_of(profiles, profile, other)
@@ -138,7 +142,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         )
         return (
             figures.tiles(
-                by_tile, limit, theme, _tile(report, ipu, tile), gaps != "without", to_limit, beside
+                by_tile, limit, theme, _tile(report, ipu, tile), gaps == "with", to_limit, beside
             ),
             figures.chip(kib, limit / figures.KIB, theme, to_limit=to_limit),
             figures.categories(report.memory(), theme),
@@ -168,7 +172,7 @@ def register(app: Dash, profiles: Profiles) -> None:
 
 def _tile(report: Report, ipu: int, tile: Any) -> int:
     by_tile = report.tiles(ipu)
-    return common.whole(tile, int(by_tile["total"].to_numpy().argmax()), 0, len(by_tile) - 1)
+    return common.whole(tile, analysis.fullest(report, ipu), 0, len(by_tile) - 1)
 
 
 def _facts(report: Report, ipu: int, tile: int) -> Any:
@@ -181,14 +185,15 @@ def _facts(report: Report, ipu: int, tile: int) -> Any:
     rows = [
         ("tile", f"{tile} of IPU {ipu}"),
         (
-            "including gaps",
-            f"{units.size(int(row['total']))} of {units.size(target.bytes_per_tile)}",
+            "used",
+            f"{units.size(int(row['peak']))} of {units.size(target.bytes_per_tile)}",
         ),
-        ("excluding gaps", units.size(int(row["total_excluding_gaps"]))),
         ("always live", units.size(int(row["always_live"]))),
         ("not always live, at its peak", units.size(int(row["not_always_live_peak"]))),
         ("fullest at", f"step {step} ({name})"),
-        ("over the limit" if over else "free", units.size(over or int(row["free"]))),
+        ("free", units.size(int(row["free"]))),
+        ("extent, including gaps", units.size(int(row["total"]))),
+        *([("over the limit", units.size(over))] if over else []),
         (
             "region 0 / region 1",
             (

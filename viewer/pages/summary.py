@@ -44,7 +44,7 @@ def layout(view: View) -> Any:
         memory_figures.headroom(
             analysis.fullest_tiles(report), report.target.bytes_per_tile, view.theme
         ),
-        note="Including gaps. A tile that overflows stops the compile.",
+        note="Most that is live on it at one step. A tile that overflows stops the compile.",
     )
     children.append(
         html.Div([child for child in (left, right) if child is not None], className="row")
@@ -79,7 +79,10 @@ def _insights(found: list[Insight], clock: Clock) -> Any:
                         [
                             dcc.Link(_sentence(one.title), href=one.where),
                             html.Span(
-                                "gains " + " and ".join(gains) if gains else "", className="gain"
+                                f"gains {'at most ' if one.at_most else ''}{' and '.join(gains)}"
+                                if gains
+                                else "",
+                                className="gain",
                             ),
                         ]
                     ),

@@ -9,9 +9,7 @@ import collections
 import copy
 import io
 import logging
-import pickle
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -511,34 +509,6 @@ def test_the_random_state_is_saved_and_can_be_set() -> None:
     second = wrapped(x)
     wrapped.rng_state = state
     assert torch.equal(second, wrapped(x))
-
-
-class Malicious:
-    def __reduce__(self) -> Any:
-        return (Path.touch, (Path("touched"),))
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (pickle.dumps(Malicious()), "which no compiled model has"),
-        (pickle.dumps(nn.Linear), "which no compiled model has"),
-        (b"no pickle", "broken"),
-    ],
-)
-def test_an_executable_that_would_run_code_is_not_read(
-    content: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    compiled(tmp_path / "model.poptorch")
-    with zipfile.ZipFile("model.poptorch") as archive:
-        header = archive.read("header.json")
-    with zipfile.ZipFile("bad.poptorch", "w") as archive:
-        archive.writestr("header.json", header)
-        archive.writestr("executable.pickle", content)
-    with pytest.raises(Error, match=says):
-        executables.read("bad.poptorch")
-    assert not Path("touched").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Public programs written for the vendor's libpva, run on our profiles."""

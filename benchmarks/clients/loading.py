@@ -1,0 +1,104 @@
+"""What PopLiner loads of a profile: attribute by attribute, as it does, and in arrays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profiler import pva
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds of the processor; ``pieces``: lowered variables."""
+
+    pieces: int
+    attributes: float
+    arrays: float
+
+
+def measure(path: Path) -> Speed:
+    """Both ways in this process, each with a report that has read nothing; what they load must be
+    equal.
+    """
+    attributes, one = _timed(by_attributes, path)
+    arrays, other = _timed(by_arrays, path)
+    for name, values in one.items():
+        if not np.array_equal(values, other[name]):
+            raise AssertionError(f"{name} differs between attributes and arrays")
+    return Speed(len(one["id"]), attributes, arrays)
+
+
+def _timed(load: Callable[[Any], dict[str, np.ndarray]], path: Path) -> tuple[float, Any]:
+    start = time.process_time()
+    found = load(pva.openReport(path))
+    return time.process_time() - start, found
+
+
+def by_attributes(report: Any) -> dict[str, np.ndarray]:
+    """Lowered variables, code of vertices by tile, and of each operation its programs' code and
+    vertices by tile and its variables, through libpva's names.
+    """
+    compilation = report.compilation
+    table = np.array(
+        [
+            (piece.id, piece.bytes, piece.tileId, piece.equivalenceClass.id)
+            for piece in compilation.loweredVariables.allBriefVars
+        ],
+        dtype=np.int64,
+    )
+    code = np.zeros(compilation.target.numTiles, dtype=np.int64)
+    for at, tile in enumerate(compilation.tiles):
+        for vertex in tile.memory.vertices:
+            code[at] += vertex.codeBytes
+    programs, used = np.zeros_like(code), 0
+    seen = set()
+    for operation in pva.OperationAnalysis(report).operations:
+        for program in operation.programs():
+            if program._id not in seen:
+                seen.add(program._id)
+                programs += np.array(program.controlCodeByTile)
+                if program.type == pva.Program.Type.DoExchange:
+                    programs += np.array(program.codeBytesByTile)
+                if program.type == pva.Program.Type.OnTileExecute:
+                    for vertex in program.computeset.vertices:
+                        programs += np.array(vertex.countByTile) * vertex.type.size
+        used += sum({variable._id for variable in operation.vars})
+    return _gathered(table.T, code, programs, used)
+
+
+def by_arrays(report: Any) -> dict[str, np.ndarray]:
+    """The same through the arrays beside them."""
+    compilation = report.compilation
+    pieces = compilation.loweredVariables.allBriefVarsArrays
+    table = (pieces.id, pieces.bytes, pieces.tileId, pieces.equivalenceClass)
+    code = np.zeros(compilation.target.numTiles, dtype=np.int64)
+    for values in compilation.vertexCodeByTileArrays.values():
+        code += values
+    programs, used = np.zeros_like(code), 0
+    seen = set()
+    for operation in pva.OperationAnalysis(report).operations:
+        for program in operation.programs():
+            if program._id not in seen:
+                seen.add(program._id)
+                programs += program.controlCodeByTileArray
+                if program.type == pva.Program.Type.DoExchange:
+                    programs += program.codeBytesByTileArray
+                if program.type == pva.Program.Type.OnTileExecute:
+                    for vertex in program.computeset.vertices:
+                        programs += vertex.countByTileArray * vertex.type.size
+        used += int(operation.varIds.sum())
+    return _gathered(table, code, programs, used)
+
+
+def _gathered(
+    table: Any, code: np.ndarray, programs: np.ndarray, used: int
+) -> dict[str, np.ndarray]:
+    names = ("id", "bytes", "tile", "class")
+    columns = dict(zip(names, table, strict=True))
+    return {**columns, "vertex code": code, "programs": programs, "used": np.array([used])}

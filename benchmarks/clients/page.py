@@ -1,0 +1,55 @@
+"""docs/libpva-clients.md, from what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.clients.answers import Answer
+from benchmarks.clients.loading import Speed
+
+_HEAD = """# Public clients of libpva on our profiles
+
+<!-- Made by `python -m benchmarks.clients --popliner DIR --reptil DIR --addons DIR
+--flash-attention DIR`, each DIR a checkout of the client's public repository. -->
+
+Programs written for the vendor's libpva run on `profiler.pva` unchanged (`import pva` under
+`ipu-run`). Here each concludes something of a profile, and the profile's own frames say the same:
+the demo's network in a pipeline over four IPUs (inference) for `pva_utils` and reptil, its training
+on one IPU for the others. PopLiner's total has every operation in a layer
+(`--layer-name-regex '^(.)'`), as it leaves out what is in none.
+
+| client | asked | concluded | the profile | |
+| --- | --- | --- | --- | --- |
+"""
+_BULK = """
+## Arrays beside libpva's names
+
+libpva gives a list entry by entry. What clients ask for by the million is there as numpy arrays
+too, int64, over the tiles of the device where the list is:
+
+| array | stands for |
+| --- | --- |
+| `loweredVariables.allBriefVarsArrays` | `allBriefVars`: ids, bytes, tiles, classes, names |
+| `loweredVariables.equivalenceClassSteps` | `equivalenceClass.steps` of every class |
+| `Operation.varIds` | `_id` of every entry of `vars` |
+| `Program.controlCodeByTileArray` | `controlCodeByTile` |
+| `DoExchangeProgram.codeBytesByTileArray` | `codeBytesByTile` |
+| `VertexInstances.countByTileArray` | `countByTile` |
+| `compilation.vertexCodeByTileArrays` | `tile.memory.vertices` of every tile, by type of vertex |
+"""
+
+
+def written(found: Sequence[Answer], speed: Speed) -> str:
+    """The page's text."""
+    rows = [
+        f"| {one.client} | {one.question} | {one.concluded} | {one.known} |"
+        f" {'same' if one.same else 'DIFFERS'} |"
+        for one in found
+    ]
+    times = (
+        f"\nWhat PopLiner loads of BERT-Base compiled for one IPU ({speed.pieces:,} lowered"
+        f" variables, every operation's variables, every program's code and vertices) takes"
+        f" {speed.attributes:.1f} s attribute by attribute and {speed.arrays:.2f} s in arrays, in"
+        f" one process: {speed.attributes / speed.arrays:.0f} times less.\n"
+    )
+    return _HEAD + "\n".join(rows) + "\n" + _BULK + times

@@ -1,0 +1,185 @@
+"""What Lightning's loop costs over PopTorch's: the same weight updates of the same model.
+
+``python -m benchmarks.overhead.lightning`` prints a table and writes it into docs/overhead.md.
+Three loops run in turns from the same weights: a call of the engine for each weight update,
+``Trainer(accelerator="ipu")`` and ``Trainer(accelerator="cpu")``, which is what Lightning costs by
+itself. A turn is one epoch; its first updates, which compile, are left out. Times are medians over
+turns of a turn's median, of one process with one thread; the Trainers' losses must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+import ipu_exec
+import ipu_exec.lightning
+from benchmarks.overhead.__main__ import CASES, made
+
+PAGE = Path(__file__).parents[2] / "docs" / "overhead.md"
+HEAD = "## Under Lightning"
+SKIPPED = 2  # updates at the start of a turn
+Turn = Callable[[], tuple[float, list[float]]]  # seconds of a weight update, and the losses
+
+
+class Wrapped(LightningModule):
+    """The model, its loss returned and logged."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.losses: list[float] = []
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        found = self.module(*batch)
+        loss = found[-1] if isinstance(found, tuple) else found
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Times(Callback):
+    """When each weight update was done, and its last loss."""
+
+    def __init__(self) -> None:
+        self.done: list[float] = []
+        self.losses: list[float] = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.done.append(time.perf_counter())
+            self.losses.append(float(outputs["loss"]) * trainer.accumulate_grad_batches)
+
+
+def _middle(done: list[float]) -> float:
+    gaps = [after - before for before, after in itertools.pairwise(done)]
+    return statistics.median(gaps[SKIPPED:])
+
+
+def trained(module: torch.nn.Module, batches: list[Any], accumulation: int, on: str) -> Turn:
+    """An epoch under Lightning."""
+    wrapped = Wrapped(module)
+
+    def turn() -> tuple[float, list[float]]:
+        times = Times()
+        trainer = Trainer(
+            accelerator=on,
+            devices=1,
+            max_epochs=1,
+            accumulate_grad_batches=accumulation,
+            callbacks=[times],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(wrapped, torch.utils.data.DataLoader(batches, batch_size=None))
+        return _middle(times.done), times.losses
+
+    return turn
+
+
+def called(module: torch.nn.Module, batches: list[Any], accumulation: int) -> Turn:
+    """An epoch of PopTorch's loop."""
+    options = ipu_exec.Options().showCompilationProgressBar(False)
+    options.Training.gradientAccumulation(accumulation)
+    options.setExecutionStrategy(ipu_exec.ShardedExecution())
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    groups = [batches[i : i + accumulation] for i in range(0, len(batches), accumulation)]
+
+    def turn() -> tuple[float, list[float]]:
+        model = ipu_exec.trainingModel(module, options, optimizer)
+        done, losses = [], []
+        for group in groups:
+            inputs = [torch.cat(column) for column in zip(*group, strict=True)]
+            found = model(*inputs)
+            losses.append(float((found[-1] if isinstance(found, tuple) else found).reshape(-1)[-1]))
+            done.append(time.perf_counter())
+        model.destroy()
+        return _middle(done), losses
+
+    return turn
+
+
+def measure(name: str, micro_batch: int, accumulation: int, updates: int, turns: int) -> str:
+    """A row of the table."""
+    module, inputs = made(name, micro_batch * accumulation)
+    one = list(zip(*(tensor.chunk(accumulation) for tensor in inputs), strict=True))
+    batches = [list(batch) for batch in one] * updates
+    loops = {
+        "PopTorch's loop": called(copy.deepcopy(module), batches, accumulation),
+        "Trainer, ipu": trained(copy.deepcopy(module), batches, accumulation, "ipu"),
+        "Trainer, cpu": trained(copy.deepcopy(module), batches, accumulation, "cpu"),
+    }
+    taken: dict[str, list[float]] = {what: [] for what in loops}
+    for _ in range(turns):
+        found = {what: loop() for what, loop in loops.items()}
+        for what, (seconds, _) in found.items():
+            taken[what].append(seconds)
+        losses = {what: values for what, (_, values) in found.items()}
+        if losses["Trainer, ipu"] != losses["Trainer, cpu"]:
+            raise SystemExit(f"{name}: the Trainers do not compute the same losses: {losses}")
+        if len(losses["PopTorch's loop"]) != len(losses["Trainer, ipu"]):
+            raise SystemExit(f"{name}: the loops do not make the same number of weight updates")
+    middle = {what: statistics.median(times) for what, times in taken.items()}
+    added = statistics.median(
+        b / a for a, b in zip(taken["PopTorch's loop"], taken["Trainer, ipu"], strict=True)
+    )
+    cells = (
+        name,
+        str(micro_batch),
+        str(accumulation),
+        *(f"{middle[w] * 1e3:,.1f} ms" for w in loops),
+    )
+    return f"| {' | '.join(cells)} | {added - 1:+.1%} |"
+
+
+def section(only: str | None = None) -> list[str]:
+    """The part of the page."""
+    heads = (
+        "model",
+        "micro-batch",
+        "accumulation",
+        "PopTorch's loop",
+        "Trainer, ipu",
+        "Trainer, cpu",
+    )
+    about = str(__doc__).split("\n\n")[1].split(". ", 1)[1]
+    lines = [HEAD, "", "Made by `python -m benchmarks.overhead.lightning`. " + about.strip(), ""]
+    lines += [f"| {' | '.join(heads)} | Lightning over PopTorch's |", "| --- |" + " ---: |" * 6]
+    for name, micro_batch, accumulation, rounds in CASES:
+        if only in (None, name):
+            lines.append(measure(name, micro_batch, accumulation, max(5, rounds // 5), 3))
+            print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    """Measure, print, and write the part of the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead.lightning")
+    parser.add_argument("--only", metavar="NAME", help="only this model; writes no page")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    lines = section(args.only)
+    if args.only is None:
+        page = PAGE.read_text().split(HEAD)[0].rstrip()
+        PAGE.write_text("\n".join([page, "", *lines, ""]))
+
+
+if __name__ == "__main__":
+    main()

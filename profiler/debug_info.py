@@ -1,0 +1,74 @@
+"""``debug.cbor`` beside a profile: which operator a program is, of which module and source line.
+
+The vendor's layout (docs/pop-format.md, "Beside the profile"): a CBOR map of ``contexts``, children
+before their parents, and of the ``stringTable`` that their names are in.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import ProfileError
+
+NAME = "debug.cbor"
+
+
+def write(profile: str | os.PathLike[str]) -> Path:
+    """Write the ``debug.cbor`` of a profile into its directory, in one rename.
+
+    ProfileError where the profile cannot be read or the file cannot be written.
+    """
+    import cbor2
+
+    from profiler import pva
+
+    report = pva.openReport(profile)
+    path = Path(profile).with_name(NAME)
+    partial = path.with_name(f"{NAME}.partial")
+    try:
+        partial.write_bytes(cbor2.dumps(contents(report)))
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ProfileError(
+            path, f"it cannot be written ({error})", "Free some space or choose another directory"
+        ) from error
+    return path
+
+
+def contents(report: Any) -> dict[str, Any]:
+    """What the file holds, of a report as `profiler.pva.openReport` gives it."""
+    from profiler.pva import OperationAnalysis
+
+    strings: dict[str, int] = {}
+    contexts: dict[int, dict[str, Any]] = {}
+    for operation in OperationAnalysis(report).operations:
+        context = operation.debugContext
+        for one in (context, *context.parents):
+            if one.id not in contexts:
+                contexts[one.id] = _context(one, strings)
+    return {"contexts": list(contexts.values()), "stringTable": list(strings)}
+
+
+def _context(context: Any, strings: dict[str, int]) -> dict[str, Any]:
+    """One context; texts that repeat are numbers of ``strings``, which gains new ones."""
+
+    def number(text: str) -> int:
+        return strings.setdefault(text, len(strings))
+
+    place = context.location
+    found: dict[str, Any] = {
+        "id": context.id,
+        "parentId": context.parents[0].id if context.parents else 0,
+        "name": number(context.name),
+        **{key: value for key, value in context.fields.items() if key not in ("parentId", "name")},
+    }
+    if place.fileName:
+        found["location"] = {
+            "fileName": number(place.fileName),
+            "functionName": number(place.functionName),
+            "lineNumber": place.lineNumber,
+        }
+    return found

@@ -1,0 +1,135 @@
+"""What the host does, as libpvti's tutorial says it, in profiles and in files of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from profiler import ProfileWriter, open_report, pva, pvti, records
+from tests.paths import ROOT
+from tests.synthetic import synthetic_profile
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """A recorder that has nothing yet."""
+    fresh = pvti.Recorder()
+    monkeypatch.setattr(pvti, "recorder", fresh)
+    return fresh
+
+
+def test_tracepoints_nest_a_thread_at_a_time(recorder):
+    channel = pvti.createTraceChannel("training")
+    assert pvti.createTraceChannel("training") is channel and pvti.checkTraceChannel(channel)
+    with pvti.Tracepoint(channel, "epoch"):
+        pvti.Tracepoint.begin(channel, "batch")
+        pvti.Tracepoint.event(channel, "loaded")
+        other = threading.Thread(target=pvti.instrument_fn(channel)(sum), args=([],))
+        other.start()
+        other.join()
+        pvti.Tracepoint.end(channel, "batch")
+    of = {event.label: event for event in recorder.events}
+    assert of["batch"].parent == of["epoch"].id and of["loaded"].parent == of["batch"].id
+    assert of["sum"].parent == of["epoch"].parent == -1
+    assert of["sum"].thread != of["epoch"].thread
+    assert of["loaded"].start_us == of["loaded"].end_us
+    assert of["epoch"].start_us <= of["batch"].start_us <= of["batch"].end_us
+    assert of["batch"].end_us <= of["epoch"].end_us
+    with pytest.raises(ValueError, match="no tracepoint 'epoch'"):
+        pvti.Tracepoint.end(channel, "epoch")
+
+
+def test_a_disabled_channel_keeps_nothing(recorder):
+    channel = pvti.createTraceChannel("quiet")
+    pvti.disableTraceChannels([channel])
+    with pvti.Tracepoint(channel, "epoch"):
+        assert not pvti.checkTraceChannel(channel)
+    pvti.enableTraceChannels([channel])
+    pvti.Tracepoint.event(channel, "kept")
+    assert [event.label for event in recorder.events] == ["kept"]
+
+
+def test_methods_graphs_and_heatmaps(recorder):
+    class Loader:
+        def load(self, count):
+            return count + 1
+
+    loader, channel = Loader(), pvti.createTraceChannel("data")
+    pvti.instrument(loader, ["load"], channel)
+    assert loader.load(2) == 3
+    assert recorder.events[0].label.endswith("Loader.load")
+    pvti.Graph("Loss", "nats").addSeries("training").add(0.5)
+    pvti.HeatmapDouble("weights", [0, 1, 2], "2^x").add([0.5, 1.5, 1.7, 9.0])
+    found = [(row.graph, row.series, row.value) for row in recorder.values]
+    assert found == [
+        ("Loss", "training", 0.5),
+        ("weights", "0 to 1", 1.0),
+        ("weights", "1 to 2", 3.0),
+    ]
+    with pytest.raises(ValueError, match="edges"):
+        pvti.HeatmapDouble("none", [1.0])
+
+
+def test_open_trace_puts_calls_into_the_events_that_they_ran_in(tmp_path):
+    path = tmp_path / "profile.pop"
+    with ProfileWriter(path) as writer:
+        with open_report(synthetic_profile(tmp_path / "known.pop")) as known:
+            writer.add([known.target, records.Trace(0, 1, 10, *[np.zeros(0, np.int64)] * 6)])
+        writer.add([records.Run(0, "run 0", 0, 0, 120, 150)])
+        writer.add([records.HostEvent(1, 0, 7, 8, "train", "batch", 110, 160)])
+        writer.add([records.HostEvent(0, -1, 7, 8, "train", "epoch", 100, 200)])
+        writer.add([records.HostEvent(2, -1, 7, 9, "data", "load", 90, 300)])
+        writer.publish()
+    (process,) = pva.openTrace(path).processes
+    assert process.pid == 7
+    shown = {thread.tid: thread.events for thread in process.threads}
+    (epoch,) = shown[8]
+    (batch,) = epoch.children()
+    (load,) = shown[9]
+    calls = [event.label for event in (*batch.children(), *load.children())]
+    assert (epoch.label, epoch.duration, batch.label, calls) == ("epoch", 100, "batch", ["run 0"])
+    frame = open_report(path).host_events
+    assert frame["label"].tolist() == ["load", "epoch", "batch"]
+
+
+SCRIPT = """
+import libpvti as pvti, poptorch, torch
+channel = pvti.createTraceChannel("application")
+options = poptorch.Options().showCompilationProgressBar(False)
+model = poptorch.inferenceModel(torch.nn.Linear(4, 4), options)
+for epoch in range(2):
+    with pvti.Tracepoint(channel, f"Epoch:{epoch}"):
+        for _ in range(2):
+            model(torch.zeros(1, 4))
+"""
+
+
+def test_a_script_under_ipu_run_has_host_and_ipu_on_one_timeline(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    run = "import sys; from ipu_exec.run import main; sys.exit(main())"
+    options = {"enable": "true", "directory": str(tmp_path / "host")}
+    subprocess.run(
+        [sys.executable, "-c", run, "--autoreport", str(tmp_path), str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PVTI_OPTIONS": json.dumps(options)},
+        check=True,
+    )
+    report = open_report(tmp_path / "inference")
+    events = report.host_events
+    assert events["label"].tolist() == ["Epoch:0", "Epoch:1"]
+    first = events.iloc[0]
+    inside = report.runs["host_start_us"] >= first["start_us"]
+    assert (inside & (report.runs["host_end_us"] <= first["end_us"])).all()
+    ((thread,),) = [one.threads for one in pva.openTrace(report.path).processes]
+    assert [event.label for event in thread.events] == ["Epoch:0", "Epoch:1"]
+    assert [call.label for call in thread.events[0].children()] == report.runs["name"].tolist()
+    (file,) = (tmp_path / "host").glob("*.pvti")
+    ((alone,),) = [one.threads for one in pva.openTrace(file).processes]
+    assert [event.label for event in alone.events] == ["Epoch:0", "Epoch:1"]
