@@ -38,7 +38,7 @@ from profiler import ProfileError, codec, open_report, pva, records, schema
 
 SECONDS = 60  # for one case: all that reads it
 BYTES = 1 << 30  # of address space for one case, beyond what the process had before
-CHUNK = 100  # cases a process: a crash costs the rest of them, no more
+CHUNK = 25  # cases a process: a crash costs the rest of them, no more
 CHANGES = 3
 
 NUMBERS = (
