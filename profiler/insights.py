@@ -136,7 +136,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
             return []
         if_even = present.total - what_if(_even(costs), present.assignment).total
         detail = (
-            f"The others wait for it.{most} No split of these Blocks is better. With smaller ones"
+            f"The others wait for it.{most} No split of these Blocks that was found is better. With smaller ones"
             f" and all stages even {_turn(costs)} would take about {if_even:,} cycles less."
         )
         action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
@@ -145,7 +145,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
     used = len(best.prediction.assignment.ipus)
     fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
     detail = (
-        f"The others wait for it.{most} The best split{fewer} {moves}: {gain / now:.1%} fewer"
+        f"The others wait for it.{most} The quickest split{fewer} {moves}: {gain / now:.1%} fewer"
         " cycles."
     )
     assignment = best.prediction.assignment

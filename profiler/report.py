@@ -410,8 +410,8 @@ class Report:
 
         ``event, parent, process, thread, channel, label, start_us, end_us``.
 
-        ``parent`` is the event that one is in, -1: none. Times are on the clock of the runs'
-        ``host_start_us``.
+        ``event, parent, process, thread, channel, label, start_us, end_us``. ``parent`` is the
+        event that one is in, -1: none. Times are on the clock of the runs' ``host_start_us``.
         """
         columns = self._table(records.HostEvent)
         order = np.lexsort((-columns["end_us"], columns["start_us"]))

@@ -1,9 +1,10 @@
-"""The best contiguous split into stages, and why it cannot be much better.
+"""The quickest contiguous split into stages, and how far below it no split can be.
 
 Dynamic programming over all intervals of Blocks finds the least bottleneck exactly, under the
 memory of a tile; then the least sum of bottleneck and copies between IPUs, which is what a pipeline
-cycle in steady state takes besides syncs and host I/O. Neighbours of that are tried with the whole
-schedule, since ramps count too.
+cycle in steady state takes besides syncs and host I/O. Its neighbours are tried with the whole
+schedule, since ramps count too. From there `least_update` finds the least cycles of a whole weight
+update, and proves them or says what is left open.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from profiler.rebalance.interval_costs import (
     interval_costs,
     least_maximum,
 )
+from profiler.rebalance.least_update import least_update
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import Choice, ipu_bytes
@@ -43,14 +45,34 @@ class Split:
 
     ``bottleneck``: cycles a micro-batch of its busiest IPU; ``least_bottleneck``: the least there
     is, under the memory; ``lower_bound``: the least there would be with endless memory. The latter
-    two are exact for these costs.
+    two are exact for these costs. ``least_total``: no split onto this list of IPUs takes fewer
+    cycles a weight update (a device iteration in inference).
     """
 
     prediction: Prediction
     bottleneck: int
     least_bottleneck: int
     lower_bound: int
+    least_total: int
     why: tuple[str, ...]
+
+    @property
+    def proven(self) -> bool:
+        """Whether no split is quicker, for these costs."""
+        return self.prediction.total <= self.least_total
+
+    @property
+    def gap(self) -> float:
+        """Share of its cycles that a quicker split could save at the most; 0: it is the best."""
+        total = self.prediction.total
+        return max(0.0, 1 - self.least_total / total) if total else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """What is proven of it, in half a sentence."""
+        if self.proven:
+            return "no split onto these IPUs is quicker: all were looked at or ruled out"
+        return f"not proven to be the quickest: one that takes up to {self.gap:.3%} less may exist"
 
 
 def best_split(
@@ -61,7 +83,9 @@ def best_split(
     together: Sequence[Sequence[int]] = (),
     choices: Sequence[Choice] = (),
 ) -> Split:
-    """The best split into ``stages`` (default: as many as profiled).
+    """The quickest split into ``stages`` (default: as many as profiled) that can be found.
+
+    ``Split.proven`` says whether it is the best there is, ``Split.gap`` how far it may be from it.
 
     ``ipus``: the IPU of each stage, which may come back to one (default: one an IPU). ``together``:
     groups of Blocks that must be on one IPU, as those that share a weight. ``choices``: which ways
@@ -81,15 +105,11 @@ def best_split(
         free = least_bottleneck(costs, wanted, allowed, together, memory=False)
         table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
         assignment = replace(_shortest_cycle(table, together), ipus=where)
-    assignment = _better_neighbours(costs, assignment, together)
-    prediction = what_if(costs, assignment)
-    return Split(
-        prediction,
-        prediction.bottleneck,
-        least,
-        free,
-        tuple(_reasons(costs, prediction, least, free)),
-    )
+    near = _better_neighbours(costs, assignment, together)
+    found = least_update(costs, near, allowed, together)
+    prediction = what_if(costs, found.assignment)
+    split = Split(prediction, prediction.bottleneck, least, free, found.bound, ())
+    return replace(split, why=(split.verdict, *_reasons(costs, prediction, least, free)))
 
 
 def least_bottleneck(

@@ -1,9 +1,9 @@
-"""The best split of a model's Blocks into stages, why it is best, and a file for it.
+"""The quickest split of a model's Blocks into stages, how near it is to the best, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and --verify then says what was predicted and what came of it. The
-least sum of the slowest stage and the copies between IPUs is found exactly, under the tiles'
-memory; from there cuts are moved as long as a weight update gets shorter.
+cycles of a whole weight update are minimised, under the tiles' memory: the proposal is proven to be
+the best, or it says how much less another split could take at the most.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from profiler.rebalance.tile_memory import Choice
     from reports.tables import Page
 
-HELP = "the best split into stages, and a placement file for it"
-EXAMPLES = """  ipu-report rebalance demo/training     the best split, into as many stages or fewer
+HELP = "the quickest split into stages, and a placement file for it"
+EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, into as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --autoreport after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
@@ -208,7 +208,18 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     import pandas as pd
 
     from profiler.rebalance import Assignment, placement_file, what_if
-    from reports.tables import Column, Page, Table, identity, kibibytes, say, sentence, text
+    from reports.tables import (
+        Column,
+        Fact,
+        Facts,
+        Page,
+        Table,
+        identity,
+        kibibytes,
+        say,
+        sentence,
+        text,
+    )
 
     costs = _costs(report)
     choices = _choices(costs, args)
@@ -251,6 +262,15 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
             f"Predicted: {wanted.total:,} cycles a {turn} instead of {now.total:,} ({change:+.1%})."
         )
     ]
+    proof = Facts(
+        "best",
+        (
+            Fact("cycles", wanted.total),
+            Fact("proven", split.proven),
+            Fact("gap", split.gap),
+            Fact("least_cycles", split.least_total),
+        ),
+    )
     lines += [
         say(words[0].upper() + words[1:] + ".")
         for words in (*split.why, *wanted.problems, *wanted.notes)
@@ -279,7 +299,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
         )
     table = Table("rebalance", frame, columns)
     more = rebalance_answers.answers(report, costs, split, choices, args)
-    tables = (*more, table) if args.form == "csv" and more else (table, *lines, *more)
+    tables = (*more, table) if args.form == "csv" and more else (table, proof, *lines, *more)
     return Page(str(report.path), tables)
 
 
