@@ -6,7 +6,7 @@ header entry, some bytes. All frames of the report, every subcommand, libpva's o
 every page and callback of the viewer then read it. What may come of it is an answer or an error
 that names the file; anything else is a finding, and so are more than `SECONDS` or `BYTES` for one
 case. A case is its number and the seed: ``--first 4711 --cases 1`` repeats one.
-`tests/test_fuzz.py` runs a few of the same in CI; docs/security.md has the figures of a night.
+`tests/test_fuzz.py` runs a few of the same in CI; docs/security.md has figures.
 """
 
 from __future__ import annotations
