@@ -227,7 +227,7 @@ class _Turn:
         return total
 
     def _on_ipus(self, active: np.ndarray, cycles: np.ndarray) -> np.ndarray:
-        """Cycles of each stage, where it is active, on its IPU: int64[split, pipeline cycle, IPU]."""
+        """Cycles of each stage, where it is active, on its IPU: int64[split, cycle, IPU]."""
         spent = np.zeros((len(cycles), len(active), self.num_ipus), dtype=np.int64)
         if cycles.any():
             for k, ipu in enumerate(self.splits.ipus):
