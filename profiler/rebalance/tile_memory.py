@@ -41,6 +41,15 @@ class Choice:
         """The choice with which the profile was made."""
         return cls(costs.recompute, costs.offload)
 
+    @classmethod
+    def as_profiled(cls, costs: Costs, starts: Sequence[int]) -> tuple[Choice, ...]:
+        """Of stages that begin with these Blocks: their own where just these were profiled."""
+        stage = costs.stage.tolist()
+        own = [stage.index(k) for k in sorted(set(stage))]
+        if costs.choices and own == list(starts):
+            return costs.choices
+        return (cls.profiled(costs),) * len(starts)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -58,7 +67,7 @@ def stage_parts(costs: Costs, starts: Sequence[int], choices: Sequence[Choice] =
     ``choices``: how each saves memory (empty: all as profiled).
     """
     count = len(starts)
-    ways = tuple(choices) or (Choice.profiled(costs),) * count
+    ways = tuple(choices) or Choice.as_profiled(costs, starts)
     stashing = costs.training and costs.pipelined
     if count == 1 and not costs.recompute_alone:
         ways = (replace(ways[0], recompute=False),)
