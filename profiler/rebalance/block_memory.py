@@ -52,7 +52,7 @@ class BlockMemory:
     def from_report(cls, report: Report, stage: np.ndarray) -> BlockMemory:
         """``stage``: of each Block, as profiled."""
         blocks, tiles = len(stage), report.target.tiles_per_ipu
-        ipus = report.target.num_ipus
+        ipus = report.target.ipus_per_replica  # the other replicas' are the same
         variables = report.variables
         variables = variables[variables["role"] != Role.STASH]
         saved_ids = _saved(report, variables, stage)
