@@ -136,8 +136,8 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
             return []
         if_even = present.total - what_if(_even(costs), present.assignment).total
         detail = (
-            f"The others wait for it.{most} No split of these Blocks that was found is better. With smaller ones"
-            f" and all stages even {_turn(costs)} would take about {if_even:,} cycles less."
+            f"The others wait for it.{most} No better split of these Blocks was found. With"
+            f" smaller ones and all stages even {_turn(costs)} would take about {if_even:,} cycles less."
         )
         action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
         return [Insight(title, detail, action, "/rebalance", if_even, at_most=True)]

@@ -329,9 +329,13 @@ def _backward(
             # mean of step + 1 values = mean of step values x step / (step + 1) + value / (step + 1)
             mean, new = before.get(parameter), parameter.grad
             scaled = None if new is None else new.div_(step + 1)
-            kept = None if mean is None else mean.mul_(step / (step + 1))
+            previous = None if mean is None else mean.mul_(step / (step + 1))
             parameter.grad = (
-                scaled if kept is None else kept if scaled is None else kept.add_(scaled)
+                scaled
+                if previous is None
+                else previous
+                if scaled is None
+                else previous.add_(scaled)
             )
 
 

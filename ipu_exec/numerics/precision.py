@@ -143,17 +143,17 @@ class _Counting(TorchDispatchMode):
         self._scaler = scaler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         operator = info(str(func))
         in_backward = torch._C._current_graph_task_id() >= 0
         if in_backward and not operator.view and not operator.moves:
             node = torch._C._current_autograd_node()
-            results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+            results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
             accumulates = node is not None and node.name() == "torch::autograd::AccumulateGrad"
             if not accumulates and all(result.dtype is torch.float16 for result in results):
                 for result in results:
                     self._scaler.count(result)
-        return made
+        return output
 
 
 @dataclass
@@ -200,7 +200,7 @@ class Precision:
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         halves = [p for p in parameters if p.dtype is torch.float16]
-        kept = [parameter.data for parameter in halves]
+        halves_before = [parameter.data for parameter in halves]
         for parameter in halves:
             gradient, parameter.grad = parameter.grad, None
             parameter.data = parameter.data.float()
@@ -210,7 +210,7 @@ class Precision:
         try:
             yield
         finally:
-            for parameter, place in zip(halves, kept, strict=True):
+            for parameter, place in zip(halves, halves_before, strict=True):
                 parameter.grad = None
                 new = parameter.data
                 place.copy_(

@@ -89,6 +89,7 @@ class IntervalCosts:
         return self.choices[int(np.argmin(length))]
 
     def fits(self, k: int) -> list[np.ndarray]:
+        """Where the tiles of stage k hold it, bool[first, width] of each choice."""
         if self.memory is None:
             return [self.final < INFINITE] * len(self.choices)
         depth = depth_of(self.costs, self.stages, k)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import comb
 
 import numpy as np
 
@@ -118,7 +120,7 @@ class _Weights:
         stages, count = len(ipus), counted_micro_batches(costs, len(ipus))
         if not costs.pipelined:
             order = [*ipus, *(reversed(ipus) if costs.training else ())]
-            moves = sum(a != b for a, b in zip(order, order[1:], strict=False))
+            moves = sum(a != b for a, b in pairwise(order))
             return cls(0, 0, 0, count * moves)
         cycles = schedules.pipeline_cycles(stages, count, costs.training)
         if costs.training:
@@ -254,7 +256,7 @@ class _Search:
         ``behind``: the sum over them of the longest from there on; ``work``: cycles of all.
         """
         count, width = self.table.final.shape
-        first, last = self._intervals()
+        _, last = self._intervals()
         after = last + 1
         end = np.full(count + 1, INFINITE)
         end[count] = 0
@@ -300,8 +302,6 @@ class _Search:
 
     def few(self, ways: int) -> bool:
         """Whether there can be no more than so many ways at any stage."""
-        from math import comb
-
         each = len(self.table.choices) ** self.stages
         return comb(self.count - 1, self.stages - 1) * each <= ways
 

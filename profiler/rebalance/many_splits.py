@@ -7,7 +7,6 @@ few pipeline cycles that differ are worked out for each split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -228,7 +227,7 @@ class _Turn:
         return total
 
     def _on_ipus(self, active: np.ndarray, cycles: np.ndarray) -> np.ndarray:
-        """Cycles of each stage, where it is active, on its IPU: int64[split, pipeline cycle, IPU]."""
+        """Cycles of each stage, where it is active, on its IPU: int64[split, cycle, IPU]."""
         spent = np.zeros((len(cycles), len(active), self.num_ipus), dtype=np.int64)
         if cycles.any():
             for k, ipu in enumerate(self.splits.ipus):

@@ -1,4 +1,4 @@
-"""The quickest split of a model's Blocks into stages, how near it is to the best, and a file for it.
+"""The quickest split of a model's Blocks into stages, what is proven of it, and a file for it.
 
 Costs are those of the profile; the schedule is the engine's own. ipu-run --placement runs the
 unchanged script with the file, and --verify then says what was predicted and what came of it. The
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reports.tables import Page
 
 HELP = "the quickest split into stages, and a placement file for it"
-EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, into as many stages or fewer
+EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
   ipu-run --placement placement.json --autoreport after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
