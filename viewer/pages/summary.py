@@ -26,10 +26,16 @@ MOST_WAITS = 6
 
 
 def layout(view: View) -> Any:
-    """The page."""
+    """The page, made once for each theme."""
+    report = view.report
+    key = ("summary", view.theme.name)
+    return [common.controls(view), *view.profiles.made(report, key, lambda: _made(view))]
+
+
+def _made(view: View) -> list[Any]:
     report = view.report
     clock = Clock(report.target.clock_hz)
-    children: list[Any] = [common.controls(view), *common.predicted(view)]
+    children: list[Any] = [*common.predicted(view)]
     children.append(_numbers(report, clock))
     if len(report.runs):
         children.append(_why(view, clock))
@@ -207,7 +213,11 @@ def _cycles(view: View) -> Any:
         return common.card("Where the cycles go", common.message("This profile holds no schedule."))
     tasks = report.tasks(0, iteration=0)
     lanes = pipeline_figures.lanes(
-        tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages
+        tasks,
+        tasks.iloc[:0],
+        report.pipeline_cycles(0, 0),
+        report.stages,
+        fold=report.target.num_ipus > pipeline_figures.FEW,
     )
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
