@@ -18,6 +18,8 @@ def header(executable: Executable) -> dict[str, Any]:
     entries: dict[str, Any] = {
         "kind": "training" if options.training else "inference",
         "micro_batch": options.micro_batch,
+        "num_instances": options.instances,
+        "num_hosts": options.hosts,
         "strategy": "phased" if placement.phases else execution,
         **machine.header(target),
         "host_latency": round(options.host_latency * target.clock_hz),

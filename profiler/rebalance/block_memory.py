@@ -56,7 +56,7 @@ class BlockMemory:
     ) -> BlockMemory:
         """``stage``: of each Block, as profiled. What ``ties`` need is counted with them."""
         blocks, tiles = len(stage), report.target.tiles_per_ipu
-        ipus = report.target.num_ipus
+        ipus = report.target.ipus_per_replica  # the other replicas' are the same
         variables = report.variables
         variables = variables[variables["role"] != Role.STASH]
         saved_ids = _saved(report, variables, stage)

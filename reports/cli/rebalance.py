@@ -116,30 +116,21 @@ def best(
 ) -> Split:
     """The best split into so many stages.
 
-    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or the profiled
-    list of stages where that comes back to one.
+    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or a list whose
+    last stage comes back to one of them, or the profiled one.
     """
     from profiler.rebalance import best_split
+    from profiler.rebalance.split import one_an_ipu, quickest_split, returning
 
     if stages is not None:
         return best_split(costs, stages, choices=choices, together=together)
-    found: list[Split] = []
-    problem = "there is none"
     most = len(set(costs.ipus))
-    lists = [tuple(range(count)) for count in range(1, most + 1)]
-    for ipus in [*lists, *([costs.ipus] if len(costs.ipus) > most else [])]:
-        try:
-            split = best_split(costs, ipus=ipus, choices=choices, together=together)
-        except ValueError as error:
-            problem = str(error)
-            continue
-        if not split.prediction.problems:
-            found.append(split)
-        else:
-            problem = "; ".join(split.prediction.problems)
-    if not found:
-        raise ValueError(f"no split can run: {problem}")
-    return min(found, key=lambda split: split.prediction.total)
+    lists = one_an_ipu(most)
+    if len(costs.ipus) > most:
+        lists.append(costs.ipus)
+    return quickest_split(
+        costs, [*lists, *returning(most, costs)], choices=choices, together=together
+    )
 
 
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:

@@ -58,6 +58,67 @@ def test_pieces_cover_what_the_slices_covered_and_count_them(
         assert length[longest] == length[first : first + count].max()
 
 
+@given(rows, st.integers(1, 80))
+@settings(deadline=None)
+def test_a_merged_bar_is_filled_in_proportion_to_what_it_stands_for(
+    parts: list[tuple[int, int, int]], pixels: int
+) -> None:
+    gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
+    end = np.cumsum(gap + length)
+    one_row = lod.Rows.make(np.zeros(len(parts), np.int64), end - length, end, code, 1)
+    found, _ = one_row.around(0, 0, float(end[-1]), pixels)
+    merged = found.where(found.count > 1)
+    piece, of, below, share = one_row.bands(merged)
+    area = share * (merged.end - merged.start)[piece]
+    for number in range(len(merged)):
+        slices = slice(merged.first[number], merged.first[number] + merged.count[number])
+        exact = np.bincount(code[slices], weights=length[slices], minlength=5)
+        mine = piece == number
+        assert np.bincount(of[mine], weights=area[mine], minlength=5) == pytest.approx(exact)
+        assert below[mine] == pytest.approx(np.cumsum(share[mine]) - share[mine])
+
+
+def test_like_replicas_and_neighbours_of_equal_work_share_a_lane() -> None:
+    work = np.array([[5, 0], [7, 0], [7, 0], [9, 0]])
+    cycles = np.zeros((8, len(theme.ACTIVITIES)), dtype=np.int64)
+    cycles[:, :2] = np.vstack([work, work])
+    cycles[:, theme.WAITING] = [4, 2, 2, 0, 4, 2, 2, 1]  # the last of the second replica differs
+    cycles[2, theme.NAMES.index("exchange")] = cycles[6, theme.NAMES.index("exchange")] = 3
+    at = np.array([2, 3])
+    path = pipeline.CriticalPath(at, np.array([0, 10]), np.array([10, 12]))
+    lane, shown = pipeline.folded(cycles, path, 4)
+    assert lane.tolist() == [0, 1, 1, 2, 0, 1, 1, 3]
+    assert shown.tolist() == [0, 2, 3, 7]
+    assert pipeline.spans(np.flatnonzero(lane == 1)) == "IPU 1–2, 5–6"
+
+
+def test_a_figure_of_many_slices_stays_under_a_megabyte() -> None:
+    start = np.arange(400_000)
+    ipu = start % 256
+    kind, direction = np.array(["task", "idle"])[start % 2], np.array(["forward", "backward"])
+    tasks = pd.DataFrame(
+        {
+            "ipu": ipu,
+            "start": start // 256 * 100 + ipu,
+            "end": start // 256 * 100 + ipu + 40 + ipu % 7,
+            "cycles": 40 + ipu % 7,
+            "kind": kind,
+            "name": "a task",
+            "direction": direction[start // 3 % 2],
+            "micro_batch": start % 64,
+            "phase": "steady",
+            "pipeline_cycle": 0,
+        }
+    )
+    stages = pd.DataFrame({"ipu": np.arange(256), "stage": np.arange(256), "blocks": ""})
+    columns = ["position", "phase", "start", "end", "cycles", "slowest_ipu"]
+    none = pd.DataFrame(columns=pd.Index(columns))
+    found = pipeline.lanes(tasks, tasks.iloc[:0], none, stages)
+    figure = pipeline.pipeline(found, Clock(1e9), theme.LIGHT)
+    assert len(figure.to_json()) < 1_000_000
+    assert figure.layout.height < 1100
+
+
 @given(rows)
 def test_slices_that_are_long_enough_to_see_stay_as_they_are(
     parts: list[tuple[int, int, int]],

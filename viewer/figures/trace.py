@@ -195,23 +195,39 @@ def trace(
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
     code = _codes(rows, find)
-    canvas = Canvas((high - low) / pixels, rows.origin, clock.scale)
-    for row in range(len(rows.rows)):
-        found, shown = rows.rows.around(row, low, high, pixels, code)
-        wide = canvas.wide(found)
-        bars, source = found.where(wide), rows.rows.source[found.longest[wide]]
-        words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
-        hover = list(
-            zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True)
-        )
-        canvas.add_bars(bars, row, _HEIGHT, hover, words)
-        canvas.add_narrow(found.where(~wide), row, _HEIGHT)
+    finest = float(lod.FINEST)
+    canvas = _drawn(rows, clock, low, high, pixels, code, finest)
+    if (coarser := canvas.coarser(finest)) > finest:
+        canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
     figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
     figure.add_traces(canvas.traces(_looks(theme)))
     if path is not None:
         view = (low - rows.origin, high - rows.origin)
         figure.add_traces(critical(path, clock, theme, view, below=_HEIGHT / 2))
     return figure
+
+
+def _drawn(
+    rows: Trace,
+    clock: Clock,
+    low: float,
+    high: float,
+    pixels: int,
+    code: np.ndarray | None,
+    finest: float,
+) -> Canvas:
+    """The rows at a level of detail."""
+    canvas = Canvas((high - low) / pixels, rows.origin, clock.scale)
+    for row in range(len(rows.rows)):
+        found, shown = rows.rows.around(row, low, high, pixels, code, finest)
+        wide = canvas.add(rows.rows, found, row, _HEIGHT, code)
+        bars, source = found.where(wide), rows.rows.source[found.longest[wide]]
+        words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
+        hover = list(
+            zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True)
+        )
+        canvas.add_bars(bars, row, _HEIGHT, hover, words)
+    return canvas
 
 
 def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> go.Figure:

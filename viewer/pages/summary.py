@@ -8,6 +8,7 @@ from dash import Dash, Output, dcc, html
 
 from profiler import Report, analysis
 from profiler.analysis.critical_path import waterfall
+from profiler.analysis.instances import shared
 from profiler.insights import Insight, insights
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
@@ -25,10 +26,16 @@ MOST_WAITS = 6
 
 
 def layout(view: View) -> Any:
-    """The page."""
+    """The page, made once for each theme."""
+    report = view.report
+    key = ("summary", view.theme.name)
+    return [common.controls(view), *view.profiles.made(report, key, lambda: _made(view))]
+
+
+def _made(view: View) -> list[Any]:
     report = view.report
     clock = Clock(report.target.clock_hz)
-    children: list[Any] = [common.controls(view), *common.predicted(view)]
+    children: list[Any] = [*common.predicted(view)]
     children.append(_numbers(report, clock))
     if len(report.runs):
         children.append(_why(view, clock))
@@ -130,6 +137,12 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def _shared(report: Report) -> list[tuple[str, Any]]:
+    """The instances of the script, where there are several."""
+    who = shared(report)
+    return [("run by", str(who))] if who.instances > 1 else []
+
+
 def machine(report: Report) -> list[tuple[str, Any]]:
     """What the model was compiled for, and what it became."""
     target, meta = report.target, report.meta
@@ -142,6 +155,7 @@ def machine(report: Report) -> list[tuple[str, Any]]:
                 f" {units.count(target.num_replicas, 'replica')}"
             ),
         ),
+        *_shared(report),
         ("a tile", f"{units.size(target.bytes_per_tile)}, {target.workers_per_tile} workers"),
         ("clock", f"{target.clock_hz / 1e9:.3g} GHz"),
         ("stages, Blocks", f"{len(report.stages)}, {len(report.blocks)}"),
@@ -199,7 +213,11 @@ def _cycles(view: View) -> Any:
         return common.card("Where the cycles go", common.message("This profile holds no schedule."))
     tasks = report.tasks(0, iteration=0)
     lanes = pipeline_figures.lanes(
-        tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages
+        tasks,
+        tasks.iloc[:0],
+        report.pipeline_cycles(0, 0),
+        report.stages,
+        fold=report.target.num_ipus > pipeline_figures.FEW,
     )
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")

@@ -19,7 +19,7 @@ from viewer.figures import tiles as tile_figures
 from viewer.figures import trace as figures
 from viewer.figures import units
 from viewer.figures.lod import Rows
-from viewer.figures.pipeline import CriticalPath
+from viewer.figures.pipeline import FEW, CriticalPath
 from viewer.figures.theme import Theme
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
@@ -67,7 +67,7 @@ def layout(view: View) -> Any:
                 (("iteration", "one iteration"), ("call", "the whole call")),
                 "iteration",
             ),
-            common.choice(view, "ipu", "IPU", ipus, "all"),
+            common.choice(view, "ipu", "IPU", ipus, _first_ipu(view)),
             common.switch(view, "form", "as", (("flat", "flat"), ("flame", "flame")), "flat"),
             common.unit_switch(view),
             common.search(view, "find", "find by name"),
@@ -120,6 +120,18 @@ def _host(view: View) -> list[Any]:
             note="Calls take as long as the modelled IPUs do; between them is the host's own time.",
         )
     ]
+
+
+def _first_ipu(view: View) -> str:
+    """All IPUs where they are few, else the one that is on the critical path for longest."""
+    report = view.report
+    if report.target.ipus_per_replica <= FEW:
+        return "all"
+    path = waits.chain(view.profiles, report, 0, 0)
+    weight = np.bincount(
+        path.ipu % report.target.ipus_per_replica, weights=path.end - path.start, minlength=1
+    )
+    return str(int(weight.argmax()))
 
 
 def rows_of(
