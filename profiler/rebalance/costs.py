@@ -73,7 +73,7 @@ class Costs:
         _check(report, len(blocks))
         options, training = report.options, report.meta["kind"] == "training"
         stage = blocks["stage"].to_numpy()
-        machine = MachineCosts.from_report(report)
+        machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
         forward, backward = measured_cycles(report, stage)
         update = blocks["update_cycles"].to_numpy()
         inputs, copy = blocks["input_bytes"].to_numpy(), blocks["copy_bytes"].to_numpy()
@@ -92,12 +92,12 @@ class Costs:
             ipus=tuple(report.stages["ipu"].tolist()),
             machine=machine,
             cycles=BlockCycles(forward, backward, update, **recomputed(report, forward)),
-            memory=BlockMemory.from_report(report, stage),
+            memory=BlockMemory.from_report(report, stage, ties),
             stash=StashCosts.from_report(
                 report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
             ),
             streams=HostStreams.from_report(report, stage, inputs),
-            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), Ties.from_report(report)),
+            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties),
             reduce=_reduce_cycles(report),
             micro_batches=accumulation if training else iterations,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
