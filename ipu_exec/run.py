@@ -13,15 +13,20 @@ import builtins
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 
+from ipu_exec import launch as launching
 from ipu_exec import machine
 from ipu_exec.errors import Error
+from ipu_exec.instances import tell_as_open_mpi
+from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
@@ -31,6 +36,9 @@ from ipu_exec.options import (
 from ipu_exec.placement_file import load_stages
 from ipu_exec.stand_in import stand_in
 
+# What torchrun takes until it has noticed a dead instance and ends the others, and some more.
+SECONDS_TO_BE_ENDED = 5
+
 _EXAMPLES = """examples:
   ipu-run train.py --epochs 3
   ipu-run --autoreport out train.py --epochs 3   and write out/training/profile.pop
@@ -38,13 +46,64 @@ _EXAMPLES = """examples:
   ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
   ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
+  ipu-run --instances 4 --replicas 8 train.py           as 4 processes that share 8 replicas
 then: ipu-report summary out/training"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through."""
+def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
+    """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through.
+
+    ``prog``: what errors say that was run.
+    """
+    parser = _parser(prog)
+    args = parser.parse_args(argv)
+    _check(parser, args)
+    try:
+        with io.open_code(os.path.abspath(args.script)) as file:
+            source = file.read()
+        wanted = launching.wanted(args) if args.instances is not None else None
+        _set_environment(args)
+    except OSError as error:
+        parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
+    except (ValueError, Error) as error:
+        parser.exit(2, f"{prog}: error: {error}\n")
+    if wanted is None:
+        stand_in()
+        return run_script(args.script, source, args.args)
+    try:
+        return launching.launch(wanted, args.script, args.args)
+    except Error as error:
+        parser.exit(2, f"{prog}: error: {error}\n")
+
+
+def run_instance(argv: Sequence[str]) -> int:
+    """Run a script as one instance that torchrun started.
+
+    Where it stopped because another instance did, it waits to be ended, so that the traceback of
+    the one that failed stands alone.
+    """
+    tell_as_open_mpi()
+    stand_in()
+    script, *arguments = argv
+    with io.open_code(os.path.abspath(script)) as file:
+        source = file.read()
+    try:
+        return run_script(script, source, arguments, _wait_for_the_end)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _wait_for_the_end(error: BaseException) -> None:
+    while error is not None:
+        if isinstance(error, InstanceLost):
+            time.sleep(SECONDS_TO_BE_ENDED)
+            return
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ipu-run",
+        prog=prog,
         description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -62,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--num-ipus",
-        type=_count,
+        type=launching.count,
         metavar="N",
         help=(
             "put the script's Blocks on N IPUs, split as is quickest: the script is compiled once"
@@ -77,9 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             "end when the first model is compiled and its profile written: no numbers are computed"
         ),
     )
+    launching.add_arguments(parser)
     parser.add_argument("script", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Exit with 2 where options do not go together."""
     if args.ipus is not None:
         parser.error(
             "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
@@ -89,32 +153,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
         )
-    try:
-        with io.open_code(os.path.abspath(args.script)) as file:
-            source = file.read()
-        if args.target is not None:
-            os.environ[TARGET_VARIABLE] = machine.target(args.target).name
-        if args.placement is not None:
-            load_stages(args.placement)
-            os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
-        if args.num_ipus is not None:
-            os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
-        if args.compile_only:
-            os.environ[COMPILE_ONLY_VARIABLE] = "1"
-        if args.autoreport is not None:
-            os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
-    except OSError as error:
-        parser.exit(2, f"ipu-run: error: {args.script} cannot be read: {error.strerror}\n")
-    except (ValueError, Error) as error:
-        parser.exit(2, f"ipu-run: error: {error}\n")
-    stand_in()
-    return run_script(args.script, source, args.args)
+    if args.replicas is not None and args.instances is None:
+        parser.error(
+            "--replicas counts those of all instances: say --instances too, or set"
+            " Options.replicationFactor in the script"
+        )
 
 
-def _count(words: str) -> int:
-    if not words.isdecimal() or not int(words):
-        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
-    return int(words)
+def _set_environment(args: argparse.Namespace) -> None:
+    """What the script's options read. Error, ValueError or OSError where it cannot be."""
+    if args.target is not None:
+        os.environ[TARGET_VARIABLE] = machine.target(args.target).name
+    if args.placement is not None:
+        load_stages(args.placement)
+        os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
+    if args.num_ipus is not None:
+        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
+    if args.compile_only:
+        os.environ[COMPILE_ONLY_VARIABLE] = "1"
+    if args.autoreport is not None:
+        os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
 
 
 def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
@@ -173,10 +231,16 @@ def _with_autoreport(directory: str) -> str:
     return json.dumps({**options, "autoReport.all": "true", "autoReport.directory": directory})
 
 
-def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
+def run_script(
+    script: str,
+    source: bytes,
+    arguments: Sequence[str],
+    before_traceback: Callable[[BaseException], None] | None = None,
+) -> int:
     """Run the source as ``python script arguments`` would.
 
-    Gives 1 where it raised, and prints the traceback.
+    Gives 1 where it raised, and prints the traceback, after ``before_traceback`` has seen the
+    error.
     """
     module = ModuleType("__main__")
     module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)
@@ -186,6 +250,8 @@ def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
     try:
         exec(compile(source, script, "exec"), module.__dict__)
     except Exception as error:
+        if before_traceback is not None:
+            before_traceback(error)
         traceback.print_exception(error.with_traceback(_within(error.__traceback__, script)))
         return 1
     return 0

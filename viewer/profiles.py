@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from profiler import ProfileError, Report, open_report
 
 T = TypeVar("T")
-_KEPT = 12  # things made from a report: lanes ready to be drawn and the like
+_KEPT = 32  # things made from a report: lanes ready to be drawn and the like
 
 
 class Profiles:

@@ -111,7 +111,7 @@ class Collectives:
 
         How many, and how many replicas from one to the next.
         """
-        found: dict[tuple[int, int], list[int]] = {}
+        rings: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
             grouping = grouping_of(self.graph, storage_id, self.options.groupings)
             ring = (
@@ -119,8 +119,8 @@ class Collectives:
                 if grouping is None
                 else (grouping.members, grouping.stride)
             )
-            found.setdefault(ring, []).append(storage_id)
-        return found
+            rings.setdefault(ring, []).append(storage_id)
+        return rings
 
     def _gradients(self) -> list[int]:
         """Storages the optimiser reads gradients from.

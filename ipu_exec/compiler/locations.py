@@ -202,22 +202,22 @@ def _warn_of(option: str, names: list[str], why: str) -> None:
 
 def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
     """Optimiser ops by the weight (a storage; -1: none) that they belong to."""
-    found: dict[int, list[OpNode]] = {}
-    made: dict[int, int] = {}
+    by_weight: dict[int, list[OpNode]] = {}
+    weights: dict[int, int] = {}
 
     def owner(storage: Storage) -> int:
         if storage.role == Role.WEIGHT:
             return storage.id
-        return storage.parameter if storage.parameter >= 0 else made.get(storage.id, -1)
+        return storage.parameter if storage.parameter >= 0 else weights.get(storage.id, -1)
 
     for op in ops:
         owners = (owner(graph.storages[graph.values[v].storage]) for v in op.inputs)
         weight = next((w for w in owners if w >= 0), -1)
-        found.setdefault(weight, []).append(op)
+        by_weight.setdefault(weight, []).append(op)
         for output in op.outputs:
             if output is not None:
-                made.setdefault(graph.values[output].storage, weight)
-    return found
+                weights.setdefault(graph.values[output].storage, weight)
+    return by_weight
 
 
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
@@ -234,13 +234,13 @@ def _read_backward(
     graph: Graph, placement: Placement, ops: Ops, again: Mapping[int, Sequence[OpNode]]
 ) -> set[int]:
     """Storages that a stage's backward reads from its forward, without recomputed ones."""
-    found: set[int] = set()
+    storages: set[int] = set()
     for stage in range(len(placement.stages)):
         made = {s for op in ops.get((Direction.FORWARD, stage), ()) for s in made_by(graph, op)}
         made -= {s for op in again[stage] for s in made_by(graph, op)}
         late = (*again[stage], *ops.get((Direction.BACKWARD, stage), ()))
-        found |= made & {graph.values[v].storage for op in late for v in read_values(op)}
-    return found
+        storages |= made & {graph.values[v].storage for op in late for v in read_values(op)}
+    return storages
 
 
 def _can_part(graph: Graph, weight: int, op: OpNode) -> bool:

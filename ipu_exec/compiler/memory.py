@@ -202,8 +202,10 @@ class _Maker:
                 in_place = operator.fused_in_update if updates else operator.in_place
                 if not in_place or op.outputs[0] is None or end == at:
                     continue
-                made = [self.variables[v] for v in self.of_storage.get(storage[op.outputs[0]], ())]
-                output = next((v for v in made if v.start == end), None)
+                outputs = [
+                    self.variables[v] for v in self.of_storage.get(storage[op.outputs[0]], ())
+                ]
+                output = next((v for v in outputs if v.start == end), None)
                 if output is None:
                     continue
                 for index in (
@@ -236,12 +238,12 @@ class _Maker:
         }
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
-            kept = self.machine.whole(part.bytes)
+            part_bytes = self.machine.whole(part.bytes)
             self.add(
                 storage.name,
                 "variable",
                 storage.role,
-                kept,
+                part_bytes,
                 **{**about, "op": self._owner_op(storage_id)},
             )
             for first, last in self.lifetimes.of(storage_id, stage):

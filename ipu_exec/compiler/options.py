@@ -121,8 +121,10 @@ class CompileOptions:
     micro_batch: int = 1  # samples
     micro_batches: int = 1  # of a pipeline's run: accumulation in training, else device iterations
     iterations: int = 1  # how often the program runs that in a call
-    replicas: int = 1
+    replicas: int = 1  # of all instances
     groupings: Groupings = field(default_factory=dict)  # weights that differ between replicas
+    instances: int = 1  # processes that share the replicas, with as many consecutive ones each
+    hosts: int = 1  # machines that share the instances alike
     # the machine
     target: str = "mk2"
     io_tiles: int = 0  # of every IPU, set aside for host I/O

@@ -12,6 +12,7 @@ from ipu_exec.compiler.options import (
     StrategyOptions,
 )
 from ipu_exec.enums import OutputMode
+from ipu_exec.instances import hosts
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
     Options,
@@ -31,7 +32,8 @@ def compile_options(
     accumulation, iterations = options.Training.gradient_accumulation, options.device_iterations
     strategy = strategy_options(options.execution_strategy)
     phased = strategy.execution is Execution.PHASED
-    replicas = int(options.replication_factor)
+    instances = options.Distributed.numProcesses
+    replicas = int(options.replication_factor) * instances
     popart = options._Popart
     return CompileOptions(
         training=training,
@@ -39,6 +41,8 @@ def compile_options(
         micro_batches=int(accumulation if training else iterations),
         iterations=int(iterations) if training else 1,
         replicas=replicas,
+        instances=instances,
+        hosts=hosts(options),
         groupings=dict(sorted(groupings.items())),
         target=options.target_name,
         io_tiles=options.TensorLocations.num_io_tiles,

@@ -26,8 +26,11 @@ from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.context import keeping_what_is_saved, on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
+from ipu_exec.instances import launched
 from ipu_exec.numerics import loop as numerics
+from ipu_exec.numerics.collectives import Instances, connect
 from ipu_exec.numerics.precision import LossScaler, Precision
+from ipu_exec.numerics.randomness import ReplicaRandomness
 from ipu_exec.optim import (
     SGD,
     AttributeTracker,
@@ -41,6 +44,7 @@ from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.replica_groups import GroupedParameter
 from ipu_exec.session import arguments
 from ipu_exec.session import executable_file as executables
+from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call
 from ipu_exec.structures import learn
 from profiler.enums import Role
@@ -141,7 +145,10 @@ class PoplarExecutor:
         self._state: dict[str, Any] = {}
         self._session: Any = None
         self._closer: weakref.finalize[..., Any] | None = None
-        self._buffers = numerics.ReplicaBuffers()
+        own_draws = ReplicaRandomness() if launched(self._options) else None
+        self._buffers = numerics.ReplicaBuffers(own_draws)
+        self._together: Instances | None = None  # once they have met
+        self._peers: tuple[Peer, ...] = ()
         self._anchors: dict[str, Anchor] = {}
         self._anchored: dict[str, torch.Tensor] = {}
         self._constants: dict[str, Any] = {}
@@ -205,6 +212,7 @@ class PoplarExecutor:
                     self._buffers,
                     watch=watch,
                     precision=self._float16(),
+                    together=self._together,
                 )
             else:
                 result = numerics.infer(
@@ -278,7 +286,9 @@ class PoplarExecutor:
         """Compile where that is due. Gives the inputs with the defaults of ``forward``."""
         bound = arguments.bind(self._model, args, kwargs)
         learn((bound.args, bound.kwargs))
-        groupings = grouping.resolve(self._model, self.per_replica_params, self._plan.replicas)
+        groupings = grouping.resolve(
+            self._model, self.per_replica_params, self._plan.total_replicas
+        )
         self._plan = replace(self._plan, groupings=groupings)
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
@@ -290,10 +300,23 @@ class PoplarExecutor:
             for reason in _differences(self._state, state):
                 logger.warning("recompiling because %s", reason)
             self._release()
+        self._meet(inputs)
         if self._executable is None:
             self._compile(streamed, named)
             self._inputs, self._state = inputs, state
         return streamed, named
+
+    def _meet(self, inputs: dict[str, Any]) -> None:
+        """Find the other instances before the first call, where some share the training."""
+        options = self._options
+        offline = options.connection_type is ConnectionType.Never
+        if self._plan.instances == 1 or not self._training or offline or self._together:
+            return
+        assert self._optimizer is not None
+        together = connect(self._plan.instance, self._plan.instances)
+        structure = _structure(self._optimizer)
+        self._peers = agree(together, options, self._model, inputs, structure)
+        self._together = together
 
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
@@ -338,10 +361,12 @@ class PoplarExecutor:
 
         Open its profile, check its memory and find the anchored tensors.
         """
-        if self._options.profiling().enabled:
+        if self._options.profiling().enabled and self._plan.instance == 0:
             from ipu_exec.session.autoreport import ProfileSession
 
-            self._session = ProfileSession(self._options, executable, self._report_folder)
+            self._session = ProfileSession(
+                self._options, executable, self._report_folder, self._peers
+            )
             self._closer = weakref.finalize(
                 self, self._session.close
             )  # at the latest when Python ends
@@ -458,7 +483,7 @@ class PoplarExecutor:
         }
         own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}
         for name, grouped in grouping.resolve(
-            self._model, self.per_replica_params, self._plan.replicas
+            self._model, self.per_replica_params, self._plan.total_replicas
         ).items():
             own[name] //= grouped.rows
         strange = sorted(name for name, elements in weights.items() if own.get(name) != elements)
@@ -486,7 +511,10 @@ class PoplarExecutor:
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int]) -> None:
-        torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+        loaded = torch.tensor(list(state), dtype=torch.uint8)
+        torch.set_rng_state(loaded)
+        if self._buffers.randomness is not None:
+            self._buffers.randomness.restart(loaded)
         self._seeded = True  # randomSeed does not overwrite it at the first call
 
     # -- tensors ---

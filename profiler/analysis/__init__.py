@@ -12,6 +12,7 @@ from profiler.analysis.overflow import Overflow, overflows
 from profiler.analysis.pace import Pace, efficiency, pace, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
 from profiler.analysis.program import program_cycles
+from profiler.analysis.stages import ipu_costs, slowest
 
 __all__ = [
     "Bubble",
@@ -26,6 +27,7 @@ __all__ = [
     "fullest_tiles",
     "held_at_peak",
     "host_tensors",
+    "ipu_costs",
     "memory_peaks",
     "movement",
     "movement_of_ops",
@@ -35,6 +37,7 @@ __all__ = [
     "pace",
     "program_cycles",
     "roofline",
+    "slowest",
     "step_balance",
     "waiting",
 ]

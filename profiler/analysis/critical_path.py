@@ -111,12 +111,17 @@ def chain_of(report: Report, run: int = 0, iteration: int = 0) -> tuple[pd.DataF
     Times of the chain count from the beginning of the device iteration.
     """
     tasks = report.tasks(run, iteration=iteration)
+    return tasks, chain_through(tasks)
+
+
+def chain_through(tasks: pd.DataFrame) -> Chain:
+    """The chain through the tasks of a device iteration (`Report.tasks`), from its beginning."""
     origin = int(tasks["start"].min()) if len(tasks) else 0
     kind = tasks["kind"].astype(str).to_numpy()
     rank = np.where(kind == "idle", 2, np.where(kind == records.BESIDE, 1, 0))
     start, end = (tasks[name].to_numpy() - origin for name in ("start", "end"))
     total = int(end.max(initial=0))
-    return tasks, chain(tasks["ipu"].to_numpy(), start, end, rank, total)
+    return chain(tasks["ipu"].to_numpy(), start, end, rank, total)
 
 
 def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFrame:

@@ -43,6 +43,10 @@ class BlockMemory:
     # int64[piece, tile]
     code_users: np.ndarray = field(default_factory=_no_users)
     code: np.ndarray = field(default_factory=_no_code)
+    # What each IPU of the profile held beyond what all this says of it, int64[IPU, tile] (empty:
+    # unknown), and which of these ran each Block, int64[Block]
+    residual: np.ndarray = field(default_factory=_no_code)
+    residual_of: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def from_report(cls, report: Report, stage: np.ndarray) -> BlockMemory:

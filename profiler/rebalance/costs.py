@@ -17,6 +17,7 @@ from profiler.rebalance.cuts import Cuts, Ties
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.stash_costs import StashCosts
+from profiler.rebalance.tile_memory import residuals
 from profiler.report import Report, number
 
 Index = int | np.ndarray
@@ -49,6 +50,8 @@ class Costs:
     # one stage of all Blocks recomputes too: only where autoRecomputation says so
     recompute_alone: bool = True
     offload: bool = False  # optimiser state was profiled off the chip
+    # what the tiles held as profiled is known (`BlockMemory.residual`)
+    measured: bool = False
     # Options.autoRoundNumIPUs: a number of IPUs that is not a power of two is rounded up
     rounds: bool = False
 
@@ -95,11 +98,22 @@ class Costs:
             offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
             rounds=bool(options.get("autoRoundNumIpus", False)),
         )
-        return costs._without_moves(report) if costs.offload else costs
+        costs = costs._without_moves(report) if costs.offload else costs
+        return costs._with_residual(report)
 
     def with_tile_bytes(self, nbytes: int) -> Costs:
         """The same on tiles of so many bytes."""
         return replace(self, machine=replace(self.machine, bytes_per_tile=nbytes))
+
+    def _with_residual(self, report: Report) -> Costs:
+        """With what the profile's tiles hold beyond what the Blocks' bytes say."""
+        held = {
+            ipu: report.ipu_variables(ipu).peaks(region=False).tile_peak
+            for ipu in sorted(set(self.ipus))
+        }
+        residual, ran_by = residuals(self, held)
+        memory = replace(self.memory, residual=residual, residual_of=ran_by)
+        return replace(self, memory=memory, measured=bool(len(residual)))
 
     def _without_moves(self, report: Report) -> Costs:
         """Updates without `moves`.

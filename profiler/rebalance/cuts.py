@@ -40,7 +40,7 @@ class Ties:
         for tensor, block in zip(weights["tensor"].tolist(), blocks, strict=True):
             readers.setdefault(tensor, set()).add(block)
         size = weights.groupby("tensor")["bytes"].max().to_dict()
-        name = dict(zip(weights["tensor"].tolist(), weights["name"].tolist(), strict=True))
+        name = weights.groupby("tensor")["name"].first().to_dict()  # a copy of it has a number
         tied = sorted(tensor for tensor, readers_of in readers.items() if len(readers_of) > 1)
         return cls(
             tuple(name[tensor] for tensor in tied),

@@ -63,14 +63,15 @@ def _by_stage(report: Report) -> Page:
 
 
 def slowest_stage(report: Report) -> str:
-    """The stage that sets the pace, in words."""
-    stages = report.stages
-    slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
-    return (
-        f"stage {slowest['stage']} ({slowest['blocks'] or 'no Block'}): {slowest['cycles']:,}"
-        f" cycles a micro-batch, {slowest['cycles'] / max(1.0, stages['cycles'].mean()):.2f} x the"
-        " mean"
-    )
+    """The stage that sets the pace, in words; the IPU, where IPUs have several stages."""
+    from profiler import analysis
+
+    found = analysis.slowest(report)
+    if found is None:
+        return ""
+    name, blocks, cycles, ratio = found
+    where = blocks or "no Block"
+    return f"{name} ({where}): {cycles:,} cycles a micro-batch, {ratio:.2f} x the mean"
 
 
 def _by_block(report: Report) -> Page:

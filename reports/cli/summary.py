@@ -184,8 +184,15 @@ def _speed(report: Report) -> tuple[Fact, ...]:
 
 
 def _slowest(report: Report) -> int:
-    costs = report.stages["cycles"].to_numpy()
-    return int(report.stages["stage"].iloc[int(costs.argmax())]) if len(costs) else -1
+    """The longest stage of the IPU that computes longest; -1 without stages."""
+    rows = report.stages
+    if not len(rows):
+        return -1
+    of_ipu = rows["cycles"].groupby(rows["ipu"]).transform("sum")
+    ranked = rows.assign(of_ipu=of_ipu).sort_values(
+        ["of_ipu", "cycles"], ascending=False, kind="stable"
+    )
+    return int(ranked["stage"].iloc[0])
 
 
 def _micro_batches(report: Report) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profiler import Report, open_report
+from profiler import Report, analysis, open_report
+from profiler.analysis import critical_path
 from tests.synthetic import synthetic_profile
-from viewer.figures import lod, memory, pipeline, theme, units
+from viewer.figures import host, lod, memory, pipeline, theme, units, waterfall
 from viewer.figures.units import Clock
 
 
@@ -187,3 +191,64 @@ def test_long_names_keep_both_ends() -> None:
     assert len(short) == 40
     assert short.startswith("encoder/")
     assert short.endswith("/MatMul")
+
+
+def test_the_host_and_the_calls_are_bars_on_one_axis():
+    lanes = pd.DataFrame(
+        {
+            "process": 1,
+            "thread": 7,
+            "channel": ["train", "model", "model"],
+            "label": ["epoch", "run 0", "run 1"],
+            "start_us": [-100.0, 0.0, 900.0],
+            "end_us": [1_800.0, 600.0, 1_500.0],
+            "depth": [0, 1, 1],
+        }
+    )
+    figure = host.host_timeline(lanes, 2, theme.theme("light"))
+    on_host, first, second = figure.data
+    assert list(on_host.y) == ["host thread 7", *["host thread 7, in 1"] * 2]
+    assert list(on_host.base) == [-0.1, 0.0, 0.9] and list(on_host.x) == [1.9, 0.6, 0.6]
+    assert set(first.y) == {"IPU 0"} and set(second.y) == {"IPU 1"}
+    assert list(first.base) == list(second.base) == [0.0, 0.9]
+
+
+def test_the_red_line_is_the_critical_path_from_beginning_to_end(
+    report: Report, lanes: pipeline.Lanes
+) -> None:
+    path = lanes.path
+    assert path.start[0] == 0
+    assert path.end[-1] == lanes.end
+    assert (path.start[1:] == path.end[:-1]).all()
+    assert (path.ipu[1:] != path.ipu[:-1]).all()
+    drawn = pipeline.critical(path, Clock(1e9), theme.LIGHT, (0.0, float(lanes.end)))
+    line = np.asarray(drawn[0].x).reshape(-1, 3)
+    assert (line[:, 1] - line[:, 0]).sum() == lanes.end
+    arrows = np.asarray(drawn[1].x).reshape(-1, 3)
+    assert len(arrows) == len(line) - 1
+
+
+def test_a_waterfall_begins_each_bar_where_the_last_one_ends(report: Report) -> None:
+    table = critical_path.waterfall(critical_path.critical_path(report))
+    figure = waterfall.waterfall(table, Clock(1e9), theme.LIGHT)
+    spacer, *bars = figure.data
+    assert spacer.meta == waterfall.SPACER
+    length = np.sum([bar.x for bar in bars], axis=0)
+    assert np.asarray(spacer.x).tolist() == (np.cumsum(length) - length).tolist()
+    assert length.sum() == table["cycles"].sum()
+
+
+def test_the_slowest_is_an_ipu_where_ipus_have_several_stages() -> None:
+    def slowest(*rows: tuple[int, int, int]) -> tuple[str, str, int, float] | None:
+        stage, ipu, cycles = zip(*rows, strict=True)
+        blocks = [f"B{one}" for one in stage]
+        stages = pd.DataFrame({"stage": stage, "ipu": ipu, "blocks": blocks, "cycles": cycles})
+        return analysis.slowest(cast(Report, SimpleNamespace(stages=stages)))
+
+    assert slowest((0, 0, 10), (1, 1, 30)) == ("stage 1", "B1", 30, 1.5)
+    assert slowest((0, 0, 20), (1, 1, 25), (2, 0, 11)) == (
+        "IPU 0 (stages 0, 2)",
+        "B0, B2",
+        31,
+        31 / 28,
+    )

@@ -18,6 +18,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from profiler import records
+from profiler.analysis.critical_path import Chain, chain_through
 from profiler.enums import Direction
 from viewer.figures import theme as themes
 from viewer.figures.lod import Pieces, Rows, inside, totals
@@ -38,6 +39,29 @@ _SLOWEST_AT = 0.42
 LANE = 74  # pixels
 _DIGIT = 7  # pixels
 _MOST_BARS = 1500  # of tasks
+_MOST_HOPS = 160  # of the critical path between IPUs, as arrows
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """The chain that sets the length of what is shown: its pieces in time order, without gaps.
+
+    int64, an entry a piece; times count cycles from the beginning of what is shown.
+    """
+
+    ipu: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+def on_ipus(tasks: pd.DataFrame, chain: Chain) -> CriticalPath:
+    """Where the chain runs (`analysis.critical_path.chain_of`), pieces on one IPU as one."""
+    known = chain.task >= 0
+    ipu = tasks["ipu"].to_numpy()[chain.task[known]]
+    start, end = chain.start[known], chain.end[known]
+    first = np.flatnonzero(np.append([True], ipu[1:] != ipu[:-1])[: len(ipu)])
+    last = np.append(first[1:], len(ipu))[: len(first)] - 1
+    return CriticalPath(ipu[first], start[first], end[last])
 
 
 @dataclass(frozen=True)
@@ -52,6 +76,7 @@ class Lanes:
     labels: tuple[str, ...]
     origin: int  # cycles; 0 on the x-axis
     beside_rows: Rows  # of the tasks that lie over others
+    path: CriticalPath
 
     @property
     def end(self) -> int:
@@ -77,7 +102,7 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 def lanes(
     tasks: pd.DataFrame, steps: pd.DataFrame, cycles: pd.DataFrame, stages: pd.DataFrame
 ) -> Lanes:
-    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages`.
+    """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages` of a device iteration.
 
     ``steps`` may be empty: no strip then.
     """
@@ -93,6 +118,7 @@ def lanes(
         tuple(lane_label(ipu, stages) for ipu in range(count)),
         int(tasks["start"].min()) if len(tasks) else 0,
         _rows(tasks, code, count, beside),
+        on_ipus(tasks, chain_through(tasks)),
     )
 
 
@@ -122,8 +148,8 @@ def pipeline(
     low, high = low + lanes.origin, high + lanes.origin
     figure = go.Figure(layout=_layout(lanes, clock, theme, low, high))
     figure.add_traces(_traces(lanes, clock, theme, low, high, pixels))
+    figure.add_traces(critical(lanes.path, clock, theme, (low - lanes.origin, high - lanes.origin)))
     if len(lanes.cycles):
-        figure.add_trace(_slowest(lanes, clock, theme))
         _phases(figure, lanes, clock, theme, low, high, pixels)
     if follow is not None:
         figure.add_traces(_path(lanes, clock, theme, follow))
@@ -409,19 +435,59 @@ def _numbers(lanes: Lanes, found: Pieces, shown: np.ndarray, cycles_a_pixel: flo
     ]
 
 
-def _slowest(lanes: Lanes, clock: Clock, theme: Theme) -> go.Scatter:
-    """A line under the IPU that each pipeline cycle waits for."""
-    cycles = lanes.cycles[lanes.cycles["slowest_ipu"] >= 0]
-    x = np.full((len(cycles), 3), np.nan)
-    x[:, 0] = (cycles["start"] - lanes.origin) * clock.scale
-    x[:, 1] = (cycles["end"] - lanes.origin) * clock.scale
-    y = np.repeat(cycles["slowest_ipu"].to_numpy(np.float64) + _SLOWEST_AT, 3)
+def critical(
+    path: CriticalPath,
+    clock: Clock,
+    theme: Theme,
+    window: tuple[float, float],
+    below: float = _SLOWEST_AT,
+) -> list[go.Scatter]:
+    """The critical path between two cycles: a line under the IPU it is on, arrows between IPUs.
+
+    Arrows are left out where more than `_MOST_HOPS` are in view: they would hide the lanes.
+    """
+    low, high = window
+    margin = (high - low) / 2
+    found = inside(path.start, path.end, low - margin, high + margin)
+    if found.stop <= found.start:
+        return []
+    start, end = path.start[found] * clock.scale, path.end[found] * clock.scale
+    level = path.ipu[found] + below
+    gap = np.full(len(start), np.nan)
+    hops = len(start) - 1
+    drawn = [
+        go.Scatter(
+            x=np.stack([start, end, gap], axis=1).ravel(),
+            y=np.repeat(level, 3),
+            mode="lines",
+            line={"color": theme.limit, "width": 3},
+            name="critical path",
+            legendgroup="critical path",
+            hoverinfo="skip",
+            connectgaps=False,
+        )
+    ]
+    if 0 < hops <= _MOST_HOPS:
+        drawn.append(_hops(start[1:], level[:-1], level[1:], theme))
+    return drawn
+
+
+def _hops(x: np.ndarray, before: np.ndarray, after: np.ndarray, theme: Theme) -> go.Scatter:
+    """Arrows from the IPU whose work ends to the one that waited for it."""
     return go.Scatter(
-        x=x.ravel(),
-        y=y,
-        mode="lines",
-        line={"color": theme.limit, "width": 3},
-        name="the others wait for it",
+        x=np.stack([x, x, np.full(len(x), np.nan)], axis=1).ravel(),
+        y=np.stack([before, after, np.full(len(x), np.nan)], axis=1).ravel(),
+        mode="lines+markers",
+        line={"color": theme.limit, "width": 1},
+        marker={
+            "symbol": "arrow",
+            "angleref": "previous",
+            "size": np.tile([0, 9, 0], len(x)),
+            "color": theme.limit,
+        },
+        name="critical path",
+        legendgroup="critical path",
+        showlegend=False,
         hoverinfo="skip",
         connectgaps=False,
     )

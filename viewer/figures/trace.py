@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from profiler import records
 from viewer.figures import lod
 from viewer.figures.lod import Pieces, Rows
-from viewer.figures.pipeline import codes
+from viewer.figures.pipeline import CriticalPath, codes, critical
 from viewer.figures.slices import Canvas, Look
 from viewer.figures.theme import ACTIVITIES, NAMES, WAITING, Theme
 from viewer.figures.units import Clock, plain, shortened, text_of
@@ -186,8 +186,12 @@ def trace(
     window: tuple[float, float] | None = None,
     pixels: int = PIXELS,
     find: str = "",
+    path: CriticalPath | None = None,
 ) -> go.Figure:
-    """The rows between two cycles (default: all). What has not ``find`` in its name is faint."""
+    """The rows between two cycles (default: all). What has not ``find`` in its name is faint.
+
+    ``path``: the critical path, by row.
+    """
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
     code = _codes(rows, find)
@@ -204,6 +208,9 @@ def trace(
         canvas.add_narrow(found.where(~wide), row, _HEIGHT)
     figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
     figure.add_traces(canvas.traces(_looks(theme)))
+    if path is not None:
+        view = (low - rows.origin, high - rows.origin)
+        figure.add_traces(critical(path, clock, theme, view, below=_HEIGHT / 2))
     return figure
 
 
@@ -343,6 +350,13 @@ def _hover(rows: Trace, found: Pieces, source: np.ndarray, clock: Clock) -> list
     return lines
 
 
+def _last(name: str) -> str:
+    """The part of a name that a bar shows: the last, and the last two of a step of a transfer."""
+    parts = name.rsplit("/", 3)
+    whole = parts[-1] in ("start", "mid", "end") and len(parts) > 2
+    return " ".join(parts[-3:-1]) if whole else parts[-1]
+
+
 def _words(
     rows: Trace, found: Pieces, source: np.ndarray, shown: np.ndarray, cycles_a_pixel: float
 ) -> list[str]:
@@ -353,7 +367,7 @@ def _words(
     )
     words = [""] * len(found)
     for at in np.flatnonzero(legible).tolist():
-        name, fits = rows.labels[rows.label[source[at]]].rsplit("/", 1)[-1], int(room[at])
+        name, fits = _last(rows.labels[rows.label[source[at]]]), int(room[at])
         words[at] = plain(name if len(name) <= fits else name[: fits - 1] + "…")
     return words
 

@@ -15,6 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 from dash import html
 
+from viewer.figures.waterfall import SPACER
 from viewer.pages import common
 
 
@@ -41,13 +42,13 @@ def bars(id: str, figure: go.Figure) -> Any:
     most = float(span[1]) if span else float(values.sum(axis=0).max(initial=0)) * 1.02
     ends = {note.y: note for note in figure.layout.annotations if note.xref == "paper"}
     rows = []
+    pieces_of: dict[str, list[Any]] = {label: [] for label in labels}
+    for index, trace in enumerate(traces):
+        for position, label in enumerate(trace.y):
+            if (value := values[index, at[label]]) > 0:
+                pieces_of[label].append(_piece(trace, position, value, most))
     for label in labels:
-        pieces = [
-            _piece(trace, int(position), values[index, at[label]], most)
-            for index, trace in enumerate(traces)
-            for position in np.flatnonzero([one == label for one in trace.y])
-            if values[index, at[label]] > 0
-        ]
+        pieces = pieces_of[label]
         cells = [
             html.Span(unescape(label), className="label", title=unescape(label)),
             html.Div(pieces),
@@ -81,6 +82,8 @@ def _unit(figure: go.Figure) -> str:
 
 
 def _piece(trace: go.Bar, position: int, value: float, most: float) -> Any:
+    if trace.meta == SPACER:
+        return html.Div(style={"width": f"{100 * value / most:.4f}%"})
     hover = trace.customdata[position] if trace.customdata is not None else trace.text[position]
     style = {"width": f"{100 * value / most:.4f}%", **_fill(trace.marker, position)}
     if colour := trace.textfont.color or trace.insidetextfont.color:

@@ -59,7 +59,7 @@ def layout(view: View) -> Any:
             "pipeline-lanes",
             note=(
                 "Large: what the IPU works on, with micro-batch numbers. Strip: its steps. "
-                "Red: the IPU that this pipeline cycle waits for."
+                "Red: the critical path, which alone sets how long this takes."
             ),
             height=460,
         ),
@@ -170,5 +170,5 @@ PAGE = Page(
     "Pipeline",
     layout,
     register,
-    "What each IPU does when, and which one the others wait for",
+    "What each IPU does when, and the critical path through them",
 )

@@ -7,18 +7,21 @@ from typing import Any
 from dash import Dash, Output, dcc, html
 
 from profiler import Report, analysis
+from profiler.analysis.critical_path import waterfall
 from profiler.insights import Insight, insights
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
+from viewer.figures import waterfall as waterfall_figures
 from viewer.figures.units import Clock
-from viewer.pages import common
+from viewer.pages import common, waits
 from viewer.pages.bars import bars_card
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
 NAME = "summary"
 MOST_INSIGHTS = 6
+MOST_WAITS = 6
 
 
 def layout(view: View) -> Any:
@@ -27,6 +30,8 @@ def layout(view: View) -> Any:
     clock = Clock(report.target.clock_hz)
     children: list[Any] = [common.controls(view), *common.predicted(view)]
     children.append(_numbers(report, clock))
+    if len(report.runs):
+        children.append(_why(view, clock))
     children.append(html.Div(id="summary-insights", style={"minHeight": "120px"}))
     if len(report.stages):
         children.append(
@@ -34,7 +39,7 @@ def layout(view: View) -> Any:
                 "Stages: cycles of a micro-batch",
                 "stage-costs",
                 pipeline_figures.stage_costs(report.stages, clock, view.theme),
-                note="The slowest stage sets the pace. Move Blocks to even the stages out.",
+                note="Its own work only, without copies and transfers.",
             )
         )
     left = _cycles(view)
@@ -59,6 +64,33 @@ def layout(view: View) -> Any:
         )
     )
     return children
+
+
+def _why(view: View, clock: Clock) -> Any:
+    """The waterfall of the critical path, and beside it the longest waits in words."""
+    report = view.report
+    found = waits.waits_of(view.profiles, report)
+    rows = found.longest.head(MOST_WAITS)
+    entries = [
+        html.Li(
+            [
+                html.B(units.percent(row.share)),
+                html.Span([_sentence(row.what), " ", dcc.Link("in the trace", href=address)]),
+            ]
+        )
+        for row, address in zip(units.rows_of(rows), waits.links(report, found, rows), strict=True)
+    ]
+    what = "weight update" if report.meta["kind"] == "training" else "device iteration"
+    chart = bars_card(
+        f"What a {what} waits for",
+        "waterfall",
+        waterfall_figures.waterfall(waterfall(found.path), clock, view.theme),
+        note="The critical path: every cycle once. Only what is on it is worth shortening.",
+    )
+    share = units.percent(float(rows["share"].sum()))
+    note = f"Together {share} of it."
+    longest = common.card("The longest waits", html.Ol(entries, className="waits"), note=note)
+    return html.Div([chart, longest], className="row")
 
 
 def _insights(found: list[Insight], clock: Clock) -> Any:
@@ -150,9 +182,8 @@ def _numbers(report: Report, clock: Clock) -> Any:
             (units.percent(analysis.waiting(report)), "of all IPUs' cycles are spent waiting")
         )
     if len(stages):
-        slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
-        ratio = slowest["cycles"] / max(1.0, stages["cycles"].mean())
-        boxes.append((f"stage {slowest['stage']}", f"is the slowest: {ratio:.2f} × the mean"))
+        name, _, _, ratio = analysis.slowest(report) or ("", "", 0, 0.0)
+        boxes.append((name, f"computes longest: {ratio:.2f} × the mean"))
     if len(tiles):
         at = int(tiles.argmax())
         words = f"on the fullest tile, of IPU {at} ({units.percent(tiles[at] / limit)} of it)"

@@ -12,15 +12,18 @@ import numpy as np
 from dash import Dash, Input, Output, dcc, html
 
 from profiler import Report
+from profiler.host import host_lanes
+from viewer.figures import host as host_figures
 from viewer.figures import memory as memory_figures
 from viewer.figures import tiles as tile_figures
 from viewer.figures import trace as figures
 from viewer.figures import units
 from viewer.figures.lod import Rows
+from viewer.figures.pipeline import CriticalPath
 from viewer.figures.theme import Theme
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
-from viewer.pages import common
+from viewer.pages import common, waits
 from viewer.pages.common import Column, Page, View
 from viewer.pages.pipeline import MARGINS, keep_zoom
 from viewer.profiles import Profiles
@@ -33,6 +36,14 @@ _VERTICES = (
     Column("code_bytes", "code, bytes", ",.0f", width=120),
     Column("state_bytes", "state, bytes", ",.0f", width=120),
 )
+
+_MOVED = (
+    Column("name", "tensor it moves"),
+    Column("source", "from", width=110),
+    Column("target", "to", width=110),
+    Column("bytes", "bytes", ",.0f", width=130),
+)
+_FEW_TENSORS = 8
 
 
 def layout(view: View) -> Any:
@@ -75,12 +86,13 @@ def layout(view: View) -> Any:
             "Execution trace",
             "trace-rows",
             note=(
-                "Wheel: zoom. Drag: move along or zoom. Click a step for its tiles, vertices and"
-                " source."
+                "Wheel: zoom. Drag: move along or zoom. Click a step for its tensors, peers, tiles,"
+                " vertices and source. Red: the critical path."
             ),
             height=240,
         ),
         common.filled("trace-found"),
+        *_host(view),
         html.Div(
             [
                 common.card(
@@ -92,6 +104,21 @@ def layout(view: View) -> Any:
             ],
             className="row",
         ),
+    ]
+
+
+def _host(view: View) -> list[Any]:
+    """The host's tracepoints beside the calls that they ran, where the program had any."""
+    if not len(view.report.host_events):
+        return []
+    lanes, ipus = host_lanes(view.report), view.report.target.ipus_per_replica
+    return [
+        common.figure_card(
+            "Host and IPUs",
+            "trace-host",
+            host_figures.host_timeline(lanes, ipus, view.theme),
+            note="Calls take as long as the modelled IPUs do; between them is the host's own time.",
+        )
     ]
 
 
@@ -219,8 +246,15 @@ def register(app: Dash, profiles: Profiles) -> None:
         *what, find, low, high, where = values
         rows, clock, key = asked(*what)
         window = common.window(low, high, rows.end)
+        report = profiles.get(common.whole(what[0], 0))
         figure = figures.trace(
-            rows, clock, common.theme_of(where), window, _pixels(where), str(find or "")
+            rows,
+            clock,
+            common.theme_of(where),
+            window,
+            _pixels(where),
+            str(find or ""),
+            _path(profiles, report, key),
         )
         keep_zoom(figure, NAME, clock, window, key)
         return figure, _kinds(rows, window, clock), _found(rows, str(find or ""), clock)
@@ -248,6 +282,18 @@ def register(app: Dash, profiles: Profiles) -> None:
             return common.message("Click a step in the trace.")
         clock = Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles")
         return step_details(report, frame.iloc[int(at[0])], clock, common.theme_of(where))
+
+
+def _path(profiles: Profiles, report: Report, key: tuple[Any, ...]) -> CriticalPath | None:
+    """The critical path by the rows that are shown; None over a whole call."""
+    run, iteration, ipu, form = key
+    if iteration is None:
+        return None
+    path = waits.chain(profiles, report, run, iteration)
+    if ipu < 0 and form == "flat":
+        return path
+    here = path.ipu == max(0, ipu)
+    return CriticalPath(np.zeros(int(here.sum()), np.int64), path.start[here], path.end[here])
 
 
 def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[Any]:
@@ -280,7 +326,7 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     rows.append(("tiles at work", f"{step['active_tiles']:,} of {tiles:,}"))
     if step["kind"] == "compute" and step["tile_balance"] == step["tile_balance"]:
         rows.append(("tile balance", f"{units.percent(step['tile_balance'])} (mean over slowest)"))
-    children: list[Any] = [common.facts(rows)]
+    children: list[Any] = [common.facts(rows), *_moved(report, int(step["step"]), theme)]
     vectors = report.step_tiles(int(step["step"]))
     for name, label in (
         ("cycles", "cycles"),
@@ -301,6 +347,21 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     if len(vertices):
         children.append(common.table("trace-vertices", vertices, _VERTICES, theme))
     return children
+
+
+def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
+    """The tensors that a step moves over a chip's edge, and between whom."""
+    moved = report.moved_tensors
+    mine = moved[moved["step"] == step].sort_values("bytes", ascending=False, kind="stable")
+    if not len(mine):
+        return []
+    ends = {name: [_end(one) for one in mine[name]] for name in ("source", "target")}
+    height = None if len(mine) <= _FEW_TENSORS else 320
+    return [common.table("trace-moved", mine.assign(**ends), _MOVED, theme, height)]
+
+
+def _end(ipu: int) -> str:
+    return f"IPU {ipu}" if ipu >= 0 else "off chip"
 
 
 def _pixels(where: Any) -> int:

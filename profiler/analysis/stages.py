@@ -1,0 +1,44 @@
+"""What a micro-batch costs on each IPU: what paces a pipeline whose IPUs hold several stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from profiler.report import Report
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def ipu_costs(report: Report) -> pd.DataFrame:
+    """Cycles of a micro-batch on each IPU that has a stage: the sum of its stages'.
+
+    ``ipu, stages`` (their ids, "0, 3"), ``blocks`` (their names, joined by ", "), ``count`` (of
+    stages), ``cycles`` and ``share`` (of the slowest IPU, 0..1), by IPU.
+    """
+    stages = report.stages
+    names = stages.assign(id=stages["stage"].astype(str))
+    table = names.groupby("ipu", as_index=False).agg(
+        stages=("id", ", ".join),
+        blocks=("blocks", lambda blocks: ", ".join(filter(None, blocks))),
+        count=("id", "size"),
+        cycles=("cycles", "sum"),
+    )
+    return table.assign(share=table["cycles"] / max(1, table["cycles"].max() if len(table) else 1))
+
+
+def slowest(report: Report) -> tuple[str, str, int, float] | None:
+    """What sets the pace: its name, its Blocks, its cycles and those over the mean.
+
+    "stage 2", or "IPU 0 (stages 0, 3)" where any IPU has several stages. None without a stage.
+    """
+    costs = ipu_costs(report)
+    if not len(costs):
+        return None
+    most = costs.iloc[int(costs["cycles"].to_numpy().argmax())]
+    name = f"stage {most['stages']}"
+    if (costs["count"] > 1).any():
+        several = "stages" if most["count"] > 1 else "stage"
+        name = f"IPU {most['ipu']} ({several} {most['stages']})"
+    mean = max(1.0, float(costs["cycles"].mean()))
+    return name, str(most["blocks"]), int(most["cycles"]), float(most["cycles"] / mean)

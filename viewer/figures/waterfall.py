@@ -1,0 +1,84 @@
+"""The critical path as a waterfall: what an update waits for, one cause below the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import plotly.graph_objects as go
+
+from profiler import records
+from viewer.figures.theme import Theme
+from viewer.figures.units import Clock, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SPACER = "spacer"  # ``meta`` of a trace that only moves what follows it to the right
+
+# Of `records.PHASES` and waiting, on light and dark pages; at least 3:1 against the card.
+_COLOURS = {
+    "light": ("#7d8b9c", "#0072b2", "#4d5a69", "#00855f", "#7d8b9c"),
+    "dark": ("#8d9aab", "#3d9be0", "#b9c4d1", "#2cbf93", "#8d9aab"),
+}
+
+
+def waterfall(table: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
+    """Bars that begin where the one above ends, parted by phase; together they are the update.
+
+    ``table`` is what `profiler.analysis.critical_path.waterfall` gives.
+    """
+    causes = [str(cause) for cause in table["cause"]]
+    cycles = table["cycles"].to_numpy()
+    before = np.cumsum(cycles) - cycles
+    end = max(1, int(cycles.sum())) * clock.scale
+    figure = go.Figure(
+        layout=theme.layout(
+            80 + 30 * max(1, len(causes)),
+            barmode="stack",
+            bargap=0.25,
+            xaxis={
+                "title": {"text": clock.title},
+                "range": [0, end],
+            },
+            yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        )
+    )
+    figure.add_bar(
+        meta=SPACER,
+        x=before * clock.scale,
+        y=causes,
+        orientation="h",
+        marker={"color": "rgba(0,0,0,0)"},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    phases = [*records.PHASES, "waiting"]
+    for phase, colour in zip(phases, _COLOURS[theme.name], strict=True):
+        if phase not in table.columns:
+            continue
+        part = table[phase].to_numpy()
+        figure.add_bar(
+            name=phase,
+            x=part * clock.scale,
+            y=causes,
+            orientation="h",
+            marker={"color": colour, "line": {"width": 0}},
+            customdata=[
+                f"{cause}, {phase}<br>{clock.both(one)}"
+                for cause, one in zip(causes, part.tolist(), strict=True)
+            ],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    for cause, share, one in zip(causes, table["share"].tolist(), cycles.tolist(), strict=True):
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            y=cause,
+            text=f"{percent(share)} · {clock.short(one)}",
+            showarrow=False,
+            xanchor="left",
+            xshift=8,
+            font={"size": 11, "color": theme.text if share >= 0.2 else theme.muted},
+        )
+    return figure
