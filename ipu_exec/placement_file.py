@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from ipu_exec.annotations import Stage
@@ -66,3 +67,34 @@ def _stage(path: Any, number: int, stage: Any) -> Stage:
             f"placement {path}: stage {number} needs 'blocks', a list of names, and 'ipu', a number"
         )
     return Stage(*blocks).ipu(stage.get("ipu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What ``ipu-run --num-ipus`` chose beside stages.
+
+    ``modules`` begin a Block of their own name; none where the script has Blocks. A call is cut
+    into at least ``micro_batches``.
+    """
+
+    modules: tuple[str, ...]
+    micro_batches: int
+
+
+def load_proposal(path: str | os.PathLike[str]) -> Proposal | None:
+    """The proposal of a placement file that `load_stages` takes; None where it has none.
+
+    Error where it is not one.
+    """
+    with open(path, encoding="utf-8") as file:
+        proposal = json.load(file).get("proposed")
+    if proposal is None:
+        return None
+    try:
+        modules, micro_batches = proposal["modules"], int(proposal["micro_batches"])
+    except (TypeError, KeyError, ValueError):
+        raise Error(
+            f"placement {path}: 'proposed' has 'modules', a list of names, and 'micro_batches', a"
+            " number"
+        ) from None
+    return Proposal(tuple(str(name) for name in modules), micro_batches)
