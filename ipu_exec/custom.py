@@ -86,18 +86,18 @@ def custom_op(
     check_tensor("custom_op", *inputs, *example_outputs)
     given = dict(attributes or {})
     _check_attributes(given)
-    found = _CUSTOM.get((domain, name))
-    if found is None:
+    entry = _CUSTOM.get((domain, name))
+    if entry is None:
         known = ", ".join(f"{domain}.{name}" for domain, name in sorted(_CUSTOM)) or "none"
         raise UsageError(
             f"custom_op: nothing is known of {domain}.{name}; registered are {known}. Shared"
             " libraries for the IPU cannot be run here: say what it computes with"
             " ipu_exec.register_custom_op(name, domain, compute)"
         )
-    if found.operator is not None and isRunningOnIpu():
-        outputs = list(found.operator(list(inputs), json.dumps(given)))
+    if entry.operator is not None and isRunningOnIpu():
+        outputs = list(entry.operator(list(inputs), json.dumps(given)))
     else:
-        outputs = _listed(found.compute(*inputs, **given))
+        outputs = _listed(entry.compute(*inputs, **given))
     wanted = [(tuple(t.shape), t.dtype) for t in example_outputs]
     made = [(tuple(t.shape), t.dtype) for t in outputs]
     if wanted != made:
@@ -170,13 +170,13 @@ def _library_operator(
             outputs = _listed(compute(*leaves, **json.loads(attributes)))
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
-            made: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
+            results: Sequence[torch.Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
             if pairs and wanted:
                 ends, given = [o for o, _ in pairs], [g for _, g in pairs]
-                made = torch.autograd.grad(
+                results = torch.autograd.grad(
                     ends, wanted, given, allow_unused=True, materialize_grads=True
                 )
-            found = iter(made)
+            found = iter(results)
         return [next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
 
     def shapes(

@@ -8,20 +8,23 @@ Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its opti
 from __future__ import annotations
 
 import argparse
-import atexit
 import builtins
 import io
 import json
 import os
-import subprocess
+import signal
 import sys
-import tempfile
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 
+from ipu_exec import launch as launching
 from ipu_exec import machine
+from ipu_exec.chosen_placement import NOTHING_WRAPPED, placement_for
 from ipu_exec.errors import Error
+from ipu_exec.instances import tell_as_open_mpi
+from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
@@ -31,6 +34,9 @@ from ipu_exec.options import (
 from ipu_exec.placement_file import load_stages
 from ipu_exec.stand_in import stand_in
 
+# What torchrun takes until it has noticed a dead instance and ends the others, and some more.
+SECONDS_TO_BE_ENDED = 5
+
 _EXAMPLES = """examples:
   ipu-run train.py --epochs 3
   ipu-run --autoreport out train.py --epochs 3   and write out/training/profile.pop
@@ -38,13 +44,65 @@ _EXAMPLES = """examples:
   ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
   ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
+                                                        (of its layers, where it names none)
+  ipu-run --instances 4 --replicas 8 train.py           as 4 processes that share 8 replicas
 then: ipu-report summary out/training"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through."""
+def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
+    """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through.
+
+    ``prog``: what errors say that was run.
+    """
+    parser = _parser(prog)
+    args = parser.parse_args(argv)
+    _check(parser, args)
+    try:
+        with io.open_code(os.path.abspath(args.script)) as file:
+            source = file.read()
+        wanted = launching.wanted(args) if args.instances is not None else None
+        _set_environment(args)
+    except OSError as error:
+        parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
+    except (ValueError, Error) as error:
+        parser.exit(2, f"{prog}: error: {error}\n")
+    if wanted is None:
+        stand_in()
+        return run_script(args.script, source, args.args)
+    try:
+        return launching.launch(wanted, args.script, args.args)
+    except Error as error:
+        parser.exit(2, f"{prog}: error: {error}\n")
+
+
+def run_instance(argv: Sequence[str]) -> int:
+    """Run a script as one instance that torchrun started.
+
+    Where it stopped because another instance did, it waits to be ended, so that the traceback of
+    the one that failed stands alone.
+    """
+    tell_as_open_mpi()
+    stand_in()
+    script, *arguments = argv
+    with io.open_code(os.path.abspath(script)) as file:
+        source = file.read()
+    try:
+        return run_script(script, source, arguments, _wait_for_the_end)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _wait_for_the_end(error: BaseException) -> None:
+    while error is not None:
+        if isinstance(error, InstanceLost):
+            time.sleep(SECONDS_TO_BE_ENDED)
+            return
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ipu-run",
+        prog=prog,
         description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -62,11 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--num-ipus",
-        type=_count,
+        type=launching.count,
         metavar="N",
         help=(
-            "put the script's Blocks on N IPUs, split as is quickest: the script is compiled once"
-            " for their costs (it runs up to its first model twice)"
+            "put the script's Blocks on N IPUs, split as is quickest, or its model's layers where"
+            " it names none: the script is compiled once for their costs (it runs up to its first"
+            " model twice)"
         ),
     )
     parser.add_argument("--ipus", help=argparse.SUPPRESS)  # of before
@@ -77,9 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             "end when the first model is compiled and its profile written: no numbers are computed"
         ),
     )
+    launching.add_arguments(parser)
     parser.add_argument("script", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Exit with 2 where options do not go together."""
     if args.ipus is not None:
         parser.error(
             "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
@@ -89,80 +153,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(
             "--num-ipus chooses a placement, and --placement gives one: leave one of them out"
         )
-    try:
-        with io.open_code(os.path.abspath(args.script)) as file:
-            source = file.read()
-        if args.target is not None:
-            os.environ[TARGET_VARIABLE] = machine.target(args.target).name
-        if args.placement is not None:
-            load_stages(args.placement)
-            os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
-        if args.num_ipus is not None:
-            os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
-        if args.compile_only:
-            os.environ[COMPILE_ONLY_VARIABLE] = "1"
-        if args.autoreport is not None:
-            os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
-    except OSError as error:
-        parser.exit(2, f"ipu-run: error: {args.script} cannot be read: {error.strerror}\n")
-    except (ValueError, Error) as error:
-        parser.exit(2, f"ipu-run: error: {error}\n")
-    stand_in()
-    return run_script(args.script, source, args.args)
+    if args.replicas is not None and args.instances is None:
+        parser.error(
+            "--replicas counts those of all instances: say --instances too, or set"
+            " Options.replicationFactor in the script"
+        )
 
 
-def _count(words: str) -> int:
-    if not words.isdecimal() or not int(words):
-        raise argparse.ArgumentTypeError(f"{words!r} is not a whole number of at least 1")
-    return int(words)
-
-
-def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
-    """The path of a placement of the script's Blocks on that many IPUs.
-
-    It is the quickest one by the profile of a compile.
-
-    The file lasts as long as this process. Error where the script does not compile or no such split
-    can run.
-    """
-    from profiler import ProfileError, open_report
-    from profiler.rebalance import Costs, best_split, placement_file
-
-    folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
-    atexit.register(folder.cleanup)
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))",
-    ]
-    command += ["--compile-only", "--autoreport", folder.name, script, *arguments]
-    # What this process imports from where, its child does too, wherever it was started.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path for path in sys.path if path])}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True)
-    found = [os.path.join(folder.name, kind) for kind in ("training", "inference")]
-    found = [path for path in found if os.path.isdir(path)]
-    if not found:
-        last = (process.stderr.strip().splitlines() or ["it compiled no model"])[-1]
-        raise Error(f"--num-ipus {ipus}: {script} left no profile to choose stages by: {last}")
-    try:
-        with open_report(found[0]) as report:
-            costs = Costs.from_report(report)
-            split = best_split(costs, ipus)
-    except (ValueError, ProfileError) as error:
-        raise Error(f"--num-ipus {ipus}: {error}") from error
-    if split.prediction.problems:
-        raise Error(f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)}")
-    path = os.path.join(folder.name, "placement.json")
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(placement_file(costs, split.prediction.assignment), file)
-    spans = split.prediction.assignment.spans(len(costs))
-    said = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
-    print(
-        f"ipu-run: on {ipus} IPUs: {said} ({split.prediction.total:,} cycles a weight update"
-        " predicted)",
-        file=sys.stderr,
-    )
-    return path
+def _set_environment(args: argparse.Namespace) -> None:
+    """What the script's options read. Error, ValueError or OSError where it cannot be."""
+    if args.target is not None:
+        os.environ[TARGET_VARIABLE] = machine.target(args.target).name
+    if args.placement is not None:
+        load_stages(args.placement)
+        os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
+    if args.num_ipus is not None:
+        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
+    if args.compile_only:
+        os.environ[COMPILE_ONLY_VARIABLE] = "1"
+    if args.autoreport is not None:
+        os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
 
 
 def _with_autoreport(directory: str) -> str:
@@ -173,10 +183,16 @@ def _with_autoreport(directory: str) -> str:
     return json.dumps({**options, "autoReport.all": "true", "autoReport.directory": directory})
 
 
-def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
+def run_script(
+    script: str,
+    source: bytes,
+    arguments: Sequence[str],
+    before_traceback: Callable[[BaseException], None] | None = None,
+) -> int:
     """Run the source as ``python script arguments`` would.
 
-    Gives 1 where it raised, and prints the traceback.
+    Gives 1 where it raised, and prints the traceback, after ``before_traceback`` has seen the
+    error.
     """
     module = ModuleType("__main__")
     module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)
@@ -186,9 +202,20 @@ def run_script(script: str, source: bytes, arguments: Sequence[str]) -> int:
     try:
         exec(compile(source, script, "exec"), module.__dict__)
     except Exception as error:
+        if before_traceback is not None:
+            before_traceback(error)
         traceback.print_exception(error.with_traceback(_within(error.__traceback__, script)))
         return 1
+    if _wrapped_nothing():
+        print(f"ipu-run: {script} {NOTHING_WRAPPED}", file=sys.stderr)
     return 0
+
+
+def _wrapped_nothing() -> bool:
+    """Whether the script imported torch, and no model of it ever ran as on IPUs."""
+    executor = sys.modules.get("ipu_exec.session.executor")
+    wrapped = executor is not None and executor.PoplarExecutor.made
+    return "torch" in sys.modules and not wrapped
 
 
 def _within(trace: TracebackType | None, script: str) -> TracebackType | None:

@@ -1,6 +1,7 @@
 """The vendor's module names answered by ours.
 
 ``poptorch`` is `ipu_exec`, ``popart`` the values of its options, ``pva`` `profiler.pva`.
+``popdist`` and the host's part of ``horovod.torch`` are `ipu_exec.popdist`, `ipu_exec.horovod`.
 ``lightning_graphcore`` is `ipu_exec.lightning`, which also restores Lightning's IPU names when the
 script imports Lightning; nothing does so before.
 
@@ -26,6 +27,10 @@ _STANDS_FOR = {
     "pva": "profiler.pva",
     "libpvti": "profiler.pvti",
     "pva.pva_core": "profiler.pva.pva_core",
+    "popdist": "ipu_exec.popdist",
+    "popdist.poptorch": "ipu_exec.popdist.poptorch",
+    "horovod": "ipu_exec.horovod",
+    "horovod.torch": "ipu_exec.horovod.torch",
 }
 
 

@@ -39,12 +39,13 @@ _TEXTS = ("writer", "created", "kind", "model", "state", "strategy")
 class Known:
     """What a table is checked against.
 
-    ``ipus``: of a replica; ``ids``: those of another table; ``whole``: the run finished, so that no
-    table is missing.
+    ``ipus``: of a replica; ``ids``: those of another table; ``step_ipus``: where each program step
+    lies; ``whole``: the run finished, so that no table is missing.
     """
 
     ipus: Callable[[], int]
     ids: Callable[[type[Any]], np.ndarray]
+    step_ipus: Callable[[], np.ndarray]
     whole: bool
 
 
@@ -213,6 +214,8 @@ def _wrong(record: type[Any], columns: Columns, known: Known) -> Iterator[str]:
         yield reference.problem(table, columns, known)
     if record in _MORE:
         yield _MORE[record](columns)
+    if record is records.Variable and len(columns["id"]):
+        yield _lifetimes(columns, known)
 
 
 def _ids(record: type[Any], ids: np.ndarray) -> str:
@@ -222,6 +225,22 @@ def _ids(record: type[Any], ids: np.ndarray) -> str:
         some = ", ".join(map(str, ids[:8].tolist()))
         return f"the ids of {record.table} must count from 0 on, and are {some}"
     return f"{record.table} has a negative id" if ids.min(initial=0) < 0 else ""
+
+
+def _lifetimes(columns: Columns, known: Known) -> str:
+    """Variables are live at steps of their IPU."""
+    ipu = columns["ipu"]
+    step_ipu = known.step_ipus()
+    if not len(step_ipu) and not known.whole:
+        return ""
+    inside = step_ipu[(step_ipu >= 0) & (step_ipu < known.ipus())]
+    steps = np.bincount(inside, minlength=known.ipus())[ipu]
+    start, stop = columns["start"], columns["stop"]
+    wrong = (start < 0) | (start > stop) | (stop > steps)
+    if not wrong.any():
+        return ""
+    where = f"the {steps[wrong][0]} steps of IPU {ipu[wrong][0]}"
+    return f"the variable {columns['id'][wrong][0]} is live outside {where}"
 
 
 def _trace(columns: Columns) -> str:
@@ -234,11 +253,14 @@ def _trace(columns: Columns) -> str:
 
 def _pipeline_cycle(columns: Columns) -> str:
     early = columns["end"] < columns["start"]
-    return (
-        f"pipeline cycle {columns['position'][early][0]} ends before it starts"
-        if early.any()
-        else ""
-    )
+    if early.any():
+        return f"pipeline cycle {columns['position'][early][0]} ends before it starts"
+    order = np.lexsort((columns["position"], columns["trace"]))
+    trace, position = columns["trace"][order], columns["position"][order]
+    wrong = position != np.arange(len(trace)) - np.searchsorted(trace, trace)
+    if wrong.any():
+        return f"the pipeline cycles of trace {trace[wrong][0]} do not count from 0 on"
+    return ""
 
 
 def _run(columns: Columns) -> str:
@@ -304,6 +326,11 @@ def of_sums(what: str, *columns: np.ndarray) -> str:
     """What is wrong with sums of vectors, of which sums are made again."""
     most = max(float(np.sum(column, dtype=np.float64)) for column in columns)
     return f"the vectors of {what} add up to {most:.3g}" if most > MOST_SUM else ""
+
+
+def of_run(run: int, pipeline_cycles: int, whole: bool) -> str:
+    """What is wrong with a run of which the file has so many pipeline cycles."""
+    return f"run {run} has no pipeline cycles" if whole and not pipeline_cycles else ""
 
 
 def of_tasks(columns: Columns, body_ipu: np.ndarray, ipus: int) -> str:

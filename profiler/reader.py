@@ -139,11 +139,12 @@ class Reader:
         later = records.SINCE_3.get(record, ()) if self.version < schema.VERSION else ()
         return tuple(column for column in schema.columns(record) if column.name not in later)
 
-    def ids(self, record: type[Any]) -> np.ndarray:
-        """The ids of a table's rows, int64, in order."""
+    def column(self, record: type[Any], name: str) -> np.ndarray:
+        """One column of a table, in the order of its rows."""
         self._check_columns(record)
-        cells = tuple(row[0] for row in self._query(f"SELECT id FROM main.{record.table}"))
-        return self._column(record, schema.columns(record)[0], cells)
+        (column,) = (one for one in schema.columns(record) if one.name == name)
+        rows = self._query(f"SELECT {name} FROM main.{record.table} ORDER BY rowid")
+        return self._column(record, column, tuple(row[0] for row in rows))
 
     def count(self, record: type[Any]) -> int:
         """Rows of a table."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiler import records
+from profiler.host import host_lanes, host_timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,7 @@ Event = dict[str, Any]
 # A process for the pipeline, then one an IPU: 0 would be the idle process to some viewers.
 PIPELINE, FIRST_IPU = 1, 2
 TASKS, STEPS, BESIDE = 1, 2, 3
+HOST = 1_000_000  # a process behind all IPUs
 CALLS = 2  # a thread of the pipeline's process
 _COLOURS = {  # names of Catapult's palette, which both viewers know
     "forward": "thread_state_running",
@@ -120,8 +122,13 @@ def events(report: Report, run: int | None, iteration: int | None, steps: bool) 
     first = report.tasks(wanted[0], iteration=iteration)
     clock = Clock(int(first["start"].min()) if len(first) else 0, report.target.clock_hz)
     yield from _process_names(report, first, steps)
-    arrow = 0
+    arrow, origin = 0, clock.origin
+    with_host = run is None and iteration is None and len(report.host_events) > 0
+    if with_host:
+        yield from _host(report)
     for one in wanted:
+        if with_host:  # the host's time between the calls
+            clock = Clock(origin - int(host_timeline(report).shift[one]), clock.hz)
         tasks = report.tasks(one, iteration=iteration)
         yield from _calls(report, one, tasks, clock)
         yield from _pipeline_cycles(report, one, iteration, clock)
@@ -133,6 +140,22 @@ def events(report: Report, run: int | None, iteration: int | None, steps: bool) 
             frame = report.steps(one, iteration=iteration)
             yield from _steps(frame, clock)
             yield from _counters(report, frame, clock)
+
+
+def _host(report: Report) -> Iterator[Event]:
+    """What the host did, a thread a track, on one timeline with the IPUs (`profiler.host`)."""
+    lanes = host_lanes(report)
+    numbers: dict[tuple[int, int], int] = {}
+    for row in lanes.to_dict("records"):
+        thread = row["process"], row["thread"]
+        if thread not in numbers:
+            numbers[thread] = len(numbers) + 1
+            name = {numbers[thread]: f"host thread {thread[1]} of process {thread[0]}"}
+            yield from _names(HOST, "host", name)
+        first, last = round(row["start_us"] * 1e3), round(row["end_us"] * 1e3)
+        span = {"ts": microseconds(first), "dur": microseconds(last - first)}
+        args = {"channel": row["channel"]}
+        yield _slice(row["label"], "host", (HOST, numbers[thread]), span, args)
 
 
 def _process_names(report: Report, tasks: pd.DataFrame, steps: bool) -> Iterator[Event]:

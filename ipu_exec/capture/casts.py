@@ -92,27 +92,27 @@ class Casting(TorchFunctionMode):
             return torch.nn.functional.batch_norm(
                 input, running_mean, running_var, weight, bias, *rest, **named
             )
-        kept = (running_mean, running_var)
+        before = (running_mean, running_var)
         in_float32 = (
             self._float_statistics
             if self._float_statistics is not None
             else running_mean.dtype is torch.float32
         )
         statistics = (
-            [self._in_float32(tensor) for tensor in kept]
+            [self._in_float32(tensor) for tensor in before]
             if in_float32
-            else [tensor.float() for tensor in kept]
+            else [tensor.float() for tensor in before]
         )
         # PyTorch takes float32 statistics with float32 parameters only
         scale, shift = (None if tensor is None else tensor.float() for tensor in (weight, bias))
-        made = torch.nn.functional.batch_norm(
+        normalised = torch.nn.functional.batch_norm(
             input, statistics[0], statistics[1], scale, shift, *rest, **named
         )
         with torch.no_grad():
-            for tensor, statistic in zip(kept, statistics, strict=True):
+            for tensor, statistic in zip(before, statistics, strict=True):
                 if not in_float32 or tensor is not statistic:
                     tensor.copy_(statistic if in_float32 else statistic.half())
-        return made
+        return normalised
 
     def _in_float32(self, tensor: torch.Tensor) -> torch.Tensor:
         """The float32 statistic that ``tensor`` is the rounding of.

@@ -28,10 +28,10 @@ class Reads(TorchDispatchMode):
         self.values: list[bool | int | float] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._local_scalar_dense.default and not in_argument_check():
-            self.values.append(found)
-        return found
+            self.values.append(result)
+        return result
 
 
 def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool) -> Contents:
@@ -89,9 +89,9 @@ class PathWatch:
 
     def _end(self, *about: Any) -> None:
         self._reads.__exit__(None, None, None)
-        found = tuple(self._reads.values)
-        if self.left is None and path(found) != self._compiled:
-            self.left = found
+        contents = tuple(self._reads.values)
+        if self.left is None and path(contents) != self._compiled:
+            self.left = contents
 
 
 def in_argument_check() -> bool:

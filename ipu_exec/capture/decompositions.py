@@ -47,8 +47,8 @@ def _body(func: Any) -> Decomposition | None:
     """
     from torch._library.custom_ops import OPDEFS
 
-    found = OPDEFS.get(func.name())
-    return None if found is None else found._init_fn
+    definition = OPDEFS.get(func.name())
+    return None if definition is None else definition._init_fn
 
 
 @cache
@@ -229,9 +229,9 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
     A cumulative sum numbers them, and each puts its position at its number (those too many at one
     place more).
     """
-    found = (values != 0).reshape(-1)
-    number = torch.where(found, found.to(torch.int32).cumsum(0) - 1, size).clamp_max(size)
-    position = torch.full((size + 1,), -1).scatter(0, number, torch.arange(found.numel()))[:size]
+    mask = (values != 0).reshape(-1)
+    number = torch.where(mask, mask.to(torch.int32).cumsum(0) - 1, size).clamp_max(size)
+    position = torch.full((size + 1,), -1).scatter(0, number, torch.arange(mask.numel()))[:size]
     coordinates: list[torch.Tensor] = []
     rest = position
     for extent in reversed(values.shape):

@@ -45,15 +45,15 @@ def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
     tensors = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
     marked = [tensor for tensor in tensors if is_marked_loss(tensor)]
     scalars = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.is_floating_point()]
-    found = marked or scalars
-    if not found:
+    candidates = marked or scalars
+    if not candidates:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
         raise Error(
             "Couldn't find a loss in graph: the model returned no loss, its outputs have the"
             f" shapes {shapes}. A training model returns its loss last, reduced to one number; mark"
             " another output with ipu_exec.identity_loss(x, 'mean')"
         )
-    loss = found[-1]
+    loss = candidates[-1]
     if loss.numel() != 1:
         raise Error(
             f"the loss has the shape {tuple(loss.shape)} and must be one number: use"

@@ -90,8 +90,8 @@ def _name(model: torch.nn.Module, index: int) -> str:
 
 def modes(graph: Graph) -> set[str]:
     """Of what is overlapped."""
-    found = {*graph.overlapped_inputs.values(), *graph.overlapped_outputs.values()}
-    return found - {OverlapMode.NoOverlap.value}
+    modes = {*graph.overlapped_inputs.values(), *graph.overlapped_outputs.values()}
+    return modes - {OverlapMode.NoOverlap.value}
 
 
 def across(graph: Graph, iterations: int) -> bool:

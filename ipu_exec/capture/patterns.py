@@ -59,8 +59,8 @@ def _accumulate_rows(graph: Graph, tied: bool) -> None:
 
 
 def _only_reader(graph: Graph, readers: Mapping[int, list[OpNode]], value: int) -> OpNode | None:
-    found = readers.get(graph.values[value].storage, [])
-    return found[0] if len(found) == 1 and value not in graph.outputs else None
+    consumers = readers.get(graph.values[value].storage, [])
+    return consumers[0] if len(consumers) == 1 and value not in graph.outputs else None
 
 
 def _plain(op: OpNode) -> bool:
@@ -93,11 +93,11 @@ def _replace(graph: Graph, changed: Mapping[int, OpNode], dropped: set[int]) -> 
 
     Operators are numbered anew, in order.
     """
-    kept = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
-    number = {op.id: index for index, op in enumerate(kept)}
+    remaining = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
+    number = {op.id: index for index, op in enumerate(remaining)}
     graph.ops = [
         replace(op, id=index, forward_op=number.get(op.forward_op, -1))
-        for index, op in enumerate(kept)
+        for index, op in enumerate(remaining)
     ]
     made = {v for op in graph.ops for v in op.outputs if v is not None}
     for value in graph.values.values():

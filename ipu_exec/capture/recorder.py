@@ -267,19 +267,19 @@ class Recorder(TorchDispatchMode):
         self.graph.ops.append(op)
 
     def _arguments(self, schema: Any, args: Any, kwargs: Any) -> _Arguments:
-        found = _Arguments()
+        collected = _Arguments()
         for index, argument in enumerate(schema.arguments):
             by_position = index < len(args)
             given = (
                 args[index] if by_position else kwargs.get(argument.name, argument.default_value)
             )
             if not argument.kwarg_only:
-                found.positional.append(self._plain(given, found.inputs))
+                collected.positional.append(self._plain(given, collected.inputs))
             elif argument.name in kwargs or argument.has_default_value():
-                found.named.append((argument.name, self._plain(given, found.inputs)))
+                collected.named.append((argument.name, self._plain(given, collected.inputs)))
             if argument.alias_info is not None and argument.alias_info.is_write:
-                found.writes += [self.value(tensor) for tensor in tensors_of(given)]
-        return found
+                collected.writes += [self.value(tensor) for tensor in tensors_of(given)]
+        return collected
 
     def _plain(self, item: Any, inputs: list[int]) -> Any:
         """An argument with tensors as ValueRef, whose values are appended to ``inputs``."""
@@ -316,10 +316,10 @@ class Recorder(TorchDispatchMode):
 
     def _attributes(self, forward_op: int) -> OperatorAttributes:
         """The open attributes; a gradient's operators have those of what it is the gradient of."""
-        found = attributes() if self.direction == Direction.FORWARD else ()
+        own = attributes() if self.direction == Direction.FORWARD else ()
         if self.direction == Direction.BACKWARD and forward_op >= 0:
-            found = self.graph.ops[forward_op].attributes.popart
-        return OperatorAttributes(popart=found) if found else _NO_ATTRIBUTES
+            own = self.graph.ops[forward_op].attributes.popart
+        return OperatorAttributes(popart=own) if own else _NO_ATTRIBUTES
 
     def _name(self, op: OpNode) -> str:
         """Module path and what is done there; the second of a name is ``name_1``."""

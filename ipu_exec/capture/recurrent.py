@@ -85,21 +85,26 @@ class _Layer(torch.autograd.Function):
         h: Any,
         c: Any,
     ) -> Any:
-        made = getattr(getattr(torch.ops, NAMESPACE), kind)(x, w_in, w_rec, b_in, b_rec, h, c, keep)
+        outputs = getattr(getattr(torch.ops, NAMESPACE), kind)(
+            x, w_in, w_rec, b_in, b_rec, h, c, keep
+        )
         ctx.kind = kind
-        ctx.save_for_backward(x, w_in, w_rec, b_in, b_rec, h, c, made[0], made[3])
-        return made[:3]
+        ctx.save_for_backward(x, w_in, w_rec, b_in, b_rec, h, c, outputs[0], outputs[3])
+        return outputs[:3]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         saved = ctx.saved_tensors
         cell = gradients[2] if saved[6] is not None else None
         backward = getattr(getattr(torch.ops, NAMESPACE), f"{ctx.kind}_backward")
-        found = backward(*saved, *gradients[:2], cell)
+        gradients_of_inputs = backward(*saved, *gradients[:2], cell)
         return (
             None,
             None,
-            *(g if t is not None else None for g, t in zip(found, saved[:7], strict=True)),
+            *(
+                g if t is not None else None
+                for g, t in zip(gradients_of_inputs, saved[:7], strict=True)
+            ),
         )
 
 

@@ -59,8 +59,8 @@ def zero_outside_mask(values: torch.Tensor, indices: Sequence[torch.Tensor | Non
     first, mask = next((d, index) for d, index in enumerate(indices) if index is not None)
     after = first + mask.dim()
     broadcast = mask.reshape(*mask.shape, *(1,) * (values.dim() - after))
-    kept = torch.where(broadcast, values, torch.zeros_like(values))
-    return kept.reshape(*values.shape[:first], mask.numel(), *values.shape[after:])
+    masked = torch.where(broadcast, values, torch.zeros_like(values))
+    return masked.reshape(*values.shape[:first], mask.numel(), *values.shape[after:])
 
 
 def _dense_embedding() -> contextlib.AbstractContextManager[None]:
@@ -112,10 +112,10 @@ def _fused_dropout() -> contextlib.AbstractContextManager[None]:
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         whole = train and 0 < p < 1
-        kept: torch.Tensor = (
+        mask: torch.Tensor = (
             torch.native_dropout(input, p, True)[0] if whole else apart(input, p, train)
         )
-        return kept
+        return mask
 
     return replaced({"dropout": dropout}, torch, torch._VF)
 

@@ -48,9 +48,9 @@ def _attributes(module: torch.nn.Module) -> _Undo:
     ]
 
     def put_back() -> None:
-        kept = {name: own[name] for name in _OF_TORCH if name in own}
+        replaced = {name: own[name] for name in _OF_TORCH if name in own}
         own.clear()
-        own.update(kept | {name: restore() for name, restore in undo.items()})
+        own.update(replaced | {name: restore() for name, restore in undo.items()})
         for restore in buffers:
             restore()
 

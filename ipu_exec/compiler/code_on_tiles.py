@@ -65,15 +65,15 @@ class Code:
         common, and ids of the same on further IPUs. Code that operators outside all Blocks run too
         is left out.
         """
-        found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        code_of: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         for key, users in self.blocks.items():
             if -1 in users or key not in self.variables:
                 continue
-            once, again = found.setdefault(tuple(sorted(users)), ([], []))
+            once, again = code_of.setdefault(tuple(sorted(users)), ([], []))
             first, *others = self.variables[key]
             once += first
             again += [id for ids in others for id in ids]
-        shared = [(list(blocks), once, again) for blocks, (once, again) in sorted(found.items())]
+        shared = [(list(blocks), once, again) for blocks, (once, again) in sorted(code_of.items())]
         calls = [0] * (count + 1)  # the last: of no Block
         for op, nbytes in self.calls.items():
             calls[block_of(op)] += nbytes
@@ -180,10 +180,10 @@ class CodeOfIpu:
     def _step_code(self, body: Body, step: ProgramStep, step_id: int) -> list[int]:
         """Vertex state, fields and exchange code of a step: ids of its variables."""
         about: dict[str, Any] = {"op": step.op, "stage": body.stage, "step": step_id}
-        found = []
+        added = []
         for what, category, nbytes in _code_bytes(step):
-            found.append(self.add(f"{step.name}/{what}", category, Role.PROGRAM, nbytes, **about))
-        return [number for number in found if number is not None]
+            added.append(self.add(f"{step.name}/{what}", category, Role.PROGRAM, nbytes, **about))
+        return [number for number in added if number is not None]
 
 
 def _code_bytes(step: ProgramStep) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -270,8 +270,8 @@ def _control_instructions(step: ProgramStep) -> np.ndarray | int:
 
 def _plans(body: Body) -> list[tuple[Plan, list[int]]]:
     """The plans of a body, each with the operators that have it."""
-    found: dict[int, tuple[Plan, list[int]]] = {}
+    by_plan: dict[int, tuple[Plan, list[int]]] = {}
     for step in body.steps:
         if step.plan is not None:
-            found.setdefault(id(step.plan), (step.plan, []))[1].append(step.op)
-    return list(found.values())
+            by_plan.setdefault(id(step.plan), (step.plan, []))[1].append(step.op)
+    return list(by_plan.values())

@@ -25,12 +25,12 @@ def inputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions)
 
 def makers(graph: Graph) -> dict[int, int]:
     """Storage -> operator that makes it first."""
-    found: dict[int, int] = {}
+    first_makers: dict[int, int] = {}
     for op in graph.ops:
         for output in op.outputs:
             if output is not None:
-                found.setdefault(graph.values[output].storage, op.id)
-    return found
+                first_makers.setdefault(graph.values[output].storage, op.id)
+    return first_makers
 
 
 def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:

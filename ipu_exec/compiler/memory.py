@@ -175,6 +175,8 @@ class _Maker:
         for (storage_id, stage), layout in self.tree.layouts.items():
             if self.placement.ipus[stage] != self.ipu:
                 continue
+            if self._lies_at_home(storage_id, stage, layout):
+                continue
             first = len(self.variables)
             self._storage(storage_id, stage, layout)
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.variables)))
@@ -202,8 +204,10 @@ class _Maker:
                 in_place = operator.fused_in_update if updates else operator.in_place
                 if not in_place or op.outputs[0] is None or end == at:
                     continue
-                made = [self.variables[v] for v in self.of_storage.get(storage[op.outputs[0]], ())]
-                output = next((v for v in made if v.start == end), None)
+                outputs = [
+                    self.variables[v] for v in self.of_storage.get(storage[op.outputs[0]], ())
+                ]
+                output = next((v for v in outputs if v.start == end), None)
                 if output is None:
                     continue
                 for index in (
@@ -236,12 +240,12 @@ class _Maker:
         }
         part = self.tree.parts.get((storage_id, stage))
         if part is not None:
-            kept = self.machine.whole(part.bytes)
+            part_bytes = self.machine.whole(part.bytes)
             self.add(
                 storage.name,
                 "variable",
                 storage.role,
-                kept,
+                part_bytes,
                 **{**about, "op": self._owner_op(storage_id)},
             )
             for first, last in self.lifetimes.of(storage_id, stage):
@@ -264,6 +268,19 @@ class _Maker:
         if storage_id in self.tree.stashed.get(stage, ()):
             depth = schedules.stash_depth(len(self.placement.stages), stage)
             self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
+
+    def _lies_at_home(self, storage_id: int, stage: int, layout: Layout) -> bool:
+        """Whether a stage reads it where another stage of this IPU has it all the time.
+
+        As the head of a language model does, on the IPU of the embedding whose weight it shares.
+        """
+        home = self.placement.home.get(storage_id, stage)
+        if home == stage or self.placement.ipus[home] != self.ipu:
+            return False
+        stays = self.graph.storages[storage_id].role in _ALWAYS
+        there = self.tree.layouts.get((storage_id, home))
+        same = there is not None and there.key == layout.key
+        return stays and same and storage_id not in self.tree.moving
 
     def _owner_op(self, storage_id: int) -> int:
         """The first op that uses a weight (or the weight of a state).

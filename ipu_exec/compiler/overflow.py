@@ -51,7 +51,7 @@ class TileBytes:
 
 def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[TileBytes]:
     """Of each IPU that has variables. Each region is packed at its own worst step."""
-    found = []
+    per_ipu = []
     for ipu in sorted({variable.ipu for variable in variables}):
         here = [variable for variable in variables if variable.ipu == ipu]
         plain, plain_at = _peaks([v for v in here if not v.interleaved], target.tiles)
@@ -59,8 +59,8 @@ def tile_bytes(variables: Sequence[records.Variable], target: Target) -> list[Ti
         total = including_gaps(plain, interleaved, target.region0_bytes)
         both = _peaks(here, target.tiles) if interleaved.any() else (plain, plain_at)
         regions = (plain, plain_at, interleaved, interleaved_at)
-        found.append(TileBytes(ipu, here, *regions, *both, total))
-    return found
+        per_ipu.append(TileBytes(ipu, here, *regions, *both, total))
+    return per_ipu
 
 
 def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMemory]:

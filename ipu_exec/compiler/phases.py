@@ -199,8 +199,8 @@ class _Finder:
                     continue
                 storage = self._storage(value)
                 role = self.graph.storages[storage].role
-                kept = role == Role.ACCUMULATOR and self._off_chip(storage)
-                if kept or (role == Role.GRADIENT and storage in self.updated):
+                remains = role == Role.ACCUMULATOR and self._off_chip(storage)
+                if remains or (role == Role.GRADIENT and storage in self.updated):
                     self._keep(traffic, storage)
                     self.moving.setdefault(storage, True)
 

@@ -172,7 +172,9 @@ def _check_order(graph: Graph, block_stage: list[int]) -> None:
     decoder takes too, Hugging Face's Pipelined Bart) is the stage it was ([POPTORCH,
     python/options.py], ``getStage``), and may compute whatever earlier stages gave it.
     """
-    made: dict[int, tuple[int, str]] = {}  # storage -> the stage and the Block that wrote it last
+    writers: dict[
+        int, tuple[int, str]
+    ] = {}  # storage -> the stage and the Block that wrote it last
     for op in graph.ops:
         if op.direction != Direction.FORWARD:
             continue
@@ -180,7 +182,7 @@ def _check_order(graph: Graph, block_stage: list[int]) -> None:
             (block_stage[op.block], graph.blocks[op.block].name) if op.block >= 0 else (0, "")
         )
         for value in read_values(op) if name else ():
-            later, at = made.get(graph.values[value].storage, (0, ""))
+            later, at = writers.get(graph.values[value].storage, (0, ""))
             if later > stage:
                 raise _backwards(op, name, stage, at, later, "stage", "stages of a pipeline")
         for output in op.outputs if not is_view(op.aten) else ():
@@ -188,7 +190,7 @@ def _check_order(graph: Graph, block_stage: list[int]) -> None:
                 output is not None
                 and graph.storages[graph.values[output].storage].role not in _PERSISTENT
             ):
-                made[graph.values[output].storage] = (stage, name)
+                writers[graph.values[output].storage] = (stage, name)
 
 
 def _check_phase_order(graph: Graph, block_phase: list[int]) -> None:
@@ -349,13 +351,13 @@ def resolve_stages(
     if strategy.execution is Execution.PHASED:
         return [_phased_stage(stage, blocks) for stage in strategy.stages]
     if strategy.stages:
-        found = [_named_stage(stage, blocks) for stage in strategy.stages]
+        places = [_named_stage(stage, blocks) for stage in strategy.stages]
     else:
-        found = _automatic_stages(strategy.auto_stage, blocks)
-        if begins_outside and found and found[0].ipu:
-            found.insert(0, StagePlace(0, ()))
+        places = _automatic_stages(strategy.auto_stage, blocks)
+        if begins_outside and places and places[0].ipu:
+            places.insert(0, StagePlace(0, ()))
     merged: list[StagePlace] = []
-    for stage in found:
+    for stage in places:
         if merged and merged[-1].ipu == stage.ipu:
             merged[-1] = StagePlace(stage.ipu, merged[-1].blocks + stage.blocks)
         else:

@@ -149,14 +149,14 @@ def last_touch(graph: Graph, ops: Sequence[OpNode], storages: Sequence[int]) -> 
     Its last writer, or, where nobody writes it, the first that is given it (which says how it
     lies).
     """
-    found: dict[int, int] = {}
+    last_reads: dict[int, int] = {}
     wanted = set(storages)
     for index, op in enumerate(ops):
         for storage in {graph.values[v].storage for v in op.inputs} & wanted:
-            found.setdefault(storage, index)
+            last_reads.setdefault(storage, index)
         for storage in made_by(graph, op) & wanted:
-            found[storage] = index
-    return found
+            last_reads[storage] = index
+    return last_reads
 
 
 def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
@@ -174,10 +174,10 @@ def _least_live(graph: Graph, forward: Sequence[OpNode]) -> set[int]:
         live |= {s for s in made_by(graph, op) if graph.storages[s].role == Role.ACTIVATION}
         live = {s for s in live if last_read.get(s, index) > index or s in made_by(graph, op)}
         least.append((sum(storage_bytes(graph, s) for s in live), set(live)))
-    found: set[int] = set()
+    needed: set[int] = set()
     for begin, end in intervals(len(forward)):
-        found |= min(least[begin:end], key=lambda place: place[0])[1]
-    return found
+        needed |= min(least[begin:end], key=lambda place: place[0])[1]
+    return needed
 
 
 def intervals(count: int) -> list[tuple[int, int]]:
@@ -269,25 +269,25 @@ def _stashes(
     kept: set[int],
     block: Callable[[OpNode], int],
 ) -> list[list[int]]:
-    made: dict[int, int] = {}
+    makers: dict[int, int] = {}
     for op in forward:
         for storage in made_by(graph, op):
-            made.setdefault(storage, block(op))
+            makers.setdefault(storage, block(op))
     needed: dict[int, set[int]] = {}
     for op in readers:
         for storage in read_by(graph, op):
             if graph.storages[storage].role in (Role.ACTIVATION, Role.INPUT):
                 needed.setdefault(storage, set()).add(block(op))
-    found = []
+    stashes = []
     for storage, by in sorted(needed.items()):
-        if storage not in made and graph.storages[storage].role != Role.INPUT:
+        if storage not in makers and graph.storages[storage].role != Role.INPUT:
             continue  # the backward's own
-        home = made.get(storage, -1)
+        home = makers.get(storage, -1)
         ranges = _entered(home, by)
         if storage in kept and max(by) >= home >= 0:
             ranges.append([0, home, min(least for least in by if least >= home)])
-        found += [[*one, storage_bytes(graph, storage)] for one in ranges]
-    return found
+        stashes += [[*one, storage_bytes(graph, storage)] for one in ranges]
+    return stashes
 
 
 def _entered(home: int, readers: set[int]) -> list[list[int]]:

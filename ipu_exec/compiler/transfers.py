@@ -101,14 +101,14 @@ class Transfers:
         )
         copied = ", ".join(self.graph.storages[s].name for s in storages)
         names = f"{'copyToHost' if to_host else 'copyFromHost'}/{copied}"  # as Poplar has them
-        lies = self.mapping.bytes(storages, stage)
+        tile_bytes = self.mapping.bytes(storages, stage)
         if beside:
-            lands = machine.on_io_tiles(int(lies.sum()))
+            lands = machine.on_io_tiles(int(tile_bytes.sum()))
             body.steps += stream_steps(names, cycles, lands, purpose, moves)
             return body
         # over all tiles a tensor is its own buffer: it comes as it lies, and the operator that
         # reads it rearranges it
-        body.steps += stream_steps(names, cycles, lies, purpose, moves)
+        body.steps += stream_steps(names, cycles, tile_bytes, purpose, moves)
         for storage in storages:
             body.touch(storage, 0, len(body.steps) - 1)
         return body
@@ -120,16 +120,16 @@ class Transfers:
         away, and goes where that goes.
         """
         machine, stage = self.machines[body.ipu], body.stage
-        lies = self.mapping.bytes(storages, stage)
-        lands = machine.on_io_tiles(int(lies.sum()))
+        tile_bytes = self.mapping.bytes(storages, stage)
+        lands = machine.on_io_tiles(int(tile_bytes.sum()))
         names = ", ".join(self.graph.storages[s].name for s in storages)
         if to_host:
-            steps = self._exchanged(f"{names}/to I/O tiles", lands, lies, machine)
+            steps = self._exchanged(f"{names}/to I/O tiles", lands, tile_bytes, machine)
             op = max(self.mapping.makers[storage] for storage in storages)
             first = len(body.steps)
             body.steps += steps
         else:
-            steps = self._exchanged(f"{names}/from I/O tiles", lies, lands, machine)
+            steps = self._exchanged(f"{names}/from I/O tiles", tile_bytes, lands, machine)
             readers = (
                 op.id
                 for op in self.graph.ops

@@ -8,9 +8,9 @@ it::
     @lowering("mylib::scale")
     def scale(spec, machine):
         build = Builder(spec, machine)
-        lies = build.spread(0)
-        build.map("scale", "mul_scalar", lies.elements, spec.outputs[0].dtype)
-        return build.plan((lies.layout(spec.outputs[0].dtype),))
+        spread = build.spread(0)
+        build.map("scale", "mul_scalar", spread.elements, spec.outputs[0].dtype)
+        return build.plan((spread.layout(spec.outputs[0].dtype),))
 """
 
 from __future__ import annotations

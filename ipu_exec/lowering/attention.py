@@ -44,16 +44,16 @@ def _part(build: Builder, name: str, left: Operand, right: Operand) -> tuple[Ope
     return result, done
 
 
-def _softmax_in_place(build: Builder, scores: Operand, lies: Spread) -> None:
+def _softmax_in_place(build: Builder, scores: Operand, spread: Spread) -> None:
     last = (len(scores.shape) - 1,)
-    most = reduce_over(build, scores, lies, last, "MAX", "max")
+    most = reduce_over(build, scores, spread, last, "MAX", "max")
     broadcast_back(build, most, "broadcast max", scores.item_bytes)
-    build.map("subtract max", "sub_vector", lies.elements, scores.dtype)
-    build.map("exp", "exp", lies.elements, scores.dtype)
-    total = reduce_over(build, scores, lies, last, "ADD", "sum")
+    build.map("subtract max", "sub_vector", spread.elements, scores.dtype)
+    build.map("exp", "exp", spread.elements, scores.dtype)
+    total = reduce_over(build, scores, spread, last, "ADD", "sum")
     build.map("inverse", "inverse", total.spread.elements, "float32")
     broadcast_back(build, total, "broadcast sum")
-    build.map("scale by sum", "mul_vector", lies.elements, scores.dtype)
+    build.map("scale by sum", "mul_vector", spread.elements, scores.dtype)
 
 
 def _dropout(spec: OpSpec) -> float:
@@ -92,16 +92,16 @@ def _probabilities(
     build: Builder, query: Operand, key: Operand, mask_from: int
 ) -> tuple[Operand, Spread]:
     scores, done = _part(build, "scores", query, transposed(key))
-    lies = Spread(done.outputs.key, done.outputs.elements)
-    build.map("scale", "mul_scalar", lies.elements, scores.dtype)
+    spread = Spread(done.outputs.key, done.outputs.elements)
+    build.map("scale", "mul_scalar", spread.elements, scores.dtype)
     mask = _mask(build.spec, mask_from, scores.shape)
     if mask is not None:
-        bring(build, mask, scores, lies)
-        build.map("mask", "add_", lies.elements, scores.dtype)
+        bring(build, mask, scores, spread)
+        build.map("mask", "add_", spread.elements, scores.dtype)
     elif any(a is True for a in build.spec.args):
-        build.map("causal mask", "select", lies.elements, scores.dtype)
-    _softmax_in_place(build, scores, lies)
-    return scores, lies
+        build.map("causal mask", "select", spread.elements, scores.dtype)
+    _softmax_in_place(build, scores, spread)
+    return scores, spread
 
 
 @lowering(*(f"aten.{name}" for name in _FORWARD))
@@ -109,9 +109,9 @@ def attention(spec: OpSpec, machine: Machine) -> Plan:
     """softmax(Q K^T / sqrt d + mask) V, scores kept on their tiles between the two products."""
     build = Builder(spec, machine)
     query, key, value = (build.place(i) for i in range(3))
-    scores, lies = _probabilities(build, query, key, 3)
+    scores, spread = _probabilities(build, query, key, 3)
     if _dropout(spec) > 0:
-        build.map("dropout", "dropout", lies.elements, scores.dtype)
+        build.map("dropout", "dropout", spread.elements, scores.dtype)
     _, done = _part(build, "values", scores, value)
     out = spec.outputs[0]
     assert out is not None
@@ -131,11 +131,11 @@ def attention_backward(spec: OpSpec, machine: Machine) -> Plan:
     """
     build = Builder(spec, machine)
     grad, query, key, value = (build.place(i) for i in range(4))
-    probabilities, lies = _probabilities(build, query, key, 5)
+    probabilities, spread = _probabilities(build, query, key, 5)
     _, grad_value = _part(build, "grad value", transposed(probabilities), grad)
     grad_scores, done = _part(build, "grad scores", grad, transposed(value))
     there = Spread(done.outputs.key, done.outputs.elements)
-    if done.outputs.key != lies.key:
+    if done.outputs.key != spread.key:
         step = build.fetch("probabilities", probabilities, there.elements)
         build.hold("probabilities", there.elements * probabilities.item_bytes, step, _END)
     build.map("multiply", "mul", there.elements, grad.dtype)

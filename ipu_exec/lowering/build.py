@@ -178,17 +178,17 @@ class Builder:
         operand = self.place(index)
         if not any(expanded(operand)):
             return operand, spread_of(operand, self.tiles)
-        lies = self.linear(operand.elements, operand.dtype)
+        spread = self.linear(operand.elements, operand.dtype)
         if index not in self.written:
-            step = self.fetch(f"operand {index}", operand, lies.elements)
-            self.map(f"write out operand {index}", "copy", lies.elements, operand.dtype, flops=0)
+            step = self.fetch(f"operand {index}", operand, spread.elements)
+            self.map(f"write out operand {index}", "copy", spread.elements, operand.dtype, flops=0)
             self.hold(
-                f"operand {index} written out", lies.elements * operand.item_bytes, step, 1 << 30
+                f"operand {index} written out", spread.elements * operand.item_bytes, step, 1 << 30
             )
             self.written[index] = row_major(
-                operand.shape, operand.dtype, lies.layout(operand.dtype), operand.role
+                operand.shape, operand.dtype, spread.layout(operand.dtype), operand.role
             )
-        return self.written[index], lies
+        return self.written[index], spread
 
     def fetch(
         self,
@@ -214,8 +214,8 @@ class Builder:
                 0,
             )
             source, broadcast, scattered = folded(source), True, False
-        lies = spread_of(source, self.tiles)
-        held, key = lies.elements, lies.key
+        spread = spread_of(source, self.tiles)
+        held, key = spread.elements, spread.key
         sent = held if broadcast else apportion(int(need.sum()), held)
         # a layout with runs is cut in blocks
         met = messages(need * item, sent * item, 1 + (run_of(key) > 0))
@@ -243,7 +243,7 @@ class Builder:
             for out, layout in zip(self.spec.outputs, outputs, strict=True)
         )
         last = len(self.steps) - 1
-        kept = tuple(
+        temporaries = tuple(
             (
                 t
                 if t.last <= last
@@ -253,7 +253,12 @@ class Builder:
             if last >= 0
         )
         return Plan(
-            tuple(self.steps), kept, layouts, tuple(sorted(self.wishes.items())), constants, note
+            tuple(self.steps),
+            temporaries,
+            layouts,
+            tuple(sorted(self.wishes.items())),
+            constants,
+            note,
         )
 
 

@@ -249,9 +249,9 @@ def convolve(
     size = problem.segments * problem.width * problem.out_channels * problem.groups
     elements = apportion(size, done.outputs.elements)
     build.map(f"{name}/dilate", "fill", elements, build.spec.operands[inputs].dtype)
-    lies: Any = done.outputs.key
+    spread: Any = done.outputs.key
     return replace(
-        done, outputs=Spread((*lies[:-1], digest(lies[-1], problem.field_stride)), elements)
+        done, outputs=Spread((*spread[:-1], digest(spread[-1], problem.field_stride)), elements)
     )
 
 

@@ -50,11 +50,11 @@ def _bring_rows(build: Builder, index: int, need: np.ndarray) -> None:
     build.hold(f"rows {index}", need * build.spec.operands[index].item_bytes, step, _END)
 
 
-def _finish(build: Builder, lies: Spread, power: float, dtype: str) -> None:
+def _finish(build: Builder, spread: Spread, power: float, dtype: str) -> None:
     if power == 2.0:
-        build.map("root", "sqrt", lies.elements, dtype)
+        build.map("root", "sqrt", spread.elements, dtype)
     elif power not in (0.0, 1.0, float("inf")):
-        build.map("root", "pow", lies.elements, dtype)
+        build.map("root", "pow", spread.elements, dtype)
 
 
 @lowering("aten._cdist_forward", "aten._pdist_forward")
@@ -69,20 +69,20 @@ def distances(spec: OpSpec, machine: Machine) -> Plan:
     out, first = spec.outputs[0], spec.operands[0]
     assert out is not None
     power = next((float(a) for a in spec.args if isinstance(a, int | float)), 2.0)
-    lies = build.linear(out.elements, out.dtype)
+    spread = build.linear(out.elements, out.dtype)
     last = spec.operands[-1]
-    _bring_rows(build, 0, _rows(first, lies.elements, last.shape[-2]))
-    others = np.minimum(lies.elements, last.elements // max(last.shape[-1], 1)) * last.shape[-1]
+    _bring_rows(build, 0, _rows(first, spread.elements, last.shape[-2]))
+    others = np.minimum(spread.elements, last.elements // max(last.shape[-1], 1)) * last.shape[-1]
     if len(spec.operands) > 1:
         _bring_rows(build, 1, others)
     else:
         step = build.fetch("other rows", build.place(0), others, broadcast=True)
         build.hold("other rows", others * first.item_bytes, step, _END)
-    cycles = pair_cycles(lies.elements, first.shape[-1], first.item_bytes, power)
+    cycles = pair_cycles(spread.elements, first.shape[-1], first.item_bytes, power)
     kind = f"ipuscope::Distance<{poplar_type(first.dtype)}>"
     build.compute(base_name(spec), kind, cycles, 3 * out.elements * first.shape[-1])
-    _finish(build, lies, power, out.dtype)
-    return build.plan((lies.layout(out.dtype),))
+    _finish(build, spread, power, out.dtype)
+    return build.plan((spread.layout(out.dtype),))
 
 
 @lowering("aten._cdist_backward", "aten._pdist_backward")
@@ -102,17 +102,17 @@ def distances_backward(spec: OpSpec, machine: Machine) -> Plan:
         2 if "cdist" in spec.name else 1
     )  # the operand whose rows all of the result's rows meet
     width, each = max(1, out.shape[-1]), max(1, spec.operands[facing].shape[-2] - (facing == 1))
-    lies = build.linear(out.elements, out.dtype)
-    rows = ceil_div(lies.elements, width)
+    spread = build.linear(out.elements, out.dtype)
+    rows = ceil_div(spread.elements, width)
     pairs = rows * each
     for index, source in enumerate(spec.operands):
         if index == facing:
             need = np.where(rows > 0, source.elements, 0)
         else:
-            need = np.minimum(lies.elements if index == 1 else pairs, source.elements)
+            need = np.minimum(spread.elements if index == 1 else pairs, source.elements)
         _bring_rows(build, index, need)
-    held = np.minimum(width, np.maximum(lies.elements, 1))  # a row may be cut between tiles
+    held = np.minimum(width, np.maximum(spread.elements, 1))  # a row may be cut between tiles
     cycles = pair_cycles(pairs, int(held.max()), out.item_bytes, power)
     kind = f"ipuscope::DistanceGrad<{poplar_type(out.dtype)}>"
     build.compute(base_name(spec), kind, cycles, 4 * each * out.elements)
-    return build.plan((lies.layout(out.dtype),))
+    return build.plan((spread.layout(out.dtype),))

@@ -269,7 +269,7 @@ def _regrouped(build: Builder, index: int, source: Operand, lead: Operand) -> bo
     return True
 
 
-def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str, int]:
+def bring(build: Builder, index: int, lead: Operand, spread: Spread) -> tuple[str, int]:
     """Exchange operand ``index`` to where ``lead`` lies, if it is not there.
 
     Returns ("same" | "scalar" | "vector" | "broadcast", elements held at most on a tile); holds
@@ -277,16 +277,16 @@ def bring(build: Builder, index: int, lead: Operand, lies: Spread) -> tuple[str,
     """
     operand = build.spec.operands[index]
     if operand.shape == lead.shape and not any(expanded(operand)):
-        source = build.place(index, lies if is_dense(operand) and is_dense(lead) else None)
+        source = build.place(index, spread if is_dense(operand) and is_dense(lead) else None)
         if source.layout is None or not source.lies_with(lead):
-            turned = not lies.run and _innermost(source) != _innermost(lead)
+            turned = not spread.run and _innermost(source) != _innermost(lead)
             if turned and _regrouped(build, index, source, lead):
                 turned = False
-            step = build.fetch(f"operand {index}", source, lies.elements, scattered=turned)
-            build.hold(f"operand {index}", lies.elements * operand.item_bytes, step, _END)
-        return "same", int(lies.elements.max(initial=0))
+            step = build.fetch(f"operand {index}", source, spread.elements, scattered=turned)
+            build.hold(f"operand {index}", spread.elements * operand.item_bytes, step, _END)
+        return "same", int(spread.elements.max(initial=0))
     source, operand = folded(build.place(index)), folded(operand)
-    need = broadcast_need(operand, lead, lies)
+    need = broadcast_need(operand, lead, spread)
     step = build.fetch(f"broadcast operand {index}", source, need, broadcast=True)
     build.hold(f"operand {index}", need * operand.item_bytes, step, _END)
     kind = (
@@ -303,14 +303,14 @@ _REGROUP_BYTES = 8  # popops' least group: 4 of float16, 2 of float32
 _END = 1 << 30  # to the plan's last step: `Builder.plan` cuts it
 
 
-def broadcast_need(operand: Operand, lead: Operand, lies: Spread) -> np.ndarray:
+def broadcast_need(operand: Operand, lead: Operand, spread: Spread) -> np.ndarray:
     """Elements of a broadcast operand that each tile needs for its share of ``lead``."""
     pad = len(lead.shape) - len(operand.shape)
     extents = (1,) * pad + operand.shape
-    kept = tuple(
+    axes = tuple(
         mine == whole and whole > 1 for mine, whole in zip(extents, lead.shape, strict=True)
     )
-    need = touched(lead, kept, lies.elements, lies.run)
+    need = touched(lead, axes, spread.elements, spread.run)
     return np.minimum(need, prod(operand.shape))
 
 
@@ -321,28 +321,33 @@ def elementwise(spec: OpSpec, machine: Machine, kinds: tuple[str, ...]) -> Plan:
     output = outputs[0] if outputs else spec.operands[0]
     index = leading(spec, output.shape)
     if index < 0:  # every operand is broadcast: the result lies linearly, and they come to it
-        lies = build.linear(output.elements, output.dtype)
-        lead = placed(output, lies.layout(output.dtype))
-        key = lies.key
+        spread = build.linear(output.elements, output.dtype)
+        lead = placed(output, spread.layout(output.dtype))
+        key = spread.key
     else:
         lead = build.place(index)
-        lies = spread_of(lead, machine.tiles)
-        key = result_key(lies, lead, output)
+        spread = spread_of(lead, machine.tiles)
+        key = result_key(spread, lead, output)
     forms = {
-        bring(build, other, lead, lies)[0] for other in range(len(spec.operands)) if other != index
+        bring(build, other, lead, spread)[0]
+        for other in range(len(spec.operands))
+        if other != index
     }
     dtype = lead.dtype if output.dtype == "bool" else output.dtype
     for position, kind in enumerate(kinds):
         chosen = _form(kind, forms, spec, in_place=position > 0 or is_in_place(spec))
-        build.map(f"{base_name(spec)}/{chosen}", chosen, lies.elements, dtype)
+        build.map(f"{base_name(spec)}/{chosen}", chosen, spread.elements, dtype)
     # what an optimiser does to its state and weights is one fused expression
     # [POPART, willow/src/popx/op/accumulatex.cpp]
     fused = is_in_place(spec) and spec.operands[0].role in (Role.OPTIMISER_STATE, Role.WEIGHT)
     if len(kinds) > 1 and not fused:
         build.hold(
-            "intermediate", lies.elements * output.item_bytes, max(0, build.next - len(kinds)), _END
+            "intermediate",
+            spread.elements * output.item_bytes,
+            max(0, build.next - len(kinds)),
+            _END,
         )
-    layout = Spread(key, lies.elements)
+    layout = Spread(key, spread.elements)
     return build.plan(
         tuple(layout.layout(out.dtype) if out is not None else None for out in spec.outputs)
     )
@@ -417,17 +422,17 @@ def fill(spec: OpSpec, machine: Machine) -> Plan:
             continue
         like = spec.operands[0] if spec.operands else None
         if out.layout is not None:
-            lies = spread_of(out, machine.tiles)
+            spread = spread_of(out, machine.tiles)
         elif (
             like is not None and like.layout and like.shape == out.shape and not any(expanded(like))
         ):
             source = spread_of(like, machine.tiles)
-            lies = Spread(result_key(source, like, out), source.elements)
+            spread = Spread(result_key(source, like, out), source.elements)
         else:
-            lies = build.linear(out.elements, out.dtype)
+            spread = build.linear(out.elements, out.dtype)
         if "empty" not in spec.name:
-            build.map("fill", "fill", lies.elements, out.dtype, flops=0)
-        layouts.append(lies.layout(out.dtype))
+            build.map("fill", "fill", spread.elements, out.dtype, flops=0)
+        layouts.append(spread.layout(out.dtype))
     return build.plan(tuple(layouts))
 
 
@@ -449,23 +454,23 @@ def copy(spec: OpSpec, machine: Machine) -> Plan:
         if source.shape != spec.operands[0].shape:
             return elementwise(spec, machine, ("copy",))
         lead = build.place(0)
-        lies = spread_of(lead, machine.tiles)
-        bring(build, 1, lead, lies)
-        key = lies.key
+        spread = spread_of(lead, machine.tiles)
+        bring(build, 1, lead, spread)
+        key = spread.key
     elif any(expanded(source)):
         return elementwise(spec, machine, ("copy" if source.dtype == out.dtype else "cast",))
     else:
         lead = build.place(0)
-        lies = spread_of(lead, machine.tiles)
-        key = result_key(lies, lead, out)
+        spread = spread_of(lead, machine.tiles)
+        key = result_key(spread, lead, out)
     if source.dtype != out.dtype:
-        build.map("cast", "cast", lies.elements, out.dtype, flops=0)
+        build.map("cast", "cast", spread.elements, out.dtype, flops=0)
     elif source.strides != out.strides and source_index == 0 and is_dense(source):
-        build.map("rearrange", "rearrange", lies.elements, out.dtype, flops=0)
+        build.map("rearrange", "rearrange", spread.elements, out.dtype, flops=0)
     else:
-        build.map("copy", "copy", lies.elements, out.dtype, flops=0)
+        build.map("copy", "copy", spread.elements, out.dtype, flops=0)
     return build.plan(
-        (Spread(key, lies.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1))
+        (Spread(key, spread.elements).layout(out.dtype), *(None,) * (len(spec.outputs) - 1))
     )
 
 

@@ -153,10 +153,10 @@ def look_up(
     def sliced(held: np.ndarray, copies: int) -> tuple[np.ndarray, np.ndarray]:
         """(elements found, cycles) of each tile."""
         piece = np.minimum(held, row)  # a linear layout keeps a row in one piece where it can
-        found = apportion(out.elements, held)
-        hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
+        gathered = apportion(out.elements, held)
+        hits = np.where(piece > 0, ceil_div(gathered, np.maximum(piece, 1)), 0)
         asked = np.where(held > 0, ceil_div(lookups, copies), 0)
-        return found, slice_cycles(hits, asked, piece * source.item_bytes)
+        return gathered, slice_cycles(hits, asked, piece * source.item_bytes)
 
     def cost(copies: int) -> int:
         held = _copied(lying.elements, copies)
@@ -174,9 +174,9 @@ def look_up(
     kind = f"popops::MultiSlice<{poplar_type(source.dtype)}>"
     step = build.compute(f"{base_name(spec)}/slice", kind, cycles)
     build.hold("found rows", found * source.item_bytes, step, step + 1)
-    lies = build.linear(out.elements, out.dtype)
+    spread = build.linear(out.elements, out.dtype)
     build.exchange(
-        f"{base_name(spec)}/collect", lies.elements * source.item_bytes, found * source.item_bytes
+        f"{base_name(spec)}/collect", spread.elements * source.item_bytes, found * source.item_bytes
     )
     layouts: list[Layout | None] = [
         None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
@@ -247,17 +247,17 @@ def update(
     build = Builder(spec, machine)
     out, name = spec.outputs[0], base_name(spec)
     assert out is not None
-    lies = _initial_result(build, base, out)
+    spread = _initial_result(build, base, out)
     moved = (lookups if rows is None else rows) * row
     if values is not None and rows is None:
         moved = spec.operands[values].elements
-    updates = _Updates(lies.elements, row, lookups, moved, out.item_bytes)
+    updates = _Updates(spread.elements, row, lookups, moved, out.item_bytes)
     # what is written, not added, has one place, unless its copies say what they wrote
     adds = name in _ADDING or (name.startswith("index_put") and spec.args[3:4] == (True,))
     copies = 1
     if adds or name in ("scatter", "scatter_"):
-        copies = _copies(lies.elements, lookups, out.item_bytes, machine, updates.total)
-    held = _copied(lies.elements, copies)
+        copies = _copies(spread.elements, lookups, out.item_bytes, machine, updates.total)
+    held = _copied(spread.elements, copies)
     if copies > 1:
         step = build.map(f"{name}/zero copies", "fill", held, out.dtype, flops=0)
         build.hold("copies of the result", held * out.item_bytes, step, _END)
@@ -271,28 +271,28 @@ def update(
     if copies > 1:
         _add_up_copies(build, updates, held, copies, out, adds)
     note = f"{copies} copies" if copies > 1 else ""
-    return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)), note=note)
+    return build.plan((spread.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)), note=note)
 
 
 def _initial_result(build: Builder, base: int | None, out: Operand) -> Spread:
     """What the result of `update` holds before it, and where: the operand ``base``, or zeros."""
     name = base_name(build.spec)
     if base is None:
-        lies = build.linear(out.elements, out.dtype)
-        build.map(f"{name}/zero", "fill", lies.elements, out.dtype, flops=0)
-        return lies
+        spread = build.linear(out.elements, out.dtype)
+        build.map(f"{name}/zero", "fill", spread.elements, out.dtype, flops=0)
+        return spread
     if build.spec.operands[base].elements < out.elements:
         # broadcast to the mask (masked_scatter)
-        source, lies = build.place(base), build.linear(out.elements, out.dtype)
-        need = np.minimum(lies.elements, source.elements)
+        source, spread = build.place(base), build.linear(out.elements, out.dtype)
+        need = np.minimum(spread.elements, source.elements)
         step = build.fetch("input", source, need, broadcast=True)
         build.hold("input", need * source.item_bytes, step, build.next)
-        build.map(f"{name}/copy", "copy", lies.elements, out.dtype, flops=0)
-        return lies
-    lies = build.lead(base)[1]
+        build.map(f"{name}/copy", "copy", spread.elements, out.dtype, flops=0)
+        return spread
+    spread = build.lead(base)[1]
     if out.layout is None:
-        build.map(f"{name}/copy", "copy", lies.elements, out.dtype, flops=0)
-    return lies
+        build.map(f"{name}/copy", "copy", spread.elements, out.dtype, flops=0)
+    return spread
 
 
 def _add_up_copies(
@@ -338,15 +338,15 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     held = spread_of(table, machine.tiles).elements
     _send_indices(build, [1], held)
     piece = np.minimum(held, row)
-    found = apportion(indices.elements * row, held)
-    hits = np.where(piece > 0, ceil_div(found, np.maximum(piece, 1)), 0)
+    updates = apportion(indices.elements * row, held)
+    hits = np.where(piece > 0, ceil_div(updates, np.maximum(piece, 1)), 0)
     asked = np.where(held > 0, indices.elements, 0)
     cycles = slice_cycles(hits, asked, piece * table.item_bytes)
     step = build.compute("slice", f"popops::MultiSlice<{poplar_type(table.dtype)}>", cycles)
-    build.hold("found rows", found * table.item_bytes, step, step + 1)
-    lies = build.linear(out.elements, out.dtype)
-    arriving = apportion(indices.elements * row, lies.elements)
-    step = build.exchange("collect", arriving * table.item_bytes, found * table.item_bytes)
+    build.hold("found rows", updates * table.item_bytes, step, step + 1)
+    spread = build.linear(out.elements, out.dtype)
+    arriving = apportion(indices.elements * row, spread.elements)
+    step = build.exchange("collect", arriving * table.item_bytes, updates * table.item_bytes)
     build.hold("rows of bags", arriving * table.item_bytes, step, _END)
     mode = next((a for a in spec.args[4:5] if isinstance(a, int)), 0)
     if len(spec.operands) > 3:
@@ -356,16 +356,16 @@ def embedding_bag(spec: OpSpec, machine: Machine) -> Plan:
     build.compute(
         "reduce",
         kind,
-        reduce_cycles(arriving, lies.elements, table.item_bytes, True),
+        reduce_cycles(arriving, spread.elements, table.item_bytes, True),
         indices.elements * row,
     )
     if mode == 1:
-        build.map("mean", "mul_vector", lies.elements, out.dtype)
+        build.map("mean", "mul_vector", spread.elements, out.dtype)
     rest = [
         None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
         for o in spec.outputs[1:]
     ]
-    return build.plan((lies.layout(out.dtype), *rest))
+    return build.plan((spread.layout(out.dtype), *rest))
 
 
 @lowering("aten._embedding_bag_dense_backward")
@@ -396,18 +396,18 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
     assert out is not None
     row, held = table.shape[-1], spread_of(table, machine.tiles).elements
     _send_indices(build, [2], held)
-    lies = build.linear(out.elements, out.dtype)
-    need = apportion(indices.elements * row, lies.elements)
-    found = apportion(indices.elements * row, held)
+    spread = build.linear(out.elements, out.dtype)
+    need = apportion(indices.elements * row, spread.elements)
+    gathered = apportion(indices.elements * row, held)
     asked = np.where(held > 0, indices.elements, 0)
-    hits = ceil_div(found, row)
+    hits = ceil_div(gathered, row)
     build.compute(
         "slice",
         "popops::MultiSlice<float>",
         slice_cycles(hits, asked, held * 0 + row * table.item_bytes),
     )
     for name, source, sent in (
-        ("rows", table, found),
+        ("rows", table, gathered),
         ("gradients", gradient, spread_of(gradient, machine.tiles).elements),
     ):
         step = build.exchange(name, need * source.item_bytes, sent * source.item_bytes)
@@ -415,9 +415,9 @@ def embedding_bag_weights_backward(spec: OpSpec, machine: Machine) -> Plan:
     build.map("multiply", "mul", need, out.dtype)
     kind = f"popops::Reduce<popops::ReduceAdd,{poplar_type(out.dtype)},float>"
     build.compute(
-        "reduce", kind, reduce_cycles(need, lies.elements, out.item_bytes, False), int(need.sum())
+        "reduce", kind, reduce_cycles(need, spread.elements, out.item_bytes, False), int(need.sum())
     )
-    return build.plan((lies.layout(out.dtype),))
+    return build.plan((spread.layout(out.dtype),))
 
 
 @lowering("aten.embedding_dense_backward")
@@ -551,16 +551,16 @@ def search(spec: OpSpec, machine: Machine) -> Plan:
     edges = build.place(theirs)
     if values is not None and values.elements == out.elements:
         source, found = build.lead(mine)
-        lies = Spread(result_key(found, source, out), found.elements)
+        spread = Spread(result_key(found, source, out), found.elements)
     else:
-        lies = build.linear(out.elements, out.dtype)
+        spread = build.linear(out.elements, out.dtype)
     row = edges.shape[-1] if edges.shape else 1
-    need = np.where(lies.elements > 0, np.minimum(edges.elements, row), 0)
+    need = np.where(spread.elements > 0, np.minimum(edges.elements, row), 0)
     step = build.fetch("edges", edges, need, broadcast=True)
     build.hold("edges", need * edges.item_bytes, step, _END)
     for turn in range(max(1, int(np.ceil(np.log2(row + 1))))):
-        build.map(f"halve {turn}", "generic", lies.elements, edges.dtype)
-    return build.plan((lies.layout(out.dtype),))
+        build.map(f"halve {turn}", "generic", spread.elements, edges.dtype)
+    return build.plan((spread.layout(out.dtype),))
 
 
 def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
@@ -576,8 +576,8 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
     out = spec.outputs[0]
     assert out is not None
     backward = len(spec.operands) > 2
-    lies = build.linear(out.elements, out.dtype)
-    rows = ceil_div(lies.elements, out.shape[-1])
+    spread = build.linear(out.elements, out.dtype)
+    rows = ceil_div(spread.elements, out.shape[-1])
     index = spec.operands[1]
     for name, position in (
         (("index", 1), ("gradient", 2)) if backward else (("data", 0), ("index", 1))
@@ -587,7 +587,7 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
         step = build.fetch(name, source, need, broadcast=int(need.sum()) > source.elements)
         build.hold(name, need * source.item_bytes, step, _END)
     if backward:
-        build.map("zero", "fill", lies.elements, out.dtype, flops=0)
+        build.map("zero", "fill", spread.elements, out.dtype, flops=0)
     picked = ceil_div(rows * index.shape[-1], WORKERS)
     each = _INDEXED + _INDEXED // 2 if backward else _INDEXED
     kind = f"poptorch::FastGather{'Grad' if backward else ''}Vertex<{poplar_type(out.dtype)},int>"
@@ -599,7 +599,7 @@ def gather_in_rows(spec: OpSpec, machine: Machine) -> Plan:
         None if o is None else build.linear(o.elements, o.dtype).layout(o.dtype)
         for o in spec.outputs[1:]
     ]
-    return build.plan((lies.layout(out.dtype), *rest))
+    return build.plan((spread.layout(out.dtype), *rest))
 
 
 describe(

@@ -28,7 +28,7 @@ _END = 1 << 30
 NONE, MEAN = 0, 1  # torch's numbers of reductions
 
 
-def _rows(target: Operand, scores: Operand, lies: Spread) -> np.ndarray:
+def _rows(target: Operand, scores: Operand, spread: Spread) -> np.ndarray:
     """How many targets each tile's share of the scores belongs to.
 
     Classes are dimension 1, or 0 without a batch.
@@ -37,9 +37,9 @@ def _rows(target: Operand, scores: Operand, lies: Spread) -> np.ndarray:
     without = tuple(1 if d == axis else n for d, n in enumerate(scores.shape))
     column = Operand(without, target.dtype, (0,) * len(without))
     return (
-        broadcast_need(column, scores, lies)
+        broadcast_need(column, scores, spread)
         if target.elements > 1
-        else (lies.elements > 0).astype(np.int64)
+        else (spread.elements > 0).astype(np.int64)
     )
 
 
@@ -58,14 +58,14 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
     A mean divides by the sum of weights.
     """
     build = Builder(spec, machine)
-    scores, lies = build.lead(0)
+    scores, scores_spread = build.lead(0)
     target = build.place(1)
-    rows = _rows(target, scores, lies)
+    rows = _rows(target, scores, scores_spread)
     step = build.fetch("targets", target, rows, broadcast=True)
     build.hold("targets", rows * target.item_bytes, step, _END)
     for index in range(2, len(spec.operands)):
         weight = build.place(index)
-        need = np.minimum(lies.elements, weight.elements)
+        need = np.minimum(scores_spread.elements, weight.elements)
         step = build.fetch("class weights", weight, need, broadcast=True)
         build.hold("class weights", need * weight.item_bytes, step, _END)
     step = build.compute(
@@ -77,7 +77,7 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
     if out.elements > 1:  # no reduction
         picked = Operand(out.shape, out.dtype, out.strides, layout=None)
         reduced = reduce_over(
-            build, scores, lies, (1,) if len(scores.shape) > 1 else (0,), "ADD", "collect"
+            build, scores, scores_spread, (1,) if len(scores.shape) > 1 else (0,), "ADD", "collect"
         )
         spread = (
             reduced.spread
@@ -86,7 +86,9 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
         )
     else:
         flat = Operand((int(rows.sum()),), "float32", (1,))
-        reduced = reduce_over(build, flat, Spread(("rows", 0, lies.key), rows), (0,), "ADD", "sum")
+        reduced = reduce_over(
+            build, flat, Spread(("rows", 0, scores_spread.key), rows), (0,), "ADD", "sum"
+        )
         build.map("divide", "div_scalar", reduced.spread.elements, "float32")
         spread = reduced.spread
     layouts: list[Layout | None] = [
@@ -101,11 +103,11 @@ def nll_loss(spec: OpSpec, machine: Machine) -> Plan:
 def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Zeros where the scores lie, then minus the incoming gradient at each row's target."""
     build = Builder(spec, machine)
-    scores, lies = build.lead(1)
+    scores, spread = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
     target = build.place(2)
-    rows = _rows(target, scores, lies)
+    rows = _rows(target, scores, spread)
     for index, name in (
         (0, "gradient"),
         (2, "targets"),
@@ -115,20 +117,20 @@ def nll_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
         need = (
             np.minimum(rows, source.elements)
             if source.elements > 1
-            else (lies.elements > 0).astype(np.int64)
+            else (spread.elements > 0).astype(np.int64)
         )
         step = build.fetch(name, source, need, broadcast=True)
         build.hold(name, need * source.item_bytes, step, _END)
-    build.map("zero", "fill", lies.elements, out.dtype, flops=0)
+    build.map("zero", "fill", spread.elements, out.dtype, flops=0)
     build.compute(
         "put", "popops::UpdateColumnsDEC<float,int>", _gather_cycles(rows), int(rows.sum())
     )
     key = (
-        result_key(lies, scores, out)
+        result_key(spread, scores, out)
         if is_contiguous(scores)
-        else ("nll", lies.run, digest(lies.key))
+        else ("nll", spread.run, digest(spread.key))
     )
-    return build.plan((Spread(key, lies.elements).layout(out.dtype),))
+    return build.plan((Spread(key, spread.elements).layout(out.dtype),))
 
 
 _FORWARD: dict[str, tuple[str, ...]] = {
@@ -173,22 +175,22 @@ def _reduction(spec: OpSpec) -> Any:
 def pointwise_loss(spec: OpSpec, machine: Machine) -> Plan:
     """A few maps where the prediction lies, then a sum over everything, and the mean's division."""
     build = Builder(spec, machine)
-    operand, lies = build.lead(0)
+    operand, spread = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     for index in range(1, len(spec.operands)):
-        bring(build, index, operand, lies)
+        bring(build, index, operand, spread)
     kinds = _FORWARD[base_name(spec)]
     for kind in kinds:
-        build.map(f"{base_name(spec)}/{kind}", kind, lies.elements, operand.dtype)
+        build.map(f"{base_name(spec)}/{kind}", kind, spread.elements, operand.dtype)
     build.hold(
-        "loss terms", lies.elements * operand.item_bytes, max(0, build.next - len(kinds)), _END
+        "loss terms", spread.elements * operand.item_bytes, max(0, build.next - len(kinds)), _END
     )
     if _reduction(spec) == NONE and out.shape == operand.shape:
         return build.plan(
-            (Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),)
+            (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
         )
-    total = reduce_over(build, operand, lies, tuple(range(len(operand.shape))), "ADD", "sum")
+    total = reduce_over(build, operand, spread, tuple(range(len(operand.shape))), "ADD", "sum")
     build.map("divide", "mul_scalar", total.spread.elements, out.dtype)
     return build.plan((total.spread.layout(out.dtype),))
 
@@ -197,15 +199,17 @@ def pointwise_loss(spec: OpSpec, machine: Machine) -> Plan:
 def pointwise_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
     """The incoming gradient is broadcast to where the prediction lies, then a few maps."""
     build = Builder(spec, machine)
-    operand, lies = build.lead(1)
+    operand, spread = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
     for index in range(len(spec.operands)):
         if index != 1:
-            bring(build, index, operand, lies)
+            bring(build, index, operand, spread)
     for kind in _BACKWARD[base_name(spec)]:
-        build.map(f"{base_name(spec)}/{kind}", kind, lies.elements, out.dtype)
-    return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
+        build.map(f"{base_name(spec)}/{kind}", kind, spread.elements, out.dtype)
+    return build.plan(
+        (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
+    )
 
 
 LOG_ADD = 23  # worker cycles of one in fp32 (docs/cycles.md#compound-operators)
@@ -294,10 +298,10 @@ def ctc_loss_backward(spec: OpSpec, machine: Machine) -> Plan:
         cycles,
         2 * table.elements,
     )
-    made = apportion(out.elements, samples)
-    build.map("exp", "exp", made, out.dtype)
+    elements = apportion(out.elements, samples)
+    build.map("exp", "exp", elements, out.dtype)
     return build.plan(
-        (Spread(("ctc", 0, digest("ctc", batch), out.shape), made).layout(out.dtype),)
+        (Spread(("ctc", 0, digest("ctc", batch), out.shape), elements).layout(out.dtype),)
     )
 
 

@@ -21,18 +21,21 @@ from ipu_exec.machine import Machine
 _END = 1 << 30
 
 
-def _affine(build: Builder, index: int, lead: Operand, lies: Spread, axes: tuple[int, ...]) -> None:
+def _affine(
+    build: Builder, index: int, lead: Operand, spread: Spread, axes: tuple[int, ...]
+) -> None:
     """Bring a scale or shift (a vector along ``axes``) to where ``lead`` lies."""
     source = build.place(index)
     shape = tuple(n if d in axes else 1 for d, n in enumerate(lead.shape))
     need = np.minimum(
-        broadcast_need(Operand(shape, source.dtype, (0,) * len(shape)), lead, lies), source.elements
+        broadcast_need(Operand(shape, source.dtype, (0,) * len(shape)), lead, spread),
+        source.elements,
     )
     step = build.fetch(f"operand {index}", source, need, broadcast=True)
     build.hold(f"operand {index}", need * source.item_bytes, step, _END)
 
 
-def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ...]) -> Reduced:
+def _statistics(build: Builder, lead: Operand, spread: Spread, dims: tuple[int, ...]) -> Reduced:
     """Append mean and inverse standard deviation over ``dims``.
 
     They are brought back to the tiles of ``lead``.
@@ -41,17 +44,17 @@ def _statistics(build: Builder, lead: Operand, lies: Spread, dims: tuple[int, ..
     is the mean of squares less the squared mean ([POPART,
     willow/include/popart/sessionoptions.hpp], enableStableNorm).
     """
-    mean = reduce_over(build, lead, lies, dims, "ADD", "mean")
+    mean = reduce_over(build, lead, spread, dims, "ADD", "mean")
     if build.machine.stable_norm:
         broadcast_back(build, mean, "broadcast mean")
-        step = build.map("centre", "sub_vector", lies.elements, lead.dtype)
-        square = reduce_over(build, lead, lies, dims, "SQUARE_ADD", "variance")
-        build.hold("centred", lies.elements * lead.item_bytes, step, build.next - 1)
+        step = build.map("centre", "sub_vector", spread.elements, lead.dtype)
+        square = reduce_over(build, lead, spread, dims, "SQUARE_ADD", "variance")
+        build.hold("centred", spread.elements * lead.item_bytes, step, build.next - 1)
         for kind in ("mul_scalar", "add_scalar", "rsqrt"):
             build.map(f"variance/{kind}", kind, square.spread.elements, "float32")
         broadcast_back(build, square, "broadcast inverse deviation")
         return square
-    square = reduce_over(build, lead, lies, dims, "SQUARE_ADD", "mean of squares")
+    square = reduce_over(build, lead, spread, dims, "SQUARE_ADD", "mean of squares")
     for kind in ("mul_scalar", "square", "sub_", "add_scalar", "rsqrt"):
         build.map(f"variance/{kind}", kind, square.spread.elements, "float32")
     broadcast_back(build, mean, "broadcast mean")
@@ -71,18 +74,18 @@ def _index(spec: OpSpec, position: int) -> int:
 def _whiten(
     build: Builder,
     lead: Operand,
-    lies: Spread,
+    spread: Spread,
     affine: list[int],
     axes: tuple[int, ...],
     dtype: str,
 ) -> None:
     """Append (x - mean) / deviation, then scale and shift."""
-    step = build.map("whiten/subtract", "sub_vector", lies.elements, dtype)
-    build.hold("whitened", lies.elements * lead.item_bytes, step, _END)
-    build.map("whiten/scale", "mul_vector", lies.elements, dtype)
+    step = build.map("whiten/subtract", "sub_vector", spread.elements, dtype)
+    build.hold("whitened", spread.elements * lead.item_bytes, step, _END)
+    build.map("whiten/scale", "mul_vector", spread.elements, dtype)
     for index, kind in zip(affine, ("mul_vector", "add_vector"), strict=False):
-        _affine(build, index, lead, lies, axes)
-        build.map("affine/" + kind.split("_")[0], kind, lies.elements, dtype)
+        _affine(build, index, lead, spread, axes)
+        build.map("affine/" + kind.split("_")[0], kind, spread.elements, dtype)
 
 
 def _forward(
@@ -99,17 +102,17 @@ def _forward(
     ``lead`` is the input regrouped, if it is.
     """
     build = Builder(spec, machine)
-    operand, lies = build.lead(0)
+    operand, spread = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     statistics = build.linear(
         prod(n for d, n in enumerate(operand.shape) if d not in dims), "float32"
     )
     if training:
-        statistics = _statistics(build, lead or operand, lies, dims).spread
-    _whiten(build, operand, lies, affine, axes, out.dtype)
+        statistics = _statistics(build, lead or operand, spread, dims).spread
+    _whiten(build, operand, spread, affine, axes, out.dtype)
     layouts: list[Layout | None] = [
-        Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)
+        Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
     ]
     for other in spec.outputs[1:]:
         if other is None or other.elements == 0:
@@ -160,20 +163,20 @@ def layer_norm(spec: OpSpec, machine: Machine) -> Plan:
 def rms_norm(spec: OpSpec, machine: Machine) -> Plan:
     """One reduction (sum of squares), inverse root, scale."""
     build = Builder(spec, machine)
-    operand, lies = build.lead(0)
+    operand, spread = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     count = len(spec.args[1]) if isinstance(spec.args[1], tuple) else 1
     dims = tuple(range(len(operand.shape) - count, len(operand.shape)))
-    square = reduce_over(build, operand, lies, dims, "SQUARE_ADD", "mean of squares")
+    square = reduce_over(build, operand, spread, dims, "SQUARE_ADD", "mean of squares")
     build.map("inverse root", "rsqrt", square.spread.elements, "float32")
     broadcast_back(build, square, "broadcast inverse root")
-    build.map("scale", "mul_vector", lies.elements, out.dtype)
+    build.map("scale", "mul_vector", spread.elements, out.dtype)
     for index in range(1, len(spec.operands)):
-        _affine(build, index, operand, lies, dims)
-        build.map("affine/mul", "mul_vector", lies.elements, out.dtype)
+        _affine(build, index, operand, spread, dims)
+        build.map("affine/mul", "mul_vector", spread.elements, out.dtype)
     layouts: list[Layout | None] = [
-        Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)
+        Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
     ]
     layouts += [None if o is None else square.spread.layout(o.dtype) for o in spec.outputs[1:]]
     return build.plan(tuple(layouts))
@@ -206,10 +209,10 @@ def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
     return _forward(spec, machine, dims, (1,), _affine_indices(spec, 1), training=training)
 
 
-def _statistics_need(lead: Operand, lies: Spread, dims: tuple[int, ...]) -> np.ndarray:
+def _statistics_need(lead: Operand, spread: Spread, dims: tuple[int, ...]) -> np.ndarray:
     """Means (or the like) over ``dims`` that each tile's share of ``lead`` needs."""
     shape = tuple(1 if d in dims else n for d, n in enumerate(lead.shape))
-    return broadcast_need(Operand(shape, "float32", (0,) * len(shape)), lead, lies)
+    return broadcast_need(Operand(shape, "float32", (0,) * len(shape)), lead, spread)
 
 
 def _backward(
@@ -227,50 +230,50 @@ def _backward(
     summed over.
     """
     build = Builder(spec, machine)
-    operand, lies = build.lead(data)
+    operand, spread = build.lead(data)
     seen = lead or operand
     axes = tuple(d for d in range(len(operand.shape)) if d not in affine_dims)
-    bring(build, 0, operand, lies)
+    bring(build, 0, operand, spread)
     dtype = operand.dtype
     statistics = prod(n for d, n in enumerate(seen.shape) if d not in dims)
     for index in range(len(spec.operands)):
         if index not in (0, data, weight) and spec.operands[index].elements == statistics:
-            need = _statistics_need(seen, lies, dims)
+            need = _statistics_need(seen, spread, dims)
             source = build.place(index)
             step = build.fetch(f"statistics {index}", source, need, broadcast=True)
             build.hold(f"statistics {index}", need * source.item_bytes, step, _END)
-    step = build.map("whiten/subtract", "sub_vector", lies.elements, dtype)
-    build.hold("whitened", lies.elements * operand.item_bytes, step, _END)
-    build.map("whiten/scale", "mul_vector", lies.elements, dtype)
+    step = build.map("whiten/subtract", "sub_vector", spread.elements, dtype)
+    build.hold("whitened", spread.elements * operand.item_bytes, step, _END)
+    build.map("whiten/scale", "mul_vector", spread.elements, dtype)
     layouts: list[Layout | None] = [None] * len(spec.outputs)
-    product_step = build.map("gradient times whitened", "mul", lies.elements, dtype)
-    build.hold("products", lies.elements * operand.item_bytes, product_step, _END)
+    product_step = build.map("gradient times whitened", "mul", spread.elements, dtype)
+    build.hold("products", spread.elements * operand.item_bytes, product_step, _END)
     for position, name in ((1, "scale"), (2, "shift")):
         out = spec.outputs[position] if len(spec.outputs) > position else None
         if out is not None:
-            reduced = reduce_over(build, operand, lies, affine_dims, "ADD", f"grad {name}")
+            reduced = reduce_over(build, operand, spread, affine_dims, "ADD", f"grad {name}")
             layouts[position] = reduced.spread.layout(out.dtype)
     out = spec.outputs[0]
     if out is not None:
         if weight is not None:
-            _affine(build, weight, operand, lies, axes)
-            build.map("gradient times scale", "mul_vector", lies.elements, dtype)
+            _affine(build, weight, operand, spread, axes)
+            build.map("gradient times scale", "mul_vector", spread.elements, dtype)
         if set(dims) != set(affine_dims) or seen is not operand or spec.outputs[1:] == (None, None):
-            first = reduce_over(build, seen, lies, dims, "ADD", "sum of gradients")
-            second = reduce_over(build, seen, lies, dims, "ADD", "sum of products")
+            first = reduce_over(build, seen, spread, dims, "ADD", "sum of gradients")
+            second = reduce_over(build, seen, spread, dims, "ADD", "sum of products")
             broadcast_back(build, first, "broadcast sum of gradients")
             broadcast_back(build, second, "broadcast sum of products")
         else:  # the sums are the gradients of scale and shift, which only have to come back
-            need = _statistics_need(seen, lies, dims)
+            need = _statistics_need(seen, spread, dims)
             for name, layout in (("scale", layouts[1]), ("shift", layouts[2])):
                 if layout is not None:
                     step = build.exchange(f"broadcast grad {name}", need * 4, layout.bytes)
                     build.hold(f"broadcast grad {name}", need * 4, step, build.next)
-        build.map("scale whitened", "mul_vector", lies.elements, dtype)
-        build.map("subtract products", "sub_", lies.elements, dtype)
-        build.map("subtract mean", "add_vector", lies.elements, dtype)
-        build.map("times inverse deviation", "mul_vector", lies.elements, dtype)
-        layouts[0] = Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype)
+        build.map("scale whitened", "mul_vector", spread.elements, dtype)
+        build.map("subtract products", "sub_", spread.elements, dtype)
+        build.map("subtract mean", "add_vector", spread.elements, dtype)
+        build.map("times inverse deviation", "mul_vector", spread.elements, dtype)
+        layouts[0] = Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype)
     return build.plan(tuple(layouts))
 
 

@@ -128,9 +128,9 @@ def norms(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     layouts: list[Any] = []
     for index, out in enumerate(spec.outputs):
-        operand, lies = build.lead(index)
+        operand, spread = build.lead(index)
         dims = tuple(range(len(operand.shape)))
-        reduced = reduce_over(build, operand, lies, dims, "SQUARE_ADD", f"norm {index}")
+        reduced = reduce_over(build, operand, spread, dims, "SQUARE_ADD", f"norm {index}")
         build.map(f"norm {index}/sqrt", "sqrt", reduced.spread.elements, "float32")
         layouts.append(None if out is None else reduced.spread.layout(out.dtype))
     return build.plan(tuple(layouts))

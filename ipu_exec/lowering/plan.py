@@ -97,18 +97,18 @@ class OpSpec:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Tensor arguments in order, lists flattened; ``Plan.input_layouts`` counts by this."""
-        found: list[Operand] = []
+        operands: list[Operand] = []
 
         def walk(value: Any) -> None:
             if isinstance(value, Operand):
-                found.append(value)
+                operands.append(value)
             elif isinstance(value, tuple):
                 for item in value:
                     walk(item)
 
         walk(self.args)
         walk(tuple(value for _, value in self.kwargs))
-        return tuple(found)
+        return tuple(operands)
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ def pool(spec: OpSpec, machine: Machine) -> Plan:
     kind = f"popnn::{'MaxPooling' if pooling.maximum else 'SumPooling'}<{poplar_type(data.dtype)}>"
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * out.elements)
-    spread = _lies(pooling, split, parts, out)
+    spread = _spread_of_result(pooling, split, parts, out)
     return build.plan(tuple(None if o is None else spread.layout(o.dtype) for o in spec.outputs))
 
 
@@ -287,7 +287,7 @@ def _bring(build: Builder, index: int, name: str, need: np.ndarray) -> None:
     build.hold(name, need * source.item_bytes, step, _END)
 
 
-def _lies(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
+def _spread_of_result(pooling: Pooling, split: Split, parts: Parts, out: Operand) -> Spread:
     key = ("pooled", _run(pooling, split), digest(pooling, split, out.shape, out.strides))
     return Spread(key, reduce(np.multiply, parts[2], parts[0] * parts[1]))
 
@@ -317,10 +317,10 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     pooling = _pooling(spec, 2, data, grad, True)
     split = plan_pooling(pooling, data.item_bytes, machine.tiles)
     parts = tile_parts(pooling, split, machine.tiles)
-    windows, lies = window_elements(pooling, parts), _lies(pooling, split, parts, out)
+    windows, spread = window_elements(pooling, parts), _spread_of_result(pooling, split, parts, out)
     _bring(build, 0, "gradients", windows)
     if pooling.maximum:
-        _bring(build, 1, "input", lies.elements)
+        _bring(build, 1, "input", spread.elements)
         if len(spec.operands) > 2:
             _bring(build, 2, "pooled", windows)
     kind = (
@@ -328,7 +328,7 @@ def pool_backward(spec: OpSpec, machine: Machine) -> Plan:
     )
     cycles = pooling_cycles(pooling, parts, split.group)
     build.compute(base_name(spec), kind, cycles, prod(pooling.kernel) * grad.elements)
-    return build.plan((lies.layout(out.dtype),))
+    return build.plan((spread.layout(out.dtype),))
 
 
 describe(

@@ -210,9 +210,11 @@ def search(problem: Problem, machine: Machine, dtype: str, methods: tuple[str, .
     bound = machine.proportion * machine.target.bytes_per_tile
     for allowed in (bound, 2 * bound, np.inf):
         for serial in SERIAL_SPLITS:
-            found = [s for m in methods for s in _best(problem, machine, dtype, m, serial, allowed)]
-            if found:
-                return min(found, key=lambda s: s.cycles)
+            candidates = [
+                s for m in methods for s in _best(problem, machine, dtype, m, serial, allowed)
+            ]
+            if candidates:
+                return min(candidates, key=lambda s: s.cycles)
     raise AssertionError("a split without a memory bound always exists")
 
 
@@ -715,13 +717,13 @@ def no_product(
     for which in (inputs, weights):
         if isinstance(which, int):
             build.place(which)
-    lies = build.linear(
+    spread = build.linear(
         problem.groups * problem.segments * problem.width * problem.out_channels, dtype
     )
-    build.map(f"{name}/zero", "fill", lies.elements, dtype, flops=0)
+    build.map(f"{name}/zero", "fill", spread.elements, dtype, flops=0)
     none = np.zeros(build.tiles, np.int64)
     share = Share(none, none, none, none, none, none, none)
-    return Product(lies, share, Splits("1x1", 1, 1, 1, 1, 1, 1), lies.elements)
+    return Product(spread, share, Splits("1x1", 1, 1, 1, 1, 1, 1), spread.elements)
 
 
 def as_placed(
@@ -738,13 +740,13 @@ def as_placed(
     """
     free = replace(problem, input_free=True, weight_free=True)
     splits = search(free, build.machine, dtype, methods)
-    found = []
+    temporaries = []
     for which, what in ((inputs, "input"), (weights, "weight")):
         operand = which if isinstance(which, Operand) else build.spec.operands[which]
         layout = operand.layout or (build.wishes.get(which) if isinstance(which, int) else None)
         key = planned_key(problem, build.machine, dtype, splits, what, operand)
-        found.append(layout is None or layout.key == key)
-    return replace(problem, input_free=found[0], weight_free=found[1])
+        temporaries.append(layout is None or layout.key == key)
+    return replace(problem, input_free=temporaries[0], weight_free=temporaries[1])
 
 
 def _repeats(build: Builder, which: int | Operand) -> bool:

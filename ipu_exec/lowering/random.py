@@ -18,12 +18,12 @@ from ipu_exec.machine import Machine
 def dropout(spec: OpSpec, machine: Machine) -> Plan:
     """One vertex makes mask and scaled result, where the input lies."""
     build = Builder(spec, machine)
-    operand, lies = build.lead(0)
-    build.map("dropout", "dropout", lies.elements, operand.dtype)
+    operand, spread = build.lead(0)
+    build.map("dropout", "dropout", spread.elements, operand.dtype)
     layouts: list[Layout | None] = []
     for out in spec.outputs:
-        key = None if out is None else result_key(lies, operand, out)
-        layouts.append(None if out is None else Spread(key, lies.elements).layout(out.dtype))
+        key = None if out is None else result_key(spread, operand, out)
+        layouts.append(None if out is None else Spread(key, spread.elements).layout(out.dtype))
     return build.plan(tuple(layouts))
 
 
@@ -35,12 +35,12 @@ def dropout_backward(spec: OpSpec, machine: Machine) -> Plan:
     where it was dropped.
     """
     build = Builder(spec, machine)
-    mask, lies = build.lead(1)
+    mask, spread = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
-    bring(build, 0, mask, lies)
-    build.map("dropout", "dropout", lies.elements, out.dtype)
-    return build.plan((Spread(result_key(lies, mask, out), lies.elements).layout(out.dtype),))
+    bring(build, 0, mask, spread)
+    build.map("dropout", "dropout", spread.elements, out.dtype)
+    return build.plan((Spread(result_key(spread, mask, out), spread.elements).layout(out.dtype),))
 
 
 _RANDOM = words(
@@ -66,14 +66,14 @@ def random(spec: OpSpec, machine: Machine) -> Plan:
         None,
     )
     if out.layout is not None:
-        lies = spread_of(out, machine.tiles)
+        spread = spread_of(out, machine.tiles)
     elif like is not None:
         source = build.spread(like)
-        lies = Spread(result_key(source, spec.operands[like], out), source.elements)
+        spread = Spread(result_key(source, spec.operands[like], out), source.elements)
     else:
-        lies = build.linear(out.elements, out.dtype)
-    build.map(base_name(spec), "random", lies.elements, out.dtype)
-    return build.plan((lies.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
+        spread = build.linear(out.elements, out.dtype)
+    build.map(base_name(spec), "random", spread.elements, out.dtype)
+    return build.plan((spread.layout(out.dtype), *(None,) * (len(spec.outputs) - 1)))
 
 
 describe(*aten("rand_like randn_like randint_like"), unread=(0,))

@@ -103,7 +103,7 @@ def output_spread(outputs: int, tiles: int) -> Spread:
 def reduce_over(
     build: Builder,
     operand: Operand,
-    lies: Spread,
+    spread: Spread,
     dims: tuple[int, ...],
     op: str = "ADD",
     name: str = "reduce",
@@ -112,27 +112,27 @@ def reduce_over(
 
     ``op`` names the operation in the vertex type.
     """
-    kept = tuple(d not in dims for d in range(len(operand.shape)))
-    outputs = prod(n for n, k in zip(operand.shape, kept, strict=True) if k)
+    remaining = tuple(d not in dims for d in range(len(operand.shape)))
+    outputs = prod(n for n, k in zip(operand.shape, remaining, strict=True) if k)
     if not operand.elements:  # nothing to reduce: what the operation gives of nothing
         empty = output_spread(outputs, build.tiles)
         build.map(f"{name}/fill", "fill", empty.elements, "float32", flops=0)
         return Reduced(empty, np.zeros(build.tiles, np.int64), True)
-    partials = touched(operand, kept, lies.elements, lies.run)
+    partials = touched(operand, remaining, spread.elements, spread.run)
     dtype = poplar_type(operand.dtype)
     total = int(partials.sum())
-    if int(lies.elements.sum()) > total:
+    if int(spread.elements.sum()) > total:
         build.compute(
             f"{name}/on tile",
             f"popops::Reduce<popops::Reduce{op.title()},{dtype},float>",
             reduce_cycles(
-                lies.elements, partials, operand.item_bytes, not _innermost(operand, dims), op
+                spread.elements, partials, operand.item_bytes, not _innermost(operand, dims), op
             ),
             flops=operand.elements - total,
         )
         build.hold(f"{name} partials", partials * PARTIAL_BYTES, build.next - 1, build.next + 1)
     if total <= outputs:
-        key = ("reduced", 0, digest(lies.key, operand.shape, operand.strides, dims))
+        key = ("reduced", 0, digest(spread.key, operand.shape, operand.strides, dims))
         return Reduced(Spread(key, apportion(outputs, partials)), partials, True)
     depth = total / outputs
     held = partials
@@ -224,18 +224,18 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
 
         return elementwise(spec, machine, (name,))
     build = Builder(spec, machine)
-    operand, lies = build.lead(0)
+    operand, spread = build.lead(0)
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
     out = next(o for o in spec.outputs if o is not None)
     if name.startswith("arg") or (name in ("max", "min") and len(spec.outputs) > 1):
         # the position travels with the value: a compare and two selects an element before anything
         # is added up
-        build.map("index", "compare", lies.elements, operand.dtype)
+        build.map("index", "compare", spread.elements, operand.dtype)
     if _OPS[name] == "ADD" and operand.item_bytes == 1:  # booleans are counted as numbers
-        build.map(f"{name}/cast", "cast", lies.elements, out.dtype, flops=0)
-        build.hold(f"{name}/numbers", lies.elements * out.item_bytes, build.next - 1, build.next)
+        build.map(f"{name}/cast", "cast", spread.elements, out.dtype, flops=0)
+        build.hold(f"{name}/numbers", spread.elements * out.item_bytes, build.next - 1, build.next)
         operand = replace(operand, dtype=out.dtype)
-    reduced = reduce_over(build, operand, lies, dims, _OPS[name], name)
+    reduced = reduce_over(build, operand, spread, dims, _OPS[name], name)
     if not build.steps:  # one element an output: popops::reduce copies
         build.map(f"{name}/copy", "copy", reduced.spread.elements, operand.dtype, flops=0)
     after = {"mean": "mul_scalar", "norm": "sqrt", "linalg_vector_norm": "sqrt"}.get(name)
@@ -253,10 +253,10 @@ def reduction(spec: OpSpec, machine: Machine) -> Plan:
 def variance(spec: OpSpec, machine: Machine) -> Plan:
     """Variance and mean: two reductions (sum, sum of squares) and a few maps of the outputs."""
     build = Builder(spec, machine)
-    (operand, lies), name = build.lead(0), base_name(spec)
+    (operand, spread), name = build.lead(0), base_name(spec)
     dims = dims_of(_dims_argument(spec, name), len(operand.shape))
-    mean = reduce_over(build, operand, lies, dims, "ADD", "sum")
-    square = reduce_over(build, operand, lies, dims, "SQUARE_ADD", "sum of squares")
+    mean = reduce_over(build, operand, spread, dims, "ADD", "sum")
+    square = reduce_over(build, operand, spread, dims, "SQUARE_ADD", "sum of squares")
     for kind in ("mul_scalar", "square", "sub_", *(("sqrt",) if name.startswith("std") else ())):
         build.map(f"{name}/{kind}", kind, square.spread.elements, "float32")
     both = (square, mean) if name.endswith("mean") else (square,)

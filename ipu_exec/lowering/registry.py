@@ -41,15 +41,15 @@ def has_lowering(aten_name: str) -> bool:
 
 def find(aten_name: str) -> Lowering:
     """The lowering of an operator; LoweringError says how to register one."""
-    found = _LOWERINGS.get(aten_name) or _LOWERINGS.get(packet(aten_name))
-    if found is None:
+    registered = _LOWERINGS.get(aten_name) or _LOWERINGS.get(packet(aten_name))
+    if registered is None:
         raise LoweringError(
             f"no lowering for {aten_name}: register one with"
             f" @ipu_exec.lowering.lowering({aten_name!r}), a function of (OpSpec, Machine) that"
             " returns a Plan, or let it be guessed, and marked so in the profile:"
             " Options.estimateUnknownOperators()"
         )
-    return found
+    return registered
 
 
 def by_users() -> tuple[tuple[str, str], ...]:
@@ -57,14 +57,14 @@ def by_users() -> tuple[tuple[str, str], ...]:
 
     Name, and the function's place and code, with the operator's facts where it has any.
     """
-    found = []
+    by_users = []
     for name, function in sorted(_LOWERINGS.items()):
         if not function.__module__.startswith("ipu_exec."):
             code = getattr(function, "__code__", None)
             body = code.co_code.hex() if code else repr(function)
             facts = "" if info(name) == OperatorInfo() else f" {info(name)}"
-            found.append((name, f"{function.__module__} {body}{facts}"))
-    return tuple(found)
+            by_users.append((name, f"{function.__module__} {body}{facts}"))
+    return tuple(by_users)
 
 
 def registered() -> tuple[str, ...]:

@@ -73,15 +73,15 @@ def resample(spec: OpSpec, machine: Machine) -> Plan:
     build, name = Builder(spec, machine), base_name(spec)
     source, out = build.place(0), spec.outputs[0]
     assert out is not None
-    lies = build.linear(out.elements, out.dtype)
+    spread = build.linear(out.elements, out.dtype)
     taps = taps_of(name, source.shape, out.shape)
-    _collect(build, 0, _covering(source, lies.elements, out.elements, max(taps, default=1)))
-    build.map("pick neighbours", "rearrange", lies.elements, out.dtype, flops=0)
+    _collect(build, 0, _covering(source, spread.elements, out.elements, max(taps, default=1)))
+    build.map("pick neighbours", "rearrange", spread.elements, out.dtype, flops=0)
     if sum(taps) > len(taps):
-        build.hold("sums", lies.elements * out.item_bytes, build.next - 1, _END)
+        build.hold("sums", spread.elements * out.item_bytes, build.next - 1, _END)
         for dim, count in enumerate(taps):
-            build.map(f"dimension {dim}/weigh", "scaled_add", lies.elements * count, out.dtype)
-    return build.plan((lies.layout(out.dtype),))
+            build.map(f"dimension {dim}/weigh", "scaled_add", spread.elements * count, out.dtype)
+    return build.plan((spread.layout(out.dtype),))
 
 
 @lowering(*(f"aten.{name}_backward" for name in MODES))
@@ -95,15 +95,15 @@ def resample_backward(spec: OpSpec, machine: Machine) -> Plan:
     build, name = Builder(spec, machine), base_name(spec).removesuffix("_backward")
     grad, out = build.place(0), spec.outputs[0]
     assert out is not None
-    lies = build.linear(out.elements, out.dtype)
+    spread = build.linear(out.elements, out.dtype)
     taps = taps_of(name, out.shape, grad.shape)
-    arriving = _covering(grad, lies.elements, out.elements, max(taps, default=1))
+    arriving = _covering(grad, spread.elements, out.elements, max(taps, default=1))
     _collect(build, 0, arriving)
-    build.map("zero", "fill", lies.elements, out.dtype, flops=0)
-    share = apportion(grad.elements, lies.elements)
+    build.map("zero", "fill", spread.elements, out.dtype, flops=0)
+    share = apportion(grad.elements, spread.elements)
     for dim, count in enumerate(taps or [1]):
         build.map(f"dimension {dim}/add", "scaled_add", share * count, out.dtype)
-    return build.plan((lies.layout(out.dtype),))
+    return build.plan((spread.layout(out.dtype),))
 
 
 _NEAREST = 1  # torch's number of the mode
@@ -141,19 +141,19 @@ def grid_sample(spec: OpSpec, machine: Machine) -> Plan:
     asked = np.where(held > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
     step = build.exchange("coordinates", asked * 4, apportion(points * corners, where.elements) * 4)
     build.hold("coordinates", asked * 4, step, step + 1)
-    lies = build.linear(out.elements, out.dtype)
-    found = apportion(out.elements * corners, held)
+    spread = build.linear(out.elements, out.dtype)
+    gathered = apportion(out.elements * corners, held)
     build.compute(
         "pick",
         "popops::MultiSlice<float>",
-        slice_cycles(found, np.maximum(asked, found), held * 0 + 4),
+        slice_cycles(gathered, np.maximum(asked, gathered), held * 0 + 4),
     )
-    build.hold("corners", found * source.item_bytes, build.next - 1, build.next)
-    arriving = lies.elements * corners * source.item_bytes
-    step = build.exchange("corners", arriving, found * source.item_bytes)
+    build.hold("corners", gathered * source.item_bytes, build.next - 1, build.next)
+    arriving = spread.elements * corners * source.item_bytes
+    step = build.exchange("corners", arriving, gathered * source.item_bytes)
     build.hold("arrived corners", arriving, step, _END)
-    build.map("weigh", "scaled_add", lies.elements * corners, out.dtype)
-    return build.plan((lies.layout(out.dtype),))
+    build.map("weigh", "scaled_add", spread.elements * corners, out.dtype)
+    return build.plan((spread.layout(out.dtype),))
 
 
 @lowering("aten.grid_sampler_2d_backward", "aten.grid_sampler_3d_backward")
@@ -168,7 +168,7 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     source, grid = build.place(1), build.place(2)
     corners, points = _corners(spec, grid), grid.elements // grid.shape[-1]
-    grad, lies = build.lead(0)
+    grad, spread = build.lead(0)
     held = spread_of(source, machine.tiles).elements
     asked = np.where(held > 0, max(1, points // max(source.shape[0], 1)) * corners, 0)
     step = build.exchange("coordinates", asked * 4, spread_of(grid, machine.tiles).elements * 4)
@@ -177,8 +177,8 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
     moved = apportion(grad.elements * corners, held)
     into, over = spec.outputs
     if into is not None:
-        build.map("weigh", "mul", lies.elements * corners, grad.dtype)
-        sent = lies.elements * corners * grad.item_bytes
+        build.map("weigh", "mul", spread.elements * corners, grad.dtype)
+        sent = spread.elements * corners * grad.item_bytes
         step = build.exchange("weighed", moved * grad.item_bytes, sent)
         build.hold("weighed", moved * grad.item_bytes, step, step + 1)
         cycles = update_cycles(
@@ -192,13 +192,13 @@ def grid_sample_backward(spec: OpSpec, machine: Machine) -> Plan:
             "popops::MultiSlice<float>",
             slice_cycles(moved, np.maximum(asked, moved), held * 0 + 4),
         )
-        arriving = lies.elements * corners * source.item_bytes
+        arriving = spread.elements * corners * source.item_bytes
         step = build.exchange("corners", arriving, moved * source.item_bytes)
         build.hold("arrived corners", arriving, step, _END)
-        build.map("differences", "mul", lies.elements * corners, grad.dtype)
+        build.map("differences", "mul", spread.elements * corners, grad.dtype)
         to = build.linear(over.elements, over.dtype)
         partial = apportion(grad.elements * grid.shape[-1], to.elements) * 4
-        step = build.exchange("sums", partial, lies.elements * grid.shape[-1] * 4)
+        step = build.exchange("sums", partial, spread.elements * grid.shape[-1] * 4)
         build.hold("sums", partial, step, _END)
         build.map("add up", "add_", partial // 4, "float32")
         layouts[1] = to.layout(over.dtype)

@@ -132,9 +132,9 @@ def layer(spec: OpSpec, machine: Machine) -> Plan:
     build.hold("gates", mine * data.item_bytes, step, build.next)
     build.map("add gates", "add_", mine, data.dtype)
     _cell(build, apportion(batch * hidden, mine), gates, data.dtype)
-    kept = spec.outputs[3]
-    if kept is not None and kept.dtype == data.dtype and kept.elements:
-        build.map("keep", "copy", apportion(kept.elements // steps, mine), data.dtype, flops=0)
+    workspace = spec.outputs[3]
+    if workspace is not None and workspace.dtype == data.dtype and workspace.elements:
+        build.map("keep", "copy", apportion(workspace.elements // steps, mine), data.dtype, flops=0)
     repeat(build, first, steps)
     layouts: list[Layout | None] = []
     for out in spec.outputs:
@@ -171,19 +171,19 @@ def layer_backward(spec: OpSpec, machine: Machine) -> Plan:
     batch = data.elements // steps // data.shape[-1]
     x = _matrix(build.place(0), data.shape[-1])
     w_in, w_rec = (replace(build.place(i), role=Role.WEIGHT) for i in (1, 2))
-    lies = build.linear(batch * hidden, dtype)
+    spread = build.linear(batch * hidden, dtype)
     grad = row_major(
         (batch, gates * hidden), dtype, build.linear(batch * gates * hidden, dtype).layout(dtype)
     )
     first = build.next
-    _cell_gradient(build, lies.elements, gates, dtype)
+    _cell_gradient(build, spread.elements, gates, dtype)
     product = build.next
     _, done = _product(build, "grad recurrent", grad, w_rec)
     first = transpose_once(build, first, product)
     source = row_major((batch, hidden), dtype, done.outputs.layout(dtype))
-    step = build.fetch("collect gradient", source, lies.elements)
-    build.hold("gradient of state", lies.elements * data.item_bytes, step, build.next)
-    build.map("add gradient of output", "add_", lies.elements, dtype)
+    step = build.fetch("collect gradient", source, spread.elements)
+    build.hold("gradient of state", spread.elements * data.item_bytes, step, build.next)
+    build.map("add gradient of output", "add_", spread.elements, dtype)
     repeat(build, first, steps)
     every = build.linear(steps * batch * gates * hidden, dtype)
     grads = row_major((steps * batch, gates * hidden), dtype, every.layout(dtype))
@@ -216,24 +216,26 @@ def cell(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    state, lies = build.lead(2)
+    state, state_spread = build.lead(2)
     for index in (0, 1):
         source = build.place(index)
-        need = apportion(source.elements, lies.elements)
+        need = apportion(source.elements, state_spread.elements)
         step = build.fetch(f"gates {index}", source, need)
         build.hold(f"gates {index}", need * source.item_bytes, step, _END)
     gates = spec.operands[0].elements // state.elements
     for index in range(3, len(spec.operands)):
         build.place(index)
-        build.map("add bias", "add_vector", lies.elements * gates, out.dtype)
-    build.map("add gates", "add_", lies.elements * gates, out.dtype)
-    _cell(build, lies.elements, gates, out.dtype)
+        build.map("add bias", "add_vector", state_spread.elements * gates, out.dtype)
+    build.map("add gates", "add_", state_spread.elements * gates, out.dtype)
+    _cell(build, state_spread.elements, gates, out.dtype)
     layouts: list[Layout | None] = []
     for o in spec.outputs:
         spread = (
             None
             if o is None
-            else Spread(("cell", 0, digest(lies.key)), apportion(o.elements, lies.elements))
+            else Spread(
+                ("cell", 0, digest(state_spread.key)), apportion(o.elements, state_spread.elements)
+            )
         )
         layouts.append(None if o is None or spread is None else spread.layout(o.dtype))
     return build.plan(tuple(layouts))

@@ -24,7 +24,7 @@ _MIRRORS = tuple(f"{kind}_pad{d}d" for kind in ("reflection", "replication") for
 
 def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
     """Exchange the operands to a linear layout of ``out`` and put them in order there."""
-    lies = build.linear(out.elements, out.dtype)
+    spread = build.linear(out.elements, out.dtype)
     total = np.zeros(build.tiles, np.int64)
     sent = np.zeros(build.tiles, np.int64)
     moved = 0
@@ -34,12 +34,12 @@ def _gather_linear(build: Builder, out: Operand, sources: list[int]) -> Spread:
         moved += build.spec.operands[index].elements
     repeats = max(1, -(-out.elements // max(moved, 1)))
     moved = min(out.elements, moved * repeats)
-    total = apportion(moved, lies.elements) * out.item_bytes
+    total = apportion(moved, spread.elements) * out.item_bytes
     if sent.sum() > total.sum():  # what is dropped (a narrower result) is not sent
         sent = apportion(int(total.sum()), sent)
     step = build.exchange(base_name(build.spec), total, sent, messages(total, sent, 2))
     build.hold("arriving", total, step, build.next)
-    return lies
+    return spread
 
 
 @lowering("aten.cat", "aten.stack", "aten.concat", "aten.hstack", "aten.vstack", "aten.concatenate")
@@ -58,9 +58,9 @@ def concatenate(spec: OpSpec, machine: Machine) -> Plan:
     keys = []
     for index, operand in enumerate(spec.operands):
         if operand.elements:
-            lies = build.spread(index)
-            elements = elements + lies.elements
-            keys.append(lies.key)
+            spread = build.spread(index)
+            elements = elements + spread.elements
+            keys.append(spread.key)
     build.map(base_name(spec), "copy", elements, out.dtype, flops=0)
     run = min(
         (k[1] for k in keys if isinstance(k, tuple) and isinstance(k[1], int) and k[1]), default=0
@@ -79,12 +79,12 @@ def pad(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    lies = _gather_linear(build, out, [0])
+    spread = _gather_linear(build, out, [0])
     if "constant" in spec.name and out.elements > spec.operands[0].elements:
-        border = apportion(out.elements - spec.operands[0].elements, lies.elements)
+        border = apportion(out.elements - spec.operands[0].elements, spread.elements)
         build.map("fill border", "fill", border, out.dtype, flops=0)
-    build.map("place", "copy", lies.elements, out.dtype, flops=0)
-    return build.plan((lies.layout(out.dtype),))
+    build.map("place", "copy", spread.elements, out.dtype, flops=0)
+    return build.plan((spread.layout(out.dtype),))
 
 
 @lowering(*(f"aten.{pad}_backward" for pad in _MIRRORS), unread=(1,))
@@ -98,19 +98,19 @@ def pad_backward(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     out, grad = spec.outputs[0], build.place(0)
     assert out is not None
-    lies = build.linear(out.elements, out.dtype)
-    border = apportion(max(0, grad.elements - out.elements), lies.elements)
+    spread = build.linear(out.elements, out.dtype)
+    border = apportion(max(0, grad.elements - out.elements), spread.elements)
     inner = apportion(
-        min(grad.elements, out.elements), lies.elements
+        min(grad.elements, out.elements), spread.elements
     )  # negative padding cut off the rest
     arriving = (inner + border) * grad.item_bytes
     sent = spread_of(folded(grad), machine.tiles).elements * grad.item_bytes
     step = build.exchange("gradient", arriving, sent, messages(arriving, sent, 2))
     build.hold("gradient", arriving, step, step + 2)
-    build.map("place", "copy", lies.elements, out.dtype, flops=0)
+    build.map("place", "copy", spread.elements, out.dtype, flops=0)
     if border.any():
         build.map("add border", "add_", border, out.dtype)
-    return build.plan((lies.layout(out.dtype),))
+    return build.plan((spread.layout(out.dtype),))
 
 
 @lowering(
@@ -153,25 +153,25 @@ def rearranged(spec: OpSpec, machine: Machine) -> Plan:
         build.map(
             "zero", "fill", build.linear(out.elements, out.dtype).elements, out.dtype, flops=0
         )
-    lies = _gather_linear(build, out, list(range(len(spec.operands))))
-    build.map("rearrange", "rearrange", lies.elements, out.dtype, flops=0)
-    return build.plan((lies.layout(out.dtype),))
+    spread = _gather_linear(build, out, list(range(len(spec.operands))))
+    build.map("rearrange", "rearrange", spread.elements, out.dtype, flops=0)
+    return build.plan((spread.layout(out.dtype),))
 
 
 @lowering("aten.tril", "aten.triu", "aten.tril_", "aten.triu_")
 def triangle(spec: OpSpec, machine: Machine) -> Plan:
     """A select against a constant mask, where the input lies."""
     build = Builder(spec, machine)
-    operand, lies = build.lead(0)
+    operand, spread = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
-    build.map(base_name(spec), "select", lies.elements, out.dtype)
+    build.map(base_name(spec), "select", spread.elements, out.dtype)
     key = (
-        lies.key
+        spread.key
         if is_contiguous(operand)
-        else ("triangle", lies.run, digest(lies.key, operand.strides))
+        else ("triangle", spread.run, digest(spread.key, operand.strides))
     )
-    return build.plan((Spread(key, lies.elements).layout(out.dtype),))
+    return build.plan((Spread(key, spread.elements).layout(out.dtype),))
 
 
 @lowering("aten.cumsum")
@@ -196,12 +196,12 @@ def cumulative_sum(spec: OpSpec, machine: Machine) -> Plan:
     ):
         return scan(spec, machine)
     build = Builder(spec, machine)
-    lies = build.linear(extent * extent, out.dtype).layout(out.dtype)
-    triangle = row_major((extent, extent), out.dtype, lies)
+    spread = build.linear(extent * extent, out.dtype).layout(out.dtype)
+    triangle = row_major((extent, extent), out.dtype, spread)
     stride = spec.operands[0].strides[dim] if rank else 1
     sides = Sides(0, triangle, 1, out.elements // extent, extent, extent, stride, extent)
     done = multiply(build, "cumsum", sides, out.dtype)
-    constants = done.worklists + lies.bytes
+    constants = done.worklists + spread.bytes
     return build.plan((done.outputs.layout(out.dtype),), constants=constants, note=str(done.splits))
 
 
@@ -211,15 +211,15 @@ def scan(spec: OpSpec, machine: Machine) -> Plan:
     build = Builder(spec, machine)
     out = spec.outputs[0]
     assert out is not None
-    lies = _gather_linear(build, out, [0])
-    build.map("scan on tile", "generic", lies.elements, out.dtype)
-    tiles = (lies.elements > 0).astype(np.int64)
+    spread = _gather_linear(build, out, [0])
+    build.map("scan on tile", "generic", spread.elements, out.dtype)
+    tiles = (spread.elements > 0).astype(np.int64)
     last = tiles * int(tiles.sum())
     build.exchange("carry", last * 4, tiles * 4)
     build.map("scan carries", "generic", last, out.dtype)
-    build.map("add carry", "add_scalar", lies.elements, out.dtype)
+    build.map("add carry", "add_scalar", spread.elements, out.dtype)
     layouts: list[Layout | None] = [
-        None if o is None else lies.layout(o.dtype) for o in spec.outputs
+        None if o is None else spread.layout(o.dtype) for o in spec.outputs
     ]
     return build.plan(tuple(layouts))
 
@@ -276,11 +276,11 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
     are copied there.
     """
     build = Builder(spec, machine)
-    operand, lies = build.lead(0)
+    operand, spread = build.lead(0)
     extent, most = _sorted(spec)
     rows = operand.elements // max(extent, 1)
     if operand.item_bytes < PARTIAL_BYTES:
-        build.map("cast keys", "cast", lies.elements, operand.dtype, flops=0)
+        build.map("cast keys", "cast", spread.elements, operand.dtype, flops=0)
     pair_bytes = 2 * 2 * PARTIAL_BYTES  # two keys and two values
     pairs = np.zeros(machine.tiles, np.int64)
     for number, (present, distance) in enumerate(bitonic_steps(extent, most) if rows else ()):
@@ -299,11 +299,11 @@ def sort(spec: OpSpec, machine: Machine) -> Plan:
         kind = "popops::CompareAndSwapAtDistanceKeyVal<float,unsigned int,false>"
         build.compute(f"step {number}/compare", kind, cycles, total)
     if not build.steps:  # one element a row
-        build.map("copy", "copy", lies.elements, operand.dtype, flops=0)
-    found = pairs if pairs.any() else lies.elements
-    key = ("sorted", 0, digest(lies.key, operand.shape, extent, most))
+        build.map("copy", "copy", spread.elements, operand.dtype, flops=0)
+    received = pairs if pairs.any() else spread.elements
+    key = ("sorted", 0, digest(spread.key, operand.shape, extent, most))
     layouts = (
-        None if o is None else Spread(key, apportion(o.elements, found)).layout(o.dtype)
+        None if o is None else Spread(key, apportion(o.elements, received)).layout(o.dtype)
         for o in spec.outputs
     )
     return build.plan(tuple(layouts), note=f"{len(bitonic_steps(extent, most))} steps")

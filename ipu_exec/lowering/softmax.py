@@ -32,16 +32,16 @@ def log_softmax(spec: OpSpec, machine: Machine) -> Plan:
 
 def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
     build = Builder(spec, machine)
-    operand, lies = build.lead(0)
+    operand, spread = build.lead(0)
     out = spec.outputs[0]
     assert out is not None
     dims = _dim(spec.args[1], len(operand.shape))
-    most = reduce_over(build, operand, lies, dims, "MAX", "max")
+    most = reduce_over(build, operand, spread, dims, "MAX", "max")
     broadcast_back(build, most, "broadcast max", operand.item_bytes)
-    shifted = build.map("subtract max", "sub_vector", lies.elements, out.dtype)
-    build.hold("exponentials", lies.elements * out.item_bytes, shifted, shifted + 2)
-    build.map("exp", "exp", lies.elements, out.dtype)
-    total = reduce_over(build, operand, lies, dims, "ADD", "sum")
+    shifted = build.map("subtract max", "sub_vector", spread.elements, out.dtype)
+    build.hold("exponentials", spread.elements * out.item_bytes, shifted, shifted + 2)
+    build.map("exp", "exp", spread.elements, out.dtype)
+    total = reduce_over(build, operand, spread, dims, "ADD", "sum")
     build.map(
         "log" if log else "inverse", "log" if log else "inverse", total.spread.elements, "float32"
     )
@@ -49,36 +49,40 @@ def _softmax(spec: OpSpec, machine: Machine, log: bool) -> Plan:
     build.map(
         "subtract log sum" if log else "scale",
         "sub_vector" if log else "mul_vector",
-        lies.elements,
+        spread.elements,
         out.dtype,
     )
-    return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
+    return build.plan(
+        (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
+    )
 
 
 @lowering("aten._softmax_backward_data", "aten._log_softmax_backward_data")
 def softmax_backward(spec: OpSpec, machine: Machine) -> Plan:
     """Softmax: multiply, reduce, subtract, multiply; its log: reduce, exp, multiply, subtract."""
     build = Builder(spec, machine)
-    operand, lies = build.lead(1)
+    operand, spread = build.lead(1)
     out = spec.outputs[0]
     assert out is not None
-    bring(build, 0, operand, lies)
+    bring(build, 0, operand, spread)
     dims = _dim(spec.args[2], len(operand.shape))
     log = "log_softmax" in spec.name
     if not log:
-        step = build.map("multiply", "mul", lies.elements, out.dtype)
-        build.hold("product", lies.elements * out.item_bytes, step, 1 << 30)
-    total = reduce_over(build, operand, lies, dims, "ADD", "sum")
+        step = build.map("multiply", "mul", spread.elements, out.dtype)
+        build.hold("product", spread.elements * out.item_bytes, step, 1 << 30)
+    total = reduce_over(build, operand, spread, dims, "ADD", "sum")
     broadcast_back(build, total, "broadcast sum")
     if log:
-        step = build.map("exp", "exp", lies.elements, out.dtype)
-        build.hold("probabilities", lies.elements * out.item_bytes, step, 1 << 30)
-        build.map("scale", "mul_vector", lies.elements, out.dtype)
-        build.map("subtract", "sub_", lies.elements, out.dtype)
+        step = build.map("exp", "exp", spread.elements, out.dtype)
+        build.hold("probabilities", spread.elements * out.item_bytes, step, 1 << 30)
+        build.map("scale", "mul_vector", spread.elements, out.dtype)
+        build.map("subtract", "sub_", spread.elements, out.dtype)
     else:
-        build.map("subtract", "sub_vector", lies.elements, out.dtype)
-        build.map("multiply by output", "mul_", lies.elements, out.dtype)
-    return build.plan((Spread(result_key(lies, operand, out), lies.elements).layout(out.dtype),))
+        build.map("subtract", "sub_vector", spread.elements, out.dtype)
+        build.map("multiply by output", "mul_", spread.elements, out.dtype)
+    return build.plan(
+        (Spread(result_key(spread, operand, out), spread.elements).layout(out.dtype),)
+    )
 
 
 # PopART's variants that write over the operand (willow/include/popart/op/softmax.hpp).

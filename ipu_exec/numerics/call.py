@@ -30,6 +30,18 @@ class CallPlan:
     reduction: ReductionType
     strategy: MeanReductionStrategy
     groupings: Groupings = field(default_factory=dict)
+    instance: int = 0  # which of the processes that share the replicas this is
+    instances: int = 1
+
+    @property
+    def total_replicas(self) -> int:
+        """Replicas of all instances; ``replicas`` are this one's."""
+        return self.replicas * self.instances
+
+    @property
+    def first_replica(self) -> int:
+        """The number of this instance's first among all replicas."""
+        return self.instance * self.replicas
 
     @property
     def factor(self) -> int:
@@ -39,7 +51,7 @@ class CallPlan:
     @property
     def mean_divisor(self) -> int:
         """What Mean divides summed gradients by: accumulation steps x replicas."""
-        return self.accumulation * self.replicas
+        return self.accumulation * self.total_replicas
 
     def micro_batch_index(self, iteration: int, step: int, replica: int) -> int:
         """Position of a micro-batch along dimension 0, in micro-batches."""

@@ -14,8 +14,9 @@ IPUs or cycles. Training gives, bit for bit, the float32 weights of this PyTorch
 
 ``(loss / accumulation).backward()`` rounds each quotient and differs in the last bits. Replicas run
 their micro-batches one after another; their gradients are added in replica order before the
-division. float16 weights are updated in float32, whoever's the optimiser is
-(`ipu_exec.numerics.precision`).
+division, also where several instances share them (`ipu_exec.numerics.collectives`), so that the
+bits do not depend on how replicas are shared out. float16 weights are updated in float32, whoever's
+the optimiser is (`ipu_exec.numerics.precision`).
 
 Micro-batches lie along dimension 0 in the order device iteration, accumulation step, replica, as
 PopART orders its data (popart ``session.py``: batches per step, accumulation factor, replication
@@ -37,7 +38,9 @@ from ipu_exec.enums import MeanReductionStrategy, ReductionType
 from ipu_exec.errors import UsageError
 from ipu_exec.numerics.anchors import Watch
 from ipu_exec.numerics.call import CallPlan, Outputs
+from ipu_exec.numerics.collectives import Instances
 from ipu_exec.numerics.precision import Precision
+from ipu_exec.numerics.randomness import ReplicaRandomness
 from ipu_exec.optimiser_attributes import loss_scaling
 from ipu_exec.replica_groups import run, spread
 
@@ -112,15 +115,30 @@ class ReplicaBuffers:
     """Buffers (running statistics) of replicas 1, 2, ...; the model's own are replica 0's.
 
     Each replica runs on other data, so its buffers go their own way from the model's at the first
-    call on.
+    call on. Replicas are counted within this instance. ``randomness``: None where they draw one
+    after another from PyTorch's generator, as a plain loop does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, randomness: ReplicaRandomness | None = None) -> None:
         self._kept: dict[int, dict[str, torch.Tensor]] = {}
+        self.randomness = randomness
 
     @contextlib.contextmanager
-    def of(self, model: torch.nn.Module, replica: int) -> Iterator[None]:
-        """Run the model with the buffers of ``replica``."""
+    def of(
+        self, model: torch.nn.Module, replica: int, among_all: int | None = None
+    ) -> Iterator[None]:
+        """Run the model with the buffers of ``replica``, and with random numbers of its own.
+
+        ``among_all``: its number among the replicas of all instances, where they have such.
+        """
+        drawing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self.randomness is not None:
+            drawing = self.randomness.of(replica if among_all is None else among_all)
+        with drawing, self._buffers_of(model, replica):
+            yield
+
+    @contextlib.contextmanager
+    def _buffers_of(self, model: torch.nn.Module, replica: int) -> Iterator[None]:
         buffers = dict(model.named_buffers())
         if replica == 0 or not buffers:
             yield
@@ -167,14 +185,15 @@ def infer(
     precision = precision or Precision()
     with torch.no_grad():
         for iteration, replica in _iterations(plan):
-            with buffers.of(model, replica):
+            among_all = plan.first_replica + replica
+            with buffers.of(model, replica, among_all):
                 for step in range(plan.accumulation):
                     taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
                     with (
                         _watched(watch, (taken, named), iteration, step, replica),
                         precision.model(replica),
                     ):
-                        returned = run(model, plan.groupings, replica, taken, named)
+                        returned = run(model, plan.groupings, among_all, taken, named)
                     outputs.add(returned, iteration, step, replica)
     return outputs.result()
 
@@ -189,8 +208,13 @@ def train(
     loss_of: Callable[[Any, bool], torch.Tensor] = find_loss,
     watch: Watch | None = None,
     precision: Precision | None = None,
+    together: Instances | None = None,
 ) -> Any:
-    """One training call: ``device_iterations`` weight updates; outputs by the output mode."""
+    """One training call: ``device_iterations`` weight updates; outputs by the output mode.
+
+    ``together``: the instances that share the replicas; this one runs its own and returns their
+    outputs.
+    """
     buffers = buffers or ReplicaBuffers()
     buffers.start(model, plan.replicas)
     outputs = Outputs(plan)
@@ -198,29 +222,31 @@ def train(
     precision = precision or Precision()
     with torch.enable_grad():
         for iteration in range(plan.device_iterations):
-            total: Gradients = {}
+            gradients = _Sum(parameters, together)
             scale = precision.scaler.scale if precision.scaler else loss_scaling(optimizer)
             for replica in range(plan.replicas):
-                with buffers.of(model, replica):
+                among_all = plan.first_replica + replica
+                with buffers.of(model, replica, among_all):
                     _clear(parameters)
                     for step in range(plan.accumulation):
                         taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
                         watched = _watched(watch, (taken, named), iteration, step, replica)
                         with precision.counting(), watched, precision.model(replica):
-                            returned = run(model, plan.groupings, replica, taken, named)
+                            returned = run(model, plan.groupings, among_all, taken, named)
                             if watch is not None:
                                 watch.backward()
                             _backward(
                                 loss_of(returned, forward_only), parameters, plan, step, scale
                             )
                         if plan.accumulation > 1:
-                            precision.accumulate(optimizer, parameters)
+                            precision.accumulate(optimizer, parameters, among_all)
                         outputs.add(returned, iteration, step, replica)
-                total = add_gradients(total, {p: p.grad for p in parameters if p.grad is not None})
+                gradients.add_replica()
+            total = gradients.total()
             for parameter in parameters:
                 parameter.grad = total.get(parameter)
             if precision.scaler:
-                precision.scaler.update(total.values())
+                precision.scaler.update(total.values(), together)
             with precision.update(optimizer):
                 _divide(parameters, plan, scale)
                 optimizer.step()
@@ -239,6 +265,29 @@ def _watched(
         if watch is None
         else watch.micro_batch(inputs, iteration, step, replica)
     )
+
+
+class _Sum:
+    """The gradients of replicas, added up in the order of the replicas of all instances."""
+
+    def __init__(self, parameters: list[torch.Tensor], together: Instances | None) -> None:
+        self._parameters, self._together = parameters, together
+        self._total: Gradients = {}
+        self._apart: list[Gradients] = []  # of each replica, where other instances have some too
+
+    def add_replica(self) -> None:
+        """Take what a replica has left in ``.grad``."""
+        mine = {p: p.grad for p in self._parameters if p.grad is not None}
+        if self._together is None:
+            self._total = add_gradients(self._total, mine)
+        else:
+            self._apart.append(mine)
+
+    def total(self) -> Gradients:
+        """The sums, the same on all instances."""
+        if self._together is None:
+            return self._total
+        return self._together.add_gradients(self._parameters, self._apart)
 
 
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:
@@ -265,7 +314,7 @@ def _backward(
 ) -> None:
     """Add the gradients of one micro-batch to ``.grad``, as the reduction strategy keeps them."""
     if plan.reduction is ReductionType.Mean and plan.strategy is MeanReductionStrategy.PostAndLoss:
-        scale = scale / plan.replicas
+        scale = scale / plan.total_replicas
     running = (
         plan.reduction is ReductionType.Mean and plan.strategy is MeanReductionStrategy.Running
     )
@@ -280,9 +329,13 @@ def _backward(
             # mean of step + 1 values = mean of step values x step / (step + 1) + value / (step + 1)
             mean, new = before.get(parameter), parameter.grad
             scaled = None if new is None else new.div_(step + 1)
-            kept = None if mean is None else mean.mul_(step / (step + 1))
+            previous = None if mean is None else mean.mul_(step / (step + 1))
             parameter.grad = (
-                scaled if kept is None else kept if scaled is None else kept.add_(scaled)
+                scaled
+                if previous is None
+                else previous
+                if scaled is None
+                else previous.add_(scaled)
             )
 
 
@@ -292,7 +345,7 @@ def _divide(parameters: list[torch.Tensor], plan: CallPlan, scale: float) -> Non
     if plan.reduction is ReductionType.Mean:
         divisor = {
             MeanReductionStrategy.Post: plan.mean_divisor,
-            MeanReductionStrategy.Running: plan.replicas,
+            MeanReductionStrategy.Running: plan.total_replicas,
             MeanReductionStrategy.PostAndLoss: plan.accumulation,
         }[plan.strategy]
     for parameter in parameters:

@@ -24,18 +24,18 @@ def states(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Te
 
     What no step has made yet is 0, as on the device.
     """
-    found = {}
+    states = {}
     for parameter, state, prefix in _each(optimizer, names):
         name, rows = names[parameter]
         value = optimizer.state.get(parameter, {}).get(state)
         if state == "step":
-            kept = torch.full((rows or 1,), float(0 if value is None else value))
+            on_device = torch.full((rows or 1,), float(0 if value is None else value))
         elif value is None:
-            kept = torch.full_like(parameter, _start(optimizer, state), requires_grad=False)
+            on_device = torch.full_like(parameter, _start(optimizer, state), requires_grad=False)
         else:
-            kept = value.detach().clone()
-        found[f"{prefix}___model.{name}"] = kept
-    return found
+            on_device = value.detach().clone()
+        states[f"{prefix}___model.{name}"] = on_device
+    return states
 
 
 def load(optimizer: torch.optim.Optimizer, names: Names, given: Mapping[str, torch.Tensor]) -> None:
@@ -65,7 +65,7 @@ def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Te
     """
     scaling = getattr(optimizer, "loss_scaling", None)
     scale = 1.0 if scaling is None else float(scaling)
-    found = {"lossScaling_FLOAT": torch.tensor(scale)}
+    state = {"lossScaling_FLOAT": torch.tensor(scale)}
     for group in optimizer.param_groups:
         own = {
             theirs: group[name] for name, theirs in _VALUES.items() if group.get(name) is not None
@@ -76,11 +76,11 @@ def values(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Te
             rate, decay = group["lr"], group.get("weight_decay", 0.0)
             own = {"scaledLearningRate0": rate / scale, "weightDecayScaleFactor0": 1 - rate * decay}
         for name, _ in (names[parameter] for parameter in group["params"] if parameter in names):
-            found |= {
+            state |= {
                 f"{key}___specific___model.{name}": torch.tensor(float(value))
                 for key, value in own.items()
             }
-    return found
+    return state
 
 
 _VALUES = {
@@ -101,19 +101,21 @@ def _each(
     """
     for group in optimizer.param_groups:
         if "betas" in group:
-            kept = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"}
+            popart_names = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"}
         elif "alpha" in group:
-            kept = {"square_avg": "Accl1", "step": "Step"}
-            kept |= {"grad_avg": "Accl2"} if group["centered"] else {}
-            kept |= {"momentum_buffer": "Accl3"} if group["momentum"] else {}
+            popart_names = {"square_avg": "Accl1", "step": "Step"}
+            popart_names |= {"grad_avg": "Accl2"} if group["centered"] else {}
+            popart_names |= {"momentum_buffer": "Accl3"} if group["momentum"] else {}
         else:
             one = getattr(
                 optimizer, "use_combined_accum", False
             )  # with the gradients added up, in one tensor
-            kept = {"momentum_buffer": "Accl" if one else "Accl1"} if group.get("momentum") else {}
+            popart_names = (
+                {"momentum_buffer": "Accl" if one else "Accl1"} if group.get("momentum") else {}
+            )
         for parameter in group["params"]:
             if parameter in names and parameter.requires_grad:
-                yield from ((parameter, state, prefix) for state, prefix in kept.items())
+                yield from ((parameter, state, prefix) for state, prefix in popart_names.items())
 
 
 def _start(optimizer: torch.optim.Optimizer, state: str) -> float:

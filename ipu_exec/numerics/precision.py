@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 from ipu_exec.capture.casts import Casting
 from ipu_exec.errors import UsageError
 from ipu_exec.lowering import info
+from ipu_exec.numerics.collectives import Instances
+from ipu_exec.numerics.randomness import seed_of_replica
 from ipu_exec.optimiser_attributes import loss_scaling, state_dtype
 
 HALF_MAX = 65504.0
@@ -113,10 +115,11 @@ class LossScaler:
         self._large += int((gradient.abs() > self.edge * HALF_MAX).sum() + gradient.isnan().sum())
         self._total += gradient.numel()
 
-    def update(self, gradients: Iterable[torch.Tensor]) -> None:
+    def update(self, gradients: Iterable[torch.Tensor], together: Instances | None = None) -> None:
         """Change the scale after a weight update's gradients were made.
 
         ``gradients``: those of the weights; infinite ones become the largest float16, as on an IPU.
+        ``together``: the instances whose replicas' gradients count alike.
         """
         for gradient in gradients:
             if gradient.dtype is torch.float16:
@@ -124,6 +127,8 @@ class LossScaler:
         self._updates += 1
         if self._updates < self.period:
             return
+        if together is not None:
+            self._large, self._total = together.total([self._large, self._total])
         if self._total:
             many = self._large > self.share * self._total
             self.scale = self.scale / 2 if many else min(self.scale * 2, MAX_SCALE)
@@ -138,17 +143,17 @@ class _Counting(TorchDispatchMode):
         self._scaler = scaler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         operator = info(str(func))
         in_backward = torch._C._current_graph_task_id() >= 0
         if in_backward and not operator.view and not operator.moves:
             node = torch._C._current_autograd_node()
-            results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+            results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
             accumulates = node is not None and node.name() == "torch::autograd::AccumulateGrad"
             if not accumulates and all(result.dtype is torch.float16 for result in results):
                 for result in results:
                     self._scaler.count(result)
-        return made
+        return output
 
 
 @dataclass
@@ -156,8 +161,9 @@ class Precision:
     """How float16 is treated. None: as PyTorch does."""
 
     scaler: LossScaler | None = None
-    rounding: torch.Generator | None = field(default=None)
+    rounding: torch.Generator | None = field(default=None)  # of what all replicas round alike
     casting: contextlib.AbstractContextManager[Any] = field(default_factory=contextlib.nullcontext)
+    _rounding_of: dict[int, torch.Generator] = field(default_factory=dict)  # of one replica's own
 
     def model(self, replica: int) -> contextlib.AbstractContextManager[Any]:
         """Enter it around forward and backward of a replica."""
@@ -170,13 +176,17 @@ class Precision:
         return _Counting(self.scaler) if self.scaler is not None else contextlib.nullcontext()
 
     def accumulate(
-        self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]
+        self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], replica: int = 0
     ) -> None:
-        """Round gradients that are being added up, where the optimiser keeps them in float16."""
+        """Round gradients that are being added up, where the optimiser keeps them in float16.
+
+        ``replica``: whose they are, counted over all instances; each draws numbers of its own, so
+        that the weight update, which all do alike, draws the same ones everywhere.
+        """
         if state_dtype(optimizer, "accumulator") is torch.float16:
             for parameter in parameters:
                 if parameter.grad is not None and parameter.grad.dtype is torch.float32:
-                    parameter.grad.copy_(self._rounded(parameter.grad))
+                    parameter.grad.copy_(self._rounded(parameter.grad, self._drawn_by(replica)))
 
     @contextlib.contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -190,7 +200,7 @@ class Precision:
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         halves = [p for p in parameters if p.dtype is torch.float16]
-        kept = [parameter.data for parameter in halves]
+        halves_before = [parameter.data for parameter in halves]
         for parameter in halves:
             gradient, parameter.grad = parameter.grad, None
             parameter.data = parameter.data.float()
@@ -200,7 +210,7 @@ class Precision:
         try:
             yield
         finally:
-            for parameter, place in zip(halves, kept, strict=True):
+            for parameter, place in zip(halves, halves_before, strict=True):
                 parameter.grad = None
                 new = parameter.data
                 place.copy_(
@@ -215,12 +225,21 @@ class Precision:
                     # PopTorch keeps velocities scaled as the loss is, so that small ones are not
                     # lost
                     scale = loss_scaling(optimizer) if name == "momentum_buffer" else 1.0
-                    value.copy_(self._rounded(value * scale) / scale)
+                    value.copy_(self._rounded(value * scale, self.rounding) / scale)
 
-    def _rounded(self, values: torch.Tensor) -> torch.Tensor:
+    def _drawn_by(self, replica: int) -> torch.Generator | None:
+        if self.rounding is None:
+            return None
+        if replica not in self._rounding_of:
+            seed = seed_of_replica(self.rounding.initial_seed(), replica + 1)
+            self._rounding_of[replica] = torch.Generator().manual_seed(seed)
+        return self._rounding_of[replica]
+
+    @staticmethod
+    def _rounded(values: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
         """The float32 values that float16 can hold."""
-        if self.rounding is not None:
-            return round_stochastically(values, self.rounding).float()
+        if generator is not None:
+            return round_stochastically(values, generator).float()
         return values.clamp(-HALF_MAX, HALF_MAX).half().float()
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import logging
 import platform
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.profile_header import header
 from ipu_exec.compiler.profile_rows import rows
 from ipu_exec.options import Options
+from ipu_exec.session.agreement import Peer
 from profiler import ProfileError, ProfileTaken, ProfileWriter, debug_info, pvti, records
 
 logger = logging.getLogger("ipu_exec")
@@ -34,7 +37,10 @@ class ProfileSession:
     Does nothing where they ask for none.
     """
 
-    def __init__(self, options: Options, executable: Executable, folder: str) -> None:
+    def __init__(
+        self, options: Options, executable: Executable, folder: str, peers: Sequence[Peer] = ()
+    ) -> None:
+        """``peers``: the instances whose profile it is, where there are several."""
         self._wanted = options.profiling()
         self._executable = executable
         self._writer: ProfileWriter | None = None
@@ -53,6 +59,7 @@ class ProfileSession:
                 model=options.model_name or "",
                 torch=torch.__version__,
                 python=platform.python_version(),
+                instances=[asdict(peer) for peer in peers],
                 state="compiled" if over is None else "out of memory",
             )
             for batch in rows(executable):

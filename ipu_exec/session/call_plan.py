@@ -29,6 +29,8 @@ def plan_call(options: Options, training: bool) -> CallPlan:
         output_period=options.output_return_period,
         reduction=options.Training.accumulation_and_replication_reduction_type,
         strategy=options.Training.mean_accumulation_and_replication_reduction_strategy,
+        instance=options.Distributed.processId,
+        instances=options.Distributed.numProcesses,
     )
     count = plan.device_iterations * plan.accumulation
     if mode is OutputMode.EveryN and count % plan.output_period:

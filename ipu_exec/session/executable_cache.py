@@ -8,9 +8,12 @@ A cache that does not work costs a warning.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from filelock import FileLock
 
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.options import CompileOptions
@@ -32,9 +35,16 @@ def from_cache(
     name = executable_file.key(graph, options, registry.by_users())
     path = Path(directory) / f"{name}{executable_file.SUFFIX}"
     cached = _read(path)
-    if cached is not None:
-        logger.info("taken from the cache: %s", path)
-        return cached
+    if cached is None:
+        with _alone(path):
+            cached = _read(path)
+            if cached is None:
+                return _compile(path, options, compiled)
+    logger.info("taken from the cache: %s", path)
+    return cached
+
+
+def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executable]) -> Executable:
     executable = compiled()
     stored = executable_file.Stored({"training": options.training}, executable, {}, {}, None)
     try:
@@ -42,6 +52,28 @@ def from_cache(
     except Error as error:
         logger.warning("nothing is kept in the cache: %s", error)
     return executable
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Of processes that want one executable, one compiles while the others wait and then read it.
+
+    The lock is the kernel's, so that a dead process holds none. Its file goes once there is an
+    executable to read: whoever waits at the old file finds that.
+    """
+    lock = FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        logger.warning("the cache is not locked: %s", error.strerror)
+        yield
+        return
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def _read(path: Path) -> Executable | None:

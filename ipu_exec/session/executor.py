@@ -26,8 +26,11 @@ from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.context import keeping_what_is_saved, on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
+from ipu_exec.instances import launched
 from ipu_exec.numerics import loop as numerics
+from ipu_exec.numerics.collectives import Instances, connect
 from ipu_exec.numerics.precision import LossScaler, Precision
+from ipu_exec.numerics.randomness import ReplicaRandomness
 from ipu_exec.optim import (
     SGD,
     AttributeTracker,
@@ -41,7 +44,9 @@ from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.replica_groups import GroupedParameter
 from ipu_exec.session import arguments
 from ipu_exec.session import executable_file as executables
+from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call
+from ipu_exec.session.proposed_blocks import prepare
 from ipu_exec.structures import learn
 from profiler.enums import Role
 
@@ -109,6 +114,8 @@ class PoplarExecutor:
     the optimiser's structure change. Holds a copy of ``options`` and freezes the given ones.
     """
 
+    made = False  # whether a script wrapped a model yet, for `ipu-run`
+
     def __init__(
         self,
         model: torch.nn.Module | PoplarExecutor,
@@ -141,7 +148,10 @@ class PoplarExecutor:
         self._state: dict[str, Any] = {}
         self._session: Any = None
         self._closer: weakref.finalize[..., Any] | None = None
-        self._buffers = numerics.ReplicaBuffers()
+        own_draws = ReplicaRandomness() if launched(self._options) else None
+        self._buffers = numerics.ReplicaBuffers(own_draws)
+        self._together: Instances | None = None  # once they have met
+        self._peers: tuple[Peer, ...] = ()
         self._anchors: dict[str, Anchor] = {}
         self._anchored: dict[str, torch.Tensor] = {}
         self._constants: dict[str, Any] = {}
@@ -159,6 +169,7 @@ class PoplarExecutor:
             _check_inference(self._options)
         self._plan = plan_call(self._options, training)
         self._options._freeze()
+        PoplarExecutor.made = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({module_repr(self._model)})"
@@ -205,6 +216,7 @@ class PoplarExecutor:
                     self._buffers,
                     watch=watch,
                     precision=self._float16(),
+                    together=self._together,
                 )
             else:
                 result = numerics.infer(
@@ -278,22 +290,47 @@ class PoplarExecutor:
         """Compile where that is due. Gives the inputs with the defaults of ``forward``."""
         bound = arguments.bind(self._model, args, kwargs)
         learn((bound.args, bound.kwargs))
-        groupings = grouping.resolve(self._model, self.per_replica_params, self._plan.replicas)
+        groupings = grouping.resolve(
+            self._model, self.per_replica_params, self._plan.total_replicas
+        )
         self._plan = replace(self._plan, groupings=groupings)
         inputs = arguments.describe(bound.arguments)
         if self._executable is not None:
             arguments.check(self._inputs, inputs)
         streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
+        if self._executable is None:
+            self._fill_pipeline((streamed, named))
         numerics.check_batch((streamed, named), self._plan)
         state = self._state_of_model()
         if self._executable is not None and state != self._state:
             for reason in _differences(self._state, state):
                 logger.warning("recompiling because %s", reason)
             self._release()
+        self._meet(inputs)
         if self._executable is None:
             self._compile(streamed, named)
             self._inputs, self._state = inputs, state
         return streamed, named
+
+    def _fill_pipeline(self, inputs: Any) -> None:
+        """Take the Blocks and micro-batches that `ipu-run --num-ipus` chose, where it did."""
+        options = prepare(self._model, self._options, self._training, inputs)
+        if options is not None:
+            self._options = options
+            plan = plan_call(options, self._training)
+            self._plan = replace(plan, groupings=self._plan.groupings)
+
+    def _meet(self, inputs: dict[str, Any]) -> None:
+        """Find the other instances before the first call, where some share the training."""
+        options = self._options
+        offline = options.connection_type is ConnectionType.Never
+        if self._plan.instances == 1 or not self._training or offline or self._together:
+            return
+        assert self._optimizer is not None
+        together = connect(self._plan.instance, self._plan.instances)
+        structure = _structure(self._optimizer)
+        self._peers = agree(together, options, self._model, inputs, structure)
+        self._together = together
 
     def _compile(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents = ()
@@ -338,10 +375,12 @@ class PoplarExecutor:
 
         Open its profile, check its memory and find the anchored tensors.
         """
-        if self._options.profiling().enabled:
+        if self._options.profiling().enabled and self._plan.instance == 0:
             from ipu_exec.session.autoreport import ProfileSession
 
-            self._session = ProfileSession(self._options, executable, self._report_folder)
+            self._session = ProfileSession(
+                self._options, executable, self._report_folder, self._peers
+            )
             self._closer = weakref.finalize(
                 self, self._session.close
             )  # at the latest when Python ends
@@ -458,7 +497,7 @@ class PoplarExecutor:
         }
         own = {name: p.numel() for name, p in self._model.named_parameters(remove_duplicate=False)}
         for name, grouped in grouping.resolve(
-            self._model, self.per_replica_params, self._plan.replicas
+            self._model, self.per_replica_params, self._plan.total_replicas
         ).items():
             own[name] //= grouped.rows
         strange = sorted(name for name, elements in weights.items() if own.get(name) != elements)
@@ -486,7 +525,10 @@ class PoplarExecutor:
 
     @rng_state.setter
     def rng_state(self, state: Sequence[int]) -> None:
-        torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+        loaded = torch.tensor(list(state), dtype=torch.uint8)
+        torch.set_rng_state(loaded)
+        if self._buffers.randomness is not None:
+            self._buffers.randomness.restart(loaded)
         self._seeded = True  # randomSeed does not overwrite it at the first call
 
     # -- tensors ---

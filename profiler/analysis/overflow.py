@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler import liveness
-from profiler.memory import CODE, CODE_REGION, IpuVariables, including_gaps, largest
+from profiler.memory import CODE, CODE_REGION, IpuVariables, largest
 from profiler.report import Report
 
 WHOLE = "tile memory"
@@ -45,13 +45,9 @@ def overflows(report: Report) -> list[Overflow]:
 def _of_ipu(report: Report, ipu: int) -> Iterator[Overflow]:
     target, variables = report.target, report.ipu_variables(ipu)
     everything = np.ones(len(variables.id), dtype=bool)
-    plain, interleaved = variables.peaks(False), variables.peaks(True)
-    total = including_gaps(plain.tile_peak, interleaved.tile_peak, target.region0_bytes)
-    tile = int(total.argmax())
-    # where region 1 is used and region 0 has a gap, the fullest step of region 1 decides
-    gap = interleaved.tile_peak[tile] > 0 and plain.tile_peak[tile] <= target.region0_bytes
-    step = int((interleaved if gap else plain).tile_peak_step[tile])
-    over = int(total[tile]) - target.bytes_per_tile
+    tiles = report.tiles(ipu)
+    tile = int(tiles["overflow"].to_numpy().argmax())
+    step, over = int(tiles["peak_step"].iloc[tile]), int(tiles["overflow"].iloc[tile])
     if over > 0:
         place = (ipu, tile, step, WHOLE, target.bytes_per_tile, over)
         yield Overflow(*place, *_live(report, variables, everything, tile, step))

@@ -292,6 +292,8 @@ class Model:
         for ipu, order in enumerate(self.order):
             here = np.flatnonzero((columns["ipu"] == ipu) & (columns["always_live"] == 0))
             start, stop = columns["start"][here], columns["stop"][here]
+            if (start < 0).any() or (stop > len(order)).any():
+                raise self.damaged(f"a variable is live outside the steps of IPU {ipu}")
             lives = stop > start
             first[here[lives]] = order[start[lives]]
             last[here[lives]] = order[stop[lives] - 1] + 1

@@ -189,8 +189,14 @@ class LoweredArrays:
     bytes: np.ndarray
     tileId: np.ndarray
     equivalenceClass: np.ndarray
-    variable: np.ndarray
+    rows: np.ndarray  # of ``names``: the variables, each once
+    pieces: np.ndarray  # how many each of them has
     names: np.ndarray
+
+    @property
+    def variable(self) -> np.ndarray:
+        """Row of ``names`` of each piece."""
+        return np.repeat(self.rows, self.pieces)
 
 
 class LoweredVariables:
@@ -269,6 +275,8 @@ def lowered_ids(model: Model, rows: np.ndarray | list[int]) -> np.ndarray:
     """Ids of the pieces of some variables, in their order: int64."""
     chosen, first = np.asarray(rows, dtype=np.int64), model.lowered_first
     counts = first[chosen + 1] - first[chosen]
+    if len(chosen) and (np.diff(chosen) == 1).all():  # all of them, mostly
+        return np.arange(first[chosen[0]], first[chosen[-1] + 1])
     before = np.cumsum(counts) - counts
     return np.arange(counts.sum()) + np.repeat(first[chosen] - before, counts)
 
@@ -291,6 +299,7 @@ def lowered_arrays(model: Model, rows: np.ndarray) -> LoweredArrays:
         np.concatenate([none, *size]),
         on_tiles,
         np.repeat(model.classes[1][rows], counts),
-        np.repeat(rows, counts),
+        rows,
+        np.array(counts, dtype=np.int64),
         model.variables["name"],
     )

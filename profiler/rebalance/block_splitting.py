@@ -130,6 +130,7 @@ def split_block(report: Report, costs: Costs, block: int, number: int) -> Costs:
     name = costs.names[block]
     return replace(
         costs,
+        measured=False,
         names=(*costs.names[:block], f"{name}.1", f"{name}.2", *costs.names[block + 1 :]),
         stage=halves.both(costs.stage),
         cycles=_cycles_in_two(report, costs, halves, first, weight_share),
@@ -229,6 +230,7 @@ def _memory_in_two(
         always=halves.rest(memory.always, always),
         peak=halves.both(memory.peak),
         peak_interleaved=halves.both(memory.peak_interleaved),
+        residual_of=halves.both(memory.residual_of) if len(memory.residual) else memory.residual_of,
         saved=halves.rest(memory.saved, (memory.saved[block] * saved_share).astype(np.int64)),
         state=halves.rest(memory.state, state),
         state_once=halves.two(

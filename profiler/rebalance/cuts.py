@@ -15,11 +15,15 @@ from profiler.report import Report
 
 @dataclass(frozen=True)
 class Ties:
-    """Weights that several Blocks read: their names, which Blocks, and the bytes of each weight."""
+    """Weights that several Blocks read: their names, which Blocks, and the bytes of each weight.
+
+    ``tensors``: their ids in the profile.
+    """
 
     names: tuple[str, ...] = ()
     blocks: tuple[tuple[int, ...], ...] = ()
     nbytes: tuple[int, ...] = ()
+    tensors: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -40,12 +44,13 @@ class Ties:
         for tensor, block in zip(weights["tensor"].tolist(), blocks, strict=True):
             readers.setdefault(tensor, set()).add(block)
         size = weights.groupby("tensor")["bytes"].max().to_dict()
-        name = dict(zip(weights["tensor"].tolist(), weights["name"].tolist(), strict=True))
+        name = weights.groupby("tensor")["name"].first().to_dict()  # a copy of it has a number
         tied = sorted(tensor for tensor, readers_of in readers.items() if len(readers_of) > 1)
         return cls(
             tuple(name[tensor] for tensor in tied),
             tuple(tuple(sorted(readers[tensor])) for tensor in tied),
             tuple(int(size[tensor]) for tensor in tied),
+            tuple(tied),
         )
 
 

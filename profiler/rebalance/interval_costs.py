@@ -74,7 +74,7 @@ class IntervalCosts:
             shortest = np.where(self._fits_somehow(k), self.final, INFINITE)
         else:
             shortest = np.full_like(self.final, INFINITE)
-            for cycles, fits in zip(self.early, self._fits(k), strict=True):
+            for cycles, fits in zip(self.early, self.fits(k), strict=True):
                 shortest = np.where(fits, np.minimum(shortest, cycles), shortest)
         return np.where(self.allowed, shortest, INFINITE)
 
@@ -84,11 +84,12 @@ class IntervalCosts:
         cycles = [self.final] * len(self.choices) if k == self.stages - 1 else self.early
         length = [
             int(c[at]) if fits[at] else INFINITE
-            for c, fits in zip(cycles, self._fits(k), strict=True)
+            for c, fits in zip(cycles, self.fits(k), strict=True)
         ]
         return self.choices[int(np.argmin(length))]
 
-    def _fits(self, k: int) -> list[np.ndarray]:
+    def fits(self, k: int) -> list[np.ndarray]:
+        """Where the tiles of stage k hold it, bool[first, width] of each choice."""
         if self.memory is None:
             return [self.final < INFINITE] * len(self.choices)
         depth = depth_of(self.costs, self.stages, k)
@@ -98,7 +99,7 @@ class IntervalCosts:
         ]
 
     def _fits_somehow(self, k: int) -> np.ndarray:
-        fits: np.ndarray = np.logical_or.reduce(self._fits(k))
+        fits: np.ndarray = np.logical_or.reduce(self.fits(k))
         return fits
 
 

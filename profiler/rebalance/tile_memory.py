@@ -2,19 +2,25 @@
 
 A stage holds what its Blocks always hold, the code that they run (once, where they share it), the
 stash, what its Blocks have saved up to the one that runs, and what that one holds while it runs.
-Blocks keep the tiles they were profiled on; the stash is spread evenly (both are estimates).
+Blocks keep the tiles they were profiled on; the stash is spread evenly (both are estimates). What
+these are off by on the IPUs of the profile is known (`BlockMemory.residual`), and is added: the
+split that was profiled comes out as it is, and others are nearer to that the more they resemble it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiler.memory import including_gaps
-from profiler.rebalance.costs import Costs
+from profiler.schedules import stash_depth
+
+if TYPE_CHECKING:
+    from profiler.rebalance.costs import Costs
 
 _CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
 _FULL = np.iinfo(np.int64).max // 8
@@ -35,6 +41,15 @@ class Choice:
         """The choice with which the profile was made."""
         return cls(costs.recompute, costs.offload)
 
+    @classmethod
+    def as_profiled(cls, costs: Costs, starts: Sequence[int]) -> tuple[Choice, ...]:
+        """Of stages that begin with these Blocks: their own where just these were profiled."""
+        stage = costs.stage.tolist()
+        own = [stage.index(k) for k in sorted(set(stage))]
+        if costs.choices and own == list(starts):
+            return costs.choices
+        return (cls.profiled(costs),) * len(starts)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -44,6 +59,23 @@ class Part:
     last: int
     depth: int
     choice: Choice
+
+
+def stage_parts(costs: Costs, starts: Sequence[int], choices: Sequence[Choice] = ()) -> list[Part]:
+    """Stages that begin with the Blocks ``starts``, each with what decides its memory.
+
+    ``choices``: how each saves memory (empty: all as profiled).
+    """
+    count = len(starts)
+    ways = tuple(choices) or Choice.as_profiled(costs, starts)
+    stashing = costs.training and costs.pipelined
+    if count == 1 and not costs.recompute_alone:
+        ways = (replace(ways[0], recompute=False),)
+    ends = [*(start - 1 for start in starts[1:]), len(costs) - 1]
+    return [
+        Part(first, last, stash_depth(count, k) if stashing else 0, way)
+        for k, (first, last, way) in enumerate(zip(starts, ends, ways, strict=True))
+    ]
 
 
 def stash_bytes(costs: Costs, part: Part) -> int:
@@ -64,28 +96,138 @@ def waiting(costs: Costs, depth: int, choice: Choice) -> int:
 
 def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
     """Bytes on each tile of an IPU that runs these stages, gaps included: int64[tile]."""
-    plain = costs.memory.shared.copy()
-    running = np.zeros_like(plain)
-    interleaved = np.zeros_like(plain)
-    plain += -(-sum(stash_bytes(costs, part) for part in parts) // costs.machine.tiles)
+    plain, interleaved = packed(costs, parts)
+    return including_gaps(plain + _residual(costs, parts), interleaved, costs.machine.region0_bytes)
+
+
+def packed(costs: Costs, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
+    """What these stages hold on each tile by the costs of their Blocks alone.
+
+    int64[tile] of region 0 and of region 1, without the Blocks' residual.
+    """
+    held, running, interleaved = _held_and_running(costs, parts)
+    return sum(held.values(), start=running), interleaved
+
+
+def contents(costs: Costs, parts: Sequence[Part]) -> dict[str, np.ndarray]:
+    """The same by what it is: words -> bytes on each tile, int64[tile]."""
+    held, running, interleaved = _held_and_running(costs, parts)
+    return {
+        **held,
+        "what a Block holds while it runs": running + interleaved,
+        "what the profile holds besides": _residual(costs, parts),
+    }
+
+
+def _held_and_running(
+    costs: Costs, parts: Sequence[Part]
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """All the time, by what it is; while Blocks run, in region 0; and in region 1."""
+    memory, tiles = costs.memory, costs.machine.tiles
+    always, state, running, interleaved = np.zeros((4, tiles), dtype=np.int64)
     runs = np.zeros(len(costs), dtype=bool)
     for part in parts:
-        runs[part.first : part.last + 1] = True
         some = slice(part.first, part.last + 1)
-        plain += costs.memory.always[some].sum(axis=0)
-        own = costs.memory.peak[some]
+        runs[some] = True
+        always += memory.always[some].sum(axis=0)
+        own = memory.peak[some]
         if part.choice.offload:
-            own = np.maximum(own, costs.memory.state_once[some])
+            own = np.maximum(own, memory.state_once[some])
         else:
-            plain += costs.memory.state[some].sum(axis=0)
+            state += memory.state[some].sum(axis=0)
         running = np.maximum(running, (own + _held(costs, part)).max(axis=0))
-        interleaved = np.maximum(interleaved, costs.memory.peak_interleaved[some].max(axis=0))
-    plain += (
-        costs.memory.code[(costs.memory.code_users & runs).any(axis=1)].sum(axis=0)
-        if len(costs.memory.code)
-        else 0
+        interleaved = np.maximum(interleaved, memory.peak_interleaved[some].max(axis=0))
+    code = memory.shared
+    if len(memory.code):
+        code = code + memory.code[(memory.code_users & runs).any(axis=1)].sum(axis=0)
+    stash = -(-sum(stash_bytes(costs, part) for part in parts) // tiles)
+    held = {
+        "weights, accumulators and their code": always,
+        "optimiser state": state,
+        "copies of weights that another IPU shares": np.full(tiles, _tied(costs, runs)),
+        "code that Blocks share, and the stack": code,
+        "the stash": np.full(tiles, stash),
+    }
+    return held, running, interleaved
+
+
+def _tied(costs: Costs, runs: np.ndarray) -> int:
+    """Bytes on each tile of the weights that Blocks here read and an earlier one elsewhere has.
+
+    ``runs``: bool[Block]. Spread evenly.
+    """
+    pairs = zip(costs.cuts.ties.blocks, costs.cuts.ties.nbytes, strict=True)
+    needed = [
+        nbytes for (home, *readers), nbytes in pairs if runs[readers].any() and not runs[home]
+    ]
+    return sum(-(-nbytes // costs.machine.tiles) for nbytes in needed)
+
+
+def _tied_of_all(costs: Costs, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """`_tied` of all stages of Blocks ``first .. last``: int64 as they broadcast."""
+    total = np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
+    for (home, *readers), nbytes in zip(
+        costs.cuts.ties.blocks, costs.cuts.ties.nbytes, strict=True
+    ):
+        reads = np.logical_or.reduce([(first <= block) & (block <= last) for block in readers])
+        elsewhere = (home < first) | (last < home)
+        total += np.where(reads & elsewhere, -(-nbytes // costs.machine.tiles), 0)
+    return total
+
+
+def _residual(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
+    """What these stages' tiles hold beyond `packed`: int64[tile].
+
+    Of each IPU of the profile by how alike the Blocks are: exact for its own, an estimate for
+    others.
+    """
+    if not len(costs.memory.residual):
+        return np.zeros(costs.machine.tiles, dtype=np.int64)
+    blocks = np.concatenate([np.arange(part.first, part.last + 1) for part in parts])
+    common = np.bincount(costs.memory.residual_of[blocks], minlength=len(costs.memory.residual))
+    return _carried(costs, common[None, :], len(blocks))[0]
+
+
+def _carried(costs: Costs, common: np.ndarray, count: int) -> np.ndarray:
+    """Residuals of sets of ``count`` Blocks, int64[set, tile].
+
+    ``common``, int64[set, IPU]: how many of them each IPU ran in the profile. Each IPU's residual
+    counts by the square of the Blocks in common over all that either has: whole for its own Blocks,
+    and next to nothing for all the model's, whose packing owes little to any one IPU.
+    """
+    residual, profiled = (
+        costs.memory.residual,
+        np.bincount(costs.memory.residual_of, minlength=len(costs.memory.residual)),
     )
-    return including_gaps(plain + running, interleaved, costs.machine.region0_bytes)
+    alike = common / (count + profiled[None, :] - common)
+    carried: np.ndarray = np.rint(alike**2 @ residual).astype(np.int64)
+    return carried
+
+
+def _with_blocks(costs: Costs, common: np.ndarray, here: slice, count: int) -> np.ndarray:
+    """`_carried` of sets that each get another Block (``here``), which ``common`` is told."""
+    if not len(costs.memory.residual):
+        return np.zeros((1, 1))
+    common[np.arange(len(common)), costs.memory.residual_of[here]] += 1
+    return _carried(costs, common, count)
+
+
+def residuals(costs: Costs, held: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """What each IPU held in region 0 beyond what its costs say, and which of them ran each Block.
+
+    int64[IPU, tile] and int64[Block]. ``held``: of each IPU as profiled, the bytes in region 0 of
+    its tiles. Empty where the stages do not follow the order of the Blocks.
+    """
+    stage = costs.stage.tolist()
+    if stage != sorted(stage) or sorted(set(stage)) != list(range(len(costs.ipus))):
+        return np.zeros((0, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    parts = stage_parts(costs, [stage.index(k) for k in range(len(costs.ipus))])
+    off = []
+    for ipu, region0 in held.items():
+        mine = [part for part, where in zip(parts, costs.ipus, strict=True) if where == ipu]
+        off.append(region0 - packed(costs, mine)[0])
+    row = {ipu: number for number, ipu in enumerate(held)}
+    return np.array(off), np.array([row[costs.ipus[k]] for k in stage])
 
 
 def _held(costs: Costs, part: Part) -> np.ndarray:
@@ -147,11 +289,13 @@ def interval_memory(
     region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
     stash = costs.stash_bytes(first, last, choice.recompute)
-    bound = _upper_bound(costs, always, own, first, last) if enough is not None else None
+    tied = _tied_of_all(costs, first, last)
+    bound = _upper_bound(costs, always, own, first, last) + tied if enough is not None else None
     if bound is not None and bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
         plain = bound
     else:
         plain = _exactly(costs, always, own, width, choice.recompute)
+        plain = np.where(plain < _FULL, plain + tied, _FULL)
     return IntervalMemory(
         np.where(inside, plain, _FULL),
         np.where(inside, gapped, _FULL),
@@ -177,7 +321,8 @@ def _upper_bound(
     held = np.concatenate([[0], np.cumsum(always + costs.memory.saved.max(axis=1))])
     most = _running_maximum(own.max(axis=1), first, last)
     most = most + _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
-    bound: np.ndarray = int(costs.memory.shared.max()) + held[last + 1] - held[first] + most
+    shared = int(costs.memory.shared.max()) + max(0, int(costs.memory.residual.max(initial=0)))
+    bound: np.ndarray = shared + held[last + 1] - held[first] + most
     return bound
 
 
@@ -198,13 +343,16 @@ def _exactly(
     )
     code, apart = _code_of_blocks(costs)
     total += int(code.sum(axis=0).max(initial=0))
+    residual = costs.memory.residual
+    total += int(np.abs(residual).max(initial=0))
     kind = np.int32 if total + int(costs.memory.shared.max()) < 2**31 else np.int64
     always, own, saved = (
         np.ascontiguousarray(part, dtype=kind) for part in (always, own, costs.memory.saved)
     )
     region1, shared = costs.memory.peak_interleaved.astype(kind), costs.memory.shared.astype(kind)
-    saves = bool(saved.any())
-    uses_region1 = bool(region1.any())
+    saves, uses_region1 = bool(saved.any()), bool(region1.any())
+    # Another residual may make a longer stage that much smaller.
+    enough = costs.machine.bytes_per_tile + 2 * int(np.abs(residual).max(initial=0))
     plain = np.full((count, width), _FULL, dtype=np.int64)
     for begin in range(0, count, _CHUNK):
         rows = slice(begin, min(begin + _CHUNK, count))
@@ -214,6 +362,7 @@ def _exactly(
         saved_here = np.zeros_like(held)
         running = np.zeros_like(held)
         interleaved = np.zeros_like(held)
+        common = np.zeros((rows.stop - rows.start, len(residual)), dtype=np.int64)
         for step in range(width):
             size = min(size, count - begin - step)
             if size <= 0:
@@ -238,9 +387,10 @@ def _exactly(
                 interleaved = interleaved[:size]
                 np.maximum(interleaved, region1[here], out=interleaved)
                 together += interleaved
-            fullest = together.max(axis=1)
-            plain[begin : begin + size, step] = fullest
-            if int(fullest.min()) > costs.machine.bytes_per_tile:
+            common = common[:size]
+            together += _with_blocks(costs, common, here, step + 1).astype(kind)
+            plain[begin : begin + size, step] = fullest = together.max(axis=1)
+            if int(fullest.min()) > enough:
                 break
     return plain
 

@@ -6,15 +6,16 @@ A prediction, in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from profiler import schedules
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
-from profiler.schedules import Schedule, stash_depth
+from profiler.rebalance.tile_memory import Choice, Part, stage_parts
+from profiler.rebalance.verdict import Answer, Verdict, verdicts
+from profiler.schedules import Schedule
 
 # Micro-batches that are laid out one by one. Those beyond are alike and only multiplied, so that
 # neither time nor memory follows a number that someone wrote.
@@ -51,17 +52,7 @@ class Assignment:
 
     def parts(self, costs: Costs) -> list[Part]:
         """Each stage with what decides its memory."""
-        choices = self.choices or (Choice.profiled(costs),) * len(self.starts)
-        stashing = costs.training and costs.pipelined
-        count = len(self.starts)
-        if count == 1 and not costs.recompute_alone:
-            choices = (replace(choices[0], recompute=False),)
-        return [
-            Part(first, last, stash_depth(count, k) if stashing else 0, choice)
-            for k, ((first, last), choice) in enumerate(
-                zip(self.spans(len(costs)), choices, strict=True)
-            )
-        ]
+        return stage_parts(costs, self.starts, self.choices)
 
     def stage_of(self, blocks: int) -> list[int]:
         """The stage of each Block."""
@@ -72,9 +63,9 @@ class Assignment:
 class Prediction:
     """What an assignment would give.
 
-    Cycles; bytes; ``problems`` says why it would not compile (empty: it would), ``notes`` what to
-    set for it. ``schedule`` is of at most `MOST_LAID_OUT` micro-batches (or four for each stage),
-    the other numbers of all.
+    Cycles; bytes. ``problems`` says why it would not compile; empty: it would, unless ``notes`` say
+    that memory is too close to call. ``notes`` also say what to set for it. ``schedule`` is of at
+    most `MOST_LAID_OUT` micro-batches (or four for each stage), the other numbers of all.
     """
 
     assignment: Assignment
@@ -83,15 +74,20 @@ class Prediction:
     pipeline_cycle: int  # in steady state
     forward: tuple[int, ...]  # of each stage
     backward: tuple[int, ...]  # recomputation included
-    fullest: tuple[int, ...]  # bytes on the fullest tile of each IPU, gaps included
+    memory: tuple[Verdict, ...]  # of each IPU
     samples_per_second: float
     problems: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
     @property
+    def fullest(self) -> tuple[int, ...]:
+        """Bytes on the fullest tile of each IPU, gaps included."""
+        return tuple(one.nbytes for one in self.memory)
+
+    @property
     def attached(self) -> int:
         """IPUs a replica that are taken: a power of two."""
-        return 1 << (len(self.fullest) - 1).bit_length()
+        return 1 << (len(self.memory) - 1).bit_length()
 
     @property
     def bottleneck(self) -> int:
@@ -150,7 +146,7 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
     )
     wanted = costs.micro_batches if legal else _least(stages, costs.training)
     schedule, total = laid_out(stage_costs, wanted, costs.pipelined)
-    fullest = _fullest(costs, parts, assignment.ipus)
+    memory = verdicts(costs, parts, assignment.ipus, _as_profiled(costs, assignment))
     steady = [c for c, phase in enumerate(schedule.phases) if phase == "steady"]
     length = schedule.cycle_end - schedule.cycle_start
     pace = int(length[steady].max()) if steady else int(length.max(initial=0))
@@ -163,10 +159,10 @@ def what_if(costs: Costs, assignment: Assignment) -> Prediction:
         pace,
         forward,
         backward if costs.training else (),
-        fullest,
+        memory,
         rate,
-        tuple(_problems(costs, stages, fullest, legal)),
-        tuple(_notes(costs, len(fullest))),
+        tuple(_problems(costs, stages, memory, legal)),
+        tuple(_notes(costs, memory)),
     )
 
 
@@ -206,12 +202,40 @@ def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
 
 
 def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
-    """The placement for ``ipu-run --placement``: stages with Blocks and IPUs, for `json.dump`."""
+    """The placement for ``ipu-run --placement``, for `json.dump`.
+
+    Stages with Blocks and IPUs, how each saves memory, and what is predicted of it all: the promise
+    that ``ipu-report rebalance --verify`` holds against what came.
+    """
     stages = [
-        {"ipu": ipu, "blocks": list(costs.names[first : last + 1])}
-        for ipu, (first, last) in zip(assignment.ipus, assignment.spans(len(costs)), strict=True)
+        _stage_of_file(costs, part, ipu, k == len(assignment.starts) - 1)
+        for k, (part, ipu) in enumerate(zip(assignment.parts(costs), assignment.ipus, strict=True))
     ]
-    return {"format": "ipuscope placement", "version": 1, "stages": stages}
+    prediction = what_if(costs, assignment)
+    promise = {
+        "cycles": prediction.total,
+        "pipeline_cycle": prediction.pipeline_cycle,
+        "stage_cycles": prediction.stage_cycles.tolist(),
+        "fullest": list(prediction.fullest),
+        "micro_batches": costs.micro_batches,
+        "samples": costs.samples,
+    }
+    return {
+        "format": "ipuscope placement",
+        "version": 2,
+        "stages": stages,
+        **({"memory_proportion": dict(costs.proportions)} if costs.proportions else {}),
+        "promise": promise,
+    }
+
+
+def _stage_of_file(costs: Costs, part: Part, ipu: int, final: bool) -> dict[str, Any]:
+    """The last stage of a pipeline recomputes what checkpoints ask for, as predicted of any."""
+    stage: dict[str, Any] = {"ipu": ipu, "blocks": list(costs.names[part.first : part.last + 1])}
+    if not costs.training:
+        return stage
+    recompute = costs.recompute if final or not costs.pipelined else part.choice.recompute
+    return {**stage, "recompute": recompute, "state_off_chip": part.choice.offload}
 
 
 def _least(stages: int, training: bool) -> int:
@@ -265,32 +289,40 @@ def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -
     return tuple(int(c) for c in cycles) if cycles.any() else ()
 
 
-def _fullest(costs: Costs, parts: list[Part], ipus: tuple[int, ...]) -> tuple[int, ...]:
-    mine: list[list[Part]] = [[] for _ in range(max(ipus) + 1)]
-    for part, ipu in zip(parts, ipus, strict=True):
-        mine[ipu].append(part)
-    return tuple(int(ipu_bytes(costs, some).max()) if some else 0 for some in mine)
+def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
+    """Whether it is what the profile holds, so that its memory is known and not predicted."""
+    own = Choice.as_profiled(costs, assignment.starts)
+    return (
+        costs.measured
+        and assignment.ipus == costs.ipus
+        and assignment.stage_of(len(costs)) == costs.stage.tolist()
+        and (assignment.choices or own) == own
+    )
 
 
-def _notes(costs: Costs, ipus: int) -> list[str]:
-    """IPUs are attached in powers of two (docs/poptorch-semantics.md#placement)."""
+def _notes(costs: Costs, memory: tuple[Verdict, ...]) -> list[str]:
+    """Tiles that are nearly full, and IPUs that idle.
+
+    IPUs are attached in powers of two (docs/poptorch-semantics.md#placement).
+    """
+    notes = [
+        f"IPU {one.ipu}: {one} ({one.nbytes:,} of {one.limit:,} bytes on tile {one.tile})"
+        for one in memory
+        if one.answer is Answer.CLOSE
+    ]
+    ipus = len(memory)
     attached = 1 << (ipus - 1).bit_length()
     if attached == ipus:
-        return []
+        return notes
     idle = (
         f"{ipus} IPUs are not a power of two: {attached} are attached, {attached - ipus} of them"
         " idle"
     )
-    return [
-        (
-            idle
-            if costs.rounds
-            else f"{idle}, and only with autoRoundNumIPUs(True), which a placement file sets"
-        )
-    ]
+    by_hand = f"{idle}, and only with autoRoundNumIPUs(True), which a placement file sets"
+    return [*notes, idle if costs.rounds else by_hand]
 
 
-def _problems(costs: Costs, stages: int, fullest: tuple[int, ...], legal: bool) -> list[str]:
+def _problems(costs: Costs, stages: int, memory: tuple[Verdict, ...], legal: bool) -> list[str]:
     problems = []
     if not legal:
         what = "gradient accumulation" if costs.training else "device iterations"
@@ -298,10 +330,5 @@ def _problems(costs: Costs, stages: int, fullest: tuple[int, ...], legal: bool) 
             f"{stages} stages need {what} of at least {_least(stages, costs.training)}; it is"
             f" {costs.micro_batches}"
         )
-    for ipu, size in enumerate(fullest):
-        if size > costs.machine.bytes_per_tile:
-            over = size - costs.machine.bytes_per_tile
-            problems.append(
-                f"IPU {ipu}: its fullest tile would hold {over:,} bytes more than it has"
-            )
+    problems += [f"IPU {one.ipu} {one}" for one in memory if one.answer is Answer.OVER]
     return problems

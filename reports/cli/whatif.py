@@ -76,7 +76,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
             costs = replace(costs, micro_batches=args.micro_batches)
         now = what_if(costs, profiled(costs))
         ipus = common.stage_ipus(args)
-        asked = [(text, parse_assignment(costs.names, text, ipus)) for text in args.assign]
+        asked = [(text, parse_assignment(costs.names, text, ipus, costs)) for text in args.assign]
         asked = asked or [("as profiled", profiled(costs))]
         found = [(text, what_if(costs, assignment)) for text, assignment in asked]
     except ValueError as error:
@@ -96,6 +96,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("ipus", "IPUs", identity),
         Column("fullest_tile", "fullest\ntile KiB", kibibytes),
         Column("legal", "compiles", words),
+        Column("memory", "memory", sentence),
     )
     shown = (
         *((Column("split", "split", sentence),) if several else ()),
@@ -119,6 +120,8 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
 
 
 def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object]:
+    from profiler.rebalance.verdict import summary
+
     return {
         "split": text,
         "cycles": prediction.total,
@@ -130,6 +133,7 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
         "attached_ipus": prediction.attached,
         "fullest_tile": max(prediction.fullest),
         "legal": "no" if prediction.problems else "yes",
+        "memory": summary(prediction.memory),
         "problems": "; ".join(prediction.problems),
         "notes": "; ".join(prediction.notes),
     }
@@ -138,7 +142,7 @@ def _row(text: str, prediction: Prediction, now: Prediction) -> dict[str, object
 def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
     """A row for each stage: its Blocks, cycles and the fullest tile of its IPU in bytes.
 
-    Columns: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile``.
+    Columns: ``stage, ipu, blocks, forward, backward, cycles, fullest_tile, memory``.
     """
     import pandas as pd
 
@@ -153,5 +157,6 @@ def stage_rows(costs: Costs, prediction: Prediction) -> pd.DataFrame:
             "backward": prediction.backward or (0,) * len(spans),
             "cycles": prediction.stage_cycles,
             "fullest_tile": [prediction.fullest[ipu] for ipu in assignment.ipus],
+            "memory": [str(prediction.memory[ipu]) for ipu in assignment.ipus],
         }
     )

@@ -38,7 +38,7 @@ def table() -> dict[str, set[str]]:
     for package, words in rows:
         if package in OURS and package not in found:
             names = re.findall(
-                r"[a-z_]+", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower()
+                r"[a-z_0-9]+", re.sub(r"\(.*?\)|;.*", "", words.replace(".figures", "")).lower()
             )
             found[package] = {package, *names} | set().union(
                 *(COMES_WITH.get(name, set()) for name in names)

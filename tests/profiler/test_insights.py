@@ -147,8 +147,9 @@ def obtained(one: Insight, before: Report, after: Report) -> float:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_gain_is_what_a_second_compile_obtains(name: str, tmp_path: Path) -> None:
-    """Within a tenth of it and half a per cent of the update; bytes on the fullest tile within a
-    tenth of the tile's state.
+    """Cycles within a tenth of it and half a per cent of the update.
+
+    Bytes on the fullest tile: no less than nine tenths of it, and at most a quarter more.
     """
     case = CASES[name]
     before = case.compiled(tmp_path / "before")
@@ -168,7 +169,8 @@ def test_a_gain_is_what_a_second_compile_obtains(name: str, tmp_path: Path) -> N
             ), one
         if one.gain_bytes:
             full = [int(analysis.fullest_tiles(report).max()) for report in (before, after)]
-            assert full[0] - full[1] == pytest.approx(one.gain_bytes, rel=0.1), one
+            # an update in parts also works on less at a time, which is no state
+            assert 0.9 * one.gain_bytes < full[0] - full[1] < 1.25 * one.gain_bytes, one
     assert checked
 
 

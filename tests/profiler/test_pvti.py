@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from profiler import ProfileWriter, open_report, pva, pvti, records
+from profiler.host import host_lanes, host_timeline
+from reports import trace
 from tests.paths import ROOT
 from tests.synthetic import synthetic_profile
 
@@ -133,3 +137,43 @@ def test_a_script_under_ipu_run_has_host_and_ipu_on_one_timeline(tmp_path):
     (file,) = (tmp_path / "host").glob("*.pvti")
     ((alone,),) = [one.threads for one in pva.openTrace(file).processes]
     assert [event.label for event in alone.events] == ["Epoch:0", "Epoch:1"]
+
+
+def test_host_and_ipus_are_on_one_timeline(tmp_path):
+    """Calls last as long as the IPUs take, the host's time between them stays, and what happened
+    during a call is within it.
+    """
+    path = tmp_path / "profile.pop"
+    with open_report(synthetic_profile(tmp_path / "known.pop", runs=2)) as known:
+        cycles, hz = known.runs["cycles"].tolist(), known.target.clock_hz
+    with closing(sqlite3.connect(tmp_path / "known.pop")) as connection:
+        connection.execute("UPDATE runs SET host_start_us = 1000, host_end_us = 5000 WHERE id = 0")
+        connection.execute("UPDATE runs SET host_start_us = 5300, host_end_us = 9000 WHERE id = 1")
+        events = [
+            (0, -1, 1, 1, "train", "epoch", 900, 9100),
+            (1, -1, 1, 2, "data", "load", 3000, 5100),
+        ]
+        marks = ", ".join("?" * 8)
+        connection.executemany(f"INSERT INTO host_events VALUES ({marks})", events)
+        connection.commit()
+    (tmp_path / "known.pop").rename(path)
+    first, second = (count / hz * 1e6 for count in cycles)
+    with open_report(path) as report:
+        lanes = host_lanes(report).set_index("label")
+        shift = host_timeline(report).shift
+        between = int(report.runs["start"].iloc[1] - report.runs["end"].iloc[0])
+        found = list(trace.events(report, None, None, False))
+    ends = lanes[["start_us", "end_us"]].round(3).to_dict("index")
+    calls = [name for name in ends if name.startswith("run")]
+    assert [ends[name]["start_us"] for name in calls] == [0, round(first + 300, 3)]
+    assert ends["epoch"]["start_us"] == -100
+    assert ends["epoch"]["end_us"] == round(first + 300 + second + 100, 3)
+    assert ends["load"] == {"start_us": round(first / 2, 3), "end_us": round(first + 100, 3)}
+    assert lanes["depth"].to_dict() == {"epoch": 0, "load": 0, **dict.fromkeys(calls, 1)}
+    assert shift.tolist() == [0, round(300 * hz / 1e6) - between]
+    slices = [one for one in found if one["ph"] == "X"]
+    on_host = {one["name"]: one for one in slices if one["cat"] == "host"}
+    on_ipus = {one["name"]: one for one in slices if one["cat"] == "call"}
+    for name in calls:
+        assert on_host[name]["ts"] == pytest.approx(on_ipus[name]["ts"], abs=2e-3)
+        assert on_host[name]["dur"] == pytest.approx(on_ipus[name]["dur"], abs=2e-3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from profiler import Report, analysis, open_report
 from profiler.analysis import critical_path
 from tests.synthetic import synthetic_profile
-from viewer.figures import lod, memory, pipeline, theme, trace, units, waterfall
+from viewer.figures import host, lod, memory, pipeline, theme, trace, units, waterfall
 from viewer.figures.units import Clock
 from viewer.pages import trace as trace_page
 
@@ -253,6 +253,26 @@ def test_long_names_keep_both_ends() -> None:
     assert len(short) == 40
     assert short.startswith("encoder/")
     assert short.endswith("/MatMul")
+
+
+def test_the_host_and_the_calls_are_bars_on_one_axis():
+    lanes = pd.DataFrame(
+        {
+            "process": 1,
+            "thread": 7,
+            "channel": ["train", "model", "model"],
+            "label": ["epoch", "run 0", "run 1"],
+            "start_us": [-100.0, 0.0, 900.0],
+            "end_us": [1_800.0, 600.0, 1_500.0],
+            "depth": [0, 1, 1],
+        }
+    )
+    figure = host.host_timeline(lanes, 2, theme.theme("light"))
+    on_host, first, second = figure.data
+    assert list(on_host.y) == ["host thread 7", *["host thread 7, in 1"] * 2]
+    assert list(on_host.base) == [-0.1, 0.0, 0.9] and list(on_host.x) == [1.9, 0.6, 0.6]
+    assert set(first.y) == {"IPU 0"} and set(second.y) == {"IPU 1"}
+    assert list(first.base) == list(second.base) == [0.0, 0.9]
 
 
 def test_the_red_line_is_the_critical_path_from_beginning_to_end(

@@ -269,8 +269,8 @@ def tiles(
     x = frame["tile"].to_numpy()
     figure = go.Figure()
     lines = [
-        ("including gaps", "total", theme.accent, "solid"),
-        ("excluding gaps", "total_excluding_gaps", "#e69f00", "solid"),
+        ("extent, with gaps", "total", theme.accent, "solid"),
+        ("used", "total_excluding_gaps", "#e69f00", "solid"),
         ("always live", "always_live", theme.muted, "dot"),
     ]
     for name, column, colour, dash in lines if gaps else lines[1:]:

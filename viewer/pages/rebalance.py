@@ -1,6 +1,6 @@
 """Rebalance: move Blocks between stages and see at once what that would give.
 
-The best split, and its placement.
+The quickest split, whether it is proven to be the best, and its placement.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def layout(view: View) -> Any:
     return [
         common.controls(
             view,
-            common.control("stages for the best split", _stage_count(len(costs.ipus), counts)),
+            common.control("stages to propose", _stage_count(len(costs.ipus), counts)),
             common.control(
                 "propose",
                 html.Div(
                     [
-                        html.Button("Best split", id="rebalance-best", className="quiet"),
+                        html.Button("Quickest split", id="rebalance-best", className="quiet"),
                         html.Button("As profiled", id="rebalance-profiled", className="quiet"),
                         html.Button("Save placement", id="rebalance-save", className="quiet"),
                         dcc.Download(id="rebalance-file"),
@@ -326,18 +326,21 @@ def _why(costs: Costs, prediction: Prediction) -> Any:
     except ValueError as error:
         return common.message(str(error), "warning")
     rest = prediction.total - best.prediction.total
+    which = "best" if best.proven else "quickest found"
     if best.prediction.assignment == prediction.assignment:
-        lead = f"This is the best split into {count} stages."
+        lead = f"This is the {which} split into {count} stages."
     elif prediction.problems and not best.prediction.problems:
         more = "less" if rest > 0 else "more"
         lead = (
-            f"The best split into {count} stages without these problems takes {abs(rest):,} cycles"
-            f" {more}."
+            f"The {which} split into {count} stages without these problems takes {abs(rest):,}"
+            f" cycles {more}."
         )
     elif rest > 0:
-        lead = f"The best split into {count} stages takes {rest:,} cycles less."
-    else:
+        lead = f"The {which} split into {count} stages takes {rest:,} cycles less."
+    elif best.proven:
         lead = f"No split into {count} stages is quicker."
+    else:
+        lead = f"No quicker split into {count} stages was found."
     return [
         html.P(lead),
         html.Ul([html.Li(words[0].upper() + words[1:] + ".") for words in best.why]),

@@ -9,6 +9,7 @@ from dash import Dash, Output, dcc, html
 
 from profiler import Report, analysis
 from profiler.analysis.critical_path import waterfall
+from profiler.analysis.instances import shared
 from profiler.insights import Insight, insights
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
@@ -148,6 +149,12 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def _shared(report: Report) -> list[tuple[str, Any]]:
+    """The instances of the script, where there are several."""
+    who = shared(report)
+    return [("run by", str(who))] if who.instances > 1 else []
+
+
 def machine(report: Report) -> list[tuple[str, Any]]:
     """What the model was compiled for, and what it became."""
     target, meta = report.target, report.meta
@@ -160,6 +167,7 @@ def machine(report: Report) -> list[tuple[str, Any]]:
                 f" {units.count(target.num_replicas, 'replica')}"
             ),
         ),
+        *_shared(report),
         ("a tile", f"{units.size(target.bytes_per_tile)}, {target.workers_per_tile} workers"),
         ("clock", f"{target.clock_hz / 1e9:.3g} GHz"),
         ("stages, Blocks", f"{len(report.stages)}, {len(report.blocks)}"),

@@ -12,6 +12,8 @@ import numpy as np
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from profiler import Report
+from profiler.host import host_lanes
+from viewer.figures import host as host_figures
 from viewer.figures import memory as memory_figures
 from viewer.figures import tiles as tile_figures
 from viewer.figures import trace as figures
@@ -106,6 +108,7 @@ def layout(view: View) -> Any:
             ],
             className="hits",
         ),
+        *_host(view),
         html.Div(
             [
                 common.card(
@@ -118,6 +121,21 @@ def layout(view: View) -> Any:
             ],
             className="row",
         ),
+    ]
+
+
+def _host(view: View) -> list[Any]:
+    """The host's tracepoints beside the calls that they ran, where the program had any."""
+    if not len(view.report.host_events):
+        return []
+    lanes, ipus = host_lanes(view.report), view.report.target.ipus_per_replica
+    return [
+        common.figure_card(
+            "Host and IPUs",
+            "trace-host",
+            host_figures.host_timeline(lanes, ipus, view.theme),
+            note="Calls take as long as the modelled IPUs do; between them is the host's own time.",
+        )
     ]
 
 

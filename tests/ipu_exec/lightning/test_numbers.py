@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule
 
 import ipu_exec as poptorch
 from ipu_exec.lightning import IPUStrategy
+from profiler import open_report
 from tests.ipu_exec.lightning import modules
 from tests.ipu_exec.lightning.modules import Run, fit
 
@@ -77,6 +78,24 @@ def test_a_pipeline(kind: type[LightningModule], devices: int, tmp_path: Path) -
     expected, _ = fit(kind, tmp_path / "cpu", accelerator="cpu", **four)
     found, _ = fit(kind, tmp_path / "ipu", accelerator="ipu", devices=devices, **four)
     same(found, expected)
+
+
+def test_sharded_and_clipped_over_both_stages(tmp_path: Path) -> None:
+    def options() -> poptorch.Options:
+        return poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())
+
+    clipped = {"gradient_clip_val": 0.05}
+    expected, _ = fit(modules.BlocksInInit, tmp_path / "cpu", accelerator="cpu", **clipped)
+    strategy = IPUStrategy(
+        autoreport_dir=tmp_path, training_opts=options(), inference_opts=options()
+    )
+    found, _ = fit(modules.BlocksInInit, tmp_path / "ipu", strategy=strategy, devices=2, **clipped)
+    same(found, expected)
+    with open_report(tmp_path / "training") as report:
+        assert report.meta["strategy"] == "sharded"
+        update = report.ops[report.ops.direction == "update"]
+        norms = update[update.aten.str.contains("norm")]
+        assert set(norms.stage) == {0, 1}
 
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])

@@ -48,7 +48,9 @@ class Session:
 
     made: ClassVar[list[Session]] = []
 
-    def __init__(self, options: Options, executable: Executable, training: bool) -> None:
+    def __init__(
+        self, options: Options, executable: Executable, training: bool, peers: object = ()
+    ) -> None:
         self.path, self.runs, self.closed, self.published = "the/path", 0, 0, 0
         Session.made.append(self)
 

@@ -1,0 +1,1 @@
+"""The names of Horovod that PopTorch scripts use on the host: `ipu_exec.horovod.torch`."""

@@ -1,0 +1,122 @@
+"""PopDist's names: which instance of how many a script is, and how many replicas it has.
+
+Without ``poprun`` or ``ipu-run --instances`` a script is the only instance, with one replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+from ipu_exec.errors import UsageError
+from ipu_exec.instances import Launch, launch
+from ipu_exec.numerics.collectives import Instances, connect
+
+Given = TypeVar("Given")
+_ALONE = Launch(0, 1, 0, 1, 0, 1, replicas=1, ipus_per_replica=1)
+
+
+def _launch() -> Launch:
+    return launch() or _ALONE
+
+
+def _together() -> Instances | None:
+    """The instances once they have met; None where there is one only."""
+    mine = _launch()
+    return connect(mine.rank, mine.size) if mine.size > 1 else None
+
+
+def isPopdistEnvSet() -> bool:
+    """Whether this process was started as an instance."""
+    return launch() is not None
+
+
+def init() -> None:
+    """Meet the other instances. The first call that needs them does so by itself."""
+    _together()
+
+
+def finalizeDistributed() -> None:
+    """Wait until every instance has come here."""
+    synchronize()
+
+
+def synchronize() -> None:
+    """Wait until every instance has come here."""
+    together = _together()
+    if together is not None:
+        together.barrier()
+
+
+def getInstanceIndex() -> int:
+    """The number of this instance, from 0."""
+    return _launch().rank
+
+
+def getNumInstances() -> int:
+    """Instances of the script."""
+    return _launch().size
+
+
+def getLocalInstanceIndex() -> int:
+    """The number of this instance among those of its host."""
+    return _launch().local_rank
+
+
+def getNumLocalInstances() -> int:
+    """Instances on this host."""
+    return _launch().local_size
+
+
+def getNumHosts() -> int:
+    """Hosts that run instances."""
+    return _launch().nodes
+
+
+def getNumTotalReplicas() -> int:
+    """Replicas of all instances."""
+    return _launch().replicas
+
+
+def getNumLocalReplicas() -> int:
+    """Replicas of this instance."""
+    return _launch().local_replicas
+
+
+def getReplicaIndexOffset() -> int:
+    """The number of this instance's first replica among all."""
+    return _launch().rank * _launch().local_replicas
+
+
+def getNumIpusPerReplica() -> int:
+    """What ``--ipus-per-replica`` says; 1 without."""
+    return _launch().ipus_per_replica
+
+
+def getDeviceId(ipus_per_replica: int | None = None) -> int:
+    """The device that this instance takes.
+
+    The modelled system has one partition, in which the devices of so many IPUs as an instance needs
+    are counted from 0: device i is instance i's.
+    """
+    if ipus_per_replica is not None and ipus_per_replica < 1:
+        raise UsageError(f"getDeviceId: a replica has IPUs, not {ipus_per_replica}")
+    return _launch().rank
+
+
+def execute_on_instances(
+    instances: Collection[int], function: Callable[..., Given], *args: Any, **kwargs: Any
+) -> Given | None:
+    """Call a function on these instances while the others wait.
+
+    Gives what it returned, and None on the others.
+    """
+    mine, strange = getInstanceIndex(), set(instances) - set(range(getNumInstances()))
+    if strange:
+        raise UsageError(
+            f"execute_on_instances: there is no instance {min(strange)}: they are 0 to"
+            f" {getNumInstances() - 1}"
+        )
+    result = function(*args, **kwargs) if mine in instances else None
+    synchronize()
+    return result

@@ -1,0 +1,446 @@
+"""The split with the least cycles of a whole weight update, and how far below it none can be.
+
+Stage by stage, all ways to go on are kept that a lower bound does not rule out: what the stages so
+far take in the ramps, and of those to come the least bottleneck by dynamic programming. Where few
+enough ways remain, the best of them is the least there is. Where there are more, ways that are
+nearly alike go on as one that is as good as the best of them in everything: no split then takes
+less than the best of these, and what lies between is the gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import comb
+
+import numpy as np
+
+from profiler import schedules
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.interval_costs import INFINITE, IntervalCosts, interval_costs
+from profiler.rebalance.many_splits import (
+    ManySplits,
+    assignment_cycles,
+    copies_bound,
+    counted_micro_batches,
+    total_cycles,
+)
+from profiler.rebalance.tile_memory import Choice, ipu_bytes
+from profiler.rebalance.what_if import Assignment, what_if
+
+_WAYS = (1_000, 20_000)  # kept at a time where they are many: first few, then more
+_CELLS = 4_000_000  # of way x stage x Block that are looked at where more are kept
+_ALL = 400_000  # ways x stages up to which none need go on as one
+_NEAR = 5e-4  # a gap that is small enough not to look further
+_TRIED = 2_000  # of the ways at the end, laid out where they stand for others
+
+
+@dataclass(frozen=True)
+class LeastUpdate:
+    """A split, its cycles a weight update, and ``bound``: no split takes less.
+
+    ``bound`` equals ``total`` where the split is proven to be the best.
+    """
+
+    assignment: Assignment
+    total: int
+    bound: int
+
+
+def least_update(
+    costs: Costs,
+    known: Assignment,
+    choices: Sequence[Choice],
+    together: Sequence[Sequence[int]] = (),
+) -> LeastUpdate:
+    """The quickest split onto the IPUs of ``known``, which fits, as far as can be proven.
+
+    ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
+    must be on one IPU.
+    """
+    found = LeastUpdate(known, assignment_cycles(costs, known), 0)
+    # one stage too many Blocks in a better split: all its work is done one after the other
+    most = found.total // counted_micro_batches(costs, len(known.ipus))
+    apart = len(set(known.ipus)) == len(known.ipus)
+    table = interval_costs(costs, len(known.ipus), choices, max(1, most), together if apart else ())
+    search = _Search(costs, table, known.ipus, together)
+    width = table.final.shape[1]
+    for ways in (_ALL // len(known.ipus), *_WAYS):
+        many = ways > _WAYS[0]
+        if many and ways * width * len(known.ipus) > _CELLS and not search.few(ways):
+            continue
+        found = search.run(found, ways)
+        if found.total - found.bound <= _NEAR * found.total * (found.bound < found.total):
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """Ways to split the first Blocks; arrays over ways.
+
+    ``forward``, ``backward``, ``both``, ``link``: the most of a stage so far; ``ramps``: cycles
+    that its stages so far take in ramps at the least. ``starts`` and ``choice``: [way, stage].
+    """
+
+    begin: np.ndarray  # the next Block
+    forward: np.ndarray
+    backward: np.ndarray
+    both: np.ndarray
+    link: np.ndarray
+    ramps: np.ndarray
+    bound: np.ndarray
+    starts: np.ndarray
+    choice: np.ndarray
+
+    def where(self, rows: np.ndarray) -> _Ways:
+        """Some of the ways."""
+        return _Ways(*(getattr(self, name)[rows] for name in _Ways.__dataclass_fields__))
+
+
+_WORST = ("forward", "backward", "both", "link", "ramps")
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """How many pipeline cycles last as long as what.
+
+    ``main``: the longest stage, at the least; ``behind``: the longest of a stage and those behind
+    it, for each stage but the first; ``ahead``: the longest forward and the longest backward up to
+    each stage but the last; ``each``: syncs and copies.
+    """
+
+    main: int
+    behind: int
+    ahead: int
+    each: int
+
+    @classmethod
+    def of(cls, costs: Costs, ipus: Sequence[int]) -> _Weights:
+        stages, count = len(ipus), counted_micro_batches(costs, len(ipus))
+        if not costs.pipelined:
+            order = [*ipus, *(reversed(ipus) if costs.training else ())]
+            moves = sum(a != b for a, b in pairwise(order))
+            return cls(0, 0, 0, count * moves)
+        cycles = schedules.pipeline_cycles(stages, count, costs.training)
+        if costs.training:
+            return cls(count - 2 * stages + 2, 2, 1, cycles)
+        return cls(count - stages + 1, 1, 1, cycles)
+
+
+class _Search:
+    """What all ways have in common: cycles of stages, and bounds of what is still to come."""
+
+    def __init__(
+        self,
+        costs: Costs,
+        table: IntervalCosts,
+        ipus: tuple[int, ...],
+        together: Sequence[Sequence[int]],
+    ) -> None:
+        self.costs, self.table, self.ipus, self.together = costs, table, ipus, together
+        self.stages, self.count = len(ipus), len(costs)
+        self.apart = len(set(ipus)) == self.stages
+        self.weights = _Weights.of(costs, ipus)
+        self.cycles = [self._cycles(choice) for choice in table.choices]
+        self.link = self._links()
+        self.usable = [self._usable(k) for k in range(self.stages)]
+        self.fixed = self._fixed()
+        self._bounds_of_the_rest()
+
+    # -- of stages ---
+
+    def _cycles(self, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
+        """Forward and backward of stages that others follow, int64[first, width] each."""
+        first, last = self._intervals()
+        costs = self.costs
+
+        def sums(values: np.ndarray) -> np.ndarray:
+            total = np.concatenate([[0], np.cumsum(values)])
+            of_stage: np.ndarray = total[last + 1] - total[first]
+            return of_stage
+
+        forward, backward = sums(costs.cycles.forward), sums(costs.cycles.backward)
+        if not costs.training:
+            return forward, np.zeros_like(backward)
+        if not costs.pipelined:
+            return forward, backward + costs.again_at_once(first, last)
+        stash = costs.stash_cycles(first, last, choice.recompute)
+        again = costs.again_cycles(first, last) if choice.recompute else 0
+        return forward + stash, backward + stash + again
+
+    def _of_stage(self, k: int, choice: int) -> tuple[np.ndarray, np.ndarray]:
+        if k < self.stages - 1 or not (self.costs.training and self.costs.pipelined):
+            return self.cycles[choice]
+        first, last = self._intervals()
+        total = np.concatenate([[0], np.cumsum(self.costs.cycles.forward)])
+        forward = total[last + 1] - total[first]
+        return forward, self.table.final - forward
+
+    def _intervals(self) -> tuple[np.ndarray, np.ndarray]:
+        count, width = self.table.final.shape
+        first = np.arange(count)[:, None]
+        return first, np.minimum(first + np.arange(width)[None, :], count - 1)
+
+    def _links(self) -> np.ndarray:
+        """Bytes over a stage's busier link at the least: int64[first, width]."""
+        if any(a == b for a, b in pairwise(self.ipus)):
+            return np.zeros_like(self.table.link)  # some cuts are crossed by nothing
+        spared = np.zeros(self.count, dtype=np.int64)
+        ties = self.costs.cuts.ties
+        for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
+            # Where each stage has an IPU of its own, a cut before the first reader is crossed.
+            for reader in readers[1:] if self.apart else readers:
+                spared[home:reader] += nbytes
+        cuts = self.costs.cuts
+        ahead, back = np.maximum(0, cuts.ahead - spared), np.maximum(0, cuts.back - spared)
+        ahead[-1] = back[-1] = 0
+        first, last = self._intervals()
+        into = np.concatenate([[0], ahead[:-1]])[first]
+        out_back = np.concatenate([[0], back[:-1]])[first]
+        busier: np.ndarray = np.maximum(ahead[last] + out_back, into + back[last])
+        return busier
+
+    def _usable(self, k: int) -> list[np.ndarray]:
+        """Where each choice fits as stage k and no other is as good in everything."""
+        allowed = self.table.allowed & (self.table.final < INFINITE)
+        lengths = [self._of_stage(k, c) for c in range(len(self.table.choices))]
+        usable: list[np.ndarray] = []
+        for number, (fits, choice) in enumerate(
+            zip(self.table.fits(k), self.table.choices, strict=True)
+        ):
+            mine = fits & allowed
+            for other, taken in enumerate(usable):
+                if self.table.choices[other].offload and not choice.offload:
+                    continue
+                if not self.apart:
+                    continue  # what two stages hold together is not known yet
+                quicker = (lengths[other][0] <= lengths[number][0]) & (
+                    lengths[other][1] <= lengths[number][1]
+                )
+                mine = mine & ~(taken & quicker)
+            usable.append(mine)
+        return usable
+
+    # -- bounds ---
+
+    def _fixed(self) -> int:
+        """Cycles of every split: syncs, the host's transfers, the weight update."""
+        costs = self.costs
+        streams, count = costs.streams, counted_micro_batches(costs, self.stages)
+        sync = costs.machine.sync if max(self.ipus) else 0
+
+        def most(cycles: np.ndarray) -> int:
+            largest = int(cycles.max(initial=0))
+            return largest + streams.latency if largest else 0
+
+        fixed = self.weights.each * sync
+        if not costs.pipelined:
+            fixed += count * int(
+                (costs.cycles.work if costs.training else costs.cycles.forward).sum()
+            )
+        elif streams.sync not in ("alone", "sides"):
+            fixed += count * most(streams.stream_in)
+            fixed += 0 if streams.out_once else count * most(streams.stream_out)
+        if streams.out_once:
+            fixed += most(streams.stream_out)
+        update = costs.cycles.update
+        if costs.training and update.any():
+            share = -(-int(update.sum()) // len(set(self.ipus)))
+            fixed += costs.reduce + max(share, int(update.max()))
+        return fixed
+
+    def _bounds_of_the_rest(self) -> None:
+        """Of stages k on that begin with each Block, [k][first].
+
+        ``slowest``: the least they can do with; ``links``: the least bytes of the busiest link;
+        ``behind``: the sum over them of the longest from there on; ``work``: cycles of all.
+        """
+        count, width = self.table.final.shape
+        _, last = self._intervals()
+        after = last + 1
+        end = np.full(count + 1, INFINITE)
+        end[count] = 0
+        self.slowest, self.links, self.behind = ([end] for _ in range(3))
+        for k in reversed(range(self.stages)):
+            both = np.full((count, width), INFINITE)
+            for choice, usable in enumerate(self.usable[k]):
+                forward, backward = self._of_stage(k, choice)
+                both = np.where(usable, np.minimum(both, forward + backward), both)
+            linked = np.where(both < INFINITE, self.link, INFINITE)
+            from_here = np.maximum(both, self.slowest[0][after])
+            busiest = np.maximum(linked, self.links[0][after])
+            each = np.minimum(INFINITE, from_here + self.behind[0][after])
+            none = np.full(1, INFINITE)
+            self.slowest.insert(0, np.concatenate([from_here.min(axis=1), none]))
+            self.links.insert(0, np.concatenate([busiest.min(axis=1), none]))
+            self.behind.insert(0, np.concatenate([each.min(axis=1), none]))
+        work = self.costs.cycles.work if self.costs.training else self.costs.cycles.forward
+        self.work = np.concatenate([np.cumsum(work[::-1])[::-1], [0]])
+
+    def _bound(self, k: int, ways: _Ways) -> np.ndarray:
+        """No split that goes on from these ways, whose next stage is k, takes less."""
+        at, weights = ways.begin, self.weights
+        slowest = np.maximum(ways.both, self.slowest[k][at])
+        link = np.maximum(ways.link, self.links[k][at])
+        still = max(0, self.stages - 1 - k)  # stages to come in whose ramps all before them count
+        ahead = np.maximum(
+            still * (ways.forward + ways.backward),
+            self.work[at] - self.table.most if still else 0,
+        )
+        behind = self.behind[k][at] if k < self.stages else 0
+        total: np.ndarray = (
+            self.fixed
+            + weights.main * slowest
+            + ways.ramps
+            + weights.ahead * ahead
+            + weights.behind * behind
+            + weights.each * copies_bound(self.costs, np.minimum(link, 1 << 50))
+        )
+        return np.where(slowest < INFINITE, total, INFINITE)
+
+    # -- the search ---
+
+    def few(self, ways: int) -> bool:
+        """Whether there can be no more than so many ways at any stage."""
+        each = len(self.table.choices) ** self.stages
+        return comb(self.count - 1, self.stages - 1) * each <= ways
+
+    def run(self, found: LeastUpdate, most: int) -> LeastUpdate:
+        """A better split than ``found``, or a better bound, with at most so many ways at a time."""
+        zero = np.zeros(1, dtype=np.int64)
+        none = np.zeros((1, 0), dtype=np.int32)
+        ways = _Ways(zero, zero, zero, zero, zero, zero, zero, none, none)
+        merged = False
+        for k in range(self.stages):
+            ways = self._further(k, ways, found.total)
+            if len(ways.begin) > most:
+                ways, merged = _alike(ways, most), True
+        floor = int(ways.bound.min(initial=found.total)) if merged else found.total
+        if merged:
+            ways = ways.where(np.argsort(ways.bound, kind="stable")[:_TRIED])
+        found = self._least_of(ways, found)
+        return replace(found, bound=max(found.bound, min(found.total, floor)))
+
+    def _further(self, k: int, ways: _Ways, known: int) -> _Ways:
+        """The ways with stage k that may take less than ``known`` cycles."""
+        pieces: list[_Ways] = []
+        for choice, usable in enumerate(self.usable[k]):
+            ends = self._ends(k, usable)
+            each = ends[ways.begin]
+            row, step = np.nonzero(each)
+            pieces.append(self._with(k, ways, row, step, choice, known))
+        return _Ways(
+            *(
+                np.concatenate([getattr(piece, name) for piece in pieces])
+                for name in _Ways.__dataclass_fields__
+            )
+        )
+
+    def _ends(self, k: int, usable: np.ndarray) -> np.ndarray:
+        """Where stage k of each first Block may end so that those behind it fit."""
+        _, last = self._intervals()
+        ends = usable & (self.slowest[k + 1][last + 1] < INFINITE)
+        return np.concatenate([ends, np.zeros((1, ends.shape[1]), dtype=bool)])
+
+    def _with(
+        self, k: int, ways: _Ways, row: np.ndarray, step: np.ndarray, choice: int, known: int
+    ) -> _Ways:
+        """Ways ``row`` with a stage of ``step`` more Blocks than its first one."""
+        first = ways.begin[row]
+        forward, backward = (cycles[first, step] for cycles in self._of_stage(k, choice))
+        both, weights, behind = forward + backward, self.weights, first + step + 1
+        longest_forward = np.maximum(ways.forward[row], forward)
+        longest_backward = np.maximum(ways.backward[row], backward)
+        ramps = ways.ramps[row]
+        if k < self.stages - 1:
+            ramps = ramps + weights.ahead * (longest_forward + longest_backward)
+        if k > 0:
+            ramps = ramps + weights.behind * np.maximum(both, self.slowest[k + 1][behind])
+        longer = _Ways(
+            behind,
+            longest_forward,
+            longest_backward,
+            np.maximum(ways.both[row], both),
+            np.maximum(ways.link[row], self.link[first, step]),
+            ramps,
+            ways.bound[row],
+            first,
+            row,
+        )
+        bound = np.maximum(longer.bound, self._bound(k + 1, longer))
+        kept = np.flatnonzero(bound < known)
+        chosen = np.full((len(kept), 1), choice, dtype=np.int32)
+        begins = first[kept, None].astype(np.int32)
+        return replace(
+            replace(longer, bound=bound, starts=ways.starts[row], choice=ways.choice[row]).where(
+                kept
+            ),
+            starts=np.concatenate([ways.starts[row[kept]], begins], axis=1),
+            choice=np.concatenate([ways.choice[row[kept]], chosen], axis=1),
+        )
+
+    def _least_of(self, ways: _Ways, found: LeastUpdate) -> LeastUpdate:
+        """The quickest of these splits and ``found`` that fits."""
+        splits = ManySplits(
+            ways.starts.astype(np.int64),
+            ways.choice.astype(np.int64),
+            self.ipus,
+            self.table.choices,
+        )
+        totals = total_cycles(self.costs, splits)
+        for row in np.argsort(totals, kind="stable").tolist():
+            if totals[row] >= found.total:
+                break
+            tried = self._assignment(ways.starts[row], ways.choice[row])
+            if not self._fits(tried):
+                continue
+            total = int(totals[row])
+            if self.costs.streams.across:
+                total = what_if(self.costs, tried).total
+            if total < found.total:
+                found = replace(found, assignment=tried, total=total)
+        return found
+
+    def _assignment(self, starts: np.ndarray, choice: np.ndarray) -> Assignment:
+        chosen = tuple(self.table.choices[number] for number in choice.tolist())
+        own = (Choice.profiled(self.costs),) * self.stages
+        return Assignment(tuple(starts.tolist()), self.ipus, () if chosen == own else chosen)
+
+    def _fits(self, tried: Assignment) -> bool:
+        """Whether its IPUs hold it: one stage an IPU was looked at before."""
+        if self.apart:
+            return True
+        stage = tried.stage_of(self.count)
+        for group in self.together:
+            if len({self.ipus[stage[block]] for block in group}) > 1:
+                return False
+        parts = tried.parts(self.costs)
+        for ipu in set(self.ipus):
+            mine = [part for part, where in zip(parts, self.ipus, strict=True) if where == ipu]
+            if len(mine) > 1 and (
+                int(ipu_bytes(self.costs, mine).max()) > self.costs.machine.bytes_per_tile
+            ):
+                return False
+        return True
+
+
+def _alike(ways: _Ways, most: int) -> _Ways:
+    """At most so many ways: those that are nearly alike as one, which is as good as the best."""
+    unit = max(1, int(ways.both.max()) // 2048)
+    while True:
+        key = ways.begin.copy()
+        for name in ("forward", "backward", "both", "link"):
+            values = getattr(ways, name)
+            steps = (values - values.min()) // (unit if name != "link" else 16 * unit)
+            key = key * (int(steps.max()) + 1) + steps
+        number = np.unique(key)
+        if len(number) <= most or unit > int(ways.both.max()):
+            break
+        unit *= 2
+    order = np.lexsort((ways.bound, key))
+    begins = np.flatnonzero(np.concatenate([[True], np.diff(key[order]) > 0]))
+    best = ways.where(order[begins])
+    least = {name: np.minimum.reduceat(getattr(ways, name)[order], begins) for name in _WORST}
+    return replace(best, **least)

@@ -1,0 +1,101 @@
+"""Whether an IPU holds what it would run, in one of three answers.
+
+A profile says what its own split holds. Of any other, tiles are known to a few per cent: what is
+within `MARGIN` of a tile's end is for a compile to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.tile_memory import Part, contents, ipu_bytes
+
+MARGIN = 0.03  # of a tile: as far as splits that were compiled were off (docs/rebalance.md)
+
+
+class Answer(StrEnum):
+    """What is said of an IPU's memory."""
+
+    FITS = "fits"
+    CLOSE = "within 3 %: compile to know"
+    OVER = "does not fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one IPU: the bytes on its fullest tile, gaps included, and what most of them are.
+
+    ``exact``: the profile holds just this. ``free`` is below 0 where the tile has too little.
+    """
+
+    ipu: int
+    tile: int
+    nbytes: int
+    limit: int
+    largest: str
+    largest_bytes: int
+    exact: bool = False
+
+    @property
+    def free(self) -> int:
+        """Bytes of the tile that are left."""
+        return self.limit - self.nbytes
+
+    @property
+    def answer(self) -> Answer:
+        """One of the three."""
+        if not self.exact and abs(self.free) <= MARGIN * self.limit:
+            return Answer.CLOSE
+        return Answer.FITS if self.free >= 0 else Answer.OVER
+
+    def __str__(self) -> str:
+        """The answer in words; one that is no has its numbers."""
+        if self.answer is not Answer.OVER:
+            return self.answer.value
+        return (
+            f"{self.answer.value} by {-self.free:,} bytes, on tile {self.tile}, most of it"
+            f" {self.largest} ({self.largest_bytes:,} bytes)"
+        )
+
+
+def verdict(costs: Costs, parts: Sequence[Part], ipu: int, exact: bool = False) -> Verdict:
+    """Of an IPU that runs these stages; of one that runs none, all is free."""
+    limit = costs.machine.bytes_per_tile
+    if not parts:
+        return Verdict(ipu, 0, 0, limit, "nothing", 0, exact=True)
+    nbytes = ipu_bytes(costs, parts)
+    tile = int(nbytes.argmax())
+    largest, on_tile = _largest(costs, parts, tile)
+    return Verdict(ipu, tile, int(nbytes[tile]), limit, largest, on_tile, exact)
+
+
+def _largest(costs: Costs, parts: Sequence[Part], tile: int) -> tuple[str, int]:
+    held = {words: int(nbytes[tile]) for words, nbytes in contents(costs, parts).items()}
+    largest = max(held, key=lambda words: held[words])
+    return largest, held[largest]
+
+
+def verdicts(
+    costs: Costs, parts: Sequence[Part], ipus: Sequence[int], exact: bool = False
+) -> tuple[Verdict, ...]:
+    """Of each IPU up to the last; ``ipus`` is that of each stage."""
+    mine: list[list[Part]] = [[] for _ in range(max(ipus) + 1)]
+    for part, ipu in zip(parts, ipus, strict=True):
+        mine[ipu].append(part)
+    return tuple(verdict(costs, some, ipu, exact) for ipu, some in enumerate(mine))
+
+
+def summary(found: Sequence[Verdict]) -> str:
+    """Of all IPUs of a split together: the worst answer, with the IPU where it is not all of them.
+
+    The fullest speaks for those with the same answer.
+    """
+    over = [one for one in found if one.answer is Answer.OVER]
+    close = [one for one in found if one.answer is Answer.CLOSE]
+    if not over and not close:
+        return Answer.FITS.value
+    worst = min(over or close, key=lambda one: one.free)
+    return f"IPU {worst.ipu}: {worst}"
