@@ -603,3 +603,41 @@ def test_a_compiled_model_shows_its_schedule_as_predicted(
     assert spans[0] == spans[1]
     if path != "/":
         assert any(high - low > 1000 for low, high in spans[0]), "cycles of a device iteration"
+
+
+def test_a_window_of_time_holds_on_the_trace_and_is_a_step_back(
+    chromium: Any, address: str
+) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/pipeline?unit=µs")
+        page.keyboard.press("w")
+        view.wait("new URLSearchParams(location.search).get('from')")
+        zoomed = view.query()
+        page.locator("nav.side a.nav", has_text="Execution trace").click()
+        view.wait("document.querySelector('#trace-rows .js-plotly-plot')?.data?.length")
+        assert {name: view.query()[name] for name in ("from", "to", "unit")} == {
+            name: zoomed[name] for name in ("from", "to", "unit")
+        }
+        page.locator("nav.side a.nav", has_text="Memory").click()
+        view.wait("document.querySelector('#memory-tiles .js-plotly-plot')?.data?.length")
+        assert "from" not in view.query()
+        link = page.locator("nav.side a.nav", has_text="Pipeline")
+        assert f"from={zoomed['from']}" in str(link.get_attribute("href"))
+        for _ in range(3):
+            page.go_back()
+            settled(page)
+        view.wait("location.pathname === '/pipeline'")
+        view.wait("!new URLSearchParams(location.search).get('from')")
+
+
+def test_the_next_hit_of_a_search_is_shown(chromium: Any, address: str) -> None:
+    with tab(chromium, address) as view:
+        page = view.open("/trace?find=convolve&profile=0")
+        page.keyboard.press("n")
+        view.wait("new URLSearchParams(location.search).get('from')")
+        first = view.query()["from"]
+        settled(page)
+        page.keyboard.press("n")
+        view.wait(f"new URLSearchParams(location.search).get('from') !== '{first}'")
+        assert int(view.query()["from"]) > int(first)
+        assert view.complaints == []

@@ -18,6 +18,9 @@ window.dash_clientside.viewer = {
   write: function (values) {
     const ids = window.dash_clientside.callback_context.inputs_list[0] || [];
     const query = new URLSearchParams();
+    const shown = window.location.pathname.replaceAll('/', '') || 'summary';
+    // Of a page that was left meanwhile.
+    if (ids.length && ids[0].id.page !== shown) { return window.dash_clientside.no_update; }
     ids.forEach((one) => {
       const value = one.value;
       if (value !== undefined && value !== null && String(value) !== '') {
@@ -44,19 +47,29 @@ window.dash_clientside.viewer = {
   },
 };
 
-// What is chosen on one page holds on the others: profile, IPU, tile and unit on all of them, and on those of
-// time the call, the iteration and the window.
+// What is chosen on one page holds on the others that have it, however many lie between: the profile on all, the
+// unit, call, iteration and window on those of time, IPU and tile on those of memory; on trace and program the IPU
+// may be all of them.
+const shared = [
+  { pages: null, names: ['profile'] },
+  { pages: ['/pipeline', '/trace'], names: ['unit', 'run', 'iteration', 'from', 'to'] },
+  { pages: ['/memory', '/liveness'], names: ['ipu', 'tile'] },
+  { pages: ['/trace', '/program'], names: ['ipu'] },
+];
+shared.forEach((group) => { group.values = {}; });
+
 window.ipuscopeKeep = function (query) {
-  const times = ['/pipeline', '/trace'];
-  const here = window.location.pathname;
-  const kept = ['profile', 'ipu', 'tile', 'unit'];
+  const on = (group, path) => !group.pages || group.pages.includes(path);
+  shared.filter((group) => on(group, window.location.pathname)).forEach((group) => {
+    if (!group.pages && !query.has('profile')) { return; }
+    group.names.forEach((name) => { group.values[name] = query.get(name) || ''; });
+  });
   document.querySelectorAll('nav.side a.nav').forEach((link) => {
-    const path = new URL(link.href).pathname;
-    const names = times.includes(path) && times.includes(here) ? [...kept, 'run', 'iteration', 'from', 'to'] : kept;
-    const carried = new URLSearchParams();
-    names.forEach((name) => { if (query.get(name)) { carried.set(name, query.get(name)); } });
-    const href = path + (carried.size ? '?' + carried : '');
-    window.dash_clientside.set_props({ nav: path }, { href });
+    const path = new URL(link.href).pathname, carried = new URLSearchParams();
+    shared.filter((group) => on(group, path)).forEach((group) => {
+      Object.entries(group.values).forEach(([name, value]) => { if (value) { carried.set(name, value); } });
+    });
+    window.dash_clientside.set_props({ nav: path }, { href: path + (carried.size ? '?' + carried : '') });
   });
 };
 
