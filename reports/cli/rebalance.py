@@ -19,7 +19,7 @@ from reports.cli import common, rebalance_answers, rebalance_verify
 if TYPE_CHECKING:
     from profiler import Report
     from profiler.rebalance import Assignment, Costs, Split
-    from profiler.rebalance.tile_memory import Choice
+    from profiler.rebalance.choice import Choice
     from reports.tables import Page
 
 HELP = "the quickest split into stages, and a placement file for it"
