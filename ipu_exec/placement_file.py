@@ -132,3 +132,33 @@ def _proportions(path: Any, content: dict[str, Any]) -> dict[int, float]:
     if wrong:
         raise Error(f"placement {path}: a memory proportion is between 0 and 1, not {wrong[0]}")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What ``ipu-run --num-ipus`` chose beside stages.
+
+    ``modules`` begin a Block of their own name; none where the script has Blocks. A call is cut
+    into at least ``micro_batches``.
+    """
+
+    modules: tuple[str, ...]
+    micro_batches: int
+
+
+def load_proposal(path: str | os.PathLike[str]) -> Proposal | None:
+    """The proposal of a placement file that `load_stages` takes; None where it has none.
+
+    Error where it is not one.
+    """
+    proposal = _content(path).get("proposed")
+    if proposal is None:
+        return None
+    try:
+        modules, micro_batches = proposal["modules"], int(proposal["micro_batches"])
+    except (TypeError, KeyError, ValueError):
+        raise Error(
+            f"placement {path}: 'proposed' has 'modules', a list of names, and 'micro_batches', a"
+            " number"
+        ) from None
+    return Proposal(tuple(str(name) for name in modules), micro_batches)

@@ -47,6 +47,7 @@ LANE = 74  # pixels
 FEW = 16  # lanes that have room for their steps
 _DIGIT = 7  # pixels
 _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
+_ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
 _MOST_HOPS = 160  # of the critical path between IPUs, as arrows
 
@@ -439,9 +440,12 @@ def _traces(
     """The tasks and, beneath them, the steps of all lanes."""
     finest = float(FINEST)
     tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
-    coarser = max(tasks.coarser(finest), steps.coarser(finest))
-    if coarser > finest:
-        tasks, steps = _drawn(lanes, clock, low, high, pixels, coarser)
+    for _ in range(_ATTEMPTS):
+        coarser = max(tasks.coarser(finest), steps.coarser(finest))
+        if coarser == finest:
+            break
+        finest = coarser
+        tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
     looks = {
         code: Look(
             activity.name, _marker(code, theme), activity.colour(theme), _text_colour(code, theme)

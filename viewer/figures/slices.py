@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 from viewer.figures.lod import Pieces, Rows
 
 WIDE = 8  # pixels
+_THINNEST = 0.005  # share of a lane: less is not a tenth of a pixel
 _MOST_NARROW = 5_000  # pieces of a figure's tasks, or steps: about 0.4 MB
 
 
@@ -89,7 +90,8 @@ class Canvas:
         bars = ~several & self.wide(found)
         self.add_narrow(found.where(~several & ~bars), y, height)
         merged = found.where(several)
-        piece, of, below, share = rows.bands(merged, code)
+        bands = rows.bands(merged, code)
+        piece, of, below, share = (column[bands[3] >= _THINNEST] for column in bands)
         self._narrow.append(
             (
                 merged.start[piece],
@@ -202,10 +204,10 @@ class Canvas:
             name=look.name,
             legendgroup=look.name,
             showlegend=False,
-            x=np.stack([left, left, right, right, left, none], axis=1)
+            x=np.stack([left, left, right, right, none], axis=1)
             .ravel()
             .astype(np.float64 if fine else np.float32),
-            y=np.stack([low, high, high, low, low, none], axis=1).astype(np.float32).ravel(),
+            y=np.stack([low, high, high, low, none], axis=1).astype(np.float32).ravel(),
             mode="none",
             fill="toself",
             fillcolor=look.fill,

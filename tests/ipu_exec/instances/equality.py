@@ -13,15 +13,20 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 import ipu_exec as poptorch
+from ipu_exec.enums import CommGroupType, VariableRetrievalMode
 from ipu_exec.numerics import loop
 from ipu_exec.numerics.collectives import Instances, connect
+from ipu_exec.numerics.precision import LossScaler, Precision
 from ipu_exec.numerics.randomness import ReplicaRandomness
+from ipu_exec.replica_groups import resolve
 from ipu_exec.session.call_plan import plan_call
 
 REPLICAS, ACCUMULATION, UPDATES, SAMPLES = 8, 2, 2, 2
@@ -99,15 +104,50 @@ class ResNet18(nn.Module):
         return out, nn.functional.cross_entropy(out, y)
 
 
-MODELS = {"dense": Dense, "branches": Branches, "recurrent": Recurrent, "ResNet-18": ResNet18}
+class Grouped(nn.Module):
+    """Replicas 0, 2, 4, 6 have one value of a weight, and 1, 3, 5, 7 another."""
+
+    GROUPS: ClassVar = {"w": (CommGroupType.Orthogonal, 4, VariableRetrievalMode.OnePerGroup)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(2, 12, 5)), nn.Parameter(torch.zeros(5))
+
+    def forward(self, x, y):
+        out = x @ self.w + self.b
+        return out, nn.functional.cross_entropy(out, y)
+
+
+class Half(nn.Module):
+    """float16, with automatic loss scaling and stochastic rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 17).half(), nn.Linear(17, 5).half()
+
+    def forward(self, x, y):
+        out = self.b(torch.relu(self.a(x.half())))
+        return out.float(), nn.functional.cross_entropy(out.float(), y)
+
+
+MODELS = {"grouped": Grouped, "half": Half} | {
+    "dense": Dense,
+    "branches": Branches,
+    "recurrent": Recurrent,
+    "ResNet-18": ResNet18,
+}
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda p: poptorch.optim.SGD(p, lr=0.05, momentum=0.9),
     "AdamW": lambda p: poptorch.optim.AdamW(p, lr=0.01, weight_decay=0.01),
     "LAMB": lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.01),
     "LARS": lambda p: Lars(p, lr=0.05),
 }
+BY_ACCUMULATOR: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "half AdamW": lambda p: poptorch.optim.AdamW(p, lr=0.01, accum_type=torch.float16),
+}
 SMALL = ("dense", "branches", "recurrent")
 CASES = [(m, o, r) for m in SMALL for o in OPTIMISERS for r in ("Mean", "Sum")]
+CASES += [("grouped", "SGD", "Mean"), ("grouped", "AdamW", "Sum"), ("half", "half AdamW", "Mean")]
 CASES.append(("ResNet-18", "SGD", "Mean"))
 
 
@@ -151,14 +191,20 @@ def train(case: tuple[str, str, str], instances: int, together: Instances | None
     options.outputMode(poptorch.OutputMode.All)
     options.Distributed.configureProcessId(rank, instances)
     plan = plan_call(options, training=True)
+    groups = resolve(model, getattr(model, "GROUPS", {}), plan.total_replicas)
+    plan = replace(plan, groupings=groups)
+    precision = None
+    if name == "half":
+        precision = Precision(LossScaler(64.0, share=0.01), torch.Generator().manual_seed(5))
     batch = data(plan.replicas, plan.first_replica, REPLICAS, seed=11)
     outputs, losses = loop.train(
         model,
         batch,
         {},
         plan,
-        OPTIMISERS[optimiser](model.parameters()),
+        (OPTIMISERS | BY_ACCUMULATOR)[optimiser](model.parameters()),
         loop.ReplicaBuffers(ReplicaRandomness()),
+        precision=precision,
         together=together,
     )
     steps = UPDATES * ACCUMULATION
