@@ -190,7 +190,8 @@ class _Search:
         spared = np.zeros(self.count, dtype=np.int64)
         ties = self.costs.cuts.ties
         for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
-            for reader in readers:
+            # Where each stage has an IPU of its own, a cut before the first reader is crossed.
+            for reader in readers[1:] if self.apart else readers:
                 spared[home:reader] += nbytes
         cuts = self.costs.cuts
         ahead, back = np.maximum(0, cuts.ahead - spared), np.maximum(0, cuts.back - spared)

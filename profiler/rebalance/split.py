@@ -24,7 +24,11 @@ from profiler.rebalance.interval_costs import (
     least_maximum,
 )
 from profiler.rebalance.least_update import least_update
-from profiler.rebalance.many_splits import assignment_cycles, counted_micro_batches
+from profiler.rebalance.many_splits import (
+    assignment_cycles,
+    copies_bound,
+    counted_micro_batches,
+)
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import Choice, ipu_bytes
@@ -179,7 +183,21 @@ def _at_least(costs: Costs, ipus: Sequence[int]) -> int:
     slowest = _even_as_can_be(work, len(ipus))
     sync = costs.machine.sync if max(ipus) else 0
     cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
-    return (count - 1) * slowest + whole + cycles * sync
+    return (count - 1) * slowest + whole + cycles * (sync + _least_copies(costs, len(ipus)))
+
+
+def _least_copies(costs: Costs, stages: int) -> int:
+    """Cycles of the exchange between so many IPUs, one stage each, at the least."""
+    if stages < 2:
+        return 0
+    spared = np.zeros(len(costs), dtype=np.int64)
+    ties = costs.cuts.ties
+    for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
+        for reader in readers[1:]:
+            spared[home:reader] += nbytes
+    busier = np.maximum(costs.cuts.ahead, costs.cuts.back) - spared
+    crossed = np.sort(np.maximum(0, busier[:-1]))[stages - 2]
+    return int(copies_bound(costs, np.array([crossed]))[0])
 
 
 def _even_as_can_be(work: np.ndarray, stages: int) -> int:

@@ -125,12 +125,10 @@ def best(
     if stages is not None:
         return best_split(costs, stages, choices=choices, together=together)
     most = len(set(costs.ipus))
-    lists = one_an_ipu(most)
+    lists = [*one_an_ipu(most)[:1], *returning(most, costs), *one_an_ipu(most)[1:]]
     if len(costs.ipus) > most:
         lists.append(costs.ipus)
-    return quickest_split(
-        costs, [*lists, *returning(most, costs)], choices=choices, together=together
-    )
+    return quickest_split(costs, lists, choices=choices, together=together)
 
 
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
