@@ -186,6 +186,11 @@ def BeginBlock(
     return _BeginsBlock(layer_to_call, user_id, ipu_id)  # type: ignore[return-value]
 
 
+def begins_block(module: torch.nn.Module) -> bool:
+    """Whether `BeginBlock` was called on this very module."""
+    return any(isinstance(hook, _Begin) for hook in module._forward_pre_hooks.values())
+
+
 class _BeginsBlock:
     """A function that begins a Block when it is called; can be pickled where the function can."""
 

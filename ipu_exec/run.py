@@ -8,15 +8,12 @@ Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its opti
 from __future__ import annotations
 
 import argparse
-import atexit
 import builtins
 import io
 import json
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,6 +21,7 @@ from types import ModuleType, TracebackType
 
 from ipu_exec import launch as launching
 from ipu_exec import machine
+from ipu_exec.chosen_placement import NOTHING_WRAPPED, placement_for
 from ipu_exec.errors import Error
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
@@ -46,6 +44,7 @@ _EXAMPLES = """examples:
   ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
   ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
+                                                        (of its layers, where it names none)
   ipu-run --instances 4 --replicas 8 train.py           as 4 processes that share 8 replicas
 then: ipu-report summary out/training"""
 
@@ -124,8 +123,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         type=launching.count,
         metavar="N",
         help=(
-            "put the script's Blocks on N IPUs, split as is quickest: the script is compiled once"
-            " for their costs (it runs up to its first model twice)"
+            "put the script's Blocks on N IPUs, split as is quickest, or its model's layers where"
+            " it names none: the script is compiled once for their costs (it runs up to its first"
+            " model twice)"
         ),
     )
     parser.add_argument("--ipus", help=argparse.SUPPRESS)  # of before
@@ -175,54 +175,6 @@ def _set_environment(args: argparse.Namespace) -> None:
         os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
 
 
-def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
-    """The path of a placement of the script's Blocks on that many IPUs.
-
-    It is the quickest one by the profile of a compile.
-
-    The file lasts as long as this process. Error where the script does not compile or no such split
-    can run.
-    """
-    from profiler import ProfileError, open_report
-    from profiler.rebalance import Costs, best_split, placement_file
-
-    folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
-    atexit.register(folder.cleanup)
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))",
-    ]
-    command += ["--compile-only", "--autoreport", folder.name, script, *arguments]
-    # What this process imports from where, its child does too, wherever it was started.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path for path in sys.path if path])}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True)
-    found = [os.path.join(folder.name, kind) for kind in ("training", "inference")]
-    found = [path for path in found if os.path.isdir(path)]
-    if not found:
-        last = (process.stderr.strip().splitlines() or ["it compiled no model"])[-1]
-        raise Error(f"--num-ipus {ipus}: {script} left no profile to choose stages by: {last}")
-    try:
-        with open_report(found[0]) as report:
-            costs = Costs.from_report(report)
-            split = best_split(costs, ipus)
-    except (ValueError, ProfileError) as error:
-        raise Error(f"--num-ipus {ipus}: {error}") from error
-    if split.prediction.problems:
-        raise Error(f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)}")
-    path = os.path.join(folder.name, "placement.json")
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(placement_file(costs, split.prediction.assignment), file)
-    spans = split.prediction.assignment.spans(len(costs))
-    said = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
-    print(
-        f"ipu-run: on {ipus} IPUs: {said} ({split.prediction.total:,} cycles a weight update"
-        " predicted)",
-        file=sys.stderr,
-    )
-    return path
-
-
 def _with_autoreport(directory: str) -> str:
     """``POPLAR_ENGINE_OPTIONS`` as it is, and autoReport to the directory."""
     options = json.loads(os.environ.get(ENGINE_OPTIONS_VARIABLE, "").strip() or "{}")
@@ -254,7 +206,16 @@ def run_script(
             before_traceback(error)
         traceback.print_exception(error.with_traceback(_within(error.__traceback__, script)))
         return 1
+    if _wrapped_nothing():
+        print(f"ipu-run: {script} {NOTHING_WRAPPED}", file=sys.stderr)
     return 0
+
+
+def _wrapped_nothing() -> bool:
+    """Whether the script imported torch, and no model of it ever ran as on IPUs."""
+    executor = sys.modules.get("ipu_exec.session.executor")
+    wrapped = executor is not None and executor.PoplarExecutor.made
+    return "torch" in sys.modules and not wrapped
 
 
 def _within(trace: TracebackType | None, script: str) -> TracebackType | None:

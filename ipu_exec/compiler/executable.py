@@ -83,11 +83,13 @@ class Executable:
             if profile_path
             else "no profile was asked for (autoreport=True)"
         )
+        more = 2 * self.placement.attached_ipus
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
             f" ({over.step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what};"
             f" {filled}. {where[0].upper()}{where[1:]}. Give the stage"
             " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
-            f" optimiser state off the chip{' or in parts on replicas' * shared}",
+            f" optimiser state off the chip{' or in parts on replicas' * shared}. Or spread the"
+            f" model over more IPUs: ipu-run --num-ipus {more} SCRIPT",
             profile_path=profile_path,
         )

@@ -18,6 +18,7 @@ from ipu_exec.compiler import passes
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.options import Options
 from ipu_exec.replica_groups import Groupings
+from ipu_exec.session import proposed_blocks
 from ipu_exec.session.compile_options import compile_options
 from ipu_exec.session.executable_cache import from_cache
 
@@ -44,13 +45,21 @@ def compile_step(
     """
     asked = compile_options(options, training, _samples((args, kwargs)), groupings)
     progress(0.0, "capture")
-    graph = passes.capture_model(
-        model, args, kwargs, optimizer if training else None, contents, asked
+    capture = partial(
+        passes.capture_model,
+        *(model, args, kwargs, optimizer if training else None, contents, asked),
     )
+    graph = capture()
+    proposed: tuple[str, ...] = ()
+    if proposed_blocks.asked_stages() and not graph.blocks:
+        proposed = proposed_blocks.propose(model, graph, proposed_blocks.asked_stages())
+        proposed_blocks.begin_blocks(model, proposed)
+        graph = capture()
     compiled = partial(passes.compile_graph, graph, asked, progress)
     directory = options.executable_cache
     executable = from_cache(directory, graph, asked, compiled) if directory else compiled()
-    return replace(executable, settings=options.flat(), contents=tuple(contents))
+    settings = options.flat() | ({"proposedBlocks": list(proposed)} if proposed else {})
+    return replace(executable, settings=settings, contents=tuple(contents))
 
 
 def _samples(inputs: Any) -> int:

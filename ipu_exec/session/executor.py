@@ -46,6 +46,7 @@ from ipu_exec.session import arguments
 from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call
+from ipu_exec.session.proposed_blocks import prepare
 from ipu_exec.structures import learn
 from profiler.enums import Role
 
@@ -113,6 +114,8 @@ class PoplarExecutor:
     the optimiser's structure change. Holds a copy of ``options`` and freezes the given ones.
     """
 
+    made = False  # whether a script wrapped a model yet, for `ipu-run`
+
     def __init__(
         self,
         model: torch.nn.Module | PoplarExecutor,
@@ -166,6 +169,7 @@ class PoplarExecutor:
             _check_inference(self._options)
         self._plan = plan_call(self._options, training)
         self._options._freeze()
+        PoplarExecutor.made = True
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({module_repr(self._model)})"
@@ -294,6 +298,8 @@ class PoplarExecutor:
         if self._executable is not None:
             arguments.check(self._inputs, inputs)
         streamed, named = numerics.as_streamed((bound.args, bound.kwargs), self._model)
+        if self._executable is None:
+            self._fill_pipeline((streamed, named))
         numerics.check_batch((streamed, named), self._plan)
         state = self._state_of_model()
         if self._executable is not None and state != self._state:
@@ -305,6 +311,14 @@ class PoplarExecutor:
             self._compile(streamed, named)
             self._inputs, self._state = inputs, state
         return streamed, named
+
+    def _fill_pipeline(self, inputs: Any) -> None:
+        """Take the Blocks and micro-batches that `ipu-run --num-ipus` chose, where it did."""
+        options = prepare(self._model, self._options, self._training, inputs)
+        if options is not None:
+            self._options = options
+            plan = plan_call(options, self._training)
+            self._plan = replace(plan, groupings=self._plan.groupings)
 
     def _meet(self, inputs: dict[str, Any]) -> None:
         """Find the other instances before the first call, where some share the training."""

@@ -1,0 +1,132 @@
+"""The placement that `ipu-run --num-ipus` chooses: the quickest by the profile of a compile."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ipu_exec.errors import Error
+from ipu_exec.options import PROPOSE_VARIABLE
+from ipu_exec.session.proposed_blocks import script_lines
+
+if TYPE_CHECKING:
+    from profiler.rebalance import Costs, Split
+
+NOTHING_WRAPPED = """wrapped no model, so nothing ran on IPUs and there is no profile. Write
+    import poptorch
+    model = poptorch.trainingModel(module, poptorch.Options(), optimizer)
+    output, loss = model(inputs, labels)
+where module returns its loss last, in place of zero_grad, backward and step"""
+
+
+def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
+    """The path of a placement of the script's Blocks on that many IPUs, or of its model's layers.
+
+    The file lasts as long as this process. Error where the script does not compile or no such split
+    can run.
+    """
+    from profiler import ProfileError, open_report
+    from profiler.rebalance import Costs
+
+    folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
+    atexit.register(folder.cleanup)
+    profile = _compiled(ipus, script, arguments, folder.name)
+    try:
+        with open_report(profile) as report:
+            costs = Costs.from_report(report)
+            modules = list(report.options.get("proposedBlocks", ()))
+        split = quickest(costs, ipus)
+    except (ValueError, ProfileError) as error:
+        raise Error(f"--num-ipus {ipus}: {error}") from error
+    if split.prediction.problems:
+        raise Error(f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)}")
+    path = os.path.join(folder.name, "placement.json")
+    _write(path, costs, split, modules)
+    for line in _said(costs, split, ipus, modules):
+        print(line, file=sys.stderr)
+    return path
+
+
+def _compiled(ipus: int, script: str, arguments: Sequence[str], folder: str) -> str:
+    """Where the profile of a compile of the script is, for the costs of so many stages' Blocks."""
+    program = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "--compile-only", "--autoreport", folder]
+    # What this process imports from where, its child does too, wherever it was started.
+    here = os.pathsep.join([path for path in sys.path if path])
+    environment = {**os.environ, "PYTHONPATH": here, PROPOSE_VARIABLE: str(ipus)}
+    process = subprocess.run(
+        [*command, script, *arguments], env=environment, capture_output=True, text=True
+    )
+    for kind in ("training", "inference"):
+        path = os.path.join(folder, kind)
+        if os.path.isdir(path):
+            return path
+    if NOTHING_WRAPPED in process.stderr:
+        raise Error(f"--num-ipus {ipus}: {script} {NOTHING_WRAPPED}")
+    last = (process.stderr.strip().splitlines() or ["it compiled no model"])[-1]
+    raise Error(f"--num-ipus {ipus}: {script} left no profile to choose stages by: {last}")
+
+
+def quickest(costs: Costs, ipus: int) -> Split:
+    """The quickest split onto so many IPUs.
+
+    Where a tied weight travels, splits are tried too whose last stage returns to the first IPU and
+    that keep the Blocks of each tied weight on one. ValueError where no split fits.
+    """
+    from profiler.rebalance import best_split
+
+    split = best_split(costs, ipus)
+    if not travelling(costs, split) or len(costs) <= ipus or ipus == 1:
+        return split
+    try:
+        together = best_split(costs, ipus=(*range(ipus), 0), together=costs.cuts.ties.blocks)
+    except ValueError:
+        return split
+    runs = not together.prediction.problems
+    return together if runs and together.prediction.total < split.prediction.total else split
+
+
+def travelling(costs: Costs, split: Split) -> list[tuple[str, int]]:
+    """The tied weights that Blocks on several IPUs read: names, and bytes."""
+    assignment, ties = split.prediction.assignment, costs.cuts.ties
+    ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
+    weights = zip(ties.names, ties.nbytes, ties.blocks, strict=True)
+    return [
+        (name, nbytes)
+        for name, nbytes, blocks in weights
+        if len({ipu_of[block] for block in blocks}) > 1
+    ]
+
+
+def _write(path: str, costs: Costs, split: Split, modules: Sequence[str]) -> None:
+    from profiler.rebalance import placement_file
+
+    content = placement_file(costs, split.prediction.assignment)
+    content["proposed"] = {"modules": list(modules), "micro_batches": costs.micro_batches}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def _said(costs: Costs, split: Split, ipus: int, modules: Sequence[str]) -> Iterator[str]:
+    """What was chosen, and what to write into the script for it."""
+    assignment = split.prediction.assignment
+    spans = assignment.spans(len(costs))
+    stages = " | ".join(", ".join(costs.names[first : last + 1]) for first, last in spans)
+    total = split.prediction.total
+    yield f"ipu-run: on {ipus} IPUs: {stages} ({total:,} cycles a weight update predicted)"
+    for name, nbytes in travelling(costs, split):
+        yield f"ipu-run: the tied weight {name} travels between IPUs: {nbytes:,} bytes"
+    if len(assignment.ipus) > ipus and costs.cuts.ties:
+        names = ", ".join(costs.cuts.ties.names)
+        yield f"ipu-run: the last stage is on IPU 0 again, with the tied weight {names}: quicker so"
+    if modules:
+        yield "ipu-run: the model names no Blocks; these lines put them into the script:"
+        ipu_of = [assignment.ipus[stage] for stage in assignment.stage_of(len(costs))]
+        lines = script_lines(costs.names, ipu_of, costs.micro_batches, costs.training)
+        yield from (f"  {line}" for line in lines)

@@ -1,0 +1,237 @@
+"""Blocks for a model that names none, and the micro-batches that their pipeline needs.
+
+`ipu-run --num-ipus N` compiles a script once for the costs of its Blocks. Where the model opens
+none, each layer of its lists, and each other part that has weights, begins one of the module's own
+name. The placement file carries these names, so that the script runs unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ipu_exec.annotations import BeginBlock, PipelinedExecution, begins_block
+from ipu_exec.compiler.placement import storage_bytes
+from ipu_exec.errors import PipelineDepthError
+from ipu_exec.graph import Graph
+from ipu_exec.options import PROPOSE_VARIABLE, Options
+from ipu_exec.placement_file import load_proposal
+from profiler import schedules
+from profiler.enums import Direction, Role
+
+logger = logging.getLogger("ipu_exec")
+
+_LISTS = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
+_GIVEN = (Role.WEIGHT, Role.BUFFER, Role.INPUT)  # no stage before computed them
+
+
+def asked_stages() -> int:
+    """For how many stages `ipu-run --num-ipus` wants Blocks and micro-batches; 0: it does not."""
+    return int(os.environ.get(PROPOSE_VARIABLE, "0"))
+
+
+def prepare(
+    model: torch.nn.Module, options: Options, training: bool, inputs: Any
+) -> Options | None:
+    """Before a compile: the options for the stages that `ipu-run --num-ipus` asks for or chose.
+
+    What it chose is in the placement file: the modules that begin Blocks, and a number of
+    micro-batches. None where nobody asked for stages.
+    """
+    proposal = load_proposal(options.placement) if options.placement else None
+    stages = asked_stages() if proposal is None else len(options.execution_strategy.stages)
+    if not stages:
+        return None
+    begin_blocks(model, proposal.modules if proposal is not None else ())
+    if options.execution_strategy.kind != PipelinedExecution.kind:
+        return options
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    samples = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
+    if proposal is not None and training:
+        return deep_enough(options, training, proposal.micro_batches, samples)
+    least = schedules.pipeline_stages(stages, training)
+    if proposal is None and has_tied_weights(model):  # whose last stage may return to an IPU
+        more = schedules.pipeline_stages(stages + 1, training)
+        with contextlib.suppress(PipelineDepthError):
+            return deep_enough(options, training, more, samples)
+    return deep_enough(options, training, least, samples)
+
+
+def has_tied_weights(model: torch.nn.Module) -> bool:
+    """Whether two of its modules have the same parameter."""
+    by_name = list(model.named_parameters(remove_duplicate=False))
+    return len(by_name) > len({id(parameter) for _, parameter in by_name})
+
+
+def deep_enough(options: Options, training: bool, least: int, samples: int) -> Options:
+    """The options, with a call's batch cut into at least so many micro-batches.
+
+    The samples of a weight update stay what they are; ``samples`` are those of a call.
+    PipelineDepthError where they cannot be cut so.
+    """
+    group = options.Training if training else options
+    name = "gradient_accumulation" if training else "device_iterations"
+    method = "Training.gradientAccumulation" if training else "deviceIterations"
+    now = int(getattr(group, name))
+    if now >= least:
+        return options
+    others = options.input_replicas * (options.device_iterations if training else 1)
+    each = samples // others  # of a weight update, a replica
+    enough = next((count for count in range(least, each + 1) if each % count == 0), 0)
+    if not enough:
+        what = "gradient accumulation" if training else "device iterations"
+        raise PipelineDepthError(
+            f"so many stages need {what} of at least {least}; it is {now}, and the {each} samples"
+            f" of a call cannot be cut into as many micro-batches. Give it {least} samples, or a"
+            " multiple of that, or use fewer IPUs",
+            least,
+        )
+    logger.warning(
+        "to fill the pipeline, the %d samples of a call are cut into %d micro-batches rather than"
+        " %d: options.%s(%d) says the same",
+        *(each, enough, now, method, enough),
+    )
+    deeper = options.clone()
+    (deeper.Training if training else deeper)._set(**{name: enough})
+    deeper._freeze()
+    return deeper
+
+
+def begin_blocks(model: torch.nn.Module, modules: Sequence[str]) -> None:
+    """Let each of these modules begin a Block of its own name, unless it begins one already.
+
+    Names that the model has not are left to the compile, which says what the model opens.
+    """
+    known = dict(model.named_modules())
+    for name in modules:
+        if name in known and not begins_block(known[name]):
+            BeginBlock(known[name], name)
+
+
+def propose(model: torch.nn.Module, graph: Graph, stages: int) -> tuple[str, ...]:
+    """The modules to begin Blocks, in the order in which the model calls them.
+
+    Where its layers are fewer than the stages, they are cut inside too: where no more bytes cross
+    than at their own beginning.
+    """
+    first = _first_operators(graph)
+    names = sorted((name for name in _layers(model, "") if name in first), key=first.__getitem__)
+    crossing = _crossing_bytes(graph)
+    while len(names) < stages:
+        finer = [part for name in names for part in _cut(model, name, first, crossing)]
+        if len(finer) == len(names):
+            break
+        names = sorted(finer, key=first.__getitem__)
+    return tuple(names)
+
+
+def _layers(module: torch.nn.Module, name: str) -> Iterator[str]:
+    """The layers of its lists, and its other parts that have weights.
+
+    A layer is not looked into, even where it has lists of its own.
+    """
+    parts = _with_weights(module)
+    for label, child in parts.items():
+        path = f"{name}.{label}" if name else label
+        layer = isinstance(module, _LISTS) and not isinstance(child, _LISTS)
+        wrapped = len(parts) == 1 and len(_with_weights(child)) > 1
+        if not layer and (_has_list(child) or wrapped):
+            yield from _layers(child, path)
+        else:
+            yield path
+
+
+def _with_weights(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Its parts that have weights, by what it calls them."""
+    children = module.named_children()
+    return {label: child for label, child in children if any(True for _ in child.parameters())}
+
+
+def _has_list(module: torch.nn.Module) -> bool:
+    return any(isinstance(part, _LISTS) for part in module.modules())
+
+
+def _first_operators(graph: Graph) -> dict[str, int]:
+    """The first forward operator of each module that computes once, and not by parts.
+
+    One that the model comes back to would begin its Block again, behind others.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    returning: set[str] = set()
+    forward = [op for op in graph.ops if op.direction == Direction.FORWARD]
+    for at, op in enumerate(forward):
+        path = ""
+        for label in op.module.replace("/", ".").split("."):
+            path = f"{path}.{label}" if path else label
+            if last.setdefault(path, at) < at - 1:
+                returning.add(path)
+            first.setdefault(path, op.id)
+            last[path] = at
+    return {path: at for path, at in first.items() if path not in returning}
+
+
+def _cut(
+    model: torch.nn.Module, name: str, first: dict[str, int], crossing: np.ndarray
+) -> Iterator[str]:
+    """The module, and its parts that begin where no more crosses than where it begins itself."""
+    begin = first[name]
+    yield name
+    for label in _with_weights(model.get_submodule(name)):
+        path = f"{name}.{label}"
+        at = first.get(path, begin)
+        if at > begin and crossing[at] <= crossing[begin]:
+            yield path
+
+
+def _crossing_bytes(graph: Graph) -> np.ndarray:
+    """Bytes computed before each operator that the forward reads from there on: int64[ops + 1]."""
+    made: dict[int, int] = {}
+    until: dict[int, int] = {}
+    for op in graph.ops:
+        if op.direction != Direction.FORWARD:
+            continue
+        for value in op.inputs:
+            until[graph.values[value].storage] = op.id
+        for output in op.outputs:
+            if output is not None:
+                made.setdefault(graph.values[output].storage, op.id)
+    change = np.zeros(len(graph.ops) + 2, dtype=np.int64)
+    for storage, maker in made.items():
+        if storage in until and graph.storages[storage].role not in _GIVEN:
+            change[maker + 1] += storage_bytes(graph, storage)
+            change[until[storage] + 1] -= storage_bytes(graph, storage)
+    return np.cumsum(change)[: len(graph.ops) + 1]
+
+
+def script_lines(
+    blocks: Sequence[str], ipus: Sequence[int], micro_batches: int, training: bool
+) -> Iterator[str]:
+    """What puts the Blocks on their IPUs from inside the script, where the model is ``model``.
+
+    ``ipus``: of each Block. ``micro_batches``: what accumulation (device iterations) was chosen.
+    """
+    for name, ipu in zip(blocks, ipus, strict=True):
+        yield f'poptorch.BeginBlock({_expression(name)}, "{name}", ipu_id={ipu})'
+    if list(ipus) != sorted(ipus):  # a stage that returns to an IPU is one of its own
+        yield (
+            "options.setExecutionStrategy("
+            "poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))"
+        )
+    method = "Training.gradientAccumulation" if training else "deviceIterations"
+    yield f"options.{method}({micro_batches})"
+
+
+def _expression(name: str) -> str:
+    """``model.layers[3]`` for "layers.3"."""
+    labels = name.split(".")
+    if not all(label.isidentifier() or label.isdecimal() for label in labels):
+        return f'model.get_submodule("{name}")'
+    return "model" + "".join(f"[{n}]" if n.isdecimal() else f".{n}" for n in labels)

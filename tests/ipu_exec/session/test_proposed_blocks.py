@@ -1,0 +1,135 @@
+"""Blocks for models that name none, by the module tree and the captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import ipu_exec
+from ipu_exec.compiler import passes
+from ipu_exec.errors import PipelineDepthError
+from ipu_exec.graph import Graph
+from ipu_exec.session.compile_options import compile_options
+from ipu_exec.session.proposed_blocks import (
+    deep_enough,
+    has_tied_weights,
+    propose,
+    script_lines,
+)
+
+
+class Transformer(torch.nn.Module):
+    """An embedding, layers in a list, a head."""
+
+    def __init__(self, layers: int = 3, tied: bool = False) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(32, 16)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+            for _ in range(layers)
+        )
+        self.unused = torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(16, 32)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Wrapped(torch.nn.Module):
+    """A model with its loss, as trainingModel takes it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.model(x)
+        return x, x.float().square().mean()
+
+
+class Returning(torch.nn.Module):
+    """A layer that is called again after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.once = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.again(self.once(self.again(x)))
+
+
+def captured(model: torch.nn.Module, *inputs: torch.Tensor) -> Graph:
+    asked = compile_options(ipu_exec.Options(), False, 2, {})
+    return passes.capture_model(model, inputs, {}, None, (), asked)
+
+
+TOKENS = torch.zeros(2, 4, dtype=torch.long)
+NUMBERS = torch.zeros(2, 8)
+
+
+def test_layers_of_a_list_an_embedding_and_a_head_begin_blocks_as_they_are_called() -> None:
+    model = Transformer()
+    found = propose(model, captured(model, TOKENS), 4)
+    assert found == ("embed", "layers.0", "layers.1", "layers.2", "head")
+
+
+def test_a_model_in_a_wrapper_with_its_loss_is_looked_into() -> None:
+    plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    model = Wrapped(plain)
+    assert propose(model, captured(model, NUMBERS), 2) == ("model.0", "model.2")
+
+
+def test_layers_are_cut_inside_only_where_no_more_crosses_than_at_their_beginning() -> None:
+    model = Transformer(layers=1)
+    found = propose(model, captured(model, TOKENS), 4)
+    parts = ("layers.0.norm1", "layers.0.linear1", "layers.0.norm2")
+    # linear2 would send the hidden layer, twice as wide, and the residual beside it
+    assert found == ("embed", "layers.0", *parts, "head")
+
+
+def test_a_module_that_the_model_returns_to_begins_no_block() -> None:
+    model = Returning()
+    assert propose(model, captured(model, NUMBERS), 1) == ("once",)
+
+
+def test_lists_in_lists_are_opened_up_to_their_layers() -> None:
+    stage = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)) for _ in range(2)]
+    model = torch.nn.Sequential(*stage)
+    assert propose(model, captured(model, NUMBERS), 2) == ("0.0", "0.1", "1.0", "1.1")
+
+
+def test_a_batch_is_cut_into_the_next_number_of_micro_batches_that_divides_it() -> None:
+    options = ipu_exec.Options().replicationFactor(2)
+    deeper = deep_enough(options, True, 7, 32)
+    assert deeper.Training.gradient_accumulation == 8
+    assert options.Training.gradient_accumulation == 1
+    assert deep_enough(deeper, True, 7, 32) is deeper
+    assert deep_enough(options, False, 3, 10).device_iterations == 5
+
+
+def test_a_batch_that_is_too_small_is_said() -> None:
+    with pytest.raises(PipelineDepthError, match="at least 7; it is 1, and the 6 samples") as error:
+        deep_enough(ipu_exec.Options(), True, 7, 6)
+    assert error.value.least == 7
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_weights_are_seen(tied: bool) -> None:
+    assert has_tied_weights(Transformer(tied=tied)) is tied
+
+
+@pytest.mark.parametrize(("ipus", "returns"), [((0, 1, 1), False), ((0, 1, 0), True)])
+def test_the_lines_of_a_script(ipus: Sequence[int], returns: bool) -> None:
+    names = ("embed", "layers.3", "odd-name.head")
+    lines = list(script_lines(names, ipus, 8, True))
+    assert lines[1] == 'poptorch.BeginBlock(model.layers[3], "layers.3", ipu_id=1)'
+    assert 'model.get_submodule("odd-name.head")' in lines[2]
+    assert lines[-1] == "options.Training.gradientAccumulation(8)"
+    assert any("AutoStage.AutoIncrement" in line for line in lines) is returns
