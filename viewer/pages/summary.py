@@ -57,7 +57,7 @@ def _made(view: View) -> list[Any]:
             )
         )
     left = _cycles(view)
-    right = html.Div(id="summary-memory", style={"minHeight": "120px"})
+    right = common.filled("summary-memory")
     children.append(html.Div([left, right], className="row"))
     children.append(
         html.Div(
