@@ -49,7 +49,8 @@ def compile_step(
         passes.capture_model,
         *(model, args, kwargs, optimizer if training else None, contents, asked),
     )
-    graph, proposed = capture(), ()
+    graph = capture()
+    proposed: tuple[str, ...] = ()
     if proposed_blocks.asked_stages() and not graph.blocks:
         proposed = proposed_blocks.propose(model, graph, proposed_blocks.asked_stages())
         proposed_blocks.begin_blocks(model, proposed)
