@@ -56,7 +56,8 @@ class DataLoader(torch.utils.data.DataLoader):
         self._options = options
         self._accessor: AsynchronousDataAccessor | None = None
         combined = None if batch_size is None else batch_size * options.batch_factor
-        if auto_distributed_partitioning and options.Distributed.numProcesses > 1:
+        share = auto_distributed_partitioning and options.Distributed.numProcesses > 1
+        if share and not _is_shared_out(kwargs.get("sampler"), options):
             part = _part_of_process(dataset, options, kwargs, (combined or 1) if drop_last else 1)
             if shuffle:
                 kwargs["sampler"], shuffle = _SharedShuffle(len(dataset), part, options), None  # type: ignore[arg-type]
@@ -220,8 +221,31 @@ def _part_of_process(dataset: Any, options: Options, kwargs: dict[str, Any], who
             " auto_distributed_partitioning=False"
         )
     process, processes = options.Distributed.processId, options.Distributed.numProcesses
+    if len(dataset) < whole * processes:
+        raise UsageError(
+            f"the dataset has {len(dataset)} samples, and {processes} instances take"
+            f" {whole * processes} of them in one call ({whole} each), which is more."
+            " Run fewer instances, or repeat the dataset"
+        )
     share = len(dataset) // (whole * processes) * whole
     return range(process * share, (process + 1) * share)
+
+
+def _is_shared_out(sampler: Any, options: Options) -> bool:
+    """Whether a sampler gives each process a part of the data already.
+
+    UsageError for a DistributedSampler that is another process's.
+    """
+    if not isinstance(sampler, torch.utils.data.DistributedSampler):
+        return False
+    process, processes = options.Distributed.processId, options.Distributed.numProcesses
+    if (sampler.rank, sampler.num_replicas) != (process, processes):
+        raise UsageError(
+            f"the DistributedSampler is for process {sampler.rank} of {sampler.num_replicas}, and"
+            f" this is process {process} of {processes}: DistributedSampler(dataset,"
+            f" num_replicas={processes}, rank={process})"
+        )
+    return True
 
 
 class _SharedShuffle(torch.utils.data.Sampler[int]):

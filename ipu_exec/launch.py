@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -182,8 +182,9 @@ def _configuration(asked: Wanted, logs: str) -> LaunchConfig:
         settings[name.strip()] = value.strip()
     if asked.backend == "static":
         settings |= {"rank": asked.host or 0}
-    elif asked.host is not None:
-        settings.setdefault("is_host", str(asked.host == 0))
+    elif asked.host is not None or (asked.hosts == 1 and asked.endpoint):
+        # who is to open the port says so where it is taken, and does not join whatever is there
+        settings.setdefault("is_host", str(not asked.host))
     settings.setdefault("timeout", 300)
     return Configuration(
         min_nodes=asked.hosts,
@@ -211,7 +212,7 @@ def _ending(exit_code: int) -> str:
 
 
 def _no_meeting(asked: Wanted, error: BaseException) -> str:
-    words = str(error)
+    words = "; ".join(_chain(error))
     where = asked.endpoint or "this machine"
     if "EADDRINUSE" in words or "in use" in words.lower():
         return (
@@ -219,9 +220,16 @@ def _no_meeting(asked: Wanted, error: BaseException) -> str:
             " another port"
         )
     return (
-        f"the instances cannot meet at {where}: {words.splitlines()[0] if words else error!r}. All"
+        f"the instances cannot meet at {where}: {words}. All"
         " hosts need the same --rdzv-endpoint and --rdzv-id, and nothing else may use that port"
     )
+
+
+def _chain(error: BaseException | None) -> Iterator[str]:
+    """What an error says, and what those say that it came of: a line each."""
+    while error is not None:
+        yield (str(error).splitlines() or [type(error).__name__])[0]
+        error = error.__cause__
 
 
 def _near(replicas: int, instances: int) -> int:

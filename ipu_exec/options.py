@@ -35,7 +35,7 @@ from ipu_exec.enums import (
     SyncPattern,
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
-from ipu_exec.placement_file import load_stages
+from ipu_exec.placement_file import load, load_stages
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
@@ -541,6 +541,9 @@ class Options(_Group):
             output_return_period=1,
             execution_strategy=PipelinedExecution(),
             placement="",
+            placement_choices=(),
+            placement_proportions={},
+            placement_promise={},
             estimate_unknown_operators=False,
             auto_round_num_ipus=False,
             available_memory_proportion={},
@@ -669,14 +672,20 @@ class Options(_Group):
     def loadPlacement(self, path: str | os.PathLike[str]) -> Self:
         """Take the stages of a file that ``ipu-report rebalance`` wrote.
 
-        They replace whatever stages the script sets.
+        They replace whatever stages the script sets; and where the file says how a stage saves
+        memory, or what share of it an IPU's products may use, that goes before the options.
 
         A number of IPUs that is not a power of two is rounded up. Error where the file is not a
         placement; that it has each Block of the model once is checked by the compile.
         """
-        strategy = type(self.execution_strategy)(*load_stages(path))
+        file = load(path)
         return self._set(
-            placement=os.fspath(path), execution_strategy=strategy, auto_round_num_ipus=True
+            placement=os.fspath(path),
+            placement_choices=file.choices,
+            placement_proportions=file.proportions,
+            placement_promise=file.promise,
+            execution_strategy=type(self.execution_strategy)(*file.stages),
+            auto_round_num_ipus=True,
         )
 
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:

@@ -1,9 +1,12 @@
-"""Placement files: which Blocks are a stage, and on which IPU.
+"""Placement files: which Blocks are a stage, on which IPU, and how each stage saves memory.
 
-Written by ``ipu-report rebalance -o``.
+Written by ``ipu-report rebalance -o``, honoured by ``ipu-run --placement``.
 
-A file is JSON: ``{"format": "ipuscope placement", "version": 1, "stages": [{"ipu": 0, "blocks":
-["B1"]}, ...]}``.
+A file is JSON: ``{"format": "ipuscope placement", "version": 2, "stages": [{"ipu": 0, "blocks":
+["B1"], "recompute": true, "state_off_chip": false}, ...], "memory_proportion": {"0": 0.2},
+"promise": {...}}``. What a stage does not say is as the script's options have it. The promise is
+what was predicted; it goes into the profile, for ``ipu-report rebalance --verify``. Version 1 had
+stages with Blocks and IPUs only.
 """
 
 from __future__ import annotations
@@ -16,11 +19,48 @@ from typing import Any
 from ipu_exec.annotations import Stage
 from ipu_exec.errors import Error
 
-FORMAT, VERSION = "ipuscope placement", 1
+FORMAT, VERSIONS = "ipuscope placement", (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class StageChoice:
+    """How a stage saves memory; None: as the options say for all."""
+
+    recompute: bool | None = None
+    state_off_chip: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementFile:
+    """What a file says. ``choices`` has one a stage; ``promise`` is not looked into."""
+
+    stages: tuple[Stage, ...]
+    choices: tuple[StageChoice, ...]
+    proportions: dict[int, float]  # of an IPU's memory that a product may use
+    promise: dict[str, Any]
 
 
 def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...]:
     """The stages of a placement file. Error where it is none, or has a Block twice."""
+    return load(path).stages
+
+
+def load(path: str | os.PathLike[str]) -> PlacementFile:
+    """All of a placement file. Error where it is none, or has a Block twice."""
+    content = _content(path)
+    stages = content.get("stages")
+    if not isinstance(stages, list) or not stages:
+        raise Error(f"placement {path} has no stages")
+    found = tuple(_stage(path, number, stage) for number, stage in enumerate(stages))
+    _check_each_once(path, found)
+    choices = tuple(_choice(path, number, stage) for number, stage in enumerate(stages))
+    promise = content.get("promise", {})
+    if not isinstance(promise, dict):
+        raise Error(f"placement {path}: 'promise' is an object, not {promise!r}")
+    return PlacementFile(found, choices, _proportions(path, content), promise)
+
+
+def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -35,17 +75,17 @@ def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...]:
         raise Error(
             f"{path} is not a placement file. Create one with: ipu-report rebalance PROFILE -o FILE"
         )
-    if content.get("version") != VERSION:
+    if content.get("version") not in VERSIONS:
         raise Error(
             f"placement {path} has version {content.get('version')!r}; this IPUscope reads"
-            f" {VERSION}"
+            f" {' and '.join(map(str, VERSIONS))}"
         )
-    stages = content.get("stages")
-    if not isinstance(stages, list) or not stages:
-        raise Error(f"placement {path} has no stages")
-    found = tuple(_stage(path, number, stage) for number, stage in enumerate(stages))
+    return content
+
+
+def _check_each_once(path: Any, stages: tuple[Stage, ...]) -> None:
     seen: dict[str, int] = {}
-    for number, stage in enumerate(found):
+    for number, stage in enumerate(stages):
         for block in stage.blocks:
             if block in seen:
                 raise Error(
@@ -53,7 +93,6 @@ def load_stages(path: str | os.PathLike[str]) -> tuple[Stage, ...]:
                     f" {number}: a Block is in one stage. Take it out of one of them"
                 )
             seen[block] = number
-    return found
 
 
 def _stage(path: Any, number: int, stage: Any) -> Stage:
@@ -67,6 +106,32 @@ def _stage(path: Any, number: int, stage: Any) -> Stage:
             f"placement {path}: stage {number} needs 'blocks', a list of names, and 'ipu', a number"
         )
     return Stage(*blocks).ipu(stage.get("ipu"))
+
+
+def _choice(path: Any, number: int, stage: dict[str, Any]) -> StageChoice:
+    values = [stage.get(name) for name in ("recompute", "state_off_chip")]
+    for value in values:
+        if value is not None and not isinstance(value, bool):
+            raise Error(
+                f"placement {path}: stage {number} has {value!r} where 'recompute' and"
+                " 'state_off_chip' are true or false, or left out"
+            )
+    return StageChoice(*values)
+
+
+def _proportions(path: Any, content: dict[str, Any]) -> dict[int, float]:
+    said = content.get("memory_proportion", {})
+    try:
+        found = {int(ipu): float(share) for ipu, share in said.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Error(
+            f"placement {path}: 'memory_proportion' has a share for each IPU, as"
+            f' {{"0": 0.2}}, not {said!r}'
+        ) from error
+    wrong = [share for share in found.values() if not 0 <= share <= 1]
+    if wrong:
+        raise Error(f"placement {path}: a memory proportion is between 0 and 1, not {wrong[0]}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +151,7 @@ def load_proposal(path: str | os.PathLike[str]) -> Proposal | None:
 
     Error where it is not one.
     """
-    with open(path, encoding="utf-8") as file:
-        proposal = json.load(file).get("proposed")
+    proposal = _content(path).get("proposed")
     if proposal is None:
         return None
     try:

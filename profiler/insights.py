@@ -20,8 +20,9 @@ import numpy as np
 from profiler import analysis, units
 from profiler.enums import Direction, Role
 from profiler.memory import what_fills
-from profiler.rebalance import Assignment, Costs, Prediction, Split, best_split, what_if
+from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
 from profiler.rebalance.host_streams import HostStreams
+from profiler.rebalance.split import one_an_ipu, quickest_split
 from profiler.rebalance.tile_memory import Choice
 from profiler.report import Report
 
@@ -117,16 +118,10 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
         if largest is not None and share >= _MUCH
         else ""
     )
-    best: Split | None = None
-    for count in range(1, len(costs.ipus) + 1):
-        try:
-            split = best_split(costs, count)
-        except ValueError:
-            continue
-        if not split.prediction.problems and (
-            best is None or split.prediction.total < best.prediction.total
-        ):
-            best = split
+    try:
+        best: Split | None = quickest_split(costs, one_an_ipu(len(costs.ipus)))
+    except ValueError:
+        best = None
     gain = present.total - best.prediction.total if best is not None else 0
     title = (
         f"stage {slowest['stage']} takes {slowest['cycles'] / max(1.0, mean):.2f} × the mean stage"
@@ -137,7 +132,8 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
         if_even = present.total - what_if(_even(costs), present.assignment).total
         detail = (
             f"The others wait for it.{most} No better split of these Blocks was found. With"
-            f" smaller ones and all stages even {_turn(costs)} would take about {if_even:,} cycles less."
+            f" smaller ones and all stages even {_turn(costs)} would take about {if_even:,} cycles"
+            " less."
         )
         action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
         return [Insight(title, detail, action, "/rebalance", if_even, at_most=True)]

@@ -60,7 +60,8 @@ class Intervals:
 def total(vectors: np.ndarray, vector: np.ndarray) -> np.ndarray:
     """Bytes over tiles of the variables that take the rows ``vector`` of ``vectors``."""
     times = np.bincount(vector, minlength=len(vectors))
-    return times @ vectors
+    rows = np.flatnonzero(times)
+    return times[rows] @ vectors[rows]
 
 
 def blocks(

@@ -11,7 +11,7 @@ tiles unless said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,16 +101,20 @@ def including_gaps(
 
 
 def tile_totals(
-    variables: IpuVariables, region0_bytes: int, bytes_per_tile: int
+    variables: IpuVariables,
+    region0_bytes: int,
+    bytes_per_tile: int,
+    peaks: Callable[[bool | None], liveness.Peaks] | None = None,
 ) -> dict[str, np.ndarray]:
     """The columns of ``Report.tiles``.
 
     ``total_excluding_gaps`` and ``peak`` are what the tile uses, first reached at ``peak_step``,
     ``total`` its extent; ``overflow`` is what the extent has beyond the tile, ``free`` what the
-    tile has beyond what it uses.
+    tile has beyond what it uses. ``peaks``: `IpuVariables.peaks`, where they are known already.
     """
-    plain, interleaved = variables.peaks(False), variables.peaks(True)
-    both = variables.peaks() if interleaved.tile_peak.any() else plain
+    peaks = peaks or variables.peaks
+    plain, interleaved = peaks(False), peaks(True)
+    both = peaks(None) if interleaved.tile_peak.any() else plain
     always = variables.always()
     total = including_gaps(plain.tile_peak, interleaved.tile_peak, region0_bytes)
     used = both.tile_peak

@@ -12,13 +12,15 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from profiler import integrity, records, trace
+from profiler import integrity, liveness, records, trace
 from profiler.liveness import Peaks, resampled
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
@@ -532,22 +534,42 @@ class Report:
         """``ipu``, its cycles by `records.KINDS` over the whole run, and their ``total``."""
 
         def make() -> pd.DataFrame:
-            one = self.steps(run, iteration=0)
             iterations = len(self._iterations(run, None))
             ipus = np.arange(self.target.num_ipus)
-            table = one.pivot_table(
-                index="ipu", columns="kind", values="cycles", aggfunc="sum", fill_value=0
-            )
-            table = (
-                table.reindex(index=ipus, columns=list(records.KINDS), fill_value=0).astype(
-                    np.int64
-                )
-                * iterations
-            )
-            columns = {kind: table[kind].to_numpy() for kind in records.KINDS}
-            return _frame({"ipu": ipus, **columns, "total": np.sum(list(columns.values()), axis=0)})
+            spent = self._cycles_by_kind(self._tasks(run, None, 0)) * iterations
+            columns = {kind: spent[:, at] for at, kind in enumerate(records.KINDS)}
+            return _frame({"ipu": ipus, **columns, "total": spent.sum(axis=1)})
 
         return self._keep(("cycle_proportions", run), make)
+
+    def _cycles_by_kind(self, tasks: Tasks) -> np.ndarray:
+        """Cycles of each IPU by `records.KINDS`: int64[ipu, kind].
+
+        Tasks of one body that last as long are unrolled once, however often they ran.
+        """
+        spent = np.zeros((self.target.num_ipus, len(records.KINDS)), dtype=np.int64)
+        if not len(tasks):
+            return spent
+        alike = np.stack([tasks.body, tasks.end - tasks.start], axis=1)
+        _, first, times = np.unique(alike, axis=0, return_index=True, return_counts=True)
+        distinct = tasks.where(first)
+        slices = self._slices(distinct)
+        body, steps = self._table(records.Body), self._steps
+        number = {kind: at for at, kind in enumerate(records.KINDS)}
+        of_step = np.array([number.get(kind, -1) for kind in self._step_kinds], dtype=np.int64)
+        of_body = np.array(
+            [number.get("compute" if kind == "task" else kind, -1) for kind in body["kind"]]
+        )
+        whole = (body["kind"] != "task")[distinct.body[slices.task]]
+        own = of_body[distinct.body[slices.task]]
+        order = np.argsort(steps["id"], kind="stable")
+        row = self._found(slices.step, steps["id"], order, "a body has the step")
+        theirs = of_step[order[row]] if len(order) else own
+        kind = np.where(whole | (slices.step < 0), own, theirs)
+        cycles = (slices.end - slices.start) * times[slices.task]
+        known = kind >= 0
+        np.add.at(spent, (distinct.ipu[slices.task][known], kind[known]), cycles[known])
+        return spent
 
     def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
         """Tasks and slices of one device iteration, from 0 on, and how many a call has.
@@ -573,18 +595,34 @@ class Report:
 
     def variable_tiles(self, id: int) -> np.ndarray:
         """Bytes of a variable over tiles."""
-        columns = self._table(records.Variable)
-        at = _position(columns["id"], id)
+        at = self._variable_at.get(id)
         if at is None:
             raise KeyError(f"no variable {id} in {self.path}")
-        return self.vector(int(columns["tile_bytes"][at]))
+        ids, vectors, _ = self._variable_vectors
+        which = np.searchsorted(ids, self._table(records.Variable)["tile_bytes"][at])
+        vector: np.ndarray = vectors[which]
+        return vector
+
+    @cached_property
+    def _variable_at(self) -> dict[int, int]:
+        """Row of each variable in its table, by id."""
+        ids = self._table(records.Variable)["id"].tolist()
+        return dict(zip(ids, range(len(ids)), strict=True))
 
     def tiles(self, ipu: int) -> pd.DataFrame:
         """Bytes by tile, as `profiler.memory.tile_totals` defines them."""
 
         def make() -> pd.DataFrame:
             target = self.target
-            return _frame(tile_totals(self._ipu(ipu), target.region0_bytes, target.bytes_per_tile))
+            variables = self._ipu(ipu)
+            return _frame(
+                tile_totals(
+                    variables,
+                    target.region0_bytes,
+                    target.bytes_per_tile,
+                    lambda region: self._tile_peaks(variables, region),
+                )
+            )
 
         return self._keep(("tiles", ipu), make)
 
@@ -599,7 +637,7 @@ class Report:
             rows = []
             for i in self._all_ipus(ipu):
                 variables = self._ipu(i)
-                total = self._peaks(i).step_total
+                total = self._tile_peaks(variables, None).step_total
                 rows += [
                     (i, *row)
                     for row in by_kind(variables, int(total.argmax()) if len(total) else 0)
@@ -930,15 +968,14 @@ class Report:
 
     def _load_ipu(self, ipu: int) -> IpuVariables:
         columns = self._table(records.Variable)
-        here = {name: values[columns["ipu"] == ipu] for name, values in columns.items()}
+        rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
+        names = ("id", "category", "role", "interleaved", "always_live", "start", "stop")
+        here = {name: columns[name][rows] for name in (*names, "tile_bytes")}
         steps = int(np.count_nonzero(self._steps["ipu"] == ipu))
         always = here["always_live"] != 0
-        unique, row = np.unique(here["tile_bytes"], return_inverse=True)
-        found = self._over_tiles(unique)
-        vectors = np.array([found[id] for id in unique.tolist()], dtype=np.int64).reshape(
-            -1, self._tiles
-        )
-        self._sound(integrity.of_sums("variables", vectors.sum(axis=1)[row]))
+        ids, vectors, sums = self._variable_vectors
+        row = np.searchsorted(ids, here["tile_bytes"])
+        self._sound(integrity.of_sums("variables", sums[row]))
         return IpuVariables(
             ipu,
             steps,
@@ -952,6 +989,50 @@ class Report:
             row,
             vectors,
         )
+
+    def _tile_peaks(self, variables: IpuVariables, region: bool | None) -> Peaks:
+        """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``.
+
+        What comes and goes is summed once for all IPUs on which the same does, as on those of equal
+        layers; always-live variables are what they have of their own.
+        """
+        chosen = np.ones(len(variables.id), dtype=bool)
+        if region is not None:
+            chosen = variables.interleaved == region
+        moving = variables.intervals_of(chosen)
+        parts = (moving.start, moving.stop, moving.vector)
+        key = (variables.steps, *(part.tobytes() for part in parts))
+        none = np.zeros(self._tiles, dtype=np.int64)
+        one = self._keep(("moving", key), lambda: liveness.peaks(moving, variables.steps, none))
+        always = variables.always(chosen)
+        return replace(
+            one, step_total=one.step_total + always.sum(), tile_peak=one.tile_peak + always
+        )
+
+    @cached_property
+    def _rows_of_ipus(self) -> dict[int, np.ndarray]:
+        """Rows of each IPU's variables, in the table's order."""
+        ipu = self._table(records.Variable)["ipu"]
+        order = np.argsort(ipu, kind="stable")
+        ipus, first = np.unique(ipu[order], return_index=True)
+        edges = [*first.tolist(), len(order)]
+        return {
+            int(one): order[begin:end]
+            for one, (begin, end) in zip(ipus, pairwise(edges), strict=True)
+        }
+
+    @cached_property
+    def _variable_vectors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids of all variables' distinct vectors, in order, the vectors, and their sums.
+
+        int64[vector, tile]. Equal tensors of equal layers share one, so that they are few.
+        """
+        unique = np.unique(self._table(records.Variable)["tile_bytes"])
+        found = self._over_tiles(unique)
+        vectors = np.array([found[id] for id in unique.tolist()], dtype=np.int64)
+        vectors = vectors.reshape(-1, self._tiles)
+        vectors.flags.writeable = False
+        return unique, vectors, vectors.sum(axis=1)
 
     def _peaks(self, ipu: int) -> Peaks:
         variables = self._ipu(ipu)

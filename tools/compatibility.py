@@ -305,7 +305,7 @@ GROUPS = (
         {
             "configureProcessId": (
                 SAME,
-                "each process gets its part of the data; gradients are not exchanged",
+                "as instances (docs/instances.md); MASTER_ADDR and MASTER_PORT say where they meet",
             ),
             "setEnvVarNames": SAME,
             "disable": SAME,

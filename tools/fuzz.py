@@ -6,7 +6,7 @@ header entry, some bytes. All frames of the report, every subcommand, libpva's o
 every page and callback of the viewer then read it. What may come of it is an answer or an error
 that names the file; anything else is a finding, and so are more than `SECONDS` or `BYTES` for one
 case. A case is its number and the seed: ``--first 4711 --cases 1`` repeats one.
-`tests/test_fuzz.py` runs a few of the same in CI; docs/security.md has the figures of a night.
+`tests/test_fuzz.py` runs a few of the same in CI; docs/security.md has figures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from profiler import ProfileError, codec, open_report, pva, records, schema
 
 SECONDS = 60  # for one case: all that reads it
 BYTES = 1 << 30  # of address space for one case, beyond what the process had before
-CHUNK = 100  # cases a process: a crash costs the rest of them, no more
+CHUNK = 25  # cases a process: a crash costs the rest of them, no more
 CHANGES = 3
 
 NUMBERS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, set_props
 
-from profiler import ProfileError, Report
+from profiler import ProfileError, Report, analysis
 from viewer import guard as guards
 from viewer.figures import theme as themes
 from viewer.figures import units
@@ -152,9 +152,10 @@ def _shortcuts() -> Any:
         ("t", "light or dark"),
         ("/", "search or filter on the page"),
         ("wheel, drag", "zoom a figure; double-click shows all of it"),
-        ("← →", "move along a zoomed figure"),
-        ("+ −", "zoom in and out"),
-        ("0", "show all"),
+        ("a d, ← →", "move along a zoomed figure"),
+        ("w s, + −", "zoom in and out"),
+        ("f, 0", "show all"),
+        ("n N", "next and previous step found in the trace"),
         ("?", "these keys"),
         ("Esc", "close"),
     ]
@@ -177,10 +178,28 @@ def _head(view: View) -> Any:
         ),
         html.P(" · ".join(parts)),
     ]
+    if meta["state"] == "out of memory":
+        children.append(common.message(_too_full(view), "error"))
     warnings = [str(words) for words in meta["warnings"]]
     if warnings:
         children.append(common.message(" ".join(warnings), "warning"))
     return children
+
+
+def _too_full(view: View) -> str:
+    """Where memory runs out: the worst tile, the step at which, and how many IPUs beside it."""
+    report = view.report
+    peaks = view.profiles.made(report, "peaks", lambda: analysis.memory_peaks(report))
+    over = peaks[peaks["free"] < 0].sort_values("free", kind="stable")
+    if not len(over):
+        return "Out of memory: the compile stopped."
+    worst = over.iloc[0]
+    more = f" {len(over)} IPUs do not fit." if len(over) > 1 else ""
+    return (
+        f"Out of memory: tile {worst['tile']} of IPU {worst['ipu']} needs"
+        f" {units.size(int(worst['bytes']))}, {units.size(-int(worst['free']))} more than it has,"
+        f" at step {worst['step']} ({worst['name']}).{more}"
+    )
 
 
 def _register(app: Dash, profiles: Profiles) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +14,47 @@ from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
 from profiler.enums import Direction, Purpose, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """``members`` replicas, each ``stride`` from the next, that exchange 1/``part`` of a tensor.
+
+    ``among``: how the step's name says whom it joins.
+    """
+
+    purpose: Purpose
+    members: int
+    stride: int
+    part: int
+    among: str
+
+
+def rings_of_levels(purpose: Purpose, replicas: int, instances: int, hosts: int) -> list[Ring]:
+    """The rings in which the replicas of several instances exchange a tensor, in order.
+
+    Replicas of an instance lie side by side, and so do the instances of a host. An all-reduce
+    scatters within the instance, then across the instances of a host what each replica has of it,
+    reduces that across the hosts, and gathers the same way back (GCL's hierarchical collectives).
+    So slow links carry a part only. A reduce-scatter is the way there, an all-gather the way back.
+    """
+    sizes = [
+        (replicas // instances, " in an instance"),
+        (instances // hosts, " across instances"),
+        (hosts, " across hosts"),
+    ]
+    there: list[Ring] = []
+    stride = 1
+    for members, among in sizes:
+        if members > 1:
+            there.append(Ring(Purpose.REDUCE_SCATTER, members, stride, stride, among))
+        stride *= members
+    back = [replace(ring, purpose=Purpose.ALL_GATHER) for ring in reversed(there)]
+    if purpose is Purpose.REDUCE_SCATTER:
+        return there
+    if purpose is Purpose.ALL_GATHER:
+        return back
+    return [*there[:-1], replace(there[-1], purpose=Purpose.ALL_REDUCE), *back[1:]]
 
 
 class Collectives:
@@ -71,40 +113,64 @@ class Collectives:
     ) -> None:
         """One step in which replicas exchange storages (``where`` gives the stages they are of).
 
-        ``purpose``: an all-reduce, a reduce-scatter or an all-gather. In a ring of R each sends and
-        receives (R - 1) / R of the bytes; an all-reduce is a scatter and a gather.
+        ``purpose``: an all-reduce, a reduce-scatter or an all-gather. Where all replicas of several
+        instances take part, a step for each level of `rings_of_levels`.
         """
-        rounds = 2 if purpose is Purpose.ALL_REDUCE else 1
-        target = self.machines[body.ipu].target
-        apart = 1 << (self.placement.num_ipus - 1).bit_length()
         for (members, stride), mine in self._rings(where).items():
             each = {s: self.mapping.bytes([s], where[s]) for s in mine}
-            nbytes = sum(each.values(), np.zeros(target.tiles, np.int64))
+            nbytes = sum(each.values(), np.zeros(self.machines[body.ipu].target.tiles, np.int64))
             if members == 1 or not nbytes.any():
                 continue
-            cycles = ring_cycles(
-                target, body.ipu, apart * stride, members, int(nbytes.sum()), rounds
-            )
-            moved = rounds * nbytes * (members - 1) // members
-            step = purpose.title().replace("-", "") + (
-                f" in groups of {members}" if members < self.options.replicas else ""
-            )
-            body.steps.append(
-                ProgramStep(
-                    records.GLOBAL_EXCHANGE,
-                    name + step,
-                    cycles,
-                    bytes_in=moved,
-                    bytes_out=moved.copy(),
-                    purpose=purpose,
-                    tensor=the_one(mine),
-                    moves=tuple(
-                        Move(s, int(part.sum()), body.ipu, body.ipu) for s, part in each.items()
-                    ),
-                )
-            )
-            for storage in mine:
-                body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+            if members < self.options.replicas or self.options.instances == 1:
+                rings = [Ring(purpose, members, stride, 1, "")]
+            else:
+                shared = self.options
+                rings = rings_of_levels(purpose, members, shared.instances, shared.hosts)
+            for ring in rings:
+                body.steps.append(self._step(ring, each, nbytes, body.ipu, name))
+                for storage in mine:
+                    body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+
+    def _step(
+        self,
+        ring: Ring,
+        each: Mapping[int, np.ndarray],
+        nbytes: np.ndarray,
+        ipu: int,
+        name: str,
+    ) -> ProgramStep:
+        """One exchange over one ring.
+
+        In a ring of R each sends and receives (R - 1) / R of the bytes that go round it; an
+        all-reduce is a scatter and a gather. ``nbytes``: of the whole tensors on the tiles.
+        """
+        rounds = 2 if ring.purpose is Purpose.ALL_REDUCE else 1
+        apart = 1 << (self.placement.num_ipus - 1).bit_length()
+        round_it = -(-nbytes // ring.part)
+        cycles = ring_cycles(
+            self.machines[ipu].target,
+            ipu,
+            apart * ring.stride,
+            ring.members,
+            int(round_it.sum()),
+            rounds,
+        )
+        moved = rounds * round_it * (ring.members - 1) // ring.members
+        step = ring.purpose.title().replace("-", "") + ring.among
+        if not ring.among and ring.members < self.options.replicas:
+            step += f" in groups of {ring.members}"
+        return ProgramStep(
+            records.GLOBAL_EXCHANGE,
+            name + step,
+            cycles,
+            bytes_in=moved,
+            bytes_out=moved.copy(),
+            purpose=ring.purpose,
+            tensor=the_one(list(each)),
+            moves=tuple(
+                Move(s, int(-(-part // ring.part).sum()), ipu, ipu) for s, part in each.items()
+            ),
+        )
 
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
         """Storages by the replicas that exchange them.

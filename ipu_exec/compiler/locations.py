@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from ipu_exec.compiler.options import Locations
+from ipu_exec.compiler.options import CompileOptions, Locations
 from ipu_exec.compiler.placement import Placement
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.recompute import made_by
@@ -93,16 +93,17 @@ def locate(
     placement: Placement,
     ops: Ops,
     again: Mapping[int, Sequence[OpNode]],
-    locations: Locations,
-    groupings: Groupings,
+    options: CompileOptions,
 ) -> Places:
     """Find them, and warn of what cannot be as asked.
 
     ``again``: what a stage runs again before its backward.
 
     In phased execution phases move weights, accumulators and activations. What stages share stays
-    whole on the chip, and in a pipeline so do activations: their stash.
+    whole on the chip, and in a pipeline so do activations: their stash. A stage may say of its own
+    weights' optimiser state where it waits.
     """
+    locations, groupings = options.locations, options.groupings
     if placement.pipelined and graph.training and locations.activation.off_chip:
         warn_once(
             "TensorLocations.setActivationLocation: useOnChipStorage(False) is not honoured in a"
@@ -113,6 +114,7 @@ def locate(
     phased = bool(placement.phases)
     waits = set() if phased or placement.pipelined else _read_backward(graph, placement, ops, again)
     remote = _remote(graph, locations, shared, waits, phased)
+    remote = _where_stages_say(graph, placement, options, remote)
     updates = by_weight(
         graph,
         [
@@ -156,6 +158,23 @@ def _remote(
             common.append(storage.name)
     _warn_of("TensorLocations.setWeightLocation", common, "stages share them")
     return remote
+
+
+def _where_stages_say(
+    graph: Graph, placement: Placement, options: CompileOptions, remote: set[int]
+) -> set[int]:
+    """``remote`` with, or without, the optimiser state of stages that say where it waits."""
+    said = [options.strategy.keeps_state_off_chip(stage.blocks) for stage in placement.stages]
+    off_chip, on_chip = set(), set()
+    for storage in graph.storages.values():
+        wanted = said[placement.home[storage.id]] if storage.id in placement.home else None
+        if storage.role != Role.OPTIMISER_STATE or wanted is None:
+            continue
+        if not wanted:
+            on_chip.add(storage.id)
+        elif storage.elements >= options.locations.state.least_off_chip:
+            off_chip.add(storage.id)
+    return (remote | off_chip) - on_chip
 
 
 def _split(

@@ -175,6 +175,8 @@ class _Maker:
         for (storage_id, stage), layout in self.tree.layouts.items():
             if self.placement.ipus[stage] != self.ipu:
                 continue
+            if self._lies_at_home(storage_id, stage, layout):
+                continue
             first = len(self.variables)
             self._storage(storage_id, stage, layout)
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.variables)))
@@ -266,6 +268,19 @@ class _Maker:
         if storage_id in self.tree.stashed.get(stage, ()):
             depth = schedules.stash_depth(len(self.placement.stages), stage)
             self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
+
+    def _lies_at_home(self, storage_id: int, stage: int, layout: Layout) -> bool:
+        """Whether a stage reads it where another stage of this IPU has it all the time.
+
+        As the head of a language model does, on the IPU of the embedding whose weight it shares.
+        """
+        home = self.placement.home.get(storage_id, stage)
+        if home == stage or self.placement.ipus[home] != self.ipu:
+            return False
+        stays = self.graph.storages[storage_id].role in _ALWAYS
+        there = self.tree.layouts.get((storage_id, home))
+        same = there is not None and there.key == layout.key
+        return stays and same and storage_id not in self.tree.moving
 
     def _owner_op(self, storage_id: int) -> int:
         """The first op that uses a weight (or the weight of a state).

@@ -5,7 +5,7 @@ PopTorch's ``Options`` become a `CompileOptions` in `ipu_exec.session.compile_op
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -40,6 +40,8 @@ class StageOptions:
     ipu: int | None = None  # None: what its Blocks ask for, or ``default_ipu``
     default_ipu: int = 0
     phase: int = 0
+    recompute: bool | None = None  # None: as `CompileOptions.recomputation` says
+    state_off_chip: bool | None = None  # optimiser state; None: as `Locations` say
 
     def __str__(self) -> str:
         blocks = ", ".join(repr(block) for block in self.blocks)
@@ -56,6 +58,15 @@ class StrategyOptions:
     parallel_phases: bool = False  # on two groups of IPUs in turn
     liveness: Liveness = Liveness.AlwaysLive  # of the activations that a phase's backward reads
     separate_backward_phase: bool = False  # the backward of the last phase is one of its own
+
+    def recomputes(self, blocks: Sequence[str]) -> bool | None:
+        """What the stage of these Blocks says of recomputation; None: nothing."""
+        return next((stage.recompute for stage in self.stages if stage.blocks[0] in blocks), None)
+
+    def keeps_state_off_chip(self, blocks: Sequence[str]) -> bool | None:
+        """What it says of its optimiser state; None: nothing."""
+        mine = (stage for stage in self.stages if stage.blocks[0] in blocks)
+        return next((stage.state_off_chip for stage in mine), None)
 
     @property
     def phases(self) -> tuple[int, ...]:

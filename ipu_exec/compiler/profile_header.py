@@ -18,6 +18,8 @@ def header(executable: Executable) -> dict[str, Any]:
     entries: dict[str, Any] = {
         "kind": "training" if options.training else "inference",
         "micro_batch": options.micro_batch,
+        "num_instances": options.instances,
+        "num_hosts": options.hosts,
         "strategy": "phased" if placement.phases else execution,
         **machine.header(target),
         "host_latency": round(options.host_latency * target.clock_hz),
@@ -26,12 +28,30 @@ def header(executable: Executable) -> dict[str, Any]:
     blocks = len(executable.graph.blocks)
     if blocks and options.training:
         entries["recomputation"] = _recomputation(executable)
+        entries["choices"] = _choices(executable)
     if blocks:
         updated, ops = update_blocks(executable.graph), executable.graph.ops
         entries["code"] = executable.memory.code.by_block(
             blocks, lambda op: updated.get(op, ops[op].block)
         )
     return entries
+
+
+def _choices(executable: Executable) -> list[list[bool]]:
+    """Of each stage, whether it recomputes, and whether its optimiser state is off the chip."""
+    options, placement = executable.options, executable.placement
+    usual = asked_for(options.recomputation, placement.pipelined) is not Recomputation.NONE
+    choices = []
+    for stage in placement.stages:
+        recomputes = options.strategy.recomputes(stage.blocks)
+        off_chip = options.strategy.keeps_state_off_chip(stage.blocks)
+        choices.append(
+            [
+                usual if recomputes is None else recomputes,
+                options.locations.state.off_chip if off_chip is None else off_chip,
+            ]
+        )
+    return choices
 
 
 def _recomputation(executable: Executable) -> dict[str, list[Any]]:

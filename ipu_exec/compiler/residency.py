@@ -91,13 +91,15 @@ def decide(graph: Graph, placement: Placement, options: CompileOptions) -> Resid
         if not graph.only_aliases(op):
             ops.setdefault((op.direction, stage), []).append(op)
     phased = moves(graph, placement, ops, options) if placement.phases else Moves({}, {})
-    kind = asked_for(options.recomputation, placement.pipelined)
-    stays = _stays(graph, placement, kind)
+    kinds = _kinds(placement, options)
+    stays = _stays(graph, placement, kinds)
     stashed: dict[int, list[int]] = {}
     again: dict[int, list[OpNode]] = {}
     for stage in stages:
-        stashed[stage], again[stage] = _stash(graph, placement, ops, stage, kind, stays[stage])
-    places = locate(graph, placement, ops, again, options.locations, options.groupings)
+        stashed[stage], again[stage] = _stash(
+            graph, placement, ops, stage, kinds[stage], stays[stage]
+        )
+    places = locate(graph, placement, ops, again, options)
     away = places.remote | phased.moving.keys()
     updates = {
         stage: _updates(
@@ -132,16 +134,33 @@ def _waits(placement: Placement, stage: int) -> bool:
     return placement.pipelined and stage != len(placement.stages) - 1
 
 
-def _stays(graph: Graph, placement: Placement, kind: Recomputation) -> dict[int, frozenset[int]]:
+def _kinds(placement: Placement, options: CompileOptions) -> list[Recomputation]:
+    """How each stage recomputes: as it says itself, or as all do.
+
+    One that says it does where the others do not keeps what a pipeline's stages do.
+    """
+    usual = asked_for(options.recomputation, placement.pipelined)
+    alone = Recomputation.PIPELINE if placement.pipelined else Recomputation.RECOMPUTE_ALL
+    kinds = []
+    for stage in placement.stages:
+        recompute = options.strategy.recomputes(stage.blocks)
+        own = (usual or alone) if recompute else Recomputation.NONE
+        kinds.append(usual if recompute is None else own)
+    return kinds
+
+
+def _stays(
+    graph: Graph, placement: Placement, kinds: Sequence[Recomputation]
+) -> dict[int, frozenset[int]]:
     """What recomputation leaves where it is, stage by stage."""
     forward = [
         op for op in graph.ops if op.direction == Direction.FORWARD and not graph.only_aliases(op)
     ]
-    stays = kept(graph, forward, kind)
-    near_loss = after_last_checkpoint(graph, forward, stays)
+    stays = {kind: kept(graph, forward, kind) for kind in set(kinds)}
+    near_loss = {kind: after_last_checkpoint(graph, forward, stays[kind]) for kind in stays}
     return {
-        stage: frozenset(stays if _waits(placement, stage) else stays | near_loss)
-        for stage in range(len(placement.stages))
+        stage: frozenset(stays[kind] if _waits(placement, stage) else stays[kind] | near_loss[kind])
+        for stage, kind in enumerate(kinds)
     }
 
 

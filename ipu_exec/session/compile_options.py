@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ipu_exec.annotations import ExecutionStrategy, PhasedExecution
 from ipu_exec.compiler.options import (
     CompileOptions,
@@ -19,6 +21,7 @@ from ipu_exec.options import (
     TensorLocationOptions,
     TensorLocationSettings,
 )
+from ipu_exec.placement_file import StageChoice
 from ipu_exec.replica_groups import Groupings
 
 
@@ -30,7 +33,7 @@ def compile_options(
     ``micro_batch``: samples; ``groupings``: weights that differ between replicas.
     """
     accumulation, iterations = options.Training.gradient_accumulation, options.device_iterations
-    strategy = strategy_options(options.execution_strategy)
+    strategy = strategy_options(options.execution_strategy, options.placement_choices)
     phased = strategy.execution is Execution.PHASED
     instances = options.Distributed.numProcesses
     replicas = int(options.replication_factor) * instances
@@ -55,7 +58,9 @@ def compile_options(
         broadcast_buffers=bool(options.broadcast_buffers),
         locations=_locations(options.TensorLocations, replicas, phased),
         recomputation=getattr(popart, "autoRecomputation", None),
-        memory_proportions=dict(sorted(options.available_memory_proportion.items())),
+        memory_proportions=dict(
+            sorted({**options.available_memory_proportion, **options.placement_proportions}.items())
+        ),
         partials=options.Precision.partials_type,
         dithering=bool(options.Training.convolution_dithering),
         stable_norm=bool(options.stable_norm),
@@ -67,12 +72,24 @@ def compile_options(
     )
 
 
-def strategy_options(strategy: ExecutionStrategy) -> StrategyOptions:
-    """The stages that a strategy names, and how they share the time."""
+def strategy_options(
+    strategy: ExecutionStrategy, choices: Sequence[StageChoice] = ()
+) -> StrategyOptions:
+    """The stages that a strategy names, and how they share the time.
+
+    ``choices``: how each saves memory, where a placement file says it.
+    """
     if not isinstance(strategy, PhasedExecution):
+        ways = tuple(choices) or (StageChoice(),) * len(strategy.stages)
         stages = tuple(
-            StageOptions(stage.blocks, stage.ipu_id, index)
-            for index, stage in enumerate(strategy.stages)
+            StageOptions(
+                stage.blocks,
+                stage.ipu_id,
+                index,
+                recompute=way.recompute,
+                state_off_chip=way.state_off_chip,
+            )
+            for index, (stage, way) in enumerate(zip(strategy.stages, ways, strict=True))
         )
         return StrategyOptions(Execution(strategy.kind), strategy.auto_stage, stages)
     phases = strategy.phase_of_stages()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -34,12 +34,14 @@ def from_cache(
     """
     name = executable_file.key(graph, options, registry.by_users())
     path = Path(directory) / f"{name}{executable_file.SUFFIX}"
-    with _alone(path):
-        cached = _read(path)
-        if cached is not None:
-            logger.info("taken from the cache: %s", path)
-            return cached
-        return _compile(path, options, compiled)
+    cached = _read(path)
+    if cached is None:
+        with _alone(path):
+            cached = _read(path)
+            if cached is None:
+                return _compile(path, options, compiled)
+    logger.info("taken from the cache: %s", path)
+    return cached
 
 
 def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executable]) -> Executable:
@@ -52,17 +54,26 @@ def _compile(path: Path, options: CompileOptions, compiled: Callable[[], Executa
     return executable
 
 
-def _alone(path: Path) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
     """Of processes that want one executable, one compiles while the others wait and then read it.
 
-    The lock is the kernel's, so that a dead process holds none.
+    The lock is the kernel's, so that a dead process holds none. Its file goes once there is an
+    executable to read: whoever waits at the old file finds that.
     """
+    lock = FileLock(f"{path}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(f"{path}.lock").acquire()
+        lock.acquire()
     except OSError as error:
         logger.warning("the cache is not locked: %s", error.strerror)
-        return contextlib.nullcontext()
+        yield
+        return
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def _read(path: Path) -> Executable | None:

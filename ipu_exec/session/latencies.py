@@ -98,7 +98,7 @@ def _column(
             at = schedule.head * end  # before the first device iteration
         if across and kind == schedules.UNLOAD and (iteration, micro_batch) == last:
             at = executable.cycles_per_call - schedule.tail * (not end)  # after the last
-        seconds += [at * (1 / executable.target.clock_hz)] * executable.options.replicas
+        seconds += [at * (1 / executable.target.clock_hz)] * _local_replicas(executable)
     return seconds
 
 
@@ -152,3 +152,8 @@ def latency(
     begun = [min(starts[i : i + group]) for i in range(0, len(starts), group)]
     spent = [end - start for start, end in zip(begun, ends, strict=True)]
     return min(spent), max(spent), sum(spent) / len(spent)
+
+
+def _local_replicas(executable: Executable) -> int:
+    """Those whose inputs and outputs this instance sees."""
+    return executable.options.replicas // executable.options.instances

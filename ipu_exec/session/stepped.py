@@ -17,6 +17,7 @@ import torch
 
 from ipu_exec.capture.control_flow import Reads, path
 from ipu_exec.context import keeping_what_is_saved, on_ipu
+from ipu_exec.errors import UsageError
 from ipu_exec.numerics.precision import Precision
 from ipu_exec.options import COMPILE_ONLY_VARIABLE, Options
 from ipu_exec.session.executor import PoplarExecutor
@@ -37,6 +38,12 @@ class SteppedExecutor(PoplarExecutor):
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         super().__init__(model, options, optimizer is not None, optimizer=optimizer)
+        if optimizer is not None and self._plan.instances > 1:
+            raise UsageError(
+                f"{self._plan.instances} instances share a training by poptorch.trainingModel only:"
+                " a trainer with a loop of its own would train them apart. Start the script without"
+                " --instances, and take replicas (devices) instead"
+            )
         self._report_folder = report_folder
         self.ends_script = True  # when it is compiled, under ``ipu-run --compile-only``
         # what `prepare` is given is one micro-batch

@@ -13,6 +13,8 @@ from profiler.report import Report
 if TYPE_CHECKING:
     import pandas as pd
 
+    from profiler.rebalance.cuts import Ties
+
 _AGAIN = (Direction.FORWARD, Direction.RECOMPUTE)  # in which a tensor is made
 
 
@@ -49,10 +51,12 @@ class BlockMemory:
     residual_of: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
-    def from_report(cls, report: Report, stage: np.ndarray) -> BlockMemory:
-        """``stage``: of each Block, as profiled."""
+    def from_report(
+        cls, report: Report, stage: np.ndarray, ties: Ties | None = None
+    ) -> BlockMemory:
+        """``stage``: of each Block, as profiled. What ``ties`` need is counted with them."""
         blocks, tiles = len(stage), report.target.tiles_per_ipu
-        ipus = report.target.num_ipus
+        ipus = report.target.ipus_per_replica  # the other replicas' are the same
         variables = report.variables
         variables = variables[variables["role"] != Role.STASH]
         saved_ids = _saved(report, variables, stage)
@@ -61,6 +65,7 @@ class BlockMemory:
         shared = np.zeros((ipus, tiles), dtype=np.int64)
         where = report.stages["ipu"].to_numpy()  # of each stage
         owners = _weight_owners(variables)
+        copies = _copies_of_ties(variables, stage, ties)
         for ipu in range(ipus):
             here = variables[variables["ipu"] == ipu]
             vectors = {int(id): report.variable_tiles(int(id)) for id in here.index}
@@ -70,7 +75,7 @@ class BlockMemory:
             living = here[
                 (here["always_live"] == 0)
                 & (here["role"] != Role.OPTIMISER_STATE)
-                & ~here.index.isin(list(saved_ids))
+                & ~here.index.isin(list(saved_ids) + copies)
             ]
             own = np.flatnonzero(where[stage] == ipu)
             _add_peaks(memory, living, vectors, report.program_steps(ipu), own)
@@ -108,6 +113,20 @@ def _weight_owners(variables: pd.DataFrame) -> dict[tuple[int, int], tuple[int, 
     weights = variables[variables["role"] == Role.WEIGHT]
     columns = (weights[name].tolist() for name in ("ipu", "tensor", "block", "op"))
     return {(ipu, tensor): (block, op) for ipu, tensor, block, op in zip(*columns, strict=True)}
+
+
+def _copies_of_ties(variables: pd.DataFrame, stage: np.ndarray, ties: Ties | None) -> list[int]:
+    """Ids of the copies of tied weights that stages hold which read one of another IPU's."""
+    if ties is None:
+        return []
+    readers = {
+        (tensor, int(stage[block]))
+        for tensor, (_, *others) in zip(ties.tensors, ties.blocks, strict=True)
+        for block in others
+    }
+    weights = variables[(variables["role"] == Role.WEIGHT) & (variables["always_live"] == 0)]
+    rows = zip(weights.index, weights["tensor"], weights["stage"], strict=True)
+    return [int(id) for id, tensor, at in rows if (int(tensor), int(at)) in readers]
 
 
 def _piece_of(pieces: Pieces) -> dict[int, int]:

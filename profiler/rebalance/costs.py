@@ -5,8 +5,9 @@ The groups that `Costs` is made of are in a module each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from profiler.rebalance.cuts import Cuts, Ties
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.stash_costs import StashCosts
-from profiler.rebalance.tile_memory import residuals
+from profiler.rebalance.tile_memory import Choice, residuals
 from profiler.report import Report, number
 
 Index = int | np.ndarray
@@ -50,6 +51,10 @@ class Costs:
     # one stage of all Blocks recomputes too: only where autoRecomputation says so
     recompute_alone: bool = True
     offload: bool = False  # optimiser state was profiled off the chip
+    # how each stage saved memory as profiled (`Choice`); empty: all as the two above say
+    choices: tuple[Choice, ...] = ()
+    # the share of its memory that an IPU's products may use, where options say it
+    proportions: tuple[tuple[str, float], ...] = ()
     # what the tiles held as profiled is known (`BlockMemory.residual`)
     measured: bool = False
     # Options.autoRoundNumIPUs: a number of IPUs that is not a power of two is rounded up
@@ -68,7 +73,7 @@ class Costs:
         _check(report, len(blocks))
         options, training = report.options, report.meta["kind"] == "training"
         stage = blocks["stage"].to_numpy()
-        machine = MachineCosts.from_report(report)
+        machine, ties = MachineCosts.from_report(report), Ties.from_report(report)
         forward, backward = measured_cycles(report, stage)
         update = blocks["update_cycles"].to_numpy()
         inputs, copy = blocks["input_bytes"].to_numpy(), blocks["copy_bytes"].to_numpy()
@@ -76,26 +81,33 @@ class Costs:
         accumulation = int(number(options, "Training.gradientAccumulation", 1)) or 1
         iterations = int(number(options, "deviceIterations", 1)) or 1
         automatic = options.get("_Popart.autoRecomputation")
+        again = recomputes(report, pipelined and training)
+        off_chip = options.get("TensorLocations.locationOptimizer.onChipStorage") is False
+        choices = _choices(report, pipelined and training)
+        if choices:
+            again, off_chip = (any(each) for each in zip(*map(astuple, choices), strict=True))
         costs = cls(
             names=tuple(blocks["name"]),
             stage=stage,
             ipus=tuple(report.stages["ipu"].tolist()),
             machine=machine,
             cycles=BlockCycles(forward, backward, update, **recomputed(report, forward)),
-            memory=BlockMemory.from_report(report, stage),
+            memory=BlockMemory.from_report(report, stage, ties),
             stash=StashCosts.from_report(
                 report, stage, np.concatenate([inputs[:1], copy[:-1]]), machine
             ),
             streams=HostStreams.from_report(report, stage, inputs),
-            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), Ties.from_report(report)),
+            cuts=Cuts(copy, blocks["copy_back_bytes"].to_numpy(), ties),
             reduce=_reduce_cycles(report),
             micro_batches=accumulation if training else iterations,
             samples=int(number(report.meta, "micro_batch", 0)) * report.target.num_replicas,
             training=training,
             pipelined=pipelined,
-            recompute=recomputes(report, pipelined and training),
+            recompute=again,
             recompute_alone=not pipelined or automatic is not None,
-            offload=options.get("TensorLocations.locationOptimizer.onChipStorage") is False,
+            offload=off_chip,
+            choices=choices,
+            proportions=_proportions(options),
             rounds=bool(options.get("autoRoundNumIpus", False)),
         )
         costs = costs._without_moves(report) if costs.offload else costs
@@ -216,6 +228,33 @@ def _pipelined(report: Report) -> bool:
         strategy = str(report.options.get("executionStrategy", "Pipelined"))
         return strategy.startswith(("Pipelined", "pipelined"))
     return bool(report.meta.get("strategy", "pipelined") == "pipelined")
+
+
+def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
+    """How each stage saved memory, where stages differ (a placement file said so); else empty.
+
+    A profile from before has none, and a stranger's that makes no sense is as one from before.
+    """
+    said: Any = report.meta.get("choices")
+    try:
+        choices = tuple(
+            Choice(bool(again) and pipelined_training, bool(off)) for again, off in said
+        )
+    except (TypeError, ValueError):
+        return ()
+    differ = len(set(choices)) > 1 and len(choices) == len(report.stages)
+    return choices if differ else ()
+
+
+def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
+    """By IPU, a placement file's before the script's; empty where a stranger's make no sense."""
+    found: dict[str, float] = {}
+    for name in ("availableMemoryProportion", "placementProportions"):
+        said = options.get(name)
+        for ipu, share in said.items() if isinstance(said, dict) else ():
+            if str(ipu).isdecimal() and isinstance(share, (int, float)):
+                found[str(ipu)] = float(share)
+    return tuple(sorted(found.items()))
 
 
 def _reduce_cycles(report: Report) -> int:

@@ -15,11 +15,15 @@ from profiler.report import Report
 
 @dataclass(frozen=True)
 class Ties:
-    """Weights that several Blocks read: their names, which Blocks, and the bytes of each weight."""
+    """Weights that several Blocks read: their names, which Blocks, and the bytes of each weight.
+
+    ``tensors``: their ids in the profile.
+    """
 
     names: tuple[str, ...] = ()
     blocks: tuple[tuple[int, ...], ...] = ()
     nbytes: tuple[int, ...] = ()
+    tensors: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -46,6 +50,7 @@ class Ties:
             tuple(name[tensor] for tensor in tied),
             tuple(tuple(sorted(readers[tensor])) for tensor in tied),
             tuple(int(size[tensor]) for tensor in tied),
+            tuple(tied),
         )
 
 

@@ -21,6 +21,7 @@ from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import INFINITE, IntervalCosts, interval_costs
 from profiler.rebalance.many_splits import (
     ManySplits,
+    assignment_cycles,
     copies_bound,
     counted_micro_batches,
     total_cycles,
@@ -58,7 +59,7 @@ def least_update(
     ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
     must be on one IPU.
     """
-    found = LeastUpdate(known, what_if(costs, known).total, 0)
+    found = LeastUpdate(known, assignment_cycles(costs, known), 0)
     # one stage too many Blocks in a better split: all its work is done one after the other
     most = found.total // counted_micro_batches(costs, len(known.ipus))
     apart = len(set(known.ipus)) == len(known.ipus)
@@ -184,12 +185,13 @@ class _Search:
 
     def _links(self) -> np.ndarray:
         """Bytes over a stage's busier link at the least: int64[first, width]."""
-        if not self.apart:
-            return np.zeros_like(self.table.link)
+        if any(a == b for a, b in pairwise(self.ipus)):
+            return np.zeros_like(self.table.link)  # some cuts are crossed by nothing
         spared = np.zeros(self.count, dtype=np.int64)
         ties = self.costs.cuts.ties
         for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
-            for reader in readers:
+            # Where each stage has an IPU of its own, a cut before the first reader is crossed.
+            for reader in readers[1:] if self.apart else readers:
                 spared[home:reader] += nbytes
         cuts = self.costs.cuts
         ahead, back = np.maximum(0, cuts.ahead - spared), np.maximum(0, cuts.back - spared)

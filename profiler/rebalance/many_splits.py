@@ -14,6 +14,7 @@ import numpy as np
 from profiler import schedules
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.tile_memory import Choice
+from profiler.rebalance.what_if import Assignment, what_if
 
 _CELLS = 4_000_000  # of split x pipeline cycle x IPU, at a time
 
@@ -51,6 +52,17 @@ def total_cycles(costs: Costs, splits: ManySplits) -> np.ndarray:
         for at in range(0, len(splits.starts), at_once)
     ]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+
+def assignment_cycles(costs: Costs, assignment: Assignment) -> int:
+    """``what_if(costs, assignment).total``, mostly without its schedule."""
+    if costs.streams.across:
+        return what_if(costs, assignment).total
+    chosen = [part.choice for part in assignment.parts(costs)]
+    choices = tuple(dict.fromkeys(chosen))
+    which = np.array([[choices.index(choice) for choice in chosen]])
+    splits = ManySplits(np.array([assignment.starts]), which, assignment.ipus, choices)
+    return int(total_cycles(costs, splits)[0])
 
 
 def counted_micro_batches(costs: Costs, stages: int) -> int:

@@ -6,8 +6,11 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from profiler.rebalance.costs import Costs
+from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.what_if import Assignment
 
 _FORMS = (
@@ -18,22 +21,27 @@ _FORMS = (
 
 def profiled(costs: Costs) -> Assignment:
     """The split that was profiled. ValueError where its stages do not follow the Blocks' order."""
-    return Assignment.of(costs.stage.tolist(), costs.ipus)
+    made = Assignment.of(costs.stage.tolist(), costs.ipus)
+    return replace(made, choices=costs.choices)
 
 
 def parse_assignment(
-    names: Sequence[str], words: str, ipus: Sequence[int] | None = None
+    names: Sequence[str],
+    words: str,
+    ipus: Sequence[int] | None = None,
+    costs: Costs | None = None,
 ) -> Assignment:
     """A split from words, over Blocks of these names in the order of the model.
 
     A stage for each Block ("0,0,1,2"), how many Blocks each stage has ("2-1-1"), names with stages
     parted by "/" and an IPU behind "@" ("A,B/C@1/D@0"; default: as the stages count), or the path
-    of a placement file. ``ipus`` takes the place of all of them. ValueError says what is wrong with
-    the words.
+    of a placement file. ``ipus`` takes the place of all of them. With the profile's ``costs`` a
+    file's stages save memory as it says. ValueError says what is wrong with the words.
     """
     words, given = words.strip(), None if ipus is None else list(ipus)
+    said: list[dict[str, Any]] = []
     if os.path.isfile(words):
-        stages, own = _of_file(names, words)
+        stages, own, said = _of_file(names, words)
     elif re.fullmatch(r"\d+(\s*,\s*\d+)*", words) and not (
         words.isdecimal() and int(words) == len(names) > 1
     ):
@@ -59,7 +67,24 @@ def parse_assignment(
             f"{len(assignment.starts)} stages need as many IPUs, not {len(assignment.ipus)}: "
             f"{','.join(map(str, assignment.ipus))}"
         )
-    return assignment
+    return assignment if costs is None else replace(assignment, choices=_choices(costs, said))
+
+
+def _choices(costs: Costs, said: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
+    """How the stages of a placement file save memory; empty where all do as profiled."""
+    usual = Choice.profiled(costs)
+
+    def value(stage: dict[str, Any], name: str, otherwise: bool) -> bool:
+        return otherwise if stage.get(name) is None else bool(stage[name])
+
+    chosen = tuple(
+        Choice(
+            value(stage, "recompute", usual.recompute),
+            value(stage, "state_off_chip", usual.offload),
+        )
+        for stage in said
+    )
+    return () if all(choice == usual for choice in chosen) and not costs.choices else chosen
 
 
 def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
@@ -83,7 +108,7 @@ def _of_names(names: Sequence[str], words: str) -> tuple[list[int], list[int]]:
     return _all(names, stage, words), ipus
 
 
-def _of_file(names: Sequence[str], path: str) -> tuple[list[int], list[int]]:
+def _of_file(names: Sequence[str], path: str) -> tuple[list[int], list[int], list[dict[str, Any]]]:
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -95,7 +120,7 @@ def _of_file(names: Sequence[str], path: str) -> tuple[list[int], list[int]]:
             f"{path} is not a placement file ({error}): create one with"
             " ipu-report rebalance -o FILE"
         ) from error
-    return _all(names, stage, path), ipus
+    return _all(names, stage, path), ipus, stages
 
 
 def _all(names: Sequence[str], stage: dict[str, int], words: str) -> list[int]:

@@ -31,6 +31,7 @@ class Robust:
     regret: int
     worst: int
     regret_of_best: int
+    exact: bool
 
 
 def least_regret(costs: Costs, stages: int, off: float) -> Robust:
@@ -90,7 +91,7 @@ def least_regret(costs: Costs, stages: int, off: float) -> Robust:
     of_best = max(int(regret[k][a, b - a]) for k, (a, b) in enumerate(spans))
     assignment = Assignment(calmest[1], tuple(range(stages)))
     worst = what_if(scenario(costs, range(count), off), assignment).bottleneck
-    return Robust(assignment, calmest[0], worst, of_best)
+    return Robust(assignment, calmest[0], worst, of_best, not costs.recompute)
 
 
 def scenario(costs: Costs, longer: Sequence[int], off: float) -> Costs:

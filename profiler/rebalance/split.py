@@ -24,6 +24,11 @@ from profiler.rebalance.interval_costs import (
     least_maximum,
 )
 from profiler.rebalance.least_update import least_update
+from profiler.rebalance.many_splits import (
+    assignment_cycles,
+    copies_bound,
+    counted_micro_batches,
+)
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
 from profiler.rebalance.tile_memory import Choice, ipu_bytes
@@ -32,6 +37,7 @@ from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, wha
 # Blocks x stages up to which neighbours are tried by laying out their schedules
 _WHOLE_SCHEDULES = 400
 _ROUNDS = 3  # of neighbours, of larger ones
+_FEW_IPUS = 4  # up to which stages come back to each of them
 _WIDER = 8  # where nothing fits under a bottleneck, an eighth more is tried
 
 # In the order they are preferred at equal cycles: what costs nothing, then what costs a weight
@@ -110,6 +116,101 @@ def best_split(
     prediction = what_if(costs, found.assignment)
     split = Split(prediction, prediction.bottleneck, least, free, found.bound, ())
     return replace(split, why=(split.verdict, *_reasons(costs, prediction, least, free)))
+
+
+def one_an_ipu(most: int) -> list[tuple[int, ...]]:
+    """Stage lists of one stage an IPU, the longest first."""
+    return [tuple(range(count)) for count in range(most, 0, -1)]
+
+
+def returning(most: int, costs: Costs) -> list[tuple[int, ...]]:
+    """Stage lists onto so many IPUs whose last stage is on an earlier one's IPU.
+
+    As public BERT's 0, 1, 2, 3, 0: its head beside the embedding whose weight it reads. Back to
+    each of the IPUs where these are few, else to the first.
+    """
+    if not 1 < most < len(costs):
+        return []
+    ends = range(most - 1) if most <= _FEW_IPUS else range(1)
+    return [(*range(most), back) for back in ends]
+
+
+def quickest_split(
+    costs: Costs,
+    lists: Sequence[Sequence[int]],
+    *,
+    together: Sequence[Sequence[int]] = (),
+    choices: Sequence[Choice] = (),
+) -> Split:
+    """The quickest split that can run onto any of these lists of stages' IPUs.
+
+    Lists that cannot be quicker than what was found are not looked into. ValueError where none can
+    run: it says why of the last one.
+    """
+    best: Split | None = None
+    problem = "there is none"
+    for ipus in lists:
+        if best is not None and _at_least(costs, ipus) >= best.prediction.total:
+            continue
+        try:
+            split = best_split(costs, ipus=ipus, choices=choices, together=together)
+        except ValueError as error:
+            problem = str(error)
+            continue
+        if split.prediction.problems:
+            problem = "; ".join(split.prediction.problems)
+        elif best is None or split.prediction.total < best.prediction.total:
+            best = split
+    if best is None:
+        raise ValueError(f"no split can run: {problem}")
+    return best
+
+
+def _at_least(costs: Costs, ipus: Sequence[int]) -> int:
+    """Cycles that no split onto these IPUs is below, found without looking at stages.
+
+    A pipeline's busiest IPU does its work for each micro-batch, and the ramps take all of the work
+    once, but for the last stage's.
+    """
+    count = counted_micro_batches(costs, len(ipus))
+    work = costs.cycles.work if costs.training else costs.cycles.forward
+    whole = int(work.sum())
+    if not costs.pipelined:
+        return count * whole
+    share = -(-whole // len(set(ipus)))
+    if len(set(ipus)) < len(ipus):
+        return count * max(share, int(work.max()))
+    slowest = _even_as_can_be(work, len(ipus))
+    sync = costs.machine.sync if max(ipus) else 0
+    cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
+    return (count - 1) * slowest + whole + cycles * (sync + _least_copies(costs, len(ipus)))
+
+
+def _least_copies(costs: Costs, stages: int) -> int:
+    """Cycles of the exchange between so many IPUs, one stage each, at the least."""
+    if stages < 2:
+        return 0
+    spared = np.zeros(len(costs), dtype=np.int64)
+    ties = costs.cuts.ties
+    for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
+        for reader in readers[1:]:
+            spared[home:reader] += nbytes
+    busier = np.maximum(costs.cuts.ahead, costs.cuts.back) - spared
+    crossed = np.sort(np.maximum(0, busier[:-1]))[stages - 2]
+    return int(copies_bound(costs, np.array([crossed]))[0])
+
+
+def _even_as_can_be(work: np.ndarray, stages: int) -> int:
+    """The least that the largest of so many stages has of the Blocks' work."""
+    total = np.concatenate([[0], np.cumsum(work)])
+    low, high = max(int(work.max()), -(-int(total[-1]) // stages)), int(total[-1])
+    while low < high:
+        middle = (low + high) // 2
+        at = 0
+        for _ in range(stages):
+            at = int(np.searchsorted(total, total[at] + middle, side="right")) - 1
+        low, high = (low, middle) if at == len(work) else (middle + 1, high)
+    return low
 
 
 def least_bottleneck(
@@ -256,7 +357,7 @@ def _better_neighbours(
     small = len(costs) * stages <= _WHOLE_SCHEDULES
     exact = small or len(set(assignment.ipus)) < stages or not costs.training or not costs.pipelined
     total: Callable[[Assignment], int] = (
-        (lambda a: what_if(costs, a).total) if exact else _Totals(costs)
+        (lambda a: assignment_cycles(costs, a)) if exact else _Totals(costs)
     )
     moves = [
         (a, b, step)

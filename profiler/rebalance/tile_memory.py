@@ -41,6 +41,15 @@ class Choice:
         """The choice with which the profile was made."""
         return cls(costs.recompute, costs.offload)
 
+    @classmethod
+    def as_profiled(cls, costs: Costs, starts: Sequence[int]) -> tuple[Choice, ...]:
+        """Of stages that begin with these Blocks: their own where just these were profiled."""
+        stage = costs.stage.tolist()
+        own = [stage.index(k) for k in sorted(set(stage))]
+        if costs.choices and own == list(starts):
+            return costs.choices
+        return (cls.profiled(costs),) * len(starts)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -58,7 +67,7 @@ def stage_parts(costs: Costs, starts: Sequence[int], choices: Sequence[Choice] =
     ``choices``: how each saves memory (empty: all as profiled).
     """
     count = len(starts)
-    ways = tuple(choices) or (Choice.profiled(costs),) * count
+    ways = tuple(choices) or Choice.as_profiled(costs, starts)
     stashing = costs.training and costs.pipelined
     if count == 1 and not costs.recompute_alone:
         ways = (replace(ways[0], recompute=False),)
@@ -135,10 +144,35 @@ def _held_and_running(
     held = {
         "weights, accumulators and their code": always,
         "optimiser state": state,
+        "copies of weights that another IPU shares": np.full(tiles, _tied(costs, runs)),
         "code that Blocks share, and the stack": code,
         "the stash": np.full(tiles, stash),
     }
     return held, running, interleaved
+
+
+def _tied(costs: Costs, runs: np.ndarray) -> int:
+    """Bytes on each tile of the weights that Blocks here read and an earlier one elsewhere has.
+
+    ``runs``: bool[Block]. Spread evenly.
+    """
+    pairs = zip(costs.cuts.ties.blocks, costs.cuts.ties.nbytes, strict=True)
+    needed = [
+        nbytes for (home, *readers), nbytes in pairs if runs[readers].any() and not runs[home]
+    ]
+    return sum(-(-nbytes // costs.machine.tiles) for nbytes in needed)
+
+
+def _tied_of_all(costs: Costs, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """`_tied` of all stages of Blocks ``first .. last``: int64 as they broadcast."""
+    total = np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
+    for (home, *readers), nbytes in zip(
+        costs.cuts.ties.blocks, costs.cuts.ties.nbytes, strict=True
+    ):
+        reads = np.logical_or.reduce([(first <= block) & (block <= last) for block in readers])
+        elsewhere = (home < first) | (last < home)
+        total += np.where(reads & elsewhere, -(-nbytes // costs.machine.tiles), 0)
+    return total
 
 
 def _residual(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
@@ -255,11 +289,13 @@ def interval_memory(
     region1 = _running_maximum(costs.memory.peak_interleaved.max(axis=1), first, last)
     gapped = np.where(region1 > 0, costs.machine.region0_bytes + region1, 0)
     stash = costs.stash_bytes(first, last, choice.recompute)
-    bound = _upper_bound(costs, always, own, first, last) if enough is not None else None
+    tied = _tied_of_all(costs, first, last)
+    bound = _upper_bound(costs, always, own, first, last) + tied if enough is not None else None
     if bound is not None and bool((bound + enough <= costs.machine.bytes_per_tile)[inside].all()):
         plain = bound
     else:
         plain = _exactly(costs, always, own, width, choice.recompute)
+        plain = np.where(plain < _FULL, plain + tied, _FULL)
     return IntervalMemory(
         np.where(inside, plain, _FULL),
         np.where(inside, gapped, _FULL),

@@ -202,12 +202,40 @@ def stage_cycles(costs: Costs, part: Part, final: bool) -> tuple[int, int]:
 
 
 def placement_file(costs: Costs, assignment: Assignment) -> dict[str, Any]:
-    """The placement for ``ipu-run --placement``: stages with Blocks and IPUs, for `json.dump`."""
+    """The placement for ``ipu-run --placement``, for `json.dump`.
+
+    Stages with Blocks and IPUs, how each saves memory, and what is predicted of it all: the promise
+    that ``ipu-report rebalance --verify`` holds against what came.
+    """
     stages = [
-        {"ipu": ipu, "blocks": list(costs.names[first : last + 1])}
-        for ipu, (first, last) in zip(assignment.ipus, assignment.spans(len(costs)), strict=True)
+        _stage_of_file(costs, part, ipu, k == len(assignment.starts) - 1)
+        for k, (part, ipu) in enumerate(zip(assignment.parts(costs), assignment.ipus, strict=True))
     ]
-    return {"format": "ipuscope placement", "version": 1, "stages": stages}
+    prediction = what_if(costs, assignment)
+    promise = {
+        "cycles": prediction.total,
+        "pipeline_cycle": prediction.pipeline_cycle,
+        "stage_cycles": prediction.stage_cycles.tolist(),
+        "fullest": list(prediction.fullest),
+        "micro_batches": costs.micro_batches,
+        "samples": costs.samples,
+    }
+    return {
+        "format": "ipuscope placement",
+        "version": 2,
+        "stages": stages,
+        **({"memory_proportion": dict(costs.proportions)} if costs.proportions else {}),
+        "promise": promise,
+    }
+
+
+def _stage_of_file(costs: Costs, part: Part, ipu: int, final: bool) -> dict[str, Any]:
+    """The last stage of a pipeline recomputes what checkpoints ask for, as predicted of any."""
+    stage: dict[str, Any] = {"ipu": ipu, "blocks": list(costs.names[part.first : part.last + 1])}
+    if not costs.training:
+        return stage
+    recompute = costs.recompute if final or not costs.pipelined else part.choice.recompute
+    return {**stage, "recompute": recompute, "state_off_chip": part.choice.offload}
 
 
 def _least(stages: int, training: bool) -> int:
@@ -263,7 +291,7 @@ def _copies(costs: Costs, spans: list[tuple[int, int]], ipus: tuple[int, ...]) -
 
 def _as_profiled(costs: Costs, assignment: Assignment) -> bool:
     """Whether it is what the profile holds, so that its memory is known and not predicted."""
-    own = (Choice.profiled(costs),) * len(assignment.starts)
+    own = Choice.as_profiled(costs, assignment.starts)
     return (
         costs.measured
         and assignment.ipus == costs.ipus

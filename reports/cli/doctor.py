@@ -115,7 +115,7 @@ def _rows(report: Report) -> str:
     report.program_steps()
     for run in report.runs["run"].tolist():
         if report.runs["iterations"].iloc[run]:
-            report.steps(run, iteration=0)
+            report.cycle_proportions(run)  # reads the steps of each body that ran
     return ""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.cli import common, rebalance_answers
+from reports.cli import common, rebalance_answers, rebalance_verify
 
 if TYPE_CHECKING:
     from profiler import Report
@@ -68,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="compare the second of two profiles with what the first predicts for its split",
+        help=(
+            "hold what came (the second of two profiles) against the promise in the placement file"
+            " that was run, or else against what the first profile predicts"
+        ),
     )
     rebalance_answers.add_arguments(parser)
     common.add_form(parser)
@@ -113,30 +116,19 @@ def best(
 ) -> Split:
     """The best split into so many stages.
 
-    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or the profiled
-    list of stages where that comes back to one.
+    Or the quickest onto as many IPUs as were profiled, or fewer: one stage each, or a list whose
+    last stage comes back to one of them, or the profiled one.
     """
     from profiler.rebalance import best_split
+    from profiler.rebalance.split import one_an_ipu, quickest_split, returning
 
     if stages is not None:
         return best_split(costs, stages, choices=choices, together=together)
-    found: list[Split] = []
-    problem = "there is none"
     most = len(set(costs.ipus))
-    lists = [tuple(range(count)) for count in range(1, most + 1)]
-    for ipus in [*lists, *([costs.ipus] if len(costs.ipus) > most else [])]:
-        try:
-            split = best_split(costs, ipus=ipus, choices=choices, together=together)
-        except ValueError as error:
-            problem = str(error)
-            continue
-        if not split.prediction.problems:
-            found.append(split)
-        else:
-            problem = "; ".join(split.prediction.problems)
-    if not found:
-        raise ValueError(f"no split can run: {problem}")
-    return min(found, key=lambda split: split.prediction.total)
+    lists = [*one_an_ipu(most)[:1], *returning(most, costs), *one_an_ipu(most)[1:]]
+    if len(costs.ipus) > most:
+        lists.append(costs.ipus)
+    return quickest_split(costs, lists, choices=choices, together=together)
 
 
 def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]) -> Split:
@@ -291,12 +283,10 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
         chosen = wanted.assignment.choices
         frame["saves"] = [rebalance_answers.saves(costs, (one,)) for one in chosen]
         columns = (*columns, Column("saves", "saves memory by", sentence))
-        lines.append(
-            say(
-                "How stages save memory is predicted only: a placement file does not say it,"
-                " Options do, for all stages alike."
+        if args.output is None:
+            lines.append(
+                say("-o FILE writes how stages save memory with them; ipu-run --placement runs it.")
             )
-        )
     table = Table("rebalance", frame, columns)
     more = rebalance_answers.answers(report, costs, split, choices, args)
     tables = (*more, table) if args.form == "csv" and more else (table, proof, *lines, *more)
@@ -304,52 +294,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
 
 
 def _verify(report: Report, args: argparse.Namespace) -> Page:
-    import pandas as pd
+    from profiler import open_report
 
-    from profiler import analysis, open_report
-    from profiler.rebalance import Assignment, what_if
-    from reports.tables import Column, Page, Table, text
-
-    costs = _costs(report)
     with open_report(args.after) as after:
-        obtained = _costs(after)
-        if obtained.names != costs.names:
-            raise common.CommandError(
-                f"{args.after} has other Blocks than {report.path}: not the same model"
-            )
-        try:
-            predicted = what_if(costs, Assignment.of(obtained.stage.tolist(), obtained.ipus))
-        except ValueError as error:
-            raise common.CommandError(f"{args.after}: {error}") from error
-        pace = analysis.pace(after)
-        rows = [
-            (
-                "a weight update" if costs.training else "a device iteration",
-                predicted.total,
-                pace.cycles,
-            )
-        ]
-        cycles = after.pipeline_cycles(0, 0)
-        if (cycles["phase"] == "steady").any():
-            steady = int(cycles.loc[cycles["phase"] == "steady", "cycles"].max())
-            rows.append(("a pipeline cycle, steady", predicted.pipeline_cycle, steady))
-        rows += [
-            (f"stage {k}", int(predicted.stage_cycles[k]), int(cycles))
-            for k, cycles in enumerate(after.stages["cycles"].tolist())
-        ]
-        rows += [
-            (f"the fullest tile of IPU {ipu}, bytes", size, int(after.tiles(ipu)["total"].max()))
-            for ipu, size in enumerate(predicted.fullest)
-        ]
-    frame = pd.DataFrame(rows, columns=pd.Index(["what", "predicted", "obtained"]))
-    frame["off"] = [
-        f"{p / o - 1:+.2%}" if o else ""
-        for p, o in zip(frame["predicted"], frame["obtained"], strict=True)
-    ]
-    columns = (
-        Column("what", "cycles of; bytes of", text),
-        Column("predicted", "predicted"),
-        Column("obtained", "obtained"),
-        Column("off", "off by", str),
-    )
-    return Page(str(report.path), (Table("verify", frame, columns),))
+        return rebalance_verify.page(report, _costs(report), after, _costs(after))

@@ -240,14 +240,19 @@ def _robust(
         Fact("regret", found.regret),
         Fact("regret_of_best", found.regret_of_best),
         Fact("worst", found.worst),
+        Fact("exact", found.exact),
     )
+    distance = "never more than" if found.exact else "about"
+    at_most = "may be" if found.exact else "may be about"
+    estimate = "" if found.exact else " An estimate, as stages recompute: more is possible."
     return [
         Facts("robust", facts),
         say(
-            f"Where every Block's cycles may be off by {args.robust:.0%}, {sizes} Blocks a stage is"
-            f" never more than {found.regret:,} cycles a micro-batch from the best split; the one"
-            f" that is best for the costs as they are may be {found.regret_of_best:,}. At worst its"
-            f" slowest stage takes {found.worst:,}."
+            f"Where every Block's cycles may be off by {args.robust:.0%}, the slowest stage with"
+            f" {sizes} Blocks a stage takes {distance} {found.regret:,} cycles a micro-batch more"
+            " than the least possible; with the split whose slowest stage is shortest for the costs"
+            f" as they are it {at_most} {found.regret_of_best:,}. At worst it takes"
+            f" {found.worst:,}.{estimate}"
         ),
     ]
 

@@ -69,6 +69,7 @@ def _page(report: Report) -> Page:
 
 
 def _about(report: Report) -> tuple[Fact, ...]:
+    from profiler.analysis.instances import shared
     from profiler.units import count
     from reports.tables import Fact
 
@@ -78,6 +79,9 @@ def _about(report: Report) -> tuple[Fact, ...]:
         if target.num_replicas > 1
         else ""
     )
+    who = shared(report)
+    if who.instances > 1:
+        replicas += f" ({who})"
     state = meta["state"] if meta["complete"] else f"{meta['state']}, not finished"
     parts = {
         "stage": len(report.stages),
@@ -103,6 +107,8 @@ def _about(report: Report) -> tuple[Fact, ...]:
         ),
         Fact("ipus", target.num_ipus),
         Fact("replicas", target.num_replicas),
+        Fact("instances", who.instances),
+        Fact("hosts", who.hosts),
         Fact("tiles_per_ipu", target.tiles_per_ipu),
         Fact("clock_hz", target.clock_hz),
         Fact("strategy", meta.get("strategy", report.options.get("executionStrategy", ""))),

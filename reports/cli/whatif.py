@@ -76,7 +76,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
             costs = replace(costs, micro_batches=args.micro_batches)
         now = what_if(costs, profiled(costs))
         ipus = common.stage_ipus(args)
-        asked = [(text, parse_assignment(costs.names, text, ipus)) for text in args.assign]
+        asked = [(text, parse_assignment(costs.names, text, ipus, costs)) for text in args.assign]
         asked = asked or [("as profiled", profiled(costs))]
         found = [(text, what_if(costs, assignment)) for text, assignment in asked]
     except ValueError as error:

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import string
 from contextlib import closing
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,9 @@ def test_costs_and_predictions_are_the_same(both: tuple[Report, Report]) -> None
 
 def test_insights_stages_and_analyses_are_the_same(both: tuple[Report, Report]) -> None:
     one, other = both
-    assert insights(one) == insights(other)
+    # the sentences say tensors by their names, which differ; what they conclude does not
+    concluded = [[replace(i, detail="") for i in insights(report)] for report in both]
+    assert concluded[0] == concluded[1]
     for question in (lambda r: r.stages, lambda r: r.cycle_proportions(0), waiting_causes):
         pd.testing.assert_frame_equal(question(one), question(other))
     for question in (analysis.movement, analysis.operators, lambda r: r.program_steps()):

@@ -231,7 +231,7 @@ def test_stages_choose_how_to_save_memory(demo: Path, capsys: pytest.CaptureFixt
     )[0]["rebalance"]
     assert {row["saves"] for row in rows} == {"-"}
     out = say(capsys, "rebalance", "--recompute", "never", demo / "training")
-    assert "predicted only" in " ".join(out.split())
+    assert "how stages save memory" in " ".join(out.split())
     assert "not a percentage" in complain(
         capsys, 2, "rebalance", "--bubble", "0", demo / "training"
     )

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from profiler import Report, analysis, open_report
 from profiler.analysis import critical_path
 from tests.synthetic import synthetic_profile
-from viewer.figures import host, lod, memory, pipeline, theme, units, waterfall
+from viewer.figures import host, lod, memory, pipeline, theme, trace, units, waterfall
 from viewer.figures.units import Clock
+from viewer.pages import trace as trace_page
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,67 @@ def test_pieces_cover_what_the_slices_covered_and_count_them(
     assert inside.all()
     for first, count, longest in zip(found.first, found.count, found.longest, strict=True):
         assert length[longest] == length[first : first + count].max()
+
+
+@given(rows, st.integers(1, 80))
+@settings(deadline=None)
+def test_a_merged_bar_is_filled_in_proportion_to_what_it_stands_for(
+    parts: list[tuple[int, int, int]], pixels: int
+) -> None:
+    gap, length, code = (np.array(column) for column in zip(*parts, strict=True))
+    end = np.cumsum(gap + length)
+    one_row = lod.Rows.make(np.zeros(len(parts), np.int64), end - length, end, code, 1)
+    found, _ = one_row.around(0, 0, float(end[-1]), pixels)
+    merged = found.where(found.count > 1)
+    piece, of, below, share = one_row.bands(merged)
+    area = share * (merged.end - merged.start)[piece]
+    for number in range(len(merged)):
+        slices = slice(merged.first[number], merged.first[number] + merged.count[number])
+        exact = np.bincount(code[slices], weights=length[slices], minlength=5)
+        mine = piece == number
+        assert np.bincount(of[mine], weights=area[mine], minlength=5) == pytest.approx(exact)
+        assert below[mine] == pytest.approx(np.cumsum(share[mine]) - share[mine])
+
+
+def test_like_replicas_and_neighbours_of_equal_work_share_a_lane() -> None:
+    work = np.array([[5, 0], [7, 0], [7, 0], [9, 0]])
+    cycles = np.zeros((8, len(theme.ACTIVITIES)), dtype=np.int64)
+    cycles[:, :2] = np.vstack([work, work])
+    cycles[:, theme.WAITING] = [4, 2, 2, 0, 4, 2, 2, 1]  # the last of the second replica differs
+    cycles[2, theme.NAMES.index("exchange")] = cycles[6, theme.NAMES.index("exchange")] = 3
+    at = np.array([2, 3])
+    path = pipeline.CriticalPath(at, np.array([0, 10]), np.array([10, 12]))
+    lane, shown = pipeline.folded(cycles, path, 4)
+    assert lane.tolist() == [0, 1, 1, 2, 0, 1, 1, 3]
+    assert shown.tolist() == [0, 2, 3, 7]
+    assert pipeline.spans(np.flatnonzero(lane == 1)) == "IPU 1–2, 5–6"
+
+
+def test_a_figure_of_many_slices_stays_under_a_megabyte() -> None:
+    start = np.arange(400_000)
+    ipu = start % 256
+    kind, direction = np.array(["task", "idle"])[start % 2], np.array(["forward", "backward"])
+    tasks = pd.DataFrame(
+        {
+            "ipu": ipu,
+            "start": start // 256 * 100 + ipu,
+            "end": start // 256 * 100 + ipu + 40 + ipu % 7,
+            "cycles": 40 + ipu % 7,
+            "kind": kind,
+            "name": "a task",
+            "direction": direction[start // 3 % 2],
+            "micro_batch": start % 64,
+            "phase": "steady",
+            "pipeline_cycle": 0,
+        }
+    )
+    stages = pd.DataFrame({"ipu": np.arange(256), "stage": np.arange(256), "blocks": ""})
+    columns = ["position", "phase", "start", "end", "cycles", "slowest_ipu"]
+    none = pd.DataFrame(columns=pd.Index(columns))
+    found = pipeline.lanes(tasks, tasks.iloc[:0], none, stages)
+    figure = pipeline.pipeline(found, Clock(1e9), theme.LIGHT)
+    assert len(figure.to_json()) < 1_000_000
+    assert figure.layout.height < 1100
 
 
 @given(rows)
@@ -252,3 +314,61 @@ def test_the_slowest_is_an_ipu_where_ipus_have_several_stages() -> None:
         31,
         31 / 28,
     )
+
+
+def test_a_search_steps_through_its_hits_and_round(report: Report) -> None:
+    steps = report.steps(0, iteration=0)
+    rows = trace.flat(steps, report.target.ipus_per_replica)
+    name = str(steps.loc[steps["step"] >= 0, "name"].iloc[0])
+    slices, _ = trace.matches(rows, name)
+    window, starts = None, []
+    for _ in range(slices + 1):
+        window = trace.next_hit(rows, name, (-1.0, -1.0) if window is None else window, True)
+        assert window is not None
+        starts.append(window)
+    assert starts[0] == starts[slices]
+    assert starts[:slices] == sorted(starts[:slices])
+    assert trace.next_hit(rows, "no such name", None, True) is None
+
+
+@pytest.mark.parametrize("by", ["operator", "aten", "module", "block", "stage"])
+def test_what_is_shown_adds_up_however_it_is_grouped(report: Report, by: str) -> None:
+    rows = trace.flat(report.steps(0, iteration=0), report.target.ipus_per_replica)
+    window = (rows.end * 0.2, rows.end * 0.6)
+    by_kind = trace.by_kind(rows, window)
+    grouped = trace_page.aggregated(report, rows, window, by)
+    assert sum(row[2] for row in grouped) == sum(row[2] for row in by_kind)
+    total = sum(row[1] for row in by_kind)
+    assert sum(row[1] for row in grouped) == pytest.approx(total, abs=len(grouped) + len(by_kind))
+    assert [row[1] for row in grouped] == sorted((row[1] for row in grouped), reverse=True)
+
+
+def _contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it: 1 to 21."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("one", theme.THEMES.values(), ids=lambda one: one.name)
+def test_what_an_ipu_does_stands_out_from_the_page(one: theme.Theme) -> None:
+    for activity in theme.ACTIVITIES:
+        if activity.name != "waiting":  # which is the ground that work stands on
+            assert _contrast(activity.colour(one), one.card) >= 3, activity.name
+
+
+def test_colours_diverge_where_a_tile_has_too_much() -> None:
+    fits = memory.chip(np.array([1.0, 50.0]), 100.0, theme.LIGHT, to_limit=True).data[0]
+    over = memory.chip(np.array([1.0, 199.0]), 100.0, theme.LIGHT, to_limit=True).data[0]
+    assert (fits.zmax, over.zmax) == (100.0, 199.0)
+    at_limit = [colour for position, colour in over.colorscale if position == 100 / 199]
+    assert len(at_limit) == 2
+    assert at_limit[0] == fits.colorscale[-1][1]
+    assert over.colorscale[-1][1] not in [colour for _, colour in fits.colorscale]

@@ -119,7 +119,8 @@ def test_the_summary_has_the_reports_numbers(chromium: Any, address: str, report
         assert units.cycles(run["cycles"] / run["iterations"]) in words
         slowest = int(report.stages["stage"].iloc[int(report.stages["cycles"].to_numpy().argmax())])
         assert f"stage {slowest}" in words
-        fullest = max(report.tiles(ipu)["total"].max() for ipu in range(report.target.num_ipus))
+        used = [report.tiles(ipu)["peak"].max() for ipu in range(report.target.num_ipus)]
+        fullest = max(used)
         assert units.size(int(fullest)) in words
         assert str(report.path) in words
 
@@ -257,13 +258,13 @@ def test_the_heat_map_scales_with_the_report(chromium: Any, address: str, report
 
 def test_the_memory_page_has_the_tiles_numbers(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
-        page = view.open("/memory?ipu=1&tile=20")
+        page = view.open("/memory?ipu=1&tile=20&gaps=with")
         row = report.tiles(1).iloc[20]
         words = page.inner_text("#memory-tile")
-        for column in ("total", "total_excluding_gaps", "always_live", "free"):
+        for column in ("peak", "total", "always_live", "free"):
             assert units.size(int(row[column])) in words, column
         drawn = view.plot(
-            "memory-tiles", "plot._fullData.find(t => t.name === 'including gaps').y[20]"
+            "memory-tiles", "plot._fullData.find(t => t.name === 'extent, with gaps').y[20]"
         )
         assert drawn * 1024 == pytest.approx(row["total"])
         assert "control code" in page.inner_text("#memory-variables")
@@ -440,7 +441,8 @@ def test_the_other_profile_is_shown_beside_this_one(
         view.open("/memory?ipu=1&other=show")
         line = "plot._fullData.find(trace => trace.name === 'the other profile')"
         drawn = view.plot("memory-tiles", f"Array.from({line}.customdata).slice(0, 5)")
-        difference = (other.tiles(1)["total"] - report.tiles(1)["total"]) / 1024
+        used = "total_excluding_gaps"
+        difference = (other.tiles(1)[used] - report.tiles(1)[used]) / 1024
         assert drawn == pytest.approx(difference.head(5).tolist())
         view.open("/liveness?ipu=0&other=show")
         most = view.plot("liveness-steps", f"Math.max(...{line}.y)")

@@ -27,7 +27,14 @@ window.dash_clientside.viewer = {
     const theme = new URLSearchParams(window.location.search).get('theme');
     if (theme) { query.set('theme', document.documentElement.dataset.theme); }
     const address = window.location.pathname + (query.size ? '?' + query : '');
-    window.history.replaceState(window.history.state, '', address);
+    const before = new URLSearchParams(window.location.search);
+    const moved = ['from', 'to'].some((name) => (before.get(name) || '') !== (query.get(name) || ''));
+    const now = performance.now();
+    // A zoom that comes to rest is a step back in the browser; those on the way are not.
+    const push = moved && before.has('profile') && now - (window.ipuscopeMoved || -1e9) > 700;
+    if (moved) { window.ipuscopeMoved = now; }
+    window.history[push ? 'pushState' : 'replaceState'](window.history.state, '', address);
+    window.ipuscopeKeep(query);
     return address;
   },
 
@@ -35,6 +42,22 @@ window.dash_clientside.viewer = {
     if (clicks) { document.getElementById('shortcuts').showModal(); }
     return false;
   },
+};
+
+// What is chosen on one page holds on the others: profile, IPU, tile and unit on all of them, and on those of
+// time the call, the iteration and the window.
+window.ipuscopeKeep = function (query) {
+  const times = ['/pipeline', '/trace'];
+  const here = window.location.pathname;
+  const kept = ['profile', 'ipu', 'tile', 'unit'];
+  document.querySelectorAll('nav.side a.nav').forEach((link) => {
+    const path = new URL(link.href).pathname;
+    const names = times.includes(path) && times.includes(here) ? [...kept, 'run', 'iteration', 'from', 'to'] : kept;
+    const carried = new URLSearchParams();
+    names.forEach((name) => { if (query.get(name)) { carried.set(name, query.get(name)); } });
+    const href = path + (carried.size ? '?' + carried : '');
+    window.dash_clientside.set_props({ nav: path }, { href });
+  });
 };
 
 (function () {
@@ -250,6 +273,14 @@ window.dash_clientside.viewer = {
       const field = document.querySelector('main input[type=search], main input[type=text]');
       if (field) { field.focus(); event.preventDefault(); }
     }
+    else if (event.key === 'n' || event.key === 'N') {
+      document.getElementById(event.key === 'n' ? 'trace-next' : 'trace-previous')?.click();
+    }
+    else if (event.key === 'a') { move(-0.25, 1); }
+    else if (event.key === 'd') { move(0.25, 1); }
+    else if (event.key === 'w') { move(0, 0.5); }
+    else if (event.key === 's') { move(0, 2); }
+    else if (event.key === 'f') { const plot = zoomable(); if (plot) { window.Plotly.relayout(plot, { 'xaxis.autorange': true }); } }
     else if (event.key === 'ArrowLeft') { move(-0.25, 1); }
     else if (event.key === 'ArrowRight') { move(0.25, 1); }
     else if (event.key === '+' || event.key === '=') { move(0, 0.5); }

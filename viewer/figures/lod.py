@@ -1,10 +1,10 @@
 """Level of detail: a row of slices as what a given number of pixels can show.
 
 Slices at least two pixels long stay as they are (an edge every pixel is a colour nobody sees, and
-half as many pieces redraw in half the time). Shorter ones are drawn together, two pixels at a time,
-in the colour of the longest of them; neighbours of one colour then become one. Nothing is dropped:
-the pieces cover what the slices covered, and say how many they stand for. Times are cycles; all
-arrays are int64; nothing loops over slices.
+half as many pieces redraw in half the time). Shorter ones become one piece, two pixels at a time;
+`bands` parts such a piece in proportion to what its slices took. Nothing is dropped: the pieces
+cover what the slices covered, and say how many they stand for. Times are cycles; all arrays are
+int64; nothing loops over slices.
 """
 
 from __future__ import annotations
@@ -45,19 +45,27 @@ def inside(start: np.ndarray, end: np.ndarray, low: float, high: float) -> slice
 
 
 def pieces(
-    start: np.ndarray, end: np.ndarray, code: np.ndarray, low: float, high: float, pixels: int
+    start: np.ndarray,
+    end: np.ndarray,
+    code: np.ndarray,
+    low: float,
+    high: float,
+    pixels: int,
+    finest: float = FINEST,
+    join: bool = True,
 ) -> Pieces:
     """The slices of one row between ``low`` and ``high``, drawn on ``pixels`` pixels.
 
     ``start``, ``end`` and ``code`` (what decides the colour) are of one row: sorted, without
-    overlaps.
+    overlaps. What is shorter than ``finest`` pixels is drawn together, in the colour of the
+    longest; ``join``: neighbours of one colour, both so made, as one.
     """
     window = inside(start, end, low, high)
     start, end, code = start[window], end[window], code[window]
     if not len(start):
         none = np.zeros(0, dtype=np.int64)
         return Pieces(none, none, none, none, none, none)
-    pixel = max(FINEST * (high - low) / max(1, pixels), 1e-9)
+    pixel = max(finest * (high - low) / max(1, pixels), 1e-9)
     length = end - start
     short = length < pixel
     at = np.floor((start - low) / pixel).astype(np.int64)
@@ -76,7 +84,7 @@ def pieces(
     colour, merged = code[longest], short[first]
     # neighbours of one colour, both made of short slices, become one
     joined = np.zeros(len(first), dtype=bool)
-    joined[1:] = (
+    joined[1:] = join & (
         merged[1:]
         & merged[:-1]
         & (colour[1:] == colour[:-1])
@@ -144,15 +152,21 @@ class Rows:
         return slice(int(self.first[row]), int(self.first[row + 1]))
 
     def around(
-        self, row: int, low: float, high: float, pixels: int, code: np.ndarray | None = None
+        self,
+        row: int,
+        low: float,
+        high: float,
+        pixels: int,
+        code: np.ndarray | None = None,
+        finest: float = FINEST,
     ) -> tuple[Pieces, np.ndarray]:
         """The items of a row between ``low`` and ``high``, with a margin for dragging.
 
         The margin is half as much on either side.
 
         Pieces end at the window's edges, so that what is written on them is in view; True in the
-        mask for those in it. ``first`` and ``longest`` are positions in these rows. ``code`` may
-        stand in for the rows' own.
+        mask for those in it. Pieces of several slices stay apart (for `bands`). ``first`` and
+        ``longest`` are positions in these rows. ``code`` may stand in for the rows' own.
         """
         here = self.of(row)
         start, end = self.start[here], self.end[here]
@@ -164,9 +178,8 @@ class Rows:
             (low, high, True),
             (high, high + half, False),
         ):
-            found = pieces(
-                start, end, colour, left, right, max(1, pixels if middle else pixels // 4)
-            )
+            columns = max(1, pixels if middle else pixels // 4)
+            found = pieces(start, end, colour, left, right, columns, finest, join=False)
             parts.append(
                 (
                     np.maximum(found.start, int(np.floor(left))),
@@ -181,3 +194,28 @@ class Rows:
         return Pieces(
             *(np.concatenate(column) for column in zip(*parts, strict=True))
         ), np.concatenate(inside)
+
+    def bands(
+        self, found: Pieces, code: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """What pieces of several slices are made of, in proportion to cycles.
+
+        ``piece`` (position in ``found``), ``code``, ``below`` (share of the piece beneath the band,
+        0..1) and ``share`` (of the piece), for each code that a piece has. Gaps between slices are
+        in no band. ``code`` may stand in for the rows' own.
+        """
+        colour = self.code if code is None else code
+        piece = np.repeat(np.arange(len(found)), found.count)
+        before = np.cumsum(found.count) - found.count
+        at = np.arange(len(piece)) - before[piece] + found.first[piece]
+        inside = np.minimum(self.end[at], found.end[piece]) - np.maximum(
+            self.start[at], found.start[piece]
+        )
+        codes = int(colour[at].max(initial=0)) + 1
+        cycles = np.bincount(
+            piece * codes + colour[at], weights=inside.clip(0), minlength=len(found) * codes
+        ).reshape(len(found), codes)
+        share = cycles / np.maximum(1, found.end - found.start)[:, None]
+        below = np.cumsum(share, axis=1) - share
+        which, of = np.nonzero(share)
+        return which, of, below[which, of], share[which, of]

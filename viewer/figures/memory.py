@@ -66,6 +66,16 @@ KINDS = (
 )
 _KIND_OF = {word: at for at, (_, words, _, _) in enumerate(KINDS) for word in words}
 
+# Up to what a tile has, and beyond it.
+_VIRIDIS = (
+    (0.0, "#440154"),
+    (0.25, "#3b528b"),
+    (0.5, "#21918c"),
+    (0.75, "#5ec962"),
+    (1.0, "#fde725"),
+)
+_JUST_OVER, _FAR_OVER = "#f4511e", "#7f0000"
+
 
 def kind_of(category: str, role: str) -> int:
     """Index into ``KINDS`` of a row of `Report.memory`."""
@@ -90,15 +100,17 @@ def heat_map(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02
     )
     x, y = _middles(steps, values.shape[0]), _middles(tiles, values.shape[1])
-    top = limit / KIB if to_limit else max(1.0, float(values.max(initial=0)) / KIB)
+    most = float(values.max(initial=0))
+    over = most > limit
+    top = max(most, limit) / KIB if to_limit or over else max(1.0, most / KIB)
     figure.add_trace(
         go.Heatmap(
             z=(values.T / KIB).astype(np.float32),
             x=x,
             y=y,
-            zmin=0 if to_limit else float(values.min(initial=0)) / KIB,
+            zmin=0 if to_limit or over else float(values.min(initial=0)) / KIB,
             zmax=top,
-            colorscale="Viridis",
+            colorscale=_colours(most, limit),
             colorbar={
                 "title": {"text": "KiB a tile", "side": "right", "font": {"size": 12}},
                 "thickness": 14,
@@ -257,8 +269,8 @@ def tiles(
     x = frame["tile"].to_numpy()
     figure = go.Figure()
     lines = [
-        ("including gaps", "total", theme.accent, "solid"),
-        ("excluding gaps", "total_excluding_gaps", "#e69f00", "solid"),
+        ("extent, with gaps", "total", theme.accent, "solid"),
+        ("used", "total_excluding_gaps", "#e69f00", "solid"),
         ("always live", "always_live", theme.muted, "dot"),
     ]
     for name, column, colour, dash in lines if gaps else lines[1:]:
@@ -307,6 +319,15 @@ def tiles(
     return figure
 
 
+def _colours(most: float, limit: float) -> Any:
+    """Viridis up to the limit; beyond it, where ``most`` is more, reds that darken."""
+    if most <= limit:
+        return "Viridis"
+    part = limit / most
+    below = [[position * part, colour] for position, colour in _VIRIDIS]
+    return [*below, [part, _JUST_OVER], [1.0, _FAR_OVER]]
+
+
 def chip(
     values: np.ndarray, limit: float, theme: Theme, name: str = "KiB", to_limit: bool = False
 ) -> go.Figure:
@@ -319,13 +340,14 @@ def chip(
     grid = np.full(rows * columns, np.nan, dtype=np.float32)
     grid[: len(values)] = values
     number = np.arange(rows * columns).reshape(columns, rows).T
+    most = float(values.max(initial=0))
     figure = go.Figure(
         go.Heatmap(
             z=grid.reshape(columns, rows).T,
             customdata=number,
             zmin=0 if to_limit else None,
-            zmax=limit if to_limit else None,
-            colorscale="Viridis",
+            zmax=max(limit, most) if to_limit else None,
+            colorscale=_colours(most, limit) if to_limit else "Viridis",
             xgap=1,
             ygap=1,
             colorbar={
@@ -498,9 +520,15 @@ def lifetimes(variables: pd.DataFrame, step: int, steps: int, theme: Theme) -> g
     return figure
 
 
-def headroom(fullest: np.ndarray, limit: int, theme: Theme) -> go.Figure:
-    """The fullest tile of each IPU, what it uses, against what a tile has."""
-    labels = [f"IPU {ipu}" for ipu in range(len(fullest))]
+def headroom(
+    fullest: np.ndarray, limit: int, theme: Theme, ipus: np.ndarray | None = None
+) -> go.Figure:
+    """The fullest tile of each IPU, what it uses, against what a tile has.
+
+    ``ipus``: whose they are; by default of IPU 0 on.
+    """
+    shown = np.arange(len(fullest)) if ipus is None else ipus
+    labels = [f"IPU {ipu}" for ipu in shown.tolist()]
     over = fullest > limit
     figure = go.Figure(
         go.Bar(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,16 @@ from profiler import records
 from profiler.analysis.critical_path import Chain, chain_through
 from profiler.enums import Direction
 from viewer.figures import theme as themes
-from viewer.figures.lod import Pieces, Rows, inside, totals
+from viewer.figures.lod import FINEST, Pieces, Rows, inside, totals
 from viewer.figures.slices import WIDE, Canvas, Look
-from viewer.figures.theme import ACTIVITIES, BY_DIRECTION, BY_KIND, COMPUTE, WAITING, Theme
+from viewer.figures.theme import (
+    ACTIVITIES,
+    BY_DIRECTION,
+    BY_KIND,
+    COMPUTE,
+    WAITING,
+    Theme,
+)
 from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text_of
 
 if TYPE_CHECKING:
@@ -37,7 +44,10 @@ _TASK, _STRIP, _BESIDE = (
 )  # where in its lane, and how high
 _SLOWEST_AT = 0.42
 LANE = 74  # pixels
+FEW = 16  # lanes that have room for their steps
 _DIGIT = 7  # pixels
+_LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
+_ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
 _MOST_HOPS = 160  # of the critical path between IPUs, as arrows
 
@@ -77,6 +87,9 @@ class Lanes:
     origin: int  # cycles; 0 on the x-axis
     beside_rows: Rows  # of the tasks that lie over others
     path: CriticalPath
+    lane: np.ndarray  # of each IPU
+    names: tuple[str, ...]  # of the lanes, short
+    shown: np.ndarray  # the IPU that each lane shows
 
     @property
     def end(self) -> int:
@@ -100,30 +113,97 @@ def codes(frame: pd.DataFrame, by_direction: bool) -> np.ndarray:
 
 
 def lanes(
-    tasks: pd.DataFrame, steps: pd.DataFrame, cycles: pd.DataFrame, stages: pd.DataFrame
+    tasks: pd.DataFrame,
+    steps: pd.DataFrame,
+    cycles: pd.DataFrame,
+    stages: pd.DataFrame,
+    fold: bool = False,
 ) -> Lanes:
     """From `Report.tasks`, `.steps`, `.pipeline_cycles` and `.stages` of a device iteration.
 
-    ``steps`` may be empty: no strip then.
+    ``steps`` may be empty: no strip then. ``fold``: replicas that do the same at the same time, and
+    neighbours whose tasks take the same cycles, are one lane; it shows the one of them that is on
+    the critical path for longest.
     """
     count = int(tasks["ipu"].max()) + 1 if len(tasks) else 0
     code, of_steps = codes(tasks, by_direction=True), codes(steps, by_direction=False)
     beside = (tasks["kind"] == records.BESIDE).to_numpy()
+    path = on_ipus(tasks, chain_through(tasks))
+    lane, shown = np.arange(count), np.arange(count)
+    if fold and count:
+        per_replica = int(stages["ipu"].max()) + 1 if len(stages) else count
+        lane, shown = folded(_totals(tasks, code, count), path, per_replica)
+    row = np.full(count, -1)
+    row[shown] = np.arange(len(shown))
+    steps_beside = (steps["kind"] == records.BESIDE).to_numpy()
+    members = [np.flatnonzero(lane == one) for one in range(len(shown))]
     return Lanes(
         tasks,
         steps,
         cycles,
-        _rows(tasks, code, count, ~beside),
-        _rows(steps, of_steps, count, (steps["kind"] != records.BESIDE).to_numpy()),
-        tuple(lane_label(ipu, stages) for ipu in range(count)),
+        _rows(tasks, code, row, ~beside),
+        _rows(steps, of_steps, row, ~steps_beside),
+        tuple(
+            lane_label(int(ipu), stages, alike) for ipu, alike in zip(shown, members, strict=True)
+        ),
         int(tasks["start"].min()) if len(tasks) else 0,
-        _rows(tasks, code, count, beside),
-        on_ipus(tasks, chain_through(tasks)),
+        _rows(tasks, code, row, beside),
+        path,
+        lane,
+        tuple(map(spans, members)),
+        shown,
     )
 
 
-def lane_label(ipu: int, stages: pd.DataFrame) -> str:
-    """``IPU 1``, and the stages and Blocks that are on it."""
+def folded(
+    cycles: np.ndarray, path: CriticalPath, per_replica: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The lane of each IPU, and the IPU that each lane shows.
+
+    ``cycles``: int64[ipu, activity]. Replicas fold where all is equal, neighbours where
+    their work is, whatever they exchange and wait for.
+    """
+    ipu = np.arange(len(cycles))
+    first = ipu % max(1, per_replica)
+    same = (cycles == cycles[first]).all(axis=1)
+    own = np.flatnonzero(~same | (ipu == first))
+    work = cycles[own][:, :COMPUTE]  # what moves a micro-batch on, and the weight update
+    apart = (np.diff(own) > 1) | (own[1:] % per_replica == 0)
+    differs = (work[1:] != work[:-1]).any(axis=1) | apart
+    lane_of_own = np.cumsum(np.append([False], differs))
+    lane = np.zeros(len(cycles), dtype=np.int64)
+    lane[own] = lane_of_own
+    lane[same] = lane[first[same]]
+    weight = np.bincount(path.ipu, weights=path.end - path.start, minlength=len(cycles))
+    order = np.lexsort((own, -weight[own], lane_of_own))
+    _, at = np.unique(lane_of_own[order], return_index=True)
+    return lane, own[order][at]
+
+
+def _totals(tasks: pd.DataFrame, code: np.ndarray, count: int) -> np.ndarray:
+    """Cycles of each activity on each IPU: int64[ipu, activity]."""
+    at = tasks["ipu"].to_numpy() * len(ACTIVITIES) + code
+    table = np.bincount(at, weights=tasks["cycles"], minlength=count * len(ACTIVITIES))
+    return table.astype(np.int64).reshape(count, len(ACTIVITIES))
+
+
+def spans(ipus: np.ndarray) -> str:
+    """``IPU 3``, ``IPU 4–9``, ``IPU 4–9, 68–73``, or how many, where the ranges are many."""
+    breaks = np.flatnonzero(np.diff(ipus) > 1)
+    first, last = ipus[np.append([0], breaks + 1)], ipus[np.append(breaks, len(ipus) - 1)]
+    parts = [
+        str(low) if low == high else f"{low}–{high}"
+        for low, high in zip(first.tolist(), last.tolist(), strict=True)
+    ]
+    more = f" +{len(parts) - 1} replicas" if len(parts) > 2 else ""
+    return "IPU " + (parts[0] + more if more else ", ".join(parts))
+
+
+def lane_label(ipu: int, stages: pd.DataFrame, alike: np.ndarray | None = None) -> str:
+    """``IPU 1``, and the stages and Blocks that are on it; of several, which one is drawn."""
+    if alike is not None and len(alike) > 1:
+        words = f"{len(alike)} of equal work, drawn: IPU {ipu}"
+        return f"<b>{spans(alike)}</b><br><span style='font-size:11px'>{words}</span>"
     here = stages[stages["ipu"] == ipu]
     lines = [f"stage {row.stage}: {plain(shortened(row.blocks, 16))}" for row in rows_of(here)]
     if len(lines) > 2:
@@ -148,7 +228,9 @@ def pipeline(
     low, high = low + lanes.origin, high + lanes.origin
     figure = go.Figure(layout=_layout(lanes, clock, theme, low, high))
     figure.add_traces(_traces(lanes, clock, theme, low, high, pixels))
-    figure.add_traces(critical(lanes.path, clock, theme, (low - lanes.origin, high - lanes.origin)))
+    view = (low - lanes.origin, high - lanes.origin)
+    on_lanes = replace(lanes.path, ipu=lanes.lane[lanes.path.ipu])
+    figure.add_traces(critical(on_lanes, clock, theme, view))
     if len(lanes.cycles):
         _phases(figure, lanes, clock, theme, low, high, pixels)
     if follow is not None:
@@ -162,7 +244,7 @@ def busy(
     """What each IPU's cycles went to between two cycles (default: all), in per cent, exactly."""
     table = shares(lanes, window)
     span = table.sum(axis=1, keepdims=True).clip(1)
-    y = [f"IPU {ipu}" for ipu in range(len(table))]
+    y = list(lanes.names)
     figure = go.Figure(
         layout=theme.layout(
             64 + 30 * max(1, len(table)),
@@ -218,8 +300,26 @@ def shares(lanes: Lanes, window: tuple[float, float] | None = None) -> np.ndarra
     return table
 
 
+def _alike(stages: pd.DataFrame) -> pd.DataFrame:
+    """Neighbouring stages of equal cycles as one row, ``stage`` being their range."""
+    costs = stages[["forward_cycles", "backward_cycles", "recompute_cycles"]]
+    part = (costs != costs.shift()).any(axis=1).cumsum()
+    ends = stages.groupby(part)["stage"].agg(["min", "max"])
+    words = [
+        str(low) if low == high else f"{low}–{high}"
+        for low, high in zip(ends["min"], ends["max"], strict=True)
+    ]
+    return stages.groupby(part).first().assign(stage=words)
+
+
 def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
-    """Cycles of a micro-batch in each stage: what rebalancing has to even out."""
+    """Cycles of a micro-batch in each stage: what rebalancing has to even out.
+
+    Of many stages, neighbours of equal cycles are one bar.
+    """
+    mean = float(stages["cycles"].mean()) if len(stages) else 0.0
+    if len(stages) > FEW:
+        stages = _alike(stages)
     labels = [f"stage {row.stage} · {plain(shortened(row.blocks, 22))}" for row in rows_of(stages)]
     figure = go.Figure(
         layout=theme.layout(
@@ -257,7 +357,6 @@ def stage_costs(stages: pd.DataFrame, clock: Clock, theme: Theme) -> go.Figure:
             hovertemplate="%{customdata}<extra></extra>",
         )
     if len(total):
-        mean = float(total.mean())
         figure.add_vline(
             x=mean * clock.scale, line={"color": theme.text, "dash": "dot", "width": 1}
         )
@@ -306,9 +405,12 @@ def _factorised(column: pd.Series) -> tuple[np.ndarray, list[str]]:
     return code, list(names)
 
 
-def _rows(frame: pd.DataFrame, code: np.ndarray, count: int, wanted: np.ndarray) -> Rows:
-    row = np.where(wanted, frame["ipu"].to_numpy(), -1)
-    return Rows.make(row, frame["start"].to_numpy(), frame["end"].to_numpy(), code, count)
+def _rows(frame: pd.DataFrame, code: np.ndarray, row: np.ndarray, wanted: np.ndarray) -> Rows:
+    """``row``: of each IPU, -1 for none."""
+    ipu = frame["ipu"].to_numpy()
+    at = np.where(wanted, row[ipu] if len(row) else ipu, -1)
+    start, end = frame["start"].to_numpy(), frame["end"].to_numpy()
+    return Rows.make(at, start, end, code, int(row.max(initial=-1)) + 1)
 
 
 def _marker(code: int, theme: Theme) -> dict[str, Any]:
@@ -336,33 +438,14 @@ def _traces(
     lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float, pixels: int
 ) -> list[Any]:
     """The tasks and, beneath them, the steps of all lanes."""
-    few = (
-        _shown_tasks(lanes, low, high) <= _MOST_BARS
-    )  # then narrow ones have their hatching and their numbers, too
-    tasks = Canvas((high - low) / pixels, lanes.origin, clock.scale, 3 if few else WIDE)
-    steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
-    for ipu in range(len(lanes.task_rows)):
-        found, shown = lanes.task_rows.around(ipu, low, high, pixels)
-        wide = tasks.wide(found)
-        bars = found.where(wide)
-        words = _numbers(lanes, bars, shown[wide], tasks.cycles_a_pixel)
-        tasks.add_bars(
-            bars, ipu + _TASK[0], _TASK[1], _task_words(lanes, bars, clock, lanes.task_rows), words
-        )
-        tasks.add_narrow(found.where(~wide), ipu + _TASK[0], _TASK[1])
-        found, _ = lanes.step_rows.around(ipu, low, high, pixels)
-        wide = steps.wide(found)
-        bars = found.where(wide)
-        steps.add_bars(
-            bars, ipu + _STRIP[0], _STRIP[1], _step_words(lanes, bars, clock), [""] * len(bars)
-        )
-        steps.add_narrow(found.where(~wide), ipu + _STRIP[0], _STRIP[1])
-        found, _ = lanes.beside_rows.around(ipu, low, high, pixels)
-        wide = steps.wide(found)
-        bars = found.where(wide)
-        words = _task_words(lanes, bars, clock, lanes.beside_rows)
-        steps.add_bars(bars, ipu + _BESIDE[0], _BESIDE[1], words, [""] * len(bars))
-        steps.add_narrow(found.where(~wide), ipu + _BESIDE[0], _BESIDE[1])
+    finest = float(FINEST)
+    tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
+    for _ in range(_ATTEMPTS):
+        coarser = max(tasks.coarser(finest), steps.coarser(finest))
+        if coarser == finest:
+            break
+        finest = coarser
+        tasks, steps = _drawn(lanes, clock, low, high, pixels, finest)
     looks = {
         code: Look(
             activity.name, _marker(code, theme), activity.colour(theme), _text_colour(code, theme)
@@ -377,6 +460,36 @@ def _traces(
         made.append(trace)
     order = {activity.name: code for code, activity in enumerate(ACTIVITIES)}
     return sorted(made, key=lambda trace: order[trace.name])
+
+
+def _drawn(
+    lanes: Lanes, clock: Clock, low: float, high: float, pixels: int, finest: float
+) -> tuple[Canvas, Canvas]:
+    """Tasks, and steps with what lies over the tasks, at a level of detail."""
+    few = (
+        _shown_tasks(lanes, low, high) <= _MOST_BARS
+    )  # then narrow ones have their hatching and their numbers, too
+    tasks = Canvas((high - low) / pixels, lanes.origin, clock.scale, 3 if few else WIDE)
+    steps = Canvas((high - low) / pixels, lanes.origin, clock.scale)
+    for lane in range(len(lanes.task_rows)):
+        rows = lanes.task_rows
+        found, shown = rows.around(lane, low, high, pixels, finest=finest)
+        wide = tasks.add(rows, found, lane + _TASK[0], _TASK[1])
+        bars = found.where(wide)
+        words = _numbers(lanes, bars, shown[wide], tasks.cycles_a_pixel)
+        hover = _task_words(lanes, bars, clock, rows)
+        tasks.add_bars(bars, lane + _TASK[0], _TASK[1], hover, words)
+        rows = lanes.step_rows
+        found, _ = rows.around(lane, low, high, pixels, finest=finest)
+        bars = found.where(steps.add(rows, found, lane + _STRIP[0], _STRIP[1]))
+        hover = _step_words(lanes, bars, clock)
+        steps.add_bars(bars, lane + _STRIP[0], _STRIP[1], hover, [""] * len(bars))
+        rows = lanes.beside_rows
+        found, _ = rows.around(lane, low, high, pixels, finest=finest)
+        bars = found.where(steps.add(rows, found, lane + _BESIDE[0], _BESIDE[1]))
+        hover = _task_words(lanes, bars, clock, rows)
+        steps.add_bars(bars, lane + _BESIDE[0], _BESIDE[1], hover, [""] * len(bars))
+    return tasks, steps
 
 
 def _shown_tasks(lanes: Lanes, low: float, high: float) -> int:
@@ -598,7 +711,7 @@ def _path(lanes: Lanes, clock: Clock, theme: Theme, micro_batch: int) -> list[go
     return [
         go.Scatter(
             x=times * clock.scale,
-            y=np.repeat(mine["ipu"].to_numpy(), 2) + _TASK[0],
+            y=np.repeat(lanes.lane[mine["ipu"].to_numpy()], 2) + _TASK[0],
             mode="lines+markers",
             line={"color": theme.text, "width": 1.5},
             marker={
@@ -622,9 +735,12 @@ def _label_length(lanes: Lanes) -> int:
 def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -> go.Layout:
     count = max(1, len(lanes.labels))
     scale = clock.scale
+    height = max(3, min(LANE, 900 // count))
+    labels = lanes.labels if height >= _TWO_LINES else lanes.names
+    every = -(-_LINE // height)
     return theme.layout(
         # top: legend, phases, cycle numbers; bottom: the axis
-        max(26, min(LANE, 1600 // count)) * count + 160,
+        height * count + 160,
         barmode="overlay",
         margin={"l": 24 + 7 * _label_length(lanes), "r": 16, "t": 104, "b": 48},
         legend={
@@ -647,8 +763,8 @@ def _layout(lanes: Lanes, clock: Clock, theme: Theme, low: float, high: float) -
         },
         yaxis={
             "range": [count - 0.45, -0.5],
-            "tickvals": list(range(count)),
-            "ticktext": list(lanes.labels),
+            "tickvals": list(range(0, count, every)),
+            "ticktext": list(labels[::every]),
             "fixedrange": True,
             "showgrid": False,
             "zeroline": False,

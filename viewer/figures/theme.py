@@ -37,13 +37,13 @@ class Activity:
 
 ACTIVITIES = (
     Activity("forward", "#0072b2", "#3d9be0"),
-    Activity("backward", "#e69f00", "#f0b23a", dark_text=True),
-    Activity("recompute", "#8fc1e3", "#7fb2d6", "/", dark_text=True),
+    Activity("backward", "#bf7f00", "#f0b23a", dark_text=True),
+    Activity("recompute", "#5a98c4", "#7fb2d6", "/", dark_text=True),
     Activity("weight update", "#009e73", "#2cbf93"),
     Activity("compute", "#5b6776", "#8d9aab"),
     Activity("exchange", "#a178c4", "#b48fd6"),
     Activity("exchange between IPUs", "#cc4f8f", "#e07bb0"),
-    Activity("sync", "#9fb8c8", "#5f7d90", dark_text=True),
+    Activity("sync", "#7391a5", "#5f7d90", dark_text=True),
     Activity("external sync", "#41657d", "#a9c9dc"),
     Activity("host I/O", "#d55e00", "#f07c32"),
     Activity("waiting", "#e3e7ec", "#2b323c", dark_text=True),

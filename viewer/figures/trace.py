@@ -195,23 +195,39 @@ def trace(
     low, high = window or (0.0, float(max(1, rows.end)))
     low, high = low + rows.origin, high + rows.origin
     code = _codes(rows, find)
-    canvas = Canvas((high - low) / pixels, rows.origin, clock.scale)
-    for row in range(len(rows.rows)):
-        found, shown = rows.rows.around(row, low, high, pixels, code)
-        wide = canvas.wide(found)
-        bars, source = found.where(wide), rows.rows.source[found.longest[wide]]
-        words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
-        hover = list(
-            zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True)
-        )
-        canvas.add_bars(bars, row, _HEIGHT, hover, words)
-        canvas.add_narrow(found.where(~wide), row, _HEIGHT)
+    finest = float(lod.FINEST)
+    canvas = _drawn(rows, clock, low, high, pixels, code, finest)
+    if (coarser := canvas.coarser(finest)) > finest:
+        canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
     figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
     figure.add_traces(canvas.traces(_looks(theme)))
     if path is not None:
         view = (low - rows.origin, high - rows.origin)
         figure.add_traces(critical(path, clock, theme, view, below=_HEIGHT / 2))
     return figure
+
+
+def _drawn(
+    rows: Trace,
+    clock: Clock,
+    low: float,
+    high: float,
+    pixels: int,
+    code: np.ndarray | None,
+    finest: float,
+) -> Canvas:
+    """The rows at a level of detail."""
+    canvas = Canvas((high - low) / pixels, rows.origin, clock.scale)
+    for row in range(len(rows.rows)):
+        found, shown = rows.rows.around(row, low, high, pixels, code, finest)
+        wide = canvas.add(rows.rows, found, row, _HEIGHT, code)
+        bars, source = found.where(wide), rows.rows.source[found.longest[wide]]
+        words = _words(rows, bars, source, shown[wide], canvas.cycles_a_pixel)
+        hover = list(
+            zip(_hover(rows, bars, source, clock), rows.step[source].tolist(), strict=True)
+        )
+        canvas.add_bars(bars, row, _HEIGHT, hover, words)
+    return canvas
 
 
 def overview(rows: Trace, clock: Clock, theme: Theme, pixels: int = PIXELS) -> go.Figure:
@@ -280,6 +296,53 @@ def by_kind(rows: Trace, window: tuple[float, float] | None) -> list[tuple[str, 
         count += np.bincount(code[part], minlength=len(ACTIVITIES))
     found = [(NAMES[i], int(cycles[i]), int(count[i])) for i in np.flatnonzero(count)]
     return sorted(found, key=lambda row: -row[1])
+
+
+def by_step(rows: Trace, window: tuple[float, float] | None) -> tuple[np.ndarray, ...]:
+    """Program steps between two cycles: their ids, cycles (exact) and slices. Waits are -1."""
+    low, high = window or (0.0, float(rows.end))
+    low, high = low + rows.origin, high + rows.origin
+    ids, cycles = [], []
+    for row in range(len(rows.rows)):
+        if rows.names[row] != "step" and not rows.names[row].startswith("IPU"):
+            continue
+        here = rows.rows.of(row)
+        start, end = rows.rows.start[here], rows.rows.end[here]
+        part = lod.inside(start, end, low, high)
+        ids.append(rows.step[rows.rows.source[here][part]])
+        cycles.append(np.minimum(end[part], high) - np.maximum(start[part], low))
+    found, at = np.unique(np.concatenate(ids), return_inverse=True)
+    total = np.bincount(at, weights=np.concatenate(cycles), minlength=len(found))
+    return found, total.astype(np.int64), np.bincount(at, minlength=len(found))
+
+
+def next_hit(
+    rows: Trace, find: str, window: tuple[float, float] | None, forward: bool
+) -> tuple[int, int] | None:
+    """The window of the next slice whose name has ``find`` in it, or of the one before.
+
+    After the middle of ``window``, from the other end where there is none; as wide as ``window``,
+    or forty times the slice where all is shown. None where no slice has the name.
+    """
+    wanted = _wanted(rows, find)
+    if wanted is None:
+        return None
+    mine = np.flatnonzero(wanted[rows.label[rows.rows.source]])
+    if not len(mine):
+        return None
+    middles = (rows.rows.start[mine] + rows.rows.end[mine]) / 2 - rows.origin
+    order = np.argsort(middles, kind="stable")
+    middles, mine = middles[order], mine[order]
+    here = -1.0 if window is None else (window[0] + window[1]) / 2
+    at = (
+        int(np.searchsorted(middles, here + 1, side="right"))
+        if forward
+        else int(np.searchsorted(middles, here - 1, side="left")) - 1
+    ) % len(mine)
+    length = int(rows.rows.end[mine[at]] - rows.rows.start[mine[at]])
+    width = 40 * length if window is None else max(window[1] - window[0], length)
+    low = max(0, int(middles[at] - width / 2))
+    return low, int(low + width)
 
 
 def matches(rows: Trace, find: str) -> tuple[int, int]:

@@ -63,6 +63,20 @@ _OTHER = (
     ),
     Column("other_difference", "other − this", "+,.0f", width=125),
 )
+_GROUPS = (
+    ("none", "nothing"),
+    ("aten", "ATen"),
+    ("module", "module"),
+    ("block_name", "Block"),
+    ("stage", "stage"),
+)
+_GROUPED = (
+    Column("operators", "operators", ",.0f", width=110),
+    Column("cycles", "cycles", ",.0f", width=130, tip="of one execution of each"),
+    Column("share", "share", ".1%", width=100, tip="of the cycles of all operators, each once"),
+    Column("flops", "FLOPs", ".3s", width=110),
+    Column("exchanged", "bytes in", ".3s", width=110),
+)
 _STEPS = (
     Column("position", "step", ",.0f", width=80),
     Column("name", "name"),
@@ -89,6 +103,8 @@ def layout(view: View) -> Any:
                 ],
                 "all",
             ),
+            common.choice(view, "stage", "stage", _stages(view.report), "all"),
+            common.choice(view, "group", "grouped by", _GROUPS, "none"),
             common.search(view, "find", "find by name"),
             common.other_switch(view),
             common.hidden(view, "op"),
@@ -129,26 +145,32 @@ def register(app: Dash, profiles: Profiles) -> None:
 
     @app.callback(
         Output("operations-table", "children"),
-        *common.param_input(NAME, "profile", "direction", "find", "other"),
+        *common.param_input(NAME, "profile", "direction", "find", "other", "stage", "group"),
         common.theme_state(),
     )
-    def table(profile: Any, direction: Any, find: Any, other: Any, where: Any) -> Any:
+    def table(
+        profile: Any,
+        direction: Any,
+        find: Any,
+        other: Any,
+        stage: Any,
+        group: Any,
+        where: Any,
+    ) -> Any:
         report = profiles.get(common.whole(profile, 0))
         frame = profiles.made(report, "operators", lambda: analysis.operators(report))
         second = common.other_of(profiles, profile, other)
         columns: tuple[Column, ...] = _COLUMNS
         if second is not None:
             frame, columns = _beside(frame, second), (*_COLUMNS[:6], *_OTHER, *_COLUMNS[6:])
-        if direction in _SHOWN:
-            frame = frame[frame["direction"] == direction]
         words = str(find or "").strip()
-        if words:
-            found = frame["name"].str.contains(words, case=False, regex=False)
-            frame = frame[found | frame["aten"].str.contains(words, case=False, regex=False)]
+        frame = _filtered(frame, direction, common.whole(stage, -1), words)
         if not len(frame):
             return common.message(
                 "No operator has that name." if words else "There are no operators.", "warning"
             )
+        if group in dict(_GROUPS[1:]):
+            frame, columns = grouped(frame, group), (_group_column(group), *_GROUPED)
         return common.table("operations-grid", frame, columns, common.theme_of(where), height=460)
 
     @app.callback(
@@ -198,6 +220,40 @@ def register(app: Dash, profiles: Profiles) -> None:
             ),
             table,
         ]
+
+
+def _filtered(frame: pd.DataFrame, direction: Any, stage: int, words: str) -> pd.DataFrame:
+    """Operators of a direction, of a stage (-1: of all), with these words in name or ATen."""
+    if direction in _SHOWN:
+        frame = frame[frame["direction"] == direction]
+    if stage >= 0:
+        frame = frame[frame["stage"] == stage]
+    if words:
+        found = frame["name"].str.contains(words, case=False, regex=False)
+        frame = frame[found | frame["aten"].str.contains(words, case=False, regex=False)]
+    return frame
+
+
+def _stages(report: Report) -> list[tuple[str, str]]:
+    rows = units.rows_of(report.stages)
+    return [("all", "all"), *((str(row.stage), f"{row.stage} on IPU {row.ipu}") for row in rows)]
+
+
+def _group_column(group: str) -> Column:
+    return Column(group, dict(_GROUPS)[group])
+
+
+def grouped(operators: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Operators (`analysis.operators`) in sum by a column, most cycles first."""
+    named = operators.assign(**{by: operators[by].astype(str).replace("", "none")})
+    table = named.groupby(by, as_index=False, sort=False).agg(
+        operators=("cycles", "size"),
+        cycles=("cycles", "sum"),
+        share=("share", "sum"),
+        flops=("flops", "sum"),
+        exchanged=("exchanged", "sum"),
+    )
+    return table.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
 
 def _beside(frame: pd.DataFrame, other: Report) -> pd.DataFrame:

@@ -5,7 +5,7 @@ What each IPU does when, and which one the others wait for.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dash import Dash, Output, html
 
@@ -18,6 +18,9 @@ from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NAME = "pipeline"
 MARGINS = 140  # pixels of the figure beside its lanes
@@ -50,6 +53,13 @@ def layout(view: View) -> Any:
                 [("none", "none"), *((str(i), str(i)) for i in range(batches))],
                 "none",
             ),
+            common.switch(
+                view,
+                "lanes",
+                "like lanes",
+                (("folded", "folded"), ("all", "each")),
+                fold_default(report),
+            ),
             common.hidden(view, "from"),
             common.hidden(view, "to"),
         ),
@@ -59,7 +69,8 @@ def layout(view: View) -> Any:
             "pipeline-lanes",
             note=(
                 "Large: what the IPU works on, with micro-batch numbers. Strip: its steps. "
-                "Red: the critical path, which alone sets how long this takes."
+                "Red: the critical path, which alone sets how long this takes. What is too"
+                " narrow to tell apart is filled in proportion."
             ),
             height=460,
         ),
@@ -75,18 +86,36 @@ def layout(view: View) -> Any:
     ]
 
 
-def lanes_of(profiles: Profiles, report: Report, run: int, iteration: int) -> Lanes:
-    """A device iteration ready to be drawn."""
-    return profiles.made(
-        report,
-        ("lanes", run, iteration),
-        lambda: figures.lanes(
-            report.tasks(run, iteration=iteration),
-            report.steps(run, iteration=iteration),
-            report.pipeline_cycles(run, iteration),
-            report.stages,
-        ),
-    )
+def lanes_of(
+    profiles: Profiles, report: Report, run: int, iteration: int, fold: bool = False
+) -> Lanes:
+    """A device iteration ready to be drawn, with its steps where there is room for them."""
+
+    def make() -> Lanes:
+        tasks = report.tasks(run, iteration=iteration)
+        cycles = report.pipeline_cycles(run, iteration)
+        found = figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, fold)
+        if len(found.shown) > figures.FEW:
+            return found
+        return figures.lanes(
+            tasks, _steps(report, run, iteration, found, fold), cycles, report.stages, fold
+        )
+
+    return profiles.made(report, ("lanes", run, iteration, fold), make)
+
+
+def _steps(report: Report, run: int, iteration: int, lanes: Lanes, fold: bool) -> pd.DataFrame:
+    """The steps of the IPUs that are shown."""
+    import pandas as pd
+
+    if not fold:
+        return report.steps(run, iteration=iteration)
+    return pd.concat([report.steps(run, ipu, iteration) for ipu in lanes.shown.tolist()])
+
+
+def fold_default(report: Report) -> str:
+    """Whether like lanes are folded where nobody said: where there are many."""
+    return "folded" if report.target.num_ipus > figures.FEW else "all"
 
 
 def register(app: Dash, profiles: Profiles) -> None:
@@ -97,7 +126,9 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("pipeline-lanes", "figure"),
         Output("pipeline-busy", "figure"),
         Output("pipeline-phases", "children"),
-        *common.param_input(NAME, "profile", "run", "iteration", "unit", "follow", "from", "to"),
+        *common.param_input(
+            NAME, "profile", "run", "iteration", "unit", "follow", "from", "to", "lanes"
+        ),
         common.theme_state(),
     )
     def draw(
@@ -108,6 +139,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         follow: Any,
         low: Any,
         high: Any,
+        lanes_as: Any,
         where: dict[str, Any],
     ) -> Any:
         report = profiles.get(common.whole(profile, 0))
@@ -115,7 +147,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         iteration = common.whole(
             iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1)
         )
-        lanes = lanes_of(profiles, report, run, iteration)
+        lanes = lanes_of(profiles, report, run, iteration, lanes_as == "folded")
         clock = Clock(report.target.clock_hz, "µs" if unit == "µs" else "cycles")
         theme = common.theme_of(where)
         window = common.window(low, high, lanes.end)
@@ -127,7 +159,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         figure = figures.pipeline(
             lanes, clock, theme, window, pixels, batch if batch >= 0 else None
         )
-        keep_zoom(figure, NAME, clock, window, (run, iteration))
+        keep_zoom(figure, NAME, clock, window, (run, iteration, lanes_as))
         busy = figures.busy(lanes, clock, theme, window)
         return figure, busy, _phases(report, run, iteration, clock, theme)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from dash import Dash, Output, dcc, html
 
 from profiler import Report, analysis
 from profiler.analysis.critical_path import waterfall
+from profiler.analysis.instances import shared
 from profiler.insights import Insight, insights
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
 from viewer.figures import waterfall as waterfall_figures
+from viewer.figures.theme import Theme
 from viewer.figures.units import Clock
 from viewer.pages import common, waits
 from viewer.pages.bars import bars_card
@@ -22,13 +25,20 @@ from viewer.profiles import Profiles
 NAME = "summary"
 MOST_INSIGHTS = 6
 MOST_WAITS = 6
+_FULLEST = 12  # IPUs of many whose memory is drawn
 
 
 def layout(view: View) -> Any:
-    """The page."""
+    """The page, made once for each theme."""
+    report = view.report
+    key = ("summary", view.theme.name)
+    return [common.controls(view), *view.profiles.made(report, key, lambda: _made(view))]
+
+
+def _made(view: View) -> list[Any]:
     report = view.report
     clock = Clock(report.target.clock_hz)
-    children: list[Any] = [common.controls(view), *common.predicted(view)]
+    children: list[Any] = [*common.predicted(view)]
     children.append(_numbers(report, clock))
     if len(report.runs):
         children.append(_why(view, clock))
@@ -39,21 +49,16 @@ def layout(view: View) -> Any:
                 "Stages: cycles of a micro-batch",
                 "stage-costs",
                 pipeline_figures.stage_costs(report.stages, clock, view.theme),
+                html.P(
+                    ["Its operators: ", *_operators_of(report)],
+                    className="note stage-links",
+                ),
                 note="Its own work only, without copies and transfers.",
             )
         )
     left = _cycles(view)
-    right = bars_card(
-        "Memory of the fullest tile",
-        "headroom",
-        memory_figures.headroom(
-            analysis.fullest_tiles(report), report.target.bytes_per_tile, view.theme
-        ),
-        note="Most that is live on it at one step. A tile that overflows stops the compile.",
-    )
-    children.append(
-        html.Div([child for child in (left, right) if child is not None], className="row")
-    )
+    right = html.Div(id="summary-memory", style={"minHeight": "120px"})
+    children.append(html.Div([left, right], className="row"))
     children.append(
         html.Div(
             [
@@ -64,6 +69,15 @@ def layout(view: View) -> Any:
         )
     )
     return children
+
+
+def _operators_of(report: Report) -> list[Any]:
+    """Links to the operators of the stages that compute longest, the longest first."""
+    longest = report.stages.sort_values("cycles", ascending=False, kind="stable").head(MOST_WAITS)
+    return [
+        dcc.Link(f"stage {stage}", href=f"/operations?stage={stage}")
+        for stage in longest["stage"].tolist()
+    ]
 
 
 def _why(view: View, clock: Clock) -> Any:
@@ -80,7 +94,7 @@ def _why(view: View, clock: Clock) -> Any:
         )
         for row, address in zip(units.rows_of(rows), waits.links(report, found, rows), strict=True)
     ]
-    what = "weight update" if report.meta["kind"] == "training" else "device iteration"
+    what = _iteration(report)
     chart = bars_card(
         f"What a {what} waits for",
         "waterfall",
@@ -93,7 +107,7 @@ def _why(view: View, clock: Clock) -> Any:
     return html.Div([chart, longest], className="row")
 
 
-def _insights(found: list[Insight], clock: Clock) -> Any:
+def _insights(found: list[Insight], clock: Clock, what: str) -> Any:
     rows = []
     for one in found:
         gains = []
@@ -122,12 +136,23 @@ def _insights(found: list[Insight], clock: Clock) -> Any:
                 ]
             )
         )
-    note = "Predicted gains per weight update, largest first; they do not add up."
+    note = f"Predicted gains per {what}, largest first; they do not add up."
     return common.card("What to do about it", html.Ol(rows, className="insights"), note=note)
+
+
+def _iteration(report: Report) -> str:
+    """What one device iteration is called."""
+    return "weight update" if report.meta["kind"] == "training" else "device iteration"
 
 
 def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
+
+
+def _shared(report: Report) -> list[tuple[str, Any]]:
+    """The instances of the script, where there are several."""
+    who = shared(report)
+    return [("run by", str(who))] if who.instances > 1 else []
 
 
 def machine(report: Report) -> list[tuple[str, Any]]:
@@ -142,6 +167,7 @@ def machine(report: Report) -> list[tuple[str, Any]]:
                 f" {units.count(target.num_replicas, 'replica')}"
             ),
         ),
+        *_shared(report),
         ("a tile", f"{units.size(target.bytes_per_tile)}, {target.workers_per_tile} workers"),
         ("clock", f"{target.clock_hz / 1e9:.3g} GHz"),
         ("stages, Blocks", f"{len(report.stages)}, {len(report.blocks)}"),
@@ -165,8 +191,6 @@ def _numbers(report: Report, clock: Clock) -> Any:
     pace = analysis.pace(report)
     cycles, batches, speed = pace.cycles, pace.micro_batches, pace.samples_per_second
     stages = report.stages
-    tiles = analysis.fullest_tiles(report)
-    limit = report.target.bytes_per_tile
     boxes = []
     if cycles:
         what = "a weight update" if report.meta["kind"] == "training" else "a device iteration"
@@ -184,13 +208,27 @@ def _numbers(report: Report, clock: Clock) -> Any:
     if len(stages):
         name, _, _, ratio = analysis.slowest(report) or ("", "", 0, 0.0)
         boxes.append((name, f"computes longest: {ratio:.2f} × the mean"))
-    if len(tiles):
-        at = int(tiles.argmax())
-        words = f"on the fullest tile, of IPU {at} ({units.percent(tiles[at] / limit)} of it)"
-        boxes.append((units.size(int(tiles[at])), words))
     return html.Div(
-        [html.Div([html.B(value), html.Span(words)]) for value, words in boxes], className="big"
+        [
+            *(html.Div([html.B(value), html.Span(words)]) for value, words in boxes),
+            html.Div(id="summary-fullest"),
+        ],
+        className="big",
     )
+
+
+def _memory(report: Report, tiles: np.ndarray, theme: Theme) -> tuple[Any, Any]:
+    """The fullest tile in words, and the chart of each IPU's; of many IPUs, of the fullest."""
+    limit, at = report.target.bytes_per_tile, int(tiles.argmax())
+    where = f"on the fullest tile, of IPU {at} ({units.percent(tiles[at] / limit)} of it)"
+    shown = np.arange(len(tiles))
+    note = "Most that is live on it at one step. A tile that overflows stops the compile."
+    if len(tiles) > pipeline_figures.FEW:
+        shown = np.sort(np.argsort(-tiles, kind="stable")[:_FULLEST])
+        note = f"The {_FULLEST} fullest of {len(tiles)} IPUs. {note}"
+    figure = memory_figures.headroom(tiles[shown], limit, theme, shown)
+    chart = bars_card("Memory of the fullest tile", "headroom", figure, note=note)
+    return [html.B(units.size(int(tiles[at]))), html.Span(where)], chart
 
 
 def _cycles(view: View) -> Any:
@@ -199,7 +237,11 @@ def _cycles(view: View) -> Any:
         return common.card("Where the cycles go", common.message("This profile holds no schedule."))
     tasks = report.tasks(0, iteration=0)
     lanes = pipeline_figures.lanes(
-        tasks, tasks.iloc[:0], report.pipeline_cycles(0, 0), report.stages
+        tasks,
+        tasks.iloc[:0],
+        report.pipeline_cycles(0, 0),
+        report.stages,
+        fold=report.target.num_ipus > pipeline_figures.FEW,
     )
     figure = pipeline_figures.busy(lanes, Clock(report.target.clock_hz), view.theme)
     more = html.P(["In time: ", dcc.Link("the pipeline", href="/pipeline")], className="note")
@@ -216,13 +258,27 @@ def _options(view: View) -> Any:
 
 
 def register(app: Dash, profiles: Profiles) -> None:
-    """Insights take a moment: they come when the page is there."""
+    """Memory and insights take a moment: they come when the page is there."""
+
+    @app.callback(
+        Output("summary-fullest", "children"),
+        Output("summary-memory", "children"),
+        *common.param_input(NAME, "profile"),
+        common.theme_state(),
+    )
+    def memory(profile: Any, where: Any) -> Any:
+        report = profiles.get(common.whole(profile, 0))
+        tiles = profiles.made(report, "fullest", lambda: analysis.fullest_tiles(report))
+        return _memory(report, tiles, common.theme_of(where)) if len(tiles) else ([], [])
 
     @app.callback(Output("summary-insights", "children"), *common.param_input(NAME, "profile"))
     def show(profile: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
         found = profiles.made(report, "insights", lambda: insights(report))
-        return _insights(found[:MOST_INSIGHTS], Clock(report.target.clock_hz)) if found else []
+        if not found:
+            return []
+        clock = Clock(report.target.clock_hz)
+        return _insights(found[:MOST_INSIGHTS], clock, _iteration(report))
 
 
 PAGE = Page("/", "Summary", layout, register, "What ran, how fast, and what limits it")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from dash import Dash, Input, Output, dcc, html
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 
 from profiler import Report
 from profiler.host import host_lanes
@@ -19,7 +19,7 @@ from viewer.figures import tiles as tile_figures
 from viewer.figures import trace as figures
 from viewer.figures import units
 from viewer.figures.lod import Rows
-from viewer.figures.pipeline import CriticalPath
+from viewer.figures.pipeline import FEW, CriticalPath
 from viewer.figures.theme import Theme
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
@@ -44,6 +44,15 @@ _MOVED = (
     Column("bytes", "bytes", ",.0f", width=130),
 )
 _FEW_TENSORS = 8
+_BY = (
+    ("kind", "kind"),
+    ("operator", "operator"),
+    ("aten", "ATen"),
+    ("module", "module"),
+    ("block", "Block"),
+    ("stage", "stage"),
+)
+_MOST_ROWS = 40  # of the table by operator and the like
 
 
 def layout(view: View) -> Any:
@@ -67,7 +76,7 @@ def layout(view: View) -> Any:
                 (("iteration", "one iteration"), ("call", "the whole call")),
                 "iteration",
             ),
-            common.choice(view, "ipu", "IPU", ipus, "all"),
+            common.choice(view, "ipu", "IPU", ipus, _first_ipu(view)),
             common.switch(view, "form", "as", (("flat", "flat"), ("flame", "flame")), "flat"),
             common.unit_switch(view),
             common.search(view, "find", "find by name"),
@@ -91,12 +100,20 @@ def layout(view: View) -> Any:
             ),
             height=240,
         ),
-        common.filled("trace-found"),
+        html.Div(
+            [
+                html.Button("← previous", id="trace-previous", className="quiet"),
+                html.Button("next →", id="trace-next", className="quiet"),
+                common.filled("trace-found"),
+            ],
+            className="hits",
+        ),
         *_host(view),
         html.Div(
             [
                 common.card(
                     "In the shown part",
+                    common.choice(view, "by", "by", _BY, "kind"),
                     common.filled("trace-kinds"),
                     note="exact, however coarse the figure",
                 ),
@@ -120,6 +137,18 @@ def _host(view: View) -> list[Any]:
             note="Calls take as long as the modelled IPUs do; between them is the host's own time.",
         )
     ]
+
+
+def _first_ipu(view: View) -> str:
+    """All IPUs where they are few, else the one that is on the critical path for longest."""
+    report = view.report
+    if report.target.ipus_per_replica <= FEW:
+        return "all"
+    path = waits.chain(view.profiles, report, 0, 0)
+    weight = np.bincount(
+        path.ipu % report.target.ipus_per_replica, weights=path.end - path.start, minlength=1
+    )
+    return str(int(weight.argmax()))
 
 
 def rows_of(
@@ -239,11 +268,11 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("trace-rows", "figure"),
         Output("trace-kinds", "children"),
         Output("trace-found", "children"),
-        *common.param_input(NAME, *_WHAT, "find", "from", "to"),
+        *common.param_input(NAME, *_WHAT, "find", "from", "to", "by"),
         common.theme_state(),
     )
     def draw(*values: Any) -> Any:
-        *what, find, low, high, where = values
+        *what, find, low, high, by, where = values
         rows, clock, key = asked(*what)
         window = common.window(low, high, rows.end)
         report = profiles.get(common.whole(what[0], 0))
@@ -257,7 +286,27 @@ def register(app: Dash, profiles: Profiles) -> None:
             _path(profiles, report, key),
         )
         keep_zoom(figure, NAME, clock, window, key)
-        return figure, _kinds(rows, window, clock), _found(rows, str(find or ""), clock)
+        shares = aggregated(report, rows, window, by) if by in dict(_BY[1:]) else None
+        found = figures.by_kind(rows, window) if shares is None else shares
+        return figure, _kinds(found, clock), _found(rows, str(find or ""), clock)
+
+    @app.callback(
+        Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
+        Output(common.param_id(NAME, "to"), "value", allow_duplicate=True),
+        Input("trace-previous", "n_clicks"),
+        Input("trace-next", "n_clicks"),
+        *(State(common.param_id(NAME, name), "value") for name in (*_WHAT, "find", "from", "to")),
+        prevent_initial_call=True,
+    )
+    def step_through(previous: Any, following: Any, *values: Any) -> Any:
+        *what, find, low, high = values
+        if not (previous or following):
+            return no_update, no_update
+        rows, _, _ = asked(*what)
+        forward = ctx.triggered_id == "trace-next"
+        window = common.window(low, high, rows.end)
+        found = figures.next_hit(rows, str(find or ""), window, forward)
+        return (no_update, no_update) if found is None else tuple(map(str, found))
 
     @app.callback(
         Output("trace-overview", "figure"), *common.param_input(NAME, *_WHAT), common.theme_state()
@@ -371,8 +420,34 @@ def _pixels(where: Any) -> int:
     )
 
 
-def _kinds(rows: Trace, window: Any, clock: Clock) -> Any:
-    found = figures.by_kind(rows, window)
+def aggregated(
+    report: Report, rows: Trace, window: tuple[float, float] | None, by: str
+) -> list[tuple[str, int, int]]:
+    """(name, cycles, slices) of what is shown by operator, ATen, module, Block or stage.
+
+    Largest first; waits, copies and whatever no operator does are named by their kind.
+    """
+    step, cycles, count = figures.by_step(rows, window)
+    frame = report.program_steps().set_index("step").reindex(step)
+    if by == "stage":
+        stage = frame["stage"].fillna(-1).astype(int).tolist()
+        names = [f"stage {one}" if one >= 0 else "no stage" for one in stage]
+    else:
+        column = {"operator": "name", "block": "block_name"}.get(by, by)
+        said = report.ops[column].reindex(frame["op"].fillna(-1).astype(int)).tolist()
+        kinds = frame["kind"].fillna("waiting").tolist()
+        names = [
+            (name or "none") if isinstance(name, str) else f"no operator: {kind}"
+            for name, kind in zip(said, kinds, strict=True)
+        ]
+    unique, at = np.unique(np.array(names, dtype=str), return_inverse=True)
+    total = np.bincount(at, weights=cycles, minlength=len(unique)).astype(np.int64)
+    slices = np.bincount(at, weights=count, minlength=len(unique)).astype(np.int64)
+    order = np.argsort(-total, kind="stable")
+    return [(str(unique[i]), int(total[i]), int(slices[i])) for i in order]
+
+
+def _kinds(found: list[tuple[str, int, int]], clock: Clock) -> Any:
     total = max(1, sum(cycles for _, cycles, _ in found))
     heads = [
         html.Th(""),
@@ -393,7 +468,7 @@ def _kinds(rows: Trace, window: Any, clock: Clock) -> Any:
                 ),
             ]
         )
-        for name, cycles, count in found
+        for name, cycles, count in found[:_MOST_ROWS]
     ]
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)], className="plain")
 

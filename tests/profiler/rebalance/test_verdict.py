@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,9 @@ def test_what_is_near_the_end_of_a_tile_is_for_a_compile_to_say(pod16: Report) -
 def test_the_parts_of_a_verdict_add_up(pod16: Report) -> None:
     costs = Costs.from_report(pod16)
     parts = [profiled(costs).parts(costs)[1]]
-    tiles = pod16.tiles(1)
-    total = sum(contents(costs, parts).values())
-    assert (total == tiles["total_excluding_gaps"]).all()
+    variables = pod16.ipu_variables(1)
+    regions = [variables.peaks(region=region).tile_peak for region in (False, True)]
+    assert (sum(contents(costs, parts).values()) == sum(regions)).all()
 
 
 def test_all_stages_at_once_have_the_profiled_ones_exactly(pod16: Report) -> None:
@@ -85,3 +86,27 @@ def test_json_says_whether_it_fits(pod16: Report, capsys: pytest.CaptureFixture[
     assert ipu_report(["whatif", "--json", str(Path(pod16.path))]) == 0
     text = capsys.readouterr().out
     assert json.loads(text) and '"memory": "fits"' in text
+
+
+def test_a_tied_weight_lies_once_on_an_ipu(pod16: Report) -> None:
+    """Of the embedding and of the head: one IPU's, though two of its stages read it."""
+    weights = pod16.variables[pod16.variables["role"] == "weight"]
+    tied = weights[weights["name"].str.startswith("embedding.word.weight")]
+    assert tied[["ipu", "stage"]].to_numpy().tolist() == [[0, 0]]
+    blocks = pod16.stages.set_index("stage")["weight_bytes"]
+    assert blocks.sum() == weights["bytes"].sum()
+
+
+def test_a_head_that_leaves_takes_a_copy_of_the_weight(pod16: Report) -> None:
+    costs = Costs.from_report(pod16)
+    ((home, reader),) = costs.cuts.ties.blocks
+    copies = "copies of weights that another IPU shares"
+
+    def copied(first: int, last: int) -> int:
+        (part,) = Assignment((0,), (0,)).parts(costs)
+        held = contents(costs, [replace(part, first=first, last=last)])
+        return int(held[copies].max())
+
+    tile = -(-costs.cuts.ties.nbytes[0] // costs.machine.tiles)
+    assert copied(home + 1, reader) == tile > 0
+    assert copied(home, reader) == copied(home, reader - 1) == 0

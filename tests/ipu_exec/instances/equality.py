@@ -1,0 +1,258 @@
+"""Trains the same models as 1 x 8, 2 x 4, 4 x 2 and 8 x 1 instances x replicas.
+
+Prints, as JSON, a digest of weights, losses and outputs of each training, by case and split.
+Instances are forked from one process, which has imported everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+import ipu_exec as poptorch
+from ipu_exec.enums import CommGroupType, VariableRetrievalMode
+from ipu_exec.numerics import loop
+from ipu_exec.numerics.collectives import Instances, connect
+from ipu_exec.numerics.precision import LossScaler, Precision
+from ipu_exec.numerics.randomness import ReplicaRandomness
+from ipu_exec.replica_groups import resolve
+from ipu_exec.session.call_plan import plan_call
+
+REPLICAS, ACCUMULATION, UPDATES, SAMPLES = 8, 2, 2, 2
+SPLITS = (1, 2, 4, 8)  # instances
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(12, 17), nn.BatchNorm1d(17), nn.Linear(17, 5)
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, x, y):
+        out = self.b(self.drop(torch.relu(self.norm(self.a(x)))))
+        return out, nn.functional.cross_entropy(out, y)
+
+
+class Branches(nn.Module):
+    """Replicas use different weights, by their data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths = nn.ModuleList(nn.Linear(12, 5) for _ in range(3))
+        self.never = nn.Linear(3, 3)
+
+    def forward(self, x, y):
+        out = self.paths[int(y[0]) % 3](x)
+        return out, nn.functional.cross_entropy(out, y)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(30, 6), nn.LSTM(6, 7, batch_first=True)
+        self.out = nn.Linear(7, 5)
+
+    def forward(self, x, y):
+        words = (x.abs() * 7).long().clamp(max=29)
+        out = self.out(self.rnn(self.embed(words))[0][:, -1])
+        return out, nn.functional.cross_entropy(out, y)
+
+
+class Residual(nn.Module):
+    def __init__(self, wide: int, narrow: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(narrow, wide, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU(),
+            nn.Conv2d(wide, wide, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(wide),
+        )
+        same = stride == 1 and wide == narrow
+        self.skip = nn.Identity() if same else nn.Conv2d(narrow, wide, 1, stride, bias=False)
+
+    def forward(self, x):
+        return torch.relu(self.body(x) + self.skip(x))
+
+
+class ResNet18(nn.Module):
+    """He et al., 2016, with the stem for small pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)]
+        before = 64
+        for wide in (64, 128, 256, 512):
+            layers += [Residual(wide, before, 1 if wide == 64 else 2), Residual(wide, wide, 1)]
+            before = wide
+        self.layers, self.fc = nn.Sequential(*layers), nn.Linear(512, 5)
+
+    def forward(self, x, y):
+        images = x[:, :, None, None].repeat(1, 1, 8, 2).reshape(-1, 3, 8, 8)
+        out = self.fc(self.layers(images).mean((2, 3)))
+        return out, nn.functional.cross_entropy(out, y)
+
+
+class Grouped(nn.Module):
+    """Replicas 0, 2, 4, 6 have one value of a weight, and 1, 3, 5, 7 another."""
+
+    GROUPS: ClassVar = {"w": (CommGroupType.Orthogonal, 4, VariableRetrievalMode.OnePerGroup)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(2, 12, 5)), nn.Parameter(torch.zeros(5))
+
+    def forward(self, x, y):
+        out = x @ self.w + self.b
+        return out, nn.functional.cross_entropy(out, y)
+
+
+class Half(nn.Module):
+    """float16, with automatic loss scaling and stochastic rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 17).half(), nn.Linear(17, 5).half()
+
+    def forward(self, x, y):
+        out = self.b(torch.relu(self.a(x.half())))
+        return out.float(), nn.functional.cross_entropy(out.float(), y)
+
+
+MODELS = {"grouped": Grouped, "half": Half} | {
+    "dense": Dense,
+    "branches": Branches,
+    "recurrent": Recurrent,
+    "ResNet-18": ResNet18,
+}
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda p: poptorch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "AdamW": lambda p: poptorch.optim.AdamW(p, lr=0.01, weight_decay=0.01),
+    "LAMB": lambda p: poptorch.optim.LAMB(p, lr=0.01, weight_decay=0.01),
+    "LARS": lambda p: Lars(p, lr=0.05),
+}
+BY_ACCUMULATOR: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "half AdamW": lambda p: poptorch.optim.AdamW(p, lr=0.01, accum_type=torch.float16),
+}
+SMALL = ("dense", "branches", "recurrent")
+CASES = [(m, o, r) for m in SMALL for o in OPTIMISERS for r in ("Mean", "Sum")]
+CASES += [("grouped", "SGD", "Mean"), ("grouped", "AdamW", "Sum"), ("half", "half AdamW", "Mean")]
+CASES.append(("ResNet-18", "SGD", "Mean"))
+
+
+class Lars(torch.optim.Optimizer):
+    """Layer-wise adaptive rates (You et al., 2017), as the public ResNet configurations use it."""
+
+    def __init__(self, params, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                trust = weight.norm() / (weight.grad.norm() + 1e-4 * weight.norm() + 1e-9)
+                velocity = self.state[weight].setdefault("v", torch.zeros_like(weight))
+                velocity.mul_(0.9).add_(weight.grad * trust * group["lr"])
+                weight.sub_(velocity)
+
+
+def data(replicas: int, first: int, total: int, seed: int):
+    """The micro-batches of some replicas of all."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = UPDATES * ACCUMULATION
+    x = torch.randn(steps, total, SAMPLES, 12, generator=generator)
+    y = torch.randint(0, 5, (steps, total, SAMPLES), generator=generator)
+    mine = slice(first, first + replicas)
+    return x[:, mine].reshape(-1, 12), y[:, mine].reshape(-1)
+
+
+def train(case: tuple[str, str, str], instances: int, together: Instances | None):
+    """A training of this instance; its weights, and its outputs as [step, replica, ...]."""
+    name, optimiser, reduction = case
+    rank = together.rank if together else 0
+    torch.manual_seed(7)
+    model = MODELS[name]()
+    options = poptorch.Options().deviceIterations(UPDATES).replicationFactor(REPLICAS // instances)
+    options.Training.gradientAccumulation(ACCUMULATION)
+    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType[reduction])
+    options.outputMode(poptorch.OutputMode.All)
+    options.Distributed.configureProcessId(rank, instances)
+    plan = plan_call(options, training=True)
+    groups = resolve(model, getattr(model, "GROUPS", {}), plan.total_replicas)
+    plan = replace(plan, groupings=groups)
+    precision = None
+    if name == "half":
+        precision = Precision(LossScaler(64.0, share=0.01), torch.Generator().manual_seed(5))
+    batch = data(plan.replicas, plan.first_replica, REPLICAS, seed=11)
+    outputs, losses = loop.train(
+        model,
+        batch,
+        {},
+        plan,
+        (OPTIMISERS | BY_ACCUMULATOR)[optimiser](model.parameters()),
+        loop.ReplicaBuffers(ReplicaRandomness()),
+        precision=precision,
+        together=together,
+    )
+    steps = UPDATES * ACCUMULATION
+    weights = [p.detach() for p in model.parameters()]
+    return weights, outputs.view(steps, -1, SAMPLES, 5), losses.view(steps, -1)
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def instance(rank: int, instances: int) -> dict[str, list[str]]:
+    """Of each case the digests of weights, outputs and losses of all replicas."""
+    together = connect(rank, instances) if instances > 1 else None
+    made = {}
+    for case in CASES:
+        weights, outputs, losses = train(case, instances, together)
+        if together is not None:
+            outputs = torch.cat(together.gather_tensors(outputs), 1)
+            losses = torch.cat(together.gather_tensors(losses), 1)
+        made[" ".join(case)] = [digest(*weights), digest(outputs), digest(losses)]
+    return made
+
+
+def split(instances: int, folder: Path) -> list[dict[str, list[str]]]:
+    """What each of so many forked instances has found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    children = []
+    for rank in range(instances):
+        child = os.fork()
+        if child == 0:
+            (folder / f"{instances}-{rank}").write_text(json.dumps(instance(rank, instances)))
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+    return [json.loads((folder / f"{instances}-{rank}").read_text()) for rank in range(instances)]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        found = {count: split(count, Path(place)) for count in SPLITS}
+    json.dump(found, sys.stdout)

@@ -1,0 +1,127 @@
+"""How stages save memory is said in the placement file, honoured, and held to what was promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ipu_exec
+from ipu_exec.placement_file import StageChoice, load
+from profiler import open_report
+from profiler.rebalance import Costs, parse_assignment, profiled, what_if
+from profiler.rebalance.tile_memory import Choice
+from tests.reports.test_cli import say
+from tests.reports.test_rebalance import script
+
+WAYS = ((True, True), (False, False), (True, False), (True, True))
+
+
+@pytest.fixture(scope="module")
+def mixed(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo with its stages saving memory each in its own way; beside it the file."""
+    folder = tmp_path_factory.mktemp("mixed")
+    stages = [
+        {"ipu": k, "blocks": [f"B{k + 1}"], "recompute": again, "state_off_chip": off}
+        for k, (again, off) in enumerate(WAYS)
+    ]
+    file = {"format": "ipuscope placement", "version": 2, "stages": stages}
+    (folder / "mixed.json").write_text(json.dumps(file))
+    process = script("--compile-only", "--placement", folder / "mixed.json", "--autoreport", folder)
+    assert process.returncode == 0, process.stderr
+    return folder
+
+
+def test_each_stage_does_as_the_file_says(mixed: Path) -> None:
+    with open_report(mixed / "training") as report:
+        again = report.stages["recompute_cycles"] > 0
+        assert again.tolist() == [True, False, True, False]  # the last one has no checkpoint
+        states = report.variables[report.variables["role"] == "optimiser state"]
+        assert len(states)
+        states = states[states["bytes"] > 16]  # a counter of steps never leaves
+        stays = states.groupby("ipu")["always_live"].agg(["min", "max"])
+        assert stays["min"].tolist() == stays["max"].tolist() == [int(not off) for _, off in WAYS]
+        costs = Costs.from_report(report)
+        assert costs.choices == tuple(Choice(*way) for way in WAYS)
+        there = what_if(costs, profiled(costs))
+        run = report.runs.iloc[0]
+        assert there.total == pytest.approx(int(run["cycles"] // run["iterations"]), rel=0.005)
+        assert all(one.exact for one in there.memory)
+
+
+def test_what_if_predicts_what_the_file_gives(demo: Path, mixed: Path) -> None:
+    with open_report(demo / "training") as before, open_report(mixed / "training") as after:
+        costs = Costs.from_report(before)
+        assignment = parse_assignment(costs.names, str(mixed / "mixed.json"), costs=costs)
+        assert assignment.choices == tuple(Choice(*way) for way in WAYS)
+        run = after.runs.iloc[0]
+        obtained = int(run["cycles"] // run["iterations"])
+        assert what_if(costs, assignment).total == pytest.approx(obtained, rel=0.005)
+
+
+def test_a_chosen_promise_is_kept_and_held_to(
+    demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chosen.json"
+    say(
+        capsys,
+        "rebalance",
+        "--recompute",
+        "choose",
+        "--offload",
+        "choose",
+        "-o",
+        path,
+        demo / "training",
+    )
+    content = json.loads(path.read_text())
+    assert any(stage["recompute"] is False for stage in content["stages"][:-1])
+    process = script("--compile-only", "--placement", path, "--autoreport", tmp_path)
+    assert process.returncode == 0, process.stderr
+
+    def rows() -> list[dict[str, float]]:
+        words = ("rebalance", "--verify", "--json", demo / "training", tmp_path / "training")
+        found: list[dict[str, float]] = json.loads(say(capsys, *words))[0]["verify"]
+        return found
+
+    for row in rows():
+        assert row["predicted"] == pytest.approx(row["obtained"], rel=0.005), row
+    # It is the promise of the file that is held against the run, whatever it says.
+    content["promise"]["cycles"] *= 2
+    path.write_text(json.dumps(content))
+    assert script("--compile-only", "--placement", path, "--autoreport", tmp_path).returncode == 0
+    found = rows()[0]
+    assert found["predicted"] == content["promise"]["cycles"]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"recompute": "yes"}, "stage 0 has 'yes'"),
+        ({"state_off_chip": 1}, "stage 0 has 1"),
+    ],
+)
+def test_what_a_stage_cannot_say(tmp_path: Path, more: dict[str, object], says: str) -> None:
+    path = tmp_path / "placement.json"
+    stages = [{"ipu": 0, "blocks": ["A"], **more}]
+    path.write_text(json.dumps({"format": "ipuscope placement", "version": 2, "stages": stages}))
+    with pytest.raises(ipu_exec.Error, match=says):
+        ipu_exec.Options().loadPlacement(path)
+
+
+def test_proportions_of_the_file_go_before_the_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    file = {
+        "format": "ipuscope placement",
+        "version": 2,
+        "stages": [{"ipu": 0, "blocks": ["A"]}],
+        "memory_proportion": {"0": 0.1},
+    }
+    path.write_text(json.dumps(file))
+    assert load(path).proportions == {0: 0.1}
+    assert load(path).choices == (StageChoice(),)
+    file["memory_proportion"] = {"0": 2}
+    path.write_text(json.dumps(file))
+    with pytest.raises(ipu_exec.Error, match="between 0 and 1"):
+        load(path)
