@@ -45,7 +45,11 @@ def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
     except (ValueError, ProfileError) as error:
         raise Error(f"--num-ipus {ipus}: {error}") from error
     if split.prediction.problems:
-        raise Error(f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)}")
+        samples = costs.samples * costs.micro_batches
+        raise Error(
+            f"--num-ipus {ipus}: {'; '.join(split.prediction.problems)} (a call has {samples:,}"
+            " samples, and is cut into as many micro-batches as divide them)"
+        )
     path = os.path.join(folder.name, "placement.json")
     _write(path, costs, split, modules)
     for line in _said(costs, split, ipus, modules):

@@ -21,9 +21,9 @@ from profiler import analysis, units
 from profiler.enums import Direction, Role
 from profiler.memory import what_fills
 from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.split import one_an_ipu, quickest_split
-from profiler.rebalance.tile_memory import Choice
 from profiler.report import Report
 
 if TYPE_CHECKING:

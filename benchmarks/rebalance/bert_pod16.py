@@ -4,7 +4,7 @@ Compiled only. ``python -m benchmarks.rebalance.bert_pod16 --profile-dir out`` w
 out/training/profile.pop: four replicas of a pipeline over four IPUs with 3, 7, 7 and 7 layers, the
 embedding and the head that shares its weight both on IPU 0, micro-batches of 8 sentences of 128
 words, accumulation 2048, recomputation from layer to layer, and optimiser state in streaming
-memory, a part of it for each replica (docs/facts of the configuration: shared/facts/pods.md).
+memory, a part of it for each replica [EX, nlp/bert/pytorch].
 """
 
 from __future__ import annotations

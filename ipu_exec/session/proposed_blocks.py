@@ -56,12 +56,14 @@ def prepare(
     samples = tensors[0].shape[0] if tensors and tensors[0].dim() else 1
     if proposal is not None and training:
         return deep_enough(options, training, proposal.micro_batches, samples)
-    least = schedules.pipeline_stages(stages, training)
-    if proposal is None and has_tied_weights(model):  # whose last stage may return to an IPU
-        more = schedules.pipeline_stages(stages + 1, training)
+    if proposal is not None:
+        return deep_enough(options, training, schedules.pipeline_stages(stages, training), samples)
+    # Of a tied weight's last stage, which may return to an IPU, if the samples are enough for it.
+    for count in (stages + 1, stages) if has_tied_weights(model) else (stages,):
         with contextlib.suppress(PipelineDepthError):
-            return deep_enough(options, training, more, samples)
-    return deep_enough(options, training, least, samples)
+            least = schedules.pipeline_stages(count, training)
+            return deep_enough(options, training, least, samples)
+    return options  # and whoever chooses a split says what is missing
 
 
 def has_tied_weights(model: torch.nn.Module) -> bool:

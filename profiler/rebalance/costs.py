@@ -1,67 +1,30 @@
-"""What each Block costs, read off one profile.
-
-The groups that `Costs` is made of are in a module each.
-"""
+"""What each Block costs, read off one profile."""
 
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from profiler.enums import BodyTask, Direction, Purpose
+from profiler.rebalance.block_costs import BlockCosts
 from profiler.rebalance.block_cycles import BlockCycles, measured_cycles, recomputed, recomputes
 from profiler.rebalance.block_memory import BlockMemory
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.cuts import Cuts, Ties
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.machine_costs import MachineCosts
 from profiler.rebalance.stash_costs import StashCosts
-from profiler.rebalance.tile_memory import Choice, residuals
+from profiler.rebalance.tile_memory import residuals
 from profiler.report import Report, number
 
-Index = int | np.ndarray
 _REMOTE = (Purpose.REMOTE_LOAD, Purpose.REMOTE_STORE)
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Blocks in the order of the model, and how the profile ran them. Units: cycles, bytes.
-
-    A stage that recomputes stashes what enters it and its checkpoints, one that does not what
-    enters it and what its Blocks save.
-    """
-
-    names: tuple[str, ...]
-    stage: np.ndarray  # of each Block, as profiled
-    ipus: tuple[int, ...]  # of each stage, as profiled
-    machine: MachineCosts
-    cycles: BlockCycles
-    memory: BlockMemory
-    stash: StashCosts
-    streams: HostStreams
-    cuts: Cuts
-    reduce: int  # cycles of a weight update that replicas exchange gradients and weights
-    micro_batches: int
-    samples: int  # a micro-batch, over all replicas
-    training: bool
-    pipelined: bool
-    recompute: bool
-    # one stage of all Blocks recomputes too: only where autoRecomputation says so
-    recompute_alone: bool = True
-    offload: bool = False  # optimiser state was profiled off the chip
-    # how each stage saved memory as profiled (`Choice`); empty: all as the two above say
-    choices: tuple[Choice, ...] = ()
-    # the share of its memory that an IPU's products may use, where options say it
-    proportions: tuple[tuple[str, float], ...] = ()
-    # what the tiles held as profiled is known (`BlockMemory.residual`)
-    measured: bool = False
-    # Options.autoRoundNumIPUs: a number of IPUs that is not a power of two is rounded up
-    rounds: bool = False
-
-    def __len__(self) -> int:
-        return len(self.names)
+class Costs(BlockCosts):
+    """What each Block costs, as a profile has it."""
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
@@ -113,10 +76,6 @@ class Costs:
         costs = costs._without_moves(report) if costs.offload else costs
         return costs._with_residual(report)
 
-    def with_tile_bytes(self, nbytes: int) -> Costs:
-        """The same on tiles of so many bytes."""
-        return replace(self, machine=replace(self.machine, bytes_per_tile=nbytes))
-
     def _with_residual(self, report: Report) -> Costs:
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
         held = {
@@ -142,71 +101,6 @@ class Costs:
         moved = of_block.reindex(range(len(self)), fill_value=0).to_numpy()
         update = self.cycles.update - np.minimum(self.moves, moved)
         return replace(self, cycles=replace(self.cycles, update=update))
-
-    def stash_cycles(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
-        """Cycles in which stages of Blocks ``first .. last`` fill their stash, and empty it.
-
-        Ints or arrays that broadcast.
-        """
-        if not self.training:
-            return np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
-        return self.stash.cycles(*self._stash(first, last, recompute))
-
-    def stash_bytes(self, first: Index, last: Index, recompute: bool) -> np.ndarray:
-        """Bytes a micro-batch of the same stages' stash, all tiles."""
-        return self._stash(first, last, recompute)[0]
-
-    def again_cycles(self, first: Index, last: Index) -> np.ndarray:
-        """Forward cycles that stages of Blocks ``first .. last`` run again.
-
-        They do so if other stages follow them.
-        """
-        total = np.concatenate([[0], np.cumsum(self.cycles.again)])
-        cycles: np.ndarray = total[last] - total[first] + self.cycles.again_end[last]
-        return cycles
-
-    def again_at_once(self, first: Index, last: Index) -> np.ndarray:
-        """The same of stages whose backward follows their forward at once.
-
-        The last one's, and all in no pipeline.
-
-        One stage of all Blocks is none: by default only pipelines recompute.
-        """
-        again = self.cycles.again_final if self.recompute else np.zeros(len(self), dtype=np.int64)
-        total = np.concatenate([[0], np.cumsum(again)])
-        cycles: np.ndarray = total[np.asarray(last) + 1] - total[first]
-        if not self.recompute_alone:
-            alone = (np.asarray(first) == 0) & (np.asarray(last) == len(self) - 1)
-            cycles = np.where(alone, 0, cycles)
-        return cycles
-
-    def _stash(self, first: Index, last: Index, recompute: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(bytes, tensors) of stages' stash."""
-        nbytes, tensors = (table[first, last] for table in self.stash.tables[not recompute])
-        if recompute:
-            return nbytes, tensors
-        saved, number = (
-            np.concatenate([[0], np.cumsum(each)])
-            for each in (self.saved_bytes, self.memory.saved_tensors)
-        )
-        behind = np.asarray(last) + 1
-        return nbytes + saved[behind] - saved[first], tensors + number[behind] - number[first]
-
-    @cached_property
-    def saved_bytes(self) -> np.ndarray:
-        """What each Block saves for its backward, all tiles: int64[Block]."""
-        nbytes: np.ndarray = self.memory.saved.sum(axis=1)
-        return nbytes
-
-    @cached_property
-    def moves(self) -> np.ndarray:
-        """Cycles of a weight update for each Block's optimiser state to come and go: int64[Block].
-
-        Of state that is off the chip.
-        """
-        state = self.memory.state.sum(axis=1)
-        cycles = self.machine.offload_cycles(state, self.memory.state_weights)
-        return np.ceil(cycles).astype(np.int64)
 
 
 def _check(report: Report, blocks: int) -> None:

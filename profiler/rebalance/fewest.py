@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.split import Split, best_split
-from profiler.rebalance.tile_memory import Choice
 
 
 def fewest_ipus(

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Choice, IntervalMemory, interval_memory
+from profiler.rebalance.tile_memory import IntervalMemory, interval_memory
 from profiler.schedules import stash_depth
 
 INFINITE = int(np.iinfo(np.int64).max // 4)

@@ -17,6 +17,7 @@ from math import comb
 import numpy as np
 
 from profiler import schedules
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import INFINITE, IntervalCosts, interval_costs
 from profiler.rebalance.many_splits import (
@@ -26,7 +27,7 @@ from profiler.rebalance.many_splits import (
     counted_micro_batches,
     total_cycles,
 )
-from profiler.rebalance.tile_memory import Choice, ipu_bytes
+from profiler.rebalance.tile_memory import ipu_bytes
 from profiler.rebalance.what_if import Assignment, what_if
 
 _WAYS = (1_000, 20_000)  # kept at a time where they are many: first few, then more

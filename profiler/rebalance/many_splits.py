@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler import schedules
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.what_if import Assignment, what_if
 
 _CELLS = 4_000_000  # of split x pipeline cycle x IPU, at a time

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import (
     INFINITE,
@@ -16,7 +17,6 @@ from profiler.rebalance.interval_costs import (
     least_maximum,
 )
 from profiler.rebalance.split import longest
-from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.what_if import Assignment
 
 

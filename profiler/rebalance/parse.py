@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.what_if import Assignment
 
 _FORMS = (

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import INFINITE, depth_of, interval_costs, least_maximum
 from profiler.rebalance.split import least_bottleneck
-from profiler.rebalance.tile_memory import Choice
 
 
 @dataclass(frozen=True)

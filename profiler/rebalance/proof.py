@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import INFINITE, IntervalCosts, depth_of, interval_costs
-from profiler.rebalance.tile_memory import Choice, Part, interval_memory, ipu_bytes
+from profiler.rebalance.tile_memory import Part, interval_memory, ipu_bytes
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import depth_of
-from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
+from profiler.rebalance.tile_memory import Part, ipu_bytes
 from profiler.rebalance.what_if import Assignment, stage_cycles
 
 # What is open: for each IPU that comes again, its stages so far.

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import INFINITE, interval_costs, least_maximum, with_cycles
 from profiler.rebalance.split import least_bottleneck
-from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.what_if import Assignment, what_if
 
 

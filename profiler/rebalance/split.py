@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler import schedules
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.interval_costs import (
     INFINITE,
@@ -31,7 +32,7 @@ from profiler.rebalance.many_splits import (
 )
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
-from profiler.rebalance.tile_memory import Choice, ipu_bytes
+from profiler.rebalance.tile_memory import ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules

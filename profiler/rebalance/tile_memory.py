@@ -12,43 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from profiler.memory import including_gaps
+from profiler.rebalance.block_costs import BlockCosts
+from profiler.rebalance.choice import Choice
 from profiler.schedules import stash_depth
-
-if TYPE_CHECKING:
-    from profiler.rebalance.costs import Costs
 
 _CHUNK = 64  # first Blocks at a time: their vectors over tiles stay in the processor's cache
 _FULL = np.iinfo(np.int64).max // 8
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a stage saves memory.
-
-    By running its forward again, by keeping optimiser state off the chip.
-    """
-
-    recompute: bool
-    offload: bool
-
-    @classmethod
-    def profiled(cls, costs: Costs) -> Choice:
-        """The choice with which the profile was made."""
-        return cls(costs.recompute, costs.offload)
-
-    @classmethod
-    def as_profiled(cls, costs: Costs, starts: Sequence[int]) -> tuple[Choice, ...]:
-        """Of stages that begin with these Blocks: their own where just these were profiled."""
-        stage = costs.stage.tolist()
-        own = [stage.index(k) for k in sorted(set(stage))]
-        if costs.choices and own == list(starts):
-            return costs.choices
-        return (cls.profiled(costs),) * len(starts)
 
 
 @dataclass(frozen=True)
@@ -61,7 +34,9 @@ class Part:
     choice: Choice
 
 
-def stage_parts(costs: Costs, starts: Sequence[int], choices: Sequence[Choice] = ()) -> list[Part]:
+def stage_parts(
+    costs: BlockCosts, starts: Sequence[int], choices: Sequence[Choice] = ()
+) -> list[Part]:
     """Stages that begin with the Blocks ``starts``, each with what decides its memory.
 
     ``choices``: how each saves memory (empty: all as profiled).
@@ -78,14 +53,14 @@ def stage_parts(costs: Costs, starts: Sequence[int], choices: Sequence[Choice] =
     ]
 
 
-def stash_bytes(costs: Costs, part: Part) -> int:
+def stash_bytes(costs: BlockCosts, part: Part) -> int:
     """Of a stage, all tiles, all the micro-batches it keeps."""
     return waiting(costs, part.depth, part.choice) * int(
         costs.stash_bytes(part.first, part.last, part.choice.recompute)
     )
 
 
-def waiting(costs: Costs, depth: int, choice: Choice) -> int:
+def waiting(costs: BlockCosts, depth: int, choice: Choice) -> int:
     """Micro-batches whose kept tensors a stage holds.
 
     The last stage has no stash, but its own checkpoints live from its forward to its backward (what
@@ -94,13 +69,13 @@ def waiting(costs: Costs, depth: int, choice: Choice) -> int:
     return max(depth, 1) if choice.recompute and bool(costs.cycles.closed.any()) else depth
 
 
-def ipu_bytes(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
+def ipu_bytes(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     """Bytes on each tile of an IPU that runs these stages, gaps included: int64[tile]."""
     plain, interleaved = packed(costs, parts)
     return including_gaps(plain + _residual(costs, parts), interleaved, costs.machine.region0_bytes)
 
 
-def packed(costs: Costs, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
+def packed(costs: BlockCosts, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]:
     """What these stages hold on each tile by the costs of their Blocks alone.
 
     int64[tile] of region 0 and of region 1, without the Blocks' residual.
@@ -109,7 +84,7 @@ def packed(costs: Costs, parts: Sequence[Part]) -> tuple[np.ndarray, np.ndarray]
     return sum(held.values(), start=running), interleaved
 
 
-def contents(costs: Costs, parts: Sequence[Part]) -> dict[str, np.ndarray]:
+def contents(costs: BlockCosts, parts: Sequence[Part]) -> dict[str, np.ndarray]:
     """The same by what it is: words -> bytes on each tile, int64[tile]."""
     held, running, interleaved = _held_and_running(costs, parts)
     return {
@@ -120,7 +95,7 @@ def contents(costs: Costs, parts: Sequence[Part]) -> dict[str, np.ndarray]:
 
 
 def _held_and_running(
-    costs: Costs, parts: Sequence[Part]
+    costs: BlockCosts, parts: Sequence[Part]
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """All the time, by what it is; while Blocks run, in region 0; and in region 1."""
     memory, tiles = costs.memory, costs.machine.tiles
@@ -151,7 +126,7 @@ def _held_and_running(
     return held, running, interleaved
 
 
-def _tied(costs: Costs, runs: np.ndarray) -> int:
+def _tied(costs: BlockCosts, runs: np.ndarray) -> int:
     """Bytes on each tile of the weights that Blocks here read and an earlier one elsewhere has.
 
     ``runs``: bool[Block]. Spread evenly.
@@ -163,7 +138,7 @@ def _tied(costs: Costs, runs: np.ndarray) -> int:
     return sum(-(-nbytes // costs.machine.tiles) for nbytes in needed)
 
 
-def _tied_of_all(costs: Costs, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+def _tied_of_all(costs: BlockCosts, first: np.ndarray, last: np.ndarray) -> np.ndarray:
     """`_tied` of all stages of Blocks ``first .. last``: int64 as they broadcast."""
     total = np.zeros(np.broadcast(first, last).shape, dtype=np.int64)
     for (home, *readers), nbytes in zip(
@@ -175,7 +150,7 @@ def _tied_of_all(costs: Costs, first: np.ndarray, last: np.ndarray) -> np.ndarra
     return total
 
 
-def _residual(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
+def _residual(costs: BlockCosts, parts: Sequence[Part]) -> np.ndarray:
     """What these stages' tiles hold beyond `packed`: int64[tile].
 
     Of each IPU of the profile by how alike the Blocks are: exact for its own, an estimate for
@@ -188,7 +163,7 @@ def _residual(costs: Costs, parts: Sequence[Part]) -> np.ndarray:
     return _carried(costs, common[None, :], len(blocks))[0]
 
 
-def _carried(costs: Costs, common: np.ndarray, count: int) -> np.ndarray:
+def _carried(costs: BlockCosts, common: np.ndarray, count: int) -> np.ndarray:
     """Residuals of sets of ``count`` Blocks, int64[set, tile].
 
     ``common``, int64[set, IPU]: how many of them each IPU ran in the profile. Each IPU's residual
@@ -204,7 +179,7 @@ def _carried(costs: Costs, common: np.ndarray, count: int) -> np.ndarray:
     return carried
 
 
-def _with_blocks(costs: Costs, common: np.ndarray, here: slice, count: int) -> np.ndarray:
+def _with_blocks(costs: BlockCosts, common: np.ndarray, here: slice, count: int) -> np.ndarray:
     """`_carried` of sets that each get another Block (``here``), which ``common`` is told."""
     if not len(costs.memory.residual):
         return np.zeros((1, 1))
@@ -212,7 +187,7 @@ def _with_blocks(costs: Costs, common: np.ndarray, here: slice, count: int) -> n
     return _carried(costs, common, count)
 
 
-def residuals(costs: Costs, held: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def residuals(costs: BlockCosts, held: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """What each IPU held in region 0 beyond what its costs say, and which of them ran each Block.
 
     int64[IPU, tile] and int64[Block]. ``held``: of each IPU as profiled, the bytes in region 0 of
@@ -230,7 +205,7 @@ def residuals(costs: Costs, held: Mapping[int, np.ndarray]) -> tuple[np.ndarray,
     return np.array(off), np.array([row[costs.ipus[k]] for k in stage])
 
 
-def _held(costs: Costs, part: Part) -> np.ndarray:
+def _held(costs: BlockCosts, part: Part) -> np.ndarray:
     """What a stage's Blocks have saved, on each tile, when each of them runs.
 
     Int64[Block of the stage, tile].
@@ -267,7 +242,7 @@ class IntervalMemory:
 
 
 def interval_memory(
-    costs: Costs, width: int, choice: Choice, enough: int | None = None
+    costs: BlockCosts, width: int, choice: Choice, enough: int | None = None
 ) -> IntervalMemory:
     """Of all stages of at most ``width`` Blocks; those that reach over the end are full.
 
@@ -312,7 +287,7 @@ def _running_maximum(values: np.ndarray, first: np.ndarray, last: np.ndarray) ->
 
 
 def _upper_bound(
-    costs: Costs, always: np.ndarray, own: np.ndarray, first: np.ndarray, last: np.ndarray
+    costs: BlockCosts, always: np.ndarray, own: np.ndarray, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
     """No tile holds more than the fullest tiles of the parts together."""
     always = always.max(axis=1)
@@ -327,7 +302,7 @@ def _upper_bound(
 
 
 def _exactly(
-    costs: Costs, always: np.ndarray, own: np.ndarray, width: int, recompute: bool
+    costs: BlockCosts, always: np.ndarray, own: np.ndarray, width: int, recompute: bool
 ) -> np.ndarray:
     """Bytes of the fullest tile without its stash, int64[first, width].
 
@@ -395,7 +370,7 @@ def _exactly(
     return plain
 
 
-def _code_of_blocks(costs: Costs) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
+def _code_of_blocks(costs: BlockCosts) -> tuple[np.ndarray, dict[int, list[tuple[int, int]]]]:
     """The code of each Block, int64[Block, tile].
 
     And of each, the pieces that the last Block to have them, so many Blocks before it, shares with

@@ -1,6 +1,6 @@
 """Whether an IPU holds what it would run, in one of three answers.
 
-A profile says what its own split holds. Of any other, tiles are known to a few per cent: what is
+A profile says what its own split holds. Of any other, tiles are an estimate: what is
 within `MARGIN` of a tile's end is for a compile to say.
 """
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 from profiler.rebalance.costs import Costs
 from profiler.rebalance.tile_memory import Part, contents, ipu_bytes
 
-MARGIN = 0.03  # of a tile: as far as splits that were compiled were off (docs/rebalance.md)
+MARGIN = 0.03  # of a tile: a convention; the tables of docs/rebalance.md have larger errors too
 
 
 class Answer(StrEnum):

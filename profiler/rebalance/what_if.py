@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from profiler import schedules
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Choice, Part, stage_parts
+from profiler.rebalance.tile_memory import Part, stage_parts
 from profiler.rebalance.verdict import Answer, Verdict, verdicts
 from profiler.schedules import Schedule
 

@@ -19,7 +19,7 @@ from reports.cli import common, rebalance_answers, rebalance_verify
 if TYPE_CHECKING:
     from profiler import Report
     from profiler.rebalance import Assignment, Costs, Split
-    from profiler.rebalance.tile_memory import Choice
+    from profiler.rebalance.choice import Choice
     from reports.tables import Page
 
 HELP = "the quickest split into stages, and a placement file for it"
@@ -149,6 +149,19 @@ def _wanted(costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...])
     return best(costs, args.stages, choices=choices, together=together)
 
 
+def _wanted_or_nearest(
+    costs: Costs, args: argparse.Namespace, choices: tuple[Choice, ...]
+) -> Split:
+    """`_wanted`; where none fits, the ValueError says what comes nearest and what would help."""
+    from profiler.rebalance.refusal import nearest_in_words
+
+    try:
+        return _wanted(costs, args, choices)
+    except ValueError as error:
+        ipus = common.stage_ipus(args) or (range(args.stages) if args.stages else costs.ipus)
+        raise ValueError(f"{error}{nearest_in_words(costs, tuple(ipus))}") from error
+
+
 def _groups(costs: Costs, words: str) -> list[list[int]]:
     """Blocks to be kept together, as the option says them."""
     if words.strip() == "tied" and "tied" not in costs.names:
@@ -216,7 +229,7 @@ def _propose(report: Report, args: argparse.Namespace) -> Page:
     costs = _costs(report)
     choices = _choices(costs, args)
     try:
-        split = _wanted(costs, args, choices)
+        split = _wanted_or_nearest(costs, args, choices)
         now = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error

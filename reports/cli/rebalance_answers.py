@@ -11,7 +11,7 @@ from reports.cli import common
 if TYPE_CHECKING:
     from profiler import Report
     from profiler.rebalance import Costs, Split
-    from profiler.rebalance.tile_memory import Choice
+    from profiler.rebalance.choice import Choice
     from reports.tables import Facts, Lines, Table
 
     Part = Table | Facts | Lines

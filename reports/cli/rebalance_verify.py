@@ -50,7 +50,7 @@ class Promise:
         from dataclasses import replace
 
         from profiler.rebalance import Assignment, what_if
-        from profiler.rebalance.tile_memory import Choice
+        from profiler.rebalance.choice import Choice
 
         there = Assignment.of(after.stage.tolist(), after.ipus)
         choices = Choice.as_profiled(after, there.starts)

@@ -11,7 +11,7 @@ import ipu_exec
 from ipu_exec.placement_file import StageChoice, load
 from profiler import open_report
 from profiler.rebalance import Costs, parse_assignment, profiled, what_if
-from profiler.rebalance.tile_memory import Choice
+from profiler.rebalance.choice import Choice
 from tests.reports.test_cli import say
 from tests.reports.test_rebalance import script
 

@@ -16,6 +16,7 @@ from profiler import Report, open_report, schedules
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance.accumulation import least_accumulation
 from profiler.rebalance.block_splitting import best_block_cut, split_block
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.cuts import Cuts
 from profiler.rebalance.fewest import fewest_ipus
 from profiler.rebalance.interval_costs import depth_of
@@ -24,7 +25,7 @@ from profiler.rebalance.prices import prices
 from profiler.rebalance.proof import prove
 from profiler.rebalance.robust import least_regret, scenario
 from profiler.rebalance.split import ALL_CHOICES, least_bottleneck
-from profiler.rebalance.tile_memory import Choice, Part, ipu_bytes
+from profiler.rebalance.tile_memory import Part, ipu_bytes
 from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
 from profiler.rebalance.what_if import stage_cycles
 from reports.cli import main as ipu_report

@@ -12,11 +12,12 @@ import pytest
 from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from profiler.rebalance import least_update as search
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.cuts import Ties
 from profiler.rebalance.many_splits import ManySplits, total_cycles
 from profiler.rebalance.robust import least_regret, scenario
 from profiler.rebalance.split import ALL_CHOICES, one_an_ipu, quickest_split, returning
-from profiler.rebalance.tile_memory import Choice, ipu_bytes
+from profiler.rebalance.tile_memory import ipu_bytes
 
 
 def model(random: np.random.Generator, count: int, stages: int, full: float = 0.0) -> Costs:

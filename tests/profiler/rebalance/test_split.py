@@ -14,9 +14,10 @@ import pytest
 
 from benchmarks.rebalance.random_costs import random_costs
 from profiler.rebalance import Costs, best_split, what_if
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.interval_costs import INFINITE, copy_cycles, depth_of, least_maximum
 from profiler.rebalance.split import ALL_CHOICES, _shortest_cycle, table_of_least
-from profiler.rebalance.tile_memory import Choice, Part, interval_memory, ipu_bytes
+from profiler.rebalance.tile_memory import Part, interval_memory, ipu_bytes
 from profiler.rebalance.what_if import stage_cycles
 
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.rebalance import bert_pod16
 from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, profiled, what_if
+from profiler.rebalance.refusal import nearest, nearest_in_words, refusal
 from profiler.rebalance.tile_memory import contents, interval_memory
 from profiler.rebalance.verdict import MARGIN, Answer
 from reports.cli import main as ipu_report
@@ -110,3 +111,15 @@ def test_a_head_that_leaves_takes_a_copy_of_the_weight(pod16: Report) -> None:
     tile = -(-costs.cuts.ties.nbytes[0] // costs.machine.tiles)
     assert copied(home + 1, reader) == tile > 0
     assert copied(home, reader) == copied(home, reader - 1) == 0
+
+
+def test_a_refusal_says_what_comes_nearest_and_what_would_help(pod16: Report) -> None:
+    costs = Costs.from_report(pod16)
+    near = nearest(costs, costs.ipus)
+    fullest = max(what_if(costs, near).fullest)
+    assert fullest <= max(what_if(costs, profiled(costs)).fullest)
+    assert nearest_in_words(costs, costs.ipus) == ""
+    short = costs.with_tile_bytes(round(fullest * (1 - 2 * MARGIN)))
+    words = refusal(short, costs.ipus)
+    assert "does not fit by" in words and "on tile" in words and "most of it" in words
+    assert nearest_in_words(short, costs.ipus)[2:].lower() == words.lower()

@@ -13,7 +13,7 @@ import ipu_exec
 from ipu_exec import PipelinedExecution, ShardedExecution, Stage
 from profiler import Report, open_report
 from profiler.rebalance import Assignment, Costs, best_split, placement_file, what_if
-from profiler.rebalance.tile_memory import Choice
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.verdict import Answer
 from reports.cli.rebalance import best
 from tests.models import Mnist, mnist_batch

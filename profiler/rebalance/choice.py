@@ -1,0 +1,54 @@
+"""How a stage saves memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+class AsProfiled(Protocol):
+    """What costs say of how the profile saved memory."""
+
+    @property
+    def recompute(self) -> bool:
+        """Whether stages recompute."""
+
+    @property
+    def offload(self) -> bool:
+        """Whether optimiser state is off the chip."""
+
+    @property
+    def stage(self) -> np.ndarray:
+        """The stage of each Block."""
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Of each stage, where they differ; else empty."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a stage saves memory.
+
+    By running its forward again, by keeping optimiser state off the chip.
+    """
+
+    recompute: bool
+    offload: bool
+
+    @classmethod
+    def profiled(cls, costs: AsProfiled) -> Choice:
+        """The choice with which the profile was made."""
+        return cls(costs.recompute, costs.offload)
+
+    @classmethod
+    def as_profiled(cls, costs: AsProfiled, starts: Sequence[int]) -> tuple[Choice, ...]:
+        """Of stages that begin with these Blocks: their own where just these were profiled."""
+        stage = costs.stage.tolist()
+        own = [stage.index(k) for k in sorted(set(stage))]
+        if costs.choices and own == list(starts):
+            return costs.choices
+        return (cls.profiled(costs),) * len(starts)

@@ -1,0 +1,102 @@
+"""What comes nearest where no split fits, and what would make that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from profiler.rebalance.costs import Costs
+from profiler.rebalance.tile_memory import Choice
+from profiler.rebalance.verdict import Answer, Verdict, verdicts
+from profiler.rebalance.what_if import Assignment
+
+_ROUNDS = 200  # of moves of one cut by one Block
+
+
+def nearest(costs: Costs, ipus: Sequence[int]) -> Assignment:
+    """The split over these IPUs, a stage each, whose fullest tile is least, as far as one finds it.
+
+    From as many Blocks a stage cuts move by one Block as long as the fullest tile gets smaller (a
+    local search: another split may be smaller still).
+    """
+    count, stages = len(costs), len(ipus)
+    if not 1 <= stages <= count:
+        raise ValueError(f"{count} Blocks cannot fill {stages} stages")
+    even = tuple(k * count // stages for k in range(stages))
+    starts = [even]
+    if tuple(ipus) == costs.ipus and costs.measured:
+        starts.append(tuple(costs.stage.tolist().index(k) for k in range(stages)))
+    best = min((Assignment(start, tuple(ipus)) for start in starts), key=lambda a: _full(costs, a))
+    for _ in range(_ROUNDS):
+        moved = min(_neighbours(best, count), key=lambda a: _full(costs, a), default=best)
+        if _full(costs, moved) >= _full(costs, best):
+            break
+        best = moved
+    return best
+
+
+def refusal(costs: Costs, ipus: Sequence[int]) -> str:
+    """The nearest split, by how much it does not fit and where, and what would make it fit."""
+    near = nearest(costs, ipus)
+    sizes = "-".join(str(last - first + 1) for first, last in near.spans(len(costs)))
+    worst = min(_verdicts(costs, near), key=lambda one: one.free)
+    return f"the nearest, {sizes}: IPU {worst.ipu} {worst}; {_remedy(costs, near)}"
+
+
+def nearest_in_words(costs: Costs, ipus: Sequence[int]) -> str:
+    """`refusal` as the end of a sentence; nothing where memory is not what stands in the way."""
+    if not 1 <= len(ipus) <= len(costs) or _fits(costs, nearest(costs, ipus)):
+        return ""
+    return f". {refusal(costs, ipus)[0].upper()}{refusal(costs, ipus)[1:]}"
+
+
+def _remedy(costs: Costs, near: Assignment) -> str:
+    over = {one.ipu for one in _verdicts(costs, near) if one.answer is Answer.OVER}
+    theirs = [k for k, ipu in enumerate(near.ipus) if ipu in over]
+    own = Choice.as_profiled(costs, near.starts)
+    named = f"stage {theirs[0]}" if len(theirs) == 1 else f"stages {', '.join(map(str, theirs))}"
+    ways = {
+        f"optimiser state of {named} off the chip": {"offload": True},
+        f"recomputation in {named}": {"recompute": True},
+        f"both recomputation and state off the chip in {named}": {
+            "offload": True,
+            "recompute": True,
+        },
+    }
+    for words, change in ways.items():
+        choices = tuple(
+            replace(choice, **change) if k in theirs else choice for k, choice in enumerate(own)
+        )
+        if choices != own and _fits(costs, replace(near, choices=choices)):
+            return f"{words} would make it fit (--recompute choose --offload choose)"
+    more = (*near.ipus, max(near.ipus) + 1)
+    if len(more) <= len(costs) and _fits(costs, nearest(costs, more)):
+        return "one IPU more would do"
+    return (
+        "none of recomputation, state off the chip or one IPU more is enough alone: try a smaller"
+        " micro-batch, or a lower memory proportion"
+    )
+
+
+def _neighbours(assignment: Assignment, count: int) -> list[Assignment]:
+    found = []
+    for k in range(1, len(assignment.starts)):
+        for step in (-1, 1):
+            starts = list(assignment.starts)
+            starts[k] += step
+            edges = [*starts, count]
+            if edges[k - 1] < edges[k] < edges[k + 1]:
+                found.append(replace(assignment, starts=tuple(starts)))
+    return found
+
+
+def _verdicts(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:
+    return verdicts(costs, assignment.parts(costs), assignment.ipus)
+
+
+def _full(costs: Costs, assignment: Assignment) -> int:
+    return max(one.nbytes for one in _verdicts(costs, assignment))
+
+
+def _fits(costs: Costs, assignment: Assignment) -> bool:
+    return all(one.answer is not Answer.OVER for one in _verdicts(costs, assignment))

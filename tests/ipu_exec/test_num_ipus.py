@@ -1,0 +1,122 @@
+"""`ipu-run --num-ipus` puts a plain PyTorch model on several IPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler import open_report
+from tests.ipu_exec.test_run import FOUR_BLOCKS, ipu_run, write
+
+TRANSFORMER = """
+import poptorch
+import torch
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding({words}, 16)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+            for _ in range({layers})
+        )
+        self.head = torch.nn.Linear(16, {words}, bias=False)
+        if {tied}:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        y = self.embed(x)
+        for layer in self.layers:
+            y = layer(y)
+        y = self.head(y)
+        return torch.nn.functional.cross_entropy(y.flatten(0, 1), x.flatten())
+
+model = Network()
+options = poptorch.Options()
+# lines
+training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+training(torch.randint({words}, (16, 4)))
+"""
+
+SEQUENTIAL = """
+import poptorch
+import torch
+
+class WithLoss(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x, y):
+        x = self.body(x)
+        return x, torch.nn.functional.mse_loss(x, y)
+
+layers = [torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16), torch.nn.ReLU()]
+model = WithLoss(torch.nn.Sequential(*layers, torch.nn.Linear(16, 16)))
+training = poptorch.trainingModel(model, poptorch.Options())
+output, loss = training(torch.randn(6, 16), torch.randn(6, 16))
+print("trained", output.shape[0])
+"""
+
+
+def placed(profile: Path) -> list[tuple[int, str]]:
+    with open_report(profile) as report:
+        return list(zip(report.stages["ipu"].tolist(), report.stages["blocks"], strict=True))
+
+
+def test_the_printed_lines_give_the_placement_that_was_chosen(tmp_path: Path) -> None:
+    plain = TRANSFORMER.format(words=32, layers=4, tied=False)
+    write(tmp_path / "plain.py", plain)
+    asked = ("--compile-only", "--autoreport")
+    process = ipu_run("--num-ipus", "4", *asked, "plain", "plain.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    lines = [line.strip() for line in process.stderr.splitlines() if line.startswith("  ")]
+    assert 'poptorch.BeginBlock(model.embed, "embed", ipu_id=0)' in lines
+    assert "options.Training.gradientAccumulation(8)" in lines  # 7 do not divide 16 samples
+    assert [ipu for ipu, _ in placed(tmp_path / "plain")] == [0, 1, 2, 3]
+
+    write(tmp_path / "pasted.py", plain.replace("# lines", "\n".join(lines)))
+    pasted = ipu_run(*asked, "pasted", "pasted.py", cwd=tmp_path)
+    assert pasted.returncode == 0, pasted.stderr
+    assert placed(tmp_path / "pasted") == placed(tmp_path / "plain")
+
+
+def test_a_plain_sequential_trains_on_two_ipus(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", SEQUENTIAL)
+    process = ipu_run("--num-ipus", "2", "--autoreport", "out", "train.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() == "trained 2"  # of 6 samples, the last of 3 micro-batches
+    assert 'poptorch.BeginBlock(model.body[2], "body.2", ipu_id=' in process.stderr
+    stages = placed(tmp_path / "out")
+    assert [ipu for ipu, _ in stages] == [0, 1]
+    assert ", ".join(blocks for _, blocks in stages) == "body.0, body.2, body.4"
+
+
+def test_a_large_tied_weight_stays_on_one_ipu(tmp_path: Path) -> None:
+    write(tmp_path / "tied.py", TRANSFORMER.format(words=8192, layers=2, tied=True))
+    asked = ("--compile-only", "--autoreport", "out")
+    process = ipu_run("--num-ipus", "2", *asked, "tied.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "the last stage is on IPU 0 again, with the tied weight" in process.stderr
+    assert "AutoStage.AutoIncrement" in process.stderr
+    assert [ipu for ipu, _ in placed(tmp_path / "out")] == [0, 1, 0]
+
+
+def test_accumulation_that_is_too_small_for_the_stages_is_raised(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", FOUR_BLOCKS)
+    process = ipu_run("--num-ipus", "4", "--autoreport", "out", "train.py", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "8 micro-batches rather than 4" in process.stderr
+    assert [ipu for ipu, _ in placed(tmp_path / "out")] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("asked", "code"), [((), 0), (("--num-ipus", "2"), 2)])
+def test_a_script_that_wraps_no_model_is_told_what_to_write(
+    tmp_path: Path, asked: tuple[str, ...], code: int
+) -> None:
+    write(tmp_path / "plain.py", "import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(2)).shape)")
+    process = ipu_run(*asked, "plain.py", cwd=tmp_path)
+    assert process.returncode == code
+    assert "plain.py wrapped no model" in process.stderr
+    assert "poptorch.trainingModel(module, poptorch.Options(), optimizer)" in process.stderr
