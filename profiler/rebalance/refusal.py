@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from profiler.rebalance.choice import Choice
 from profiler.rebalance.costs import Costs
-from profiler.rebalance.tile_memory import Choice
 from profiler.rebalance.verdict import Answer, Verdict, verdicts
 from profiler.rebalance.what_if import Assignment
 
