@@ -151,8 +151,8 @@ class AsynchronousDataAccessor:
             raise Error("this AsynchronousDataAccessor was terminated; make another")
         while True:
             try:
-                found: tuple[int, int, Any] = self._items.get(timeout=_POLL_SECONDS)
-                return found
+                item: tuple[int, int, Any] = self._items.get(timeout=_POLL_SECONDS)
+                return item
             except queue.Empty:
                 if not self._worker.is_alive():
                     code = self._worker.exitcode

@@ -99,10 +99,10 @@ def custom_op(
     else:
         outputs = _listed(entry.compute(*inputs, **given))
     wanted = [(tuple(t.shape), t.dtype) for t in example_outputs]
-    made = [(tuple(t.shape), t.dtype) for t in outputs]
-    if wanted != made:
+    specs = [(tuple(t.shape), t.dtype) for t in outputs]
+    if wanted != specs:
         raise UsageError(
-            f"custom_op {domain}.{name}: example_outputs promise {wanted}, but it returned {made}"
+            f"custom_op {domain}.{name}: example_outputs promise {wanted}, but it returned {specs}"
         )
     return outputs
 
@@ -176,8 +176,10 @@ def _library_operator(
                 results = torch.autograd.grad(
                     ends, wanted, given, allow_unused=True, materialize_grads=True
                 )
-            found = iter(results)
-        return [next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves]
+            remaining = iter(results)
+        return [
+            next(remaining) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves
+        ]
 
     def shapes(
         inputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], attributes: str

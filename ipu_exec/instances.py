@@ -68,8 +68,8 @@ def launched(options: Options) -> bool:
 
 def hosts(options: Options) -> int:
     """Hosts that the instances run on, as far as the launch knows."""
-    found = launch()
-    return 1 if found is None or options.Distributed.numProcesses == 1 else found.nodes
+    launched = launch()
+    return 1 if launched is None or options.Distributed.numProcesses == 1 else launched.nodes
 
 
 def tell_as_open_mpi() -> None:

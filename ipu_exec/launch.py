@@ -107,7 +107,7 @@ def wanted(args: argparse.Namespace) -> Wanted:
             raise UsageError("say --rdzv-endpoint, or --master-addr and --master-port, not both")
         endpoint = f"{args.master_addr or '127.0.0.1'}:{args.master_port or 29500}"
         backend = backend or ("static" if args.node_rank is not None else "c10d")
-    made = Wanted(
+    request = Wanted(
         instances=args.instances,
         replicas=args.replicas or args.instances,
         ipus_per_replica=args.ipus_per_replica,
@@ -119,8 +119,8 @@ def wanted(args: argparse.Namespace) -> Wanted:
         configuration=args.rdzv_conf,
         local_address=args.local_addr,
     )
-    made.check()
-    return made
+    request.check()
+    return request
 
 
 def launch(asked: Wanted, script: str, arguments: Sequence[str]) -> int:

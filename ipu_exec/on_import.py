@@ -62,8 +62,8 @@ class _Then(importlib.abc.Loader):
         self._loader, self._waiting = loader, waiting
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
@@ -80,8 +80,8 @@ def answer(modules: Mapping[str, bool], contents: Contents) -> bool:
     ``modules``: name to whether it is a package. ``contents`` is asked when one is imported. False
     where they were ours already.
     """
-    found = [finder for finder in sys.meta_path if isinstance(finder, _Answers)]
-    if any(finder.modules == modules for finder in found):
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _Answers)]
+    if any(finder.modules == modules for finder in finders):
         return False
     sys.meta_path.insert(0, _Answers(modules, contents))
     return True

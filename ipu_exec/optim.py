@@ -101,15 +101,15 @@ class AttributeTracker:
         own = {
             name for name in vars(optimizer) if not name.startswith("_") and name not in _OF_TORCH
         }
-        found = {"optimizer attribute": own, "default group variable": set(optimizer.defaults)}
+        unknown = {"optimizer attribute": own, "default group variable": set(optimizer.defaults)}
         groups = {
             f"group {i} attribute": set(group) - {"params"}
             for i, group in enumerate(optimizer.param_groups)
         }
         if not self._known:
-            self._known = {**found, "group": set().union(*groups.values())}
+            self._known = {**unknown, "group": set().union(*groups.values())}
             return
-        for what, names in {**found, **groups}.items():
+        for what, names in {**unknown, **groups}.items():
             extra = sorted(names - self._known.get(what, self._known["group"]))
             message = f"Ignoring unexpected {what} in {type(optimizer).__name__} optimizer: {extra}"
             if extra and message not in self._said:

@@ -945,19 +945,19 @@ class Options(_Group):
 
     def clone(self) -> Self:
         """A copy that can be changed."""
-        made = copy.deepcopy(self)
-        made._freeze(False)
-        return made
+        copied = copy.deepcopy(self)
+        copied._freeze(False)
+        return copied
 
     def flat(self) -> dict[str, Any]:
         """Every option by dotted name ("Training.gradientAccumulation").
 
         Values can be written as JSON.
         """
-        made = dict(self._flat())
+        settings = dict(self._flat())
         for name in _GROUPS:
-            made |= dict(getattr(self, name)._flat(f"{name}."))
-        return made
+            settings |= dict(getattr(self, name)._flat(f"{name}."))
+        return settings
 
     def toDict(self) -> dict[str, Any]:
         """`flat`, with the options also under PopTorch's names ("replication_factor").

@@ -51,13 +51,13 @@ def load(path: str | os.PathLike[str]) -> PlacementFile:
     stages = content.get("stages")
     if not isinstance(stages, list) or not stages:
         raise Error(f"placement {path} has no stages")
-    found = tuple(_stage(path, number, stage) for number, stage in enumerate(stages))
-    _check_each_once(path, found)
+    places = tuple(_stage(path, number, stage) for number, stage in enumerate(stages))
+    _check_each_once(path, places)
     choices = tuple(_choice(path, number, stage) for number, stage in enumerate(stages))
     promise = content.get("promise", {})
     if not isinstance(promise, dict):
         raise Error(f"placement {path}: 'promise' is an object, not {promise!r}")
-    return PlacementFile(found, choices, _proportions(path, content), promise)
+    return PlacementFile(places, choices, _proportions(path, content), promise)
 
 
 def _content(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -122,16 +122,16 @@ def _choice(path: Any, number: int, stage: dict[str, Any]) -> StageChoice:
 def _proportions(path: Any, content: dict[str, Any]) -> dict[int, float]:
     said = content.get("memory_proportion", {})
     try:
-        found = {int(ipu): float(share) for ipu, share in said.items()}
+        shares = {int(ipu): float(share) for ipu, share in said.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise Error(
             f"placement {path}: 'memory_proportion' has a share for each IPU, as"
             f' {{"0": 0.2}}, not {said!r}'
         ) from error
-    wrong = [share for share in found.values() if not 0 <= share <= 1]
+    wrong = [share for share in shares.values() if not 0 <= share <= 1]
     if wrong:
         raise Error(f"placement {path}: a memory proportion is between 0 and 1, not {wrong[0]}")
-    return found
+    return shares
 
 
 @dataclass(frozen=True, slots=True)

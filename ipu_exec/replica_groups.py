@@ -65,7 +65,7 @@ def resolve(
     names = {
         id(parameter): name for name, parameter in reversed(parameters.items())
     }  # the first of a tied one
-    found = {}
+    groupings = {}
     for name, (kind, size, retrieval) in asked.items():
         if name not in parameters:
             raise UsageError(
@@ -95,8 +95,8 @@ def resolve(
                 f" {grouping.rows}, one value for each of the {what}. Stack the values along"
                 " dimension 0"
             )
-        found[names[id(parameters[name])]] = grouping
-    return found
+        groupings[names[id(parameters[name])]] = grouping
+    return groupings
 
 
 def check_optimiser(optimizer: torch.optim.Optimizer, groupings: Groupings) -> None:

@@ -83,12 +83,12 @@ def _batch(batch: Batch | None, rows: int, name: str) -> torch.Tensor | None:
         return None
     if not isinstance(batch, (list, torch.Tensor)):
         raise UsageError(f"nearest: {name} is a list or a tensor, not {type(batch).__name__}")
-    made = torch.tensor(batch) if isinstance(batch, list) else batch
-    if tuple(made.shape) != (rows,):
+    batches = torch.tensor(batch) if isinstance(batch, list) else batch
+    if tuple(batches.shape) != (rows,):
         raise UsageError(
-            f"nearest: {name} has the shape {tuple(made.shape)}, but there are {rows} rows"
+            f"nearest: {name} has the shape {tuple(batches.shape)}, but there are {rows} rows"
         )
-    return made
+    return batches
 
 
 @torch.library.custom_op("ipu_exec::nearest", mutates_args=())

@@ -68,8 +68,8 @@ def _stand_in_for_lightning() -> None:
 
 
 def _graphcore(module: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = importlib.import_module(_OLD_NAMES).graphcore(module)
-    return found
+    names: Mapping[str, Any] = importlib.import_module(_OLD_NAMES).graphcore(module)
+    return names
 
 
 def _restore(package: str) -> None:

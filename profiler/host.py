@@ -92,7 +92,7 @@ def host_lanes(report: Report) -> pd.DataFrame:
 
 def _depths(events: pd.DataFrame) -> list[int]:
     """How many events of its thread each one lies in; they are sorted by thread and start."""
-    found: list[int] = []
+    depths: list[int] = []
     around: list[int] = []  # ends of the events that are open
     thread: tuple[int, int] | None = None
     columns = (events[name].tolist() for name in ("process", "thread", "start_us", "end_us"))
@@ -101,6 +101,6 @@ def _depths(events: pd.DataFrame) -> list[int]:
             thread, around = (process, number), []
         while around and (around[-1] <= start < end or around[-1] < end):
             around.pop()
-        found.append(len(around))
+        depths.append(len(around))
         around.append(end)
-    return found
+    return depths

@@ -61,7 +61,7 @@ class Insight:
 
 def insights(report: Report) -> list[Insight]:
     """What there is to say, what gains most cycles first, then bytes, then the rest."""
-    found: list[Insight] = [*_overflow(report)]
+    findings: list[Insight] = [*_overflow(report)]
     pace, costs = analysis.pace(report), _costs(report)
     if pace.cycles:
         of_cycles: list[Insight] = []
@@ -71,9 +71,9 @@ def insights(report: Report) -> list[Insight]:
             of_cycles += _more_micro_batches(costs, present)
             of_cycles += _host(report, costs, present)
             of_cycles += _balance(report, costs, present)
-        found += [one for one in of_cycles if one.gain_cycles >= int(_LEAST_SHARE * pace.cycles)]
-    found += _memory(report, costs)
-    return sorted(found, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
+        findings += [one for one in of_cycles if one.gain_cycles >= int(_LEAST_SHARE * pace.cycles)]
+    findings += _memory(report, costs)
+    return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
 
 
 def _costs(report: Report) -> Costs | None:
@@ -86,12 +86,12 @@ def _costs(report: Report) -> Costs | None:
 
 
 def _overflow(report: Report) -> list[Insight]:
-    found = []
+    findings = []
     for over in analysis.overflows(report):
         tiles = int((report.tiles(over.ipu)["overflow"] > 0).sum())
         count = f"{units.count(tiles, 'tile')} of" if tiles else "the code of a tile of"
         parts = " or in parts on the replicas" if report.target.num_replicas > 1 else ""
-        found.append(
+        findings.append(
             Insight(
                 f"IPU {over.ipu} overflows: {count} it hold more than they have",
                 f"Tile {over.tile} is {over.bytes_over:,} bytes over the {over.limit:,} of"
@@ -101,7 +101,7 @@ def _overflow(report: Report) -> list[Insight]:
                 gain_bytes=over.bytes_over,
             )
         )
-    return found
+    return findings
 
 
 def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[Insight]:
@@ -173,9 +173,9 @@ def _more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
     spoken = "gradient accumulation" if costs.training else "device iterations"
     instead = f"{spoken} of {many} instead of {costs.micro_batches}"
     change = {name: many}
-    found = []
+    findings = []
     if ramps:
-        found.append(
+        findings.append(
             Insight(
                 f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {_turn(costs)}",
                 f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each"
@@ -187,7 +187,7 @@ def _more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
             )
         )
     if update and costs.training:
-        found.append(
+        findings.append(
             Insight(
                 f"the weight update at its end takes {update / max(1, present.total):.0%} of"
                 f" {_turn(costs)}",
@@ -199,7 +199,7 @@ def _more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
                 change=change,
             )
         )
-    return found
+    return findings
 
 
 def _ramps_and_update(prediction: Prediction) -> tuple[int, int]:
@@ -320,7 +320,7 @@ def _balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]
     ops = ops[
         (ops["stage"] == slow) & ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])
     ]
-    found = []
+    findings = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
     for row in worst:
         if not 0 <= int(row.block) < len(costs):
@@ -334,7 +334,7 @@ def _balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]
             else replace(costs.cycles, backward=spent)
         )
         even = what_if(replace(costs, cycles=less), present.assignment)
-        found.append(
+        findings.append(
             Insight(
                 f"{row.name} uses its tiles unevenly, in the slowest stage",
                 f"{int(row.tiles):,} of {report.target.tiles_per_ipu:,} tiles work in its widest"
@@ -347,7 +347,7 @@ def _balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]
                 at_most=True,
             )
         )
-    return found
+    return findings
 
 
 def _memory(report: Report, costs: Costs | None) -> list[Insight]:
@@ -358,7 +358,7 @@ def _memory(report: Report, costs: Costs | None) -> list[Insight]:
     ipu = int(fullest.argmax())
     free = limit - int(fullest[ipu])
     roomy = fullest[ipu] < _ROOMY * limit
-    found = [
+    findings = [
         Insight(
             f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
             f"{free:,} bytes of it are free."
@@ -375,8 +375,8 @@ def _memory(report: Report, costs: Costs | None) -> list[Insight]:
     state = memory[memory["role"] == Role.OPTIMISER_STATE]
     size = int(state["max_tile_bytes"].sum())
     if size > 0.05 * limit:
-        found += [*_off_chip(report, costs, ipu, size), *_in_parts(report, ipu, size)]
-    return found
+        findings += [*_off_chip(report, costs, ipu, size), *_in_parts(report, ipu, size)]
+    return findings
 
 
 def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[Insight]:

@@ -111,7 +111,7 @@ def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int
     body, ipu, _, _, start, end = (np.array(column, dtype=np.int64) for column in columns)
     alone = np.flatnonzero(~np.isin(body, list(known.beside)))  # one after the other on an IPU
     alone = alone[np.lexsort((start[alone], ipu[alone]))]
-    found = waits_as_syncs(
+    syncs = waits_as_syncs(
         ipu[alone],
         start[alone],
         end[alone],
@@ -119,7 +119,7 @@ def _waits(columns: list[list[int]], known: Known) -> tuple[list[bool], list[int
         np.isin(body[alone], list(known.syncs)),
     )
     kept, waited = np.ones(len(body), dtype=bool), np.zeros(len(body), dtype=np.int64)
-    kept[alone], start[alone], waited[alone] = found.kept, found.start, found.waited
+    kept[alone], start[alone], waited[alone] = syncs.kept, syncs.start, syncs.waited
     return kept.tolist(), start.tolist(), waited.tolist()
 
 

@@ -120,8 +120,8 @@ class Recorder:
     def _stack(self) -> list[tuple[int, Channel, str, int]]:
         if not hasattr(self._open, "events"):
             self._open.events = []
-        found: list[tuple[int, Channel, str, int]] = self._open.events
-        return found
+        events: list[tuple[int, Channel, str, int]] = self._open.events
+        return events
 
     def write(self, path: Path) -> None:
         """What there is to a ``.pvti`` file: a profile that has nothing else."""

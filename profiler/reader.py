@@ -178,9 +178,11 @@ class Reader:
         """
         if record.table not in self._tables:
             raise self.damaged(f"the table {record.table} is missing")
-        found = {row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")}
+        present = {
+            row[1]: row[6] for row in self._query(f"PRAGMA main.table_xinfo({record.table})")
+        }
         for column in self._known(record):
-            if found.get(column.name) != 0:
+            if present.get(column.name) != 0:
                 raise self.damaged(f"the column {record.table}.{column.name} is missing")
 
     # -- vectors ---

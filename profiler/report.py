@@ -417,8 +417,8 @@ class Report:
         """
         columns = self._table(records.HostEvent)
         order = np.lexsort((-columns["end_us"], columns["start_us"]))
-        found = {name: values[order] for name, values in columns.items()}
-        return _frame({"event": found["id"], **_without(found, "id")})
+        columns_in_order = {name: values[order] for name, values in columns.items()}
+        return _frame({"event": columns_in_order["id"], **_without(columns_in_order, "id")})
 
     @cached_property
     def host_values(self) -> pd.DataFrame:
@@ -784,10 +784,10 @@ class Report:
 
     def _over_tiles(self, ids: Iterable[int]) -> dict[int, np.ndarray]:
         """Vectors of cycles, bytes or counts over tiles, by id."""
-        found = self._reader.vectors(ids, self._tiles)
-        for vector in found.values():
+        vectors = self._reader.vectors(ids, self._tiles)
+        for vector in vectors.values():
             self._sound(integrity.of_vector(vector))
-        return found
+        return vectors
 
     @cached_property
     def _steps(self) -> Columns:
@@ -813,11 +813,11 @@ class Report:
     @cached_property
     def _body_vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         columns = self._table(records.Body)
-        found = self._reader.vectors(np.concatenate([columns["steps"], columns["starts"]]))
-        steps = [found[id] for id in columns["steps"].tolist()]
+        vectors = self._reader.vectors(np.concatenate([columns["steps"], columns["starts"]]))
+        steps = [vectors[id] for id in columns["steps"].tolist()]
         stored = self._table(records.Step)
         self._sound(integrity.of_bodies(steps, columns["ipu"], stored["id"], stored["ipu"]))
-        return steps, [found[id] for id in columns["starts"].tolist()]
+        return steps, [vectors[id] for id in columns["starts"].tolist()]
 
     @cached_property
     def _bodies(self) -> Bodies:
@@ -1028,8 +1028,8 @@ class Report:
         int64[vector, tile]. Equal tensors of equal layers share one, so that they are few.
         """
         unique = np.unique(self._table(records.Variable)["tile_bytes"])
-        found = self._over_tiles(unique)
-        vectors = np.array([found[id] for id in unique.tolist()], dtype=np.int64)
+        by_id = self._over_tiles(unique)
+        vectors = np.array([by_id[id] for id in unique.tolist()], dtype=np.int64)
         vectors = vectors.reshape(-1, self._tiles)
         vectors.flags.writeable = False
         return unique, vectors, vectors.sum(axis=1)

@@ -339,7 +339,7 @@ def _comments(record: type[Any]) -> dict[str, str]:
     """The comment beside each field, or in the lines above it, from the source."""
     source = inspect.getsource(record)
     lines = [*source.splitlines(), ""]  # the last token is behind the last line
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     above: list[str] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         name = re.match(r"\s+(\w+):", lines[token.start[0] - 1])
@@ -348,12 +348,12 @@ def _comments(record: type[Any]) -> dict[str, str]:
             if name is None:
                 above.append(words)
             else:
-                found[name[1]] = words
+                comments[name[1]] = words
         elif token.type == tokenize.NEWLINE:
             if name is not None and above:
-                found.setdefault(name[1], " ".join(above))
+                comments.setdefault(name[1], " ".join(above))
             above = []
-    return found
+    return comments
 
 
 def _table_lines(record: type[Any]) -> Iterator[str]:

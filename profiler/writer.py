@@ -228,22 +228,22 @@ class _VectorBatch:
         self._by_object: dict[int, int] = {}
 
     def id(self, values: Any) -> int:
-        found = self._by_object.get(id(values))
-        if found is None:
-            found = self._by_object[id(values)] = self._by_content(values)
-        return found
+        number = self._by_object.get(id(values))
+        if number is None:
+            number = self._by_object[id(values)] = self._by_content(values)
+        return number
 
     def _by_content(self, values: Any) -> int:
         array = codec.narrow(np.asarray(values))
         hashed = blake2b(
             array.tobytes(), digest_size=16, person=f"<i{array.itemsize}".encode()
         ).digest()
-        found = self.known.get(hashed, self.new.get(hashed))
-        if found is None:
-            found = self.new[hashed] = len(self.known) + len(self.new)
+        number = self.known.get(hashed, self.new.get(hashed))
+        if number is None:
+            number = self.new[hashed] = len(self.known) + len(self.new)
             coded = codec.encode(array)
-            self.rows.append((found, hashed, coded.dtype, coded.length, coded.data))
-        return found
+            self.rows.append((number, hashed, coded.dtype, coded.length, coded.data))
+        return number
 
 
 def _prepare(record: type[Any], rows: list[Any], vectors: _VectorBatch) -> list[tuple[Any, ...]]:

@@ -37,16 +37,16 @@ def stacks(report: Report, run: int, iteration: int, by: str) -> dict[int, pd.Da
     steps = report.steps(run, iteration=iteration)
     steps = steps[steps["kind"] != records.BESIDE]
     of_op = _of_source(report) if by == "source" else _of_module(report)
-    found = {}
+    by_stack = {}
     for ipu in sorted(set(steps["ipu"].tolist())):
         mine = steps[steps["ipu"] == ipu]
         columns = (mine[name].tolist() for name in ("op", "direction", "kind", "name"))
-        made = [
+        rows = [
             _stack(of_op, op, direction, kind, name)
             for op, direction, kind, name in zip(*columns, strict=True)
         ]
-        found[ipu] = _merged(made, mine["cycles"].to_numpy(np.int64))
-    return found
+        by_stack[ipu] = _merged(rows, mine["cycles"].to_numpy(np.int64))
+    return by_stack
 
 
 def _stack(of_op: dict[int, Stack], op: int, direction: str, kind: str, name: str) -> Stack:
@@ -59,20 +59,20 @@ def _stack(of_op: dict[int, Stack], op: int, direction: str, kind: str, name: st
 
 def _of_module(report: Report) -> dict[int, Stack]:
     ops = report.ops
-    found: dict[int, Stack] = {}
+    modules: dict[int, Stack] = {}
     for op, module, name in zip(ops.index, ops["module"], ops["name"], strict=True):
         path = tuple(part for part in str(module).replace("/", ".").split(".") if part)
-        found[int(op)] = (*path, str(name).rpartition("/")[2])
-    return found
+        modules[int(op)] = (*path, str(name).rpartition("/")[2])
+    return modules
 
 
 def _of_source(report: Report) -> dict[int, Stack]:
     ops = report.ops
     columns = (ops[name].tolist() for name in ("file", "line", "name"))
-    found: dict[int, Stack] = {}
+    sources: dict[int, Stack] = {}
     for op, file, line, name in zip(ops.index.tolist(), *columns, strict=True):
-        found[op] = (f"{file}:{line}" if file else "no source line", str(name))
-    return found
+        sources[op] = (f"{file}:{line}" if file else "no source line", str(name))
+    return sources
 
 
 def _merged(made: list[Stack], cycles: np.ndarray) -> pd.DataFrame:

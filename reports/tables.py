@@ -241,9 +241,11 @@ def _print_table(console: Console, table: Table) -> None:
     ]
     room = console.width - _BETWEEN * (len(wanted) - 1)
     widths = narrowed(wanted, [one.least_width for one in table.columns], room)
-    made = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    rich_table = RichTable(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+    )
     for column, width in zip(table.columns, widths, strict=True):
-        made.add_column(
+        rich_table.add_column(
             Text(column.title),
             justify="left" if column.is_text else "right",
             no_wrap=column.write is not sentence,
@@ -252,8 +254,8 @@ def _print_table(console: Console, table: Table) -> None:
         )
     for row in zip(*columns, strict=True):
         cells = zip(table.columns, row, widths, strict=True)
-        made.add_row(*(Text(_fitted(column, cell, width)) for column, cell, width in cells))
-    _console(max(console.width, sum(widths) + _BETWEEN * len(widths))).print(made)
+        rich_table.add_row(*(Text(_fitted(column, cell, width)) for column, cell, width in cells))
+    _console(max(console.width, sum(widths) + _BETWEEN * len(widths))).print(rich_table)
     if len(shown) < len(table.frame):
         rest = len(table.frame) - len(shown)
         console.print(Text(f"... and {rest:,} more: --top 0 prints all", style="dim"))

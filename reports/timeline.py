@@ -107,9 +107,9 @@ def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.nd
     ``start`` and ``end`` (cycles) are of tasks of one IPU, sorted, without overlaps.
     """
     columns = len(edges) - 1
-    found = np.full(columns, -1)
+    longest = np.full(columns, -1)
     if not len(start) or not columns:
-        return found
+        return longest
     cuts = np.unique(np.concatenate([edges, start, end]))
     cuts = cuts[(cuts >= edges[0]) & (cuts <= edges[-1])]
     task = np.searchsorted(start, cuts[:-1], side="right") - 1
@@ -117,8 +117,8 @@ def longest_task(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.nd
     inside = (task >= 0) & (cuts[:-1] < end[task])
     length, task, column = np.diff(cuts)[inside], task[inside], column[inside]
     order = np.lexsort((-task, length, column))  # of equal ones, the earlier
-    found[column[order]] = task[order]  # the last written wins: the longest
-    return found
+    longest[column[order]] = task[order]  # the last written wins: the longest
+    return longest
 
 
 def activity(kind: str, direction: str) -> int:
@@ -222,12 +222,14 @@ def timeline(
     for (ipu, over), mine in tasks.groupby(["ipu", beside]):
         pairs = zip(mine["kind"].tolist(), mine["direction"].tolist(), strict=True)
         code = np.array([activity(kind, direction) for kind, direction in pairs], dtype=np.int64)
-        found = longest_task(
+        longest = longest_task(
             mine["start"].to_numpy(np.int64), mine["end"].to_numpy(np.int64), drawn.edges
         )
-        seen.update(code[found[found >= 0]].tolist())
+        seen.update(code[longest[longest >= 0]].tolist())
         name = "  I/O" if over else f"IPU {ipu}"  # its I/O tiles, beneath it
-        lines.append(((name.ljust(label), ""), *lane(found, code, mine["micro_batch"].to_numpy())))
+        lines.append(
+            ((name.ljust(label), ""), *lane(longest, code, mine["micro_batch"].to_numpy()))
+        )
     lengths = [short(int(c)) for c in end - start]
     if len(cycles) <= columns:
         slowest = [str(ipu) for ipu in cycles["slowest_ipu"]]

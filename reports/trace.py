@@ -324,8 +324,8 @@ def write_ranks(report: Report, folder: Path, run: int, iteration: int | None) -
         about = {"profile": str(report.path), "model": str(report.meta["model"])}
         rank = {"rank": ipu, "backend": "nccl", "world_size": report.target.ipus_per_replica}
         path = folder / f"rank-{ipu}.json"
-        made = _kernels(report, run, iteration, ipu)
-        count += write_events(path, made, about, distributedInfo=rank)
+        kernels = _kernels(report, run, iteration, ipu)
+        count += write_events(path, kernels, about, distributedInfo=rank)
     return count
 
 

@@ -164,16 +164,16 @@ def _taken_token(guard: Guard) -> Response | None:
     answer.set_cookie(
         guard.cookie, guard.token, max_age=_MAX_AGE_SECONDS, httponly=True, samesite="Strict"
     )
-    made: Response = answer
-    return made
+    response: Response = answer
+    return response
 
 
 def _nonce() -> str:
     """Of the answer that is being made."""
     if "nonce" not in g:
         g.nonce = secrets.token_urlsafe(16)
-    found: str = g.nonce
-    return found
+    nonce: str = g.nonce
+    return nonce
 
 
 def _headers(response: Response) -> Response:

@@ -59,8 +59,8 @@ class Profiles:
                 while len(self._made) > _KEPT:
                     self._made.popitem(last=False)
             self._made.move_to_end(whole)
-            found: T = self._made[whole]
-            return found
+            answer: T = self._made[whole]
+            return answer
 
 
 def _stamp(report: Report) -> tuple[int, int, int] | None:

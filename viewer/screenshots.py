@@ -83,7 +83,7 @@ def take(address: str, pages: Sequence[tuple[str, str]], folder: Path, browser: 
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
+    paths = []
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=browser, args=list(FLAGS))
         for theme in ("light", "dark"):
@@ -93,9 +93,9 @@ def take(address: str, pages: Sequence[tuple[str, str]], folder: Path, browser: 
                 settled(page)
                 file = folder / f"{name}-{theme}.png"
                 page.screenshot(path=file, full_page=True)
-                made.append(file)
+                paths.append(file)
         chromium.close()
-    return made
+    return paths
 
 
 def main(argv: Sequence[str] | None = None) -> int:

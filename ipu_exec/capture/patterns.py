@@ -99,12 +99,12 @@ def _replace(graph: Graph, changed: Mapping[int, OpNode], dropped: set[int]) -> 
         replace(op, id=index, forward_op=number.get(op.forward_op, -1))
         for index, op in enumerate(remaining)
     ]
-    made = {v for op in graph.ops for v in op.outputs if v is not None}
+    values = {v for op in graph.ops for v in op.outputs if v is not None}
     for value in graph.values.values():
-        value.producer = number.get(value.producer, -1) if value.id in made else -1
+        value.producer = number.get(value.producer, -1) if value.id in values else -1
     used = (
         {v for op in graph.ops for v in (*op.inputs, *op.writes)}
-        | made
+        | values
         | {*graph.inputs, *graph.outputs}
     )
     graph.values = {id: value for id, value in graph.values.items() if id in used}

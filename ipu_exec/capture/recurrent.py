@@ -127,16 +127,16 @@ def _run(  # noqa: PLR0913 - the arguments of torch's recurrent layers
     states, cells = [], []
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (x, h, *weights))
     for layer in range(layers):
-        made = []
+        outputs = []
         for direction in range(directions):
             at = layer * directions + direction
             mine = list(weights[at * each : (at + 1) * each]) + [None] * (4 - each)
             cell = c[at] if c is not None else None
             y, last, last_cell = _Layer.apply(kind, keep, x, *mine, h[at], cell)
-            made.append(y)
+            outputs.append(y)
             states.append(last)
             cells.append(last_cell)
-        x = torch.cat(made, -1) if bidirectional else made[0]
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if training and dropout and layer + 1 < layers:
             x = torch.dropout(x, dropout, True)
     x = x.transpose(0, 1) if batch_first else x

@@ -255,10 +255,14 @@ def _read_backward(
     """Storages that a stage's backward reads from its forward, without recomputed ones."""
     storages: set[int] = set()
     for stage in range(len(placement.stages)):
-        made = {s for op in ops.get((Direction.FORWARD, stage), ()) for s in made_by(graph, op)}
-        made -= {s for op in again[stage] for s in made_by(graph, op)}
+        forward_storages = {
+            s for op in ops.get((Direction.FORWARD, stage), ()) for s in made_by(graph, op)
+        }
+        forward_storages -= {s for op in again[stage] for s in made_by(graph, op)}
         late = (*again[stage], *ops.get((Direction.BACKWARD, stage), ()))
-        storages |= made & {graph.values[v].storage for op in late for v in read_values(op)}
+        storages |= forward_storages & {
+            graph.values[v].storage for op in late for v in read_values(op)
+        }
     return storages
 
 

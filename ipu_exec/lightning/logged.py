@@ -28,19 +28,19 @@ class Logged:
     @property
     def tensor(self) -> torch.Tensor | None:
         """What goes to the host: the value, or a metric's value for this micro-batch."""
-        found = self.value if isinstance(self.value, torch.Tensor) else self.cache
-        return found.detach() if isinstance(found, torch.Tensor) else None
+        number = self.value if isinstance(self.value, torch.Tensor) else self.cache
+        return number.detach() if isinstance(number, torch.Tensor) else None
 
 
 @contextlib.contextmanager
 def collected(trainer: Any) -> Iterator[list[Logged]]:
     """Inside, what is logged goes to the list and not to Lightning's results."""
-    found: list[Logged] = []
+    entries: list[Logged] = []
     results = _results(trainer)
 
     def log(fx: str, name: str, value: Any, **settings: Any) -> None:
         cache = None if isinstance(value, torch.Tensor) else value._forward_cache
-        found.append(Logged(fx, name, value, cache, settings))
+        entries.append(Logged(fx, name, value, cache, settings))
 
     def reset(**about: Any) -> None:
         """What a new epoch forgets, it forgets when the values are given."""
@@ -49,7 +49,7 @@ def collected(trainer: Any) -> Iterator[list[Logged]]:
     current = connector._current_fx
     results.log, results.reset = log, reset
     try:
-        yield found
+        yield entries
     finally:
         del results.log, results.reset
         connector._current_fx = current
@@ -92,7 +92,7 @@ def logging_predictions(module: Any, results: Any, batch: Any) -> Iterator[None]
         on_epoch: bool | None = None,
         **settings: Any,
     ) -> None:
-        found = (
+        logged = (
             value
             if isinstance(value, torch.Tensor | torch.nn.Module)
             else torch.tensor(float(value))
@@ -101,7 +101,7 @@ def logging_predictions(module: Any, results: Any, batch: Any) -> Iterator[None]
         given = {name: settings[name] for name in kept if name in settings}
         shown = {"prog_bar": prog_bar, "logger": logger is not False}
         results.log(
-            "predict_step", name, found, on_step=bool(on_step), on_epoch=True, **shown, **given
+            "predict_step", name, logged, on_step=bool(on_step), on_epoch=True, **shown, **given
         )
 
     results.batch, results.batch_size = batch, None
@@ -123,13 +123,13 @@ def log_predictions(trainer: Any, results: Any) -> None:
 
 def _together(replicas: Sequence[Sequence[Logged]]) -> list[list[Logged]]:
     """What several replicas logged under one name, in the order of the first that did."""
-    found: dict[tuple[str, int], list[Logged]] = {}
+    groups: dict[tuple[str, int], list[Logged]] = {}
     for logs in replicas:
         times: dict[str, int] = {}
         for logged in logs:
             times[logged.name] = times.get(logged.name, -1) + 1
-            found.setdefault((logged.name, times[logged.name]), []).append(logged)
-    return list(found.values())
+            groups.setdefault((logged.name, times[logged.name]), []).append(logged)
+    return list(groups.values())
 
 
 def _reduced(values: list[Any], how: Any, sizes: Sequence[int | None]) -> Any:

@@ -38,15 +38,15 @@ def _made(package: str) -> Names:
         about = {"lib": lib, "__doc__": ours.__doc__, "__module__": "ipu_exec.lightning"}
         return type(name, (ours, theirs), about)
 
-    made = Names(
+    registered = Names(
         joined("IPUAccelerator", AcceleratorOnIpu, lib.Accelerator),
         joined("IPUPrecision", PrecisionOnIpu, lib.Precision),
         joined("IPUStrategy", StrategyOnIpu, lib.ParallelStrategy),
     )
-    made.IPUAccelerator.register_accelerators(lib.AcceleratorRegistry)
-    made.IPUStrategy.register_strategies(lib.StrategyRegistry)
-    _connect(lib, made)
-    return made
+    registered.IPUAccelerator.register_accelerators(lib.AcceleratorRegistry)
+    registered.IPUStrategy.register_strategies(lib.StrategyRegistry)
+    _connect(lib, registered)
+    return registered
 
 
 _Method = Callable[..., Any]

@@ -22,9 +22,9 @@ class Asked(int):
     @classmethod
     def of(cls, value: int, answers: list[bool]) -> Self:
         """``value``, with its answers noted in ``answers``."""
-        made = cls(value)
-        made.answers = answers
-        return made
+        instance = cls(value)
+        instance.answers = answers
+        return instance
 
     def __hash__(self) -> int:
         return int.__hash__(self)
@@ -53,8 +53,8 @@ def _arithmetic(name: str) -> Any:
     plain = getattr(int, name)
 
     def compute(self: Asked, *others: Any) -> Any:
-        found = plain(self, *others)
-        return Asked.of(found, self.answers) if type(found) is int else found
+        outcome = plain(self, *others)
+        return Asked.of(outcome, self.answers) if type(outcome) is int else outcome
 
     return compute
 

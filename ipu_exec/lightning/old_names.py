@@ -42,8 +42,8 @@ class StepByStage(torch.nn.Module):
 def graphcore(module: str) -> Mapping[str, Any]:
     """What a module of lightning_graphcore holds, made for the Lightning that the script has."""
     loaded = [package for package in PACKAGES if package in sys.modules]
-    found = names((loaded or list(installed()))[0])
-    own = _classes(found) | {"_POPTORCH_AVAILABLE": True, "_IPU_AVAILABLE": True}
+    library = names((loaded or list(installed()))[0])
+    own = _classes(library) | {"_POPTORCH_AVAILABLE": True, "_IPU_AVAILABLE": True}
     if module.endswith(".precision"):
         own["_PRECISION_INPUT"] = PRECISIONS
     if module.endswith((".utils", ".strategy")):

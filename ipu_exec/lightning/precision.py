@@ -58,11 +58,11 @@ class PrecisionOnIpu:
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
         """Forward, backward, then the weight update as an IPU computes it."""
-        found = closure()
+        outcome = closure()
         with model.trainer.strategy.updating(optimizer):
             self._after_closure(model, optimizer)  # type: ignore[attr-defined]
             optimizer.step(**kwargs)
-        return found
+        return outcome
 
 
 def _half(leaf: Any) -> Any:

@@ -65,9 +65,9 @@ class StageModel:
     def _new(self, accumulation: int) -> SteppedExecutor:
         self._made += 1
         folder = self._folder if self._made == 1 else f"{self._folder}-{self._made}"
-        made = SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
-        made.ends_script = self._ends_script
-        return made
+        executor = SteppedExecutor(self.step, self._options(accumulation), folder, self._optimizer)
+        executor.ends_script = self._ends_script
+        return executor
 
     def prepare(self, tensors: list[torch.Tensor], accumulation: int) -> SteppedExecutor:
         """The executor for a micro-batch like this, compiled."""
@@ -237,9 +237,9 @@ class StageModel:
             type(self.step).__name__,
             self.step.name,
         )
-        made = self._new(accumulation)
-        self._compile(made, tensors, accumulation, shapes)
-        return made
+        executor = self._new(accumulation)
+        self._compile(executor, tensors, accumulation, shapes)
+        return executor
 
     # -- the profile ---
 

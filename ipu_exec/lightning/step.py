@@ -122,8 +122,8 @@ class StepModule(torch.nn.Module):
 
 def loss_of(returned: Any) -> torch.Tensor | None:
     """The loss among what a training_step returned, as Lightning looks for it."""
-    found = returned.get("loss") if isinstance(returned, Mapping) else returned
-    return found if isinstance(found, torch.Tensor) else None
+    loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+    return loss if isinstance(loss, torch.Tensor) else None
 
 
 def _asked(value: Any, answers: list[bool]) -> Any:

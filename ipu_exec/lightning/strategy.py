@@ -112,13 +112,13 @@ class StrategyOnIpu:
         if given is not None:
             return given
         if training not in self._made:
-            made = Options().deviceIterations(self.device_iterations)
-            made.replicationFactor(self._replicas(training))
+            options = Options().deviceIterations(self.device_iterations)
+            options.replicationFactor(self._replicas(training))
             if training:
-                made.Training.gradientAccumulation(self._trainer.accumulate_grad_batches)
+                options.Training.gradientAccumulation(self._trainer.accumulate_grad_batches)
             if os.environ.get("PL_GLOBAL_SEED"):
-                made.randomSeed(int(os.environ["PL_GLOBAL_SEED"]))
-            self._made[training] = made
+                options.randomSeed(int(os.environ["PL_GLOBAL_SEED"]))
+            self._made[training] = options
         return self._made[training]
 
     def _compile_options(self, training: bool, accumulation: int) -> Options:
@@ -193,21 +193,21 @@ class StrategyOnIpu:
         stage, function = self.lib.RunningStage, self.lib.TrainerFn
         trainer = self._trainer
         self._close()
-        found: dict[Any, StageModel] = {}
+        wrapped: dict[Any, StageModel] = {}
         if trainer.state.fn == function.FITTING:
-            found[stage.TRAINING] = self._stage(stage.TRAINING, "training")
+            wrapped[stage.TRAINING] = self._stage(stage.TRAINING, "training")
             if trainer.enable_validation:
-                found[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
+                wrapped[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
                 if trainer.num_sanity_val_steps > 0:
-                    found[stage.SANITY_CHECKING] = found[stage.VALIDATING]
+                    wrapped[stage.SANITY_CHECKING] = wrapped[stage.VALIDATING]
         elif trainer.state.fn == function.VALIDATING:
-            found[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
+            wrapped[stage.VALIDATING] = self._stage(stage.VALIDATING, "validation")
         elif trainer.state.fn == function.TESTING:
-            found[stage.TESTING] = self._stage(stage.TESTING, "test")
+            wrapped[stage.TESTING] = self._stage(stage.TESTING, "test")
         elif trainer.state.fn == function.PREDICTING:
-            found[stage.PREDICTING] = self._stage(stage.PREDICTING, "predict")
-        self._stages = found
-        self.poptorch_models = {kind: model.executor for kind, model in found.items()}
+            wrapped[stage.PREDICTING] = self._stage(stage.PREDICTING, "predict")
+        self._stages = wrapped
+        self.poptorch_models = {kind: model.executor for kind, model in wrapped.items()}
 
     def _stage(self, stage: Any, folder: str) -> StageModel:
         training = stage == self.lib.RunningStage.TRAINING
@@ -252,9 +252,9 @@ class StrategyOnIpu:
         if self._given[True] is None and self._given[False] is None:
             self._find_depth(stage, dataloader)
         options = self._opts(stage == self.lib.RunningStage.TRAINING)
-        made = for_replicas(dataloader, int(options.replication_factor), options)
-        self._loaders.append(made)
-        return made
+        loader = for_replicas(dataloader, int(options.replication_factor), options)
+        self._loaders.append(loader)
+        return loader
 
     def _find_depth(self, stage: Any, dataloader: Any) -> None:
         """How many IPUs a replica takes, found with a batch that is made for it."""
@@ -346,12 +346,12 @@ class StrategyOnIpu:
         """Lightning's, as the forward ran."""
         executor = self._stages[self.lib.RunningStage.TRAINING].executor
         with on_ipu(), executor.precision.counting(), executor.precision.model(0):
-            found = super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[misc]
+            loss = super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[misc]
         self._held.close()
         if self._trainer.accumulate_grad_batches > 1:
             weights = [p for group in optimizer.param_groups for p in group["params"]]
             executor.precision.accumulate(self.optimizers[0], weights)
-        return found
+        return loss
 
     def loss_scale(self) -> float:
         """What the loss is multiplied by before it is differentiated."""

@@ -97,7 +97,7 @@ class Instances:
         used = torch.tensor([[p in mine for p in parameters] for mine in replicas])
         _refuse_sparse(replicas)
         all_used = torch.cat(self.gather_tensors(used.view(len(replicas), len(parameters))))
-        found: dict[Any, torch.Tensor] = {}
+        sums: dict[Any, torch.Tensor] = {}
         for bucket in _buckets(parameters, all_used):
             by_whom = all_used[:, bucket[0]]
             chosen = [parameters[index] for index in bucket]
@@ -114,8 +114,8 @@ class Instances:
             for parameter, part in zip(chosen, parts, strict=True):
                 # strides as autograd gives them, so that norms add up alike
                 gradient = torch.empty_like(parameter, requires_grad=False)
-                found[parameter] = gradient.copy_(part.view(parameter.shape))
-        return found
+                sums[parameter] = gradient.copy_(part.view(parameter.shape))
+        return sums
 
     def _add_in_order(
         self, rows: list[torch.Tensor], counts: list[int], elements: int, dtype: torch.dtype

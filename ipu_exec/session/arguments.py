@@ -87,8 +87,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        made = [describe(item) for item in value]
-        return made if isinstance(value, list) else tuple(made)
+        items = [describe(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return Plain(type(value).__name__, repr(value))
 
 

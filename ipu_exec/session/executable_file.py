@@ -149,8 +149,8 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
         " only files of people you trust",
         stacklevel=3,
     )
-    made: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=False)
-    return made
+    model: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=False)
+    return model
 
 
 def _open(path: str | os.PathLike[str], *members: str) -> tuple[Any, ...]:

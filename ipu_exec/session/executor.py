@@ -97,10 +97,10 @@ def load(
     if edit_opts_fn is not None:
         edit_opts_fn(options)
     training = exported["optimizer"] is not None
-    made = PoplarExecutor(exported["model"], options, training, optimizer=exported["optimizer"])
-    made.per_replica_params |= exported.get("groupings", {})
-    made.loadExecutable(os.fspath(filename))
-    return made
+    executor = PoplarExecutor(exported["model"], options, training, optimizer=exported["optimizer"])
+    executor.per_replica_params |= exported.get("groupings", {})
+    executor.loadExecutable(os.fspath(filename))
+    return executor
 
 
 class PoplarExecutor:
@@ -624,11 +624,11 @@ class PoplarExecutor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_model" not in self.__dict__:
             raise AttributeError(name)
-        found = getattr(self._user_model, name)
+        attribute = getattr(self._user_model, name)
         return (
-            GroupedParameter(self.per_replica_params, name, found)
-            if isinstance(found, torch.nn.Parameter)
-            else found
+            GroupedParameter(self.per_replica_params, name, attribute)
+            if isinstance(attribute, torch.nn.Parameter)
+            else attribute
         )
 
     def train(self, mode: bool = True) -> PoplarExecutor:

@@ -112,11 +112,11 @@ def _times(
     schedule = executable.timeline.schedule
     mine = schedule.micro_batch == micro_batch
     if stage is not None:
-        found = np.flatnonzero(mine & (schedule.kind == kind) & (schedule.stage == stage))
-        if len(found):
+        tasks = np.flatnonzero(mine & (schedule.kind == kind) & (schedule.stage == stage))
+        if len(tasks):
             count = int(schedule.micro_batch.max()) + 1
             carried = _carried(executable, kind, micro_batch % count)
-            first = found[0]
+            first = tasks[0]
             return int(schedule.start[first]) + carried, int(schedule.end[first]) + carried
     first = int(schedule.start[mine & ~np.isin(schedule.kind, schedules.BESIDE)].min())
     return first, first

@@ -65,9 +65,9 @@ class Plain:
 
 def taken_apart(value: Any) -> Plain:
     """The value as nodes and arrays. TypeError where it has what cannot be stored."""
-    found = _Apart()
-    root = found.of(value)
-    return Plain(found.nodes, found.arrays, root)
+    parts = _Apart()
+    root = parts.of(value)
+    return Plain(parts.nodes, parts.arrays, root)
 
 
 class _Apart:
@@ -165,10 +165,10 @@ def arrays_of(table: Any, content: memoryview) -> list[np.ndarray]:
 
 def put_together(nodes: Any, arrays: Sequence[np.ndarray], root: Any) -> Any:
     """The value behind nodes, which anybody may have written. ValueError where they make none."""
-    made: list[Any] = []
+    values: list[Any] = []
     for node in _listed(nodes):
-        made.append(_Together(made, arrays).of(_listed(node)))
-    return _Together(made, arrays).part(root)
+        values.append(_Together(values, arrays).of(_listed(node)))
+    return _Together(values, arrays).part(root)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,12 +213,12 @@ class _Together:
         items = dataclasses.fields(kind)
         if len(items) != len(parts):
             raise ValueError(f"{name} has {len(items)} fields, not {len(parts)}")
-        made: Any = object.__new__(kind)
+        instance: Any = object.__new__(kind)
         for item, check, value in zip(items, _checks(kind), self.parts(parts), strict=True):
             if not check(value):
                 raise ValueError(f"{name}.{item.name} cannot be a {type(value).__name__}")
-            object.__setattr__(made, item.name, value)
-        return made
+            object.__setattr__(instance, item.name, value)
+        return instance
 
 
 def _pairs(parts: list[Any]) -> dict[Any, Any]:
@@ -277,12 +277,12 @@ def _classes() -> dict[str, type]:
         for package in PACKAGES
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__)
     ]
-    found = {}
+    classes = {}
     for name in (*MODULES, *within):
         for kind in vars(importlib.import_module(name)).values():
             if isinstance(kind, type) and kind.__module__ == name and _is_record(kind):
-                found[f"{name}.{kind.__qualname__}"] = kind
-    return found
+                classes[f"{name}.{kind.__qualname__}"] = kind
+    return classes
 
 
 def _is_record(kind: type) -> bool:

@@ -195,7 +195,7 @@ def _cut(
 
 def _crossing_bytes(graph: Graph) -> np.ndarray:
     """Bytes computed before each operator that the forward reads from there on: int64[ops + 1]."""
-    made: dict[int, int] = {}
+    makers: dict[int, int] = {}
     until: dict[int, int] = {}
     for op in graph.ops:
         if op.direction != Direction.FORWARD:
@@ -204,9 +204,9 @@ def _crossing_bytes(graph: Graph) -> np.ndarray:
             until[graph.values[value].storage] = op.id
         for output in op.outputs:
             if output is not None:
-                made.setdefault(graph.values[output].storage, op.id)
+                makers.setdefault(graph.values[output].storage, op.id)
     change = np.zeros(len(graph.ops) + 2, dtype=np.int64)
-    for storage, maker in made.items():
+    for storage, maker in makers.items():
         if storage in until and graph.storages[storage].role not in _GIVEN:
             change[maker + 1] += storage_bytes(graph, storage)
             change[until[storage] + 1] -= storage_bytes(graph, storage)

@@ -62,19 +62,19 @@ def not_comparable(a: Report, b: Report) -> dict[str, str]:
     """
     kinds = a.meta["kind"], b.meta["kind"]
     samples = [_samples(report) for report in (a, b)]
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     if len(a.ops) and len(b.ops) and not _in_common(a, b):
-        found = dict.fromkeys(_OF_A_MODEL, "A and B have no operator in common: two other models")
+        reasons = dict.fromkeys(_OF_A_MODEL, "A and B have no operator in common: two other models")
     if kinds[0] != kinds[1]:
-        found = dict.fromkeys(_OF_A_MODEL, f"A is {kinds[0]} and B is {kinds[1]}")
+        reasons = dict.fromkeys(_OF_A_MODEL, f"A is {kinds[0]} and B is {kinds[1]}")
     if samples[0] != samples[1]:
         words = f"it is of {samples[0]:,} samples in A and of {samples[1]:,} in B"
-        found.setdefault(UPDATE, f"{words}; {SAMPLE!r} compares them")
+        reasons.setdefault(UPDATE, f"{words}; {SAMPLE!r} compares them")
     for what, _, measure in _MEASURES:
         for name, report in zip("AB", (a, b), strict=True):
             if what in _OF_A_MODEL and not measure(report) > 0:
-                found[what] = f"{name} has none ({report.path}: it is {report.meta['state']})"
-    return found
+                reasons[what] = f"{name} has none ({report.path}: it is {report.meta['state']})"
+    return reasons
 
 
 def _in_common(a: Report, b: Report) -> bool:

@@ -135,9 +135,9 @@ def critical_path(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFr
     tasks, path = chain_of(report, run, iteration)
     steps = _steps(report.body_steps, _pieces(tasks, path))
     keys = [name for name in steps.columns if name not in ("times", "cycles")]
-    found = steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
-    found = found[found["cycles"] > 0]
-    return found.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+    rows = steps.groupby(keys, as_index=False, sort=False)[["times", "cycles"]].sum()
+    rows = rows[rows["cycles"] > 0]
+    return rows.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
 
 
 def _pieces(tasks: pd.DataFrame, path: Chain) -> pd.DataFrame:
@@ -193,8 +193,8 @@ def waterfall(path: pd.DataFrame) -> pd.DataFrame:
     phases = [phase for phase in (*records.PHASES, WAITING) if phase in table.columns]
     table = table.reindex([cause for cause in CAUSES if cause in table.index])[phases]
     total = table.sum(axis=1)
-    found = table.assign(cycles=total, share=total / max(1, int(total.sum())))
-    return found.rename_axis(columns=None).reset_index()
+    summed = table.assign(cycles=total, share=total / max(1, int(total.sum())))
+    return summed.rename_axis(columns=None).reset_index()
 
 
 def entries(path: pd.DataFrame) -> pd.DataFrame:
@@ -213,10 +213,10 @@ def entries(path: pd.DataFrame) -> pd.DataFrame:
     about = ["task", "direction", "step", "op", "tensor", "name"]
     steps = groups.groupby([*whole, *about], sort=False, as_index=False)[["times", "cycles"]].sum()
     steps = steps.sort_values("cycles", ascending=False, kind="stable")
-    found = steps.groupby(whole, sort=False, as_index=False).first()
-    found = found.rename(columns={"cycles": "of_which"})
+    rows = steps.groupby(whole, sort=False, as_index=False).first()
+    rows = rows.rename(columns={"cycles": "of_which"})
     sums = steps.groupby(whole, sort=False, as_index=False)["cycles"].sum()
-    found = found.merge(sums, on=whole)
-    found["share"] = found["cycles"] / max(1, int(path["cycles"].sum()))
-    found = found.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
-    return found[["cause", "ipu", "stage", "cycles", "share", *about, "times", "of_which"]]
+    rows = rows.merge(sums, on=whole)
+    rows["share"] = rows["cycles"] / max(1, int(path["cycles"].sum()))
+    rows = rows.sort_values("cycles", ascending=False, kind="stable", ignore_index=True)
+    return rows[["cause", "ipu", "stage", "cycles", "share", *about, "times", "of_which"]]

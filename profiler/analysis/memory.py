@@ -18,11 +18,11 @@ def fullest_tiles(report: Report) -> np.ndarray:
 
     The extent of one that overflows: int64[ipu].
     """
-    found = []
+    tiles = []
     for ipu in range(report.target.ipus_per_replica):
         row = report.tiles(ipu).iloc[fullest(report, ipu)]
-        found.append(int(row["total"] if row["overflow"] else row["peak"]))
-    return np.array(found, dtype=np.int64)
+        tiles.append(int(row["total"] if row["overflow"] else row["peak"]))
+    return np.array(tiles, dtype=np.int64)
 
 
 def fullest(report: Report, ipu: int) -> int:

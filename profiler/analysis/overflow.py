@@ -34,12 +34,12 @@ def overflows(report: Report) -> list[Overflow]:
     As `ipu_exec.compiler.overflow.find_overflow` finds it: over the whole tile, or over region 0,
     the only place for code.
     """
-    found = []
+    overflowing = []
     for ipu in range(report.target.ipus_per_replica):
         over = list(_of_ipu(report, ipu))
         if over:
-            found.append(max(over, key=lambda one: one.bytes_over))
-    return found
+            overflowing.append(max(over, key=lambda one: one.bytes_over))
+    return overflowing
 
 
 def _of_ipu(report: Report, ipu: int) -> Iterator[Overflow]:

@@ -34,14 +34,14 @@ def program_cycles(report: Report) -> np.ndarray:
     ends = subtree_ends(parents)
     spent = _step_cycles(report)
     leaf = np.array([row_of.get(id, -1) for id in steps["program"].tolist()], dtype=np.int64)
-    found = np.zeros(len(tree), dtype=np.int64)
+    cycles = np.zeros(len(tree), dtype=np.int64)
     for ipu in np.unique(steps["ipu"]).tolist():
         here = (steps["ipu"] == ipu) & (leaf >= 0)
         own = np.zeros(len(tree), dtype=np.int64)
         np.add.at(own, leaf[here], spent[here])
         running = np.append(0, np.cumsum(own))
-        found = np.maximum(found, running[ends] - running[:-1])
-    return found
+        cycles = np.maximum(cycles, running[ends] - running[:-1])
+    return cycles
 
 
 def _step_cycles(report: Report) -> np.ndarray:
@@ -66,9 +66,9 @@ def _step_cycles(report: Report) -> np.ndarray:
 def _external_syncs(report: Report) -> dict[int, int]:
     """IPU -> row of its first external sync, for those that have one."""
     steps = report.columns_of(records.Step)
-    found: dict[int, int] = {}
+    syncs: dict[int, int] = {}
     columns = zip(steps["type"], steps["purpose"], steps["ipu"].tolist(), strict=True)
     for row, (kind, purpose, ipu) in enumerate(columns):
         if trace.step_kind(kind, purpose) == "external sync":
-            found.setdefault(ipu, row)
-    return found
+            syncs.setdefault(ipu, row)
+    return syncs

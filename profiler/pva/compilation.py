@@ -34,8 +34,8 @@ class Graph(Shown):
         """Vertices of one replica, over all tiles."""
         counts = [count for kinds in self._model.vertices.values() for _, _, count in kinds]
         unique, times = np.unique(np.array(counts, dtype=np.int64), return_counts=True)
-        found = zip(unique.tolist(), times.tolist(), strict=True)
-        return sum(int(self._model.report.vector(id).sum()) * often for id, often in found)
+        uses = zip(unique.tolist(), times.tolist(), strict=True)
+        return sum(int(self._model.report.vector(id).sum()) * often for id, often in uses)
 
     @property
     def numVars(self) -> int:

@@ -64,13 +64,13 @@ def _steps_of(model: Model, ids: np.ndarray, ipu: np.ndarray, waits: np.ndarray)
     """
     known = model.steps["id"]
     order = np.argsort(known, kind="stable")
-    found = np.full(len(ids), -1, dtype=np.int64)
+    steps = np.full(len(ids), -1, dtype=np.int64)
     real = ids >= 0
     if not len(known):
-        return found
-    found[real] = order[np.searchsorted(known, ids[real], sorter=order)]
-    found[waits] = model.external_sync[ipu[waits]]
-    return found
+        return steps
+    steps[real] = order[np.searchsorted(known, ids[real], sorter=order)]
+    steps[waits] = model.external_sync[ipu[waits]]
+    return steps
 
 
 def _steps_together(
@@ -227,12 +227,12 @@ class ExecutionStep(Shown):
     @property
     def cyclesByTile(self) -> list[int]:
         """Cycles on each tile of the device; 0 on those that take no part."""
-        found = {}
+        cycles = {}
         for part in self._parts:
             step, ipu = int(self._iteration.step[part]), int(self._iteration.ipu[part])
             taken = int(self._iteration.end[part] - self._iteration.start[part])
-            found[ipu] = self._model.cycles_by_tile(step, taken)
-        return self._model.over_device(found)
+            cycles[ipu] = self._model.cycles_by_tile(step, taken)
+        return self._model.over_device(cycles)
 
     @property
     def computeSets(self) -> list[ExecutedComputeSet]:

@@ -115,11 +115,11 @@ class Model:
     @cached_property
     def children(self) -> dict[int, list[int]]:
         """Where a program is in `tree` -> where its children are."""
-        found: dict[int, list[int]] = {}
+        by_parent: dict[int, list[int]] = {}
         for at, parent in enumerate(self.tree["parent"].tolist()):
             if parent >= 0:
-                found.setdefault(self.node_of[parent], []).append(at)
-        return found
+                by_parent.setdefault(self.node_of[parent], []).append(at)
+        return by_parent
 
     @cached_property
     def steps(self) -> dict[str, np.ndarray]:
@@ -152,12 +152,12 @@ class Model:
 
         Itself, but for steps that an outlined one stands for.
         """
-        found = np.arange(len(self.tree["id"]), dtype=np.int64)
+        nodes = np.arange(len(self.tree["id"]), dtype=np.int64)
         for at, code in enumerate(self.steps["code"].tolist()):
             first = self.step_of.get(code, at)
             if self.steps["ipu"][first] == self.steps["ipu"][at]:
-                found[self.steps["node"][at]] = self.steps["node"][first]
-        return found
+                nodes[self.steps["node"][at]] = self.steps["node"][first]
+        return nodes
 
     @cached_property
     def own_code(self) -> np.ndarray:
@@ -188,19 +188,19 @@ class Model:
     @cached_property
     def order(self) -> list[np.ndarray]:
         """Of each modelled IPU, where its steps (by position) are in `steps`."""
-        found = []
+        ordered = []
         for ipu in range(self.ipus):
             here = np.flatnonzero(self.steps["ipu"] == ipu)
-            found.append(here[np.argsort(self.steps["position"][here], kind="stable")])
-        return found
+            ordered.append(here[np.argsort(self.steps["position"][here], kind="stable")])
+        return ordered
 
     @cached_property
     def external_sync(self) -> np.ndarray:
         """Of each modelled IPU, where its first external sync is in `steps`; -1: it has none."""
-        found = np.full(self.ipus, -1, dtype=np.int64)
+        first_syncs = np.full(self.ipus, -1, dtype=np.int64)
         syncs = np.flatnonzero(self.steps["kind"] == "external sync")[::-1]
-        found[self.steps["ipu"][syncs]] = syncs
-        return found
+        first_syncs[self.steps["ipu"][syncs]] = syncs
+        return first_syncs
 
     @cached_property
     def program_names(self) -> list[str]:
@@ -303,11 +303,11 @@ class Model:
     @cached_property
     def of_ipu(self) -> list[tuple[IpuVariables, np.ndarray]]:
         """Of each modelled IPU its variables, and where they are in `variables`."""
-        found = []
+        rows = []
         for ipu in range(self.ipus):
             variables = self.report.ipu_variables(ipu)
-            found.append((variables, np.flatnonzero(self.variables["ipu"] == ipu)))
-        return found
+            rows.append((variables, np.flatnonzero(self.variables["ipu"] == ipu)))
+        return rows
 
     @cached_property
     def classes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -330,22 +330,22 @@ class Model:
     def piece_arrays_of(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Tiles of its IPU that hold some of the variable at ``row``, and the bytes on each."""
         vector = int(self.variables["tile_bytes"][row])
-        found = self._pieces.get(vector)
-        if found is None:
+        pieces = self._pieces.get(vector)
+        if pieces is None:
             values = self.report.vector(vector)
             tiles = np.flatnonzero(values)
-            found = self._pieces[vector] = tiles, values[tiles]
-        return found
+            pieces = self._pieces[vector] = tiles, values[tiles]
+        return pieces
 
     def pieces_of(self, row: int) -> tuple[list[int], list[int]]:
         """The same as lists, tiles counted over the device; variables that lie alike share them."""
         key = int(self.variables["tile_bytes"][row]), int(self.variables["ipu"][row])
-        found = self._piece_lists.get(key)
-        if found is None:
+        pieces = self._piece_lists.get(key)
+        if pieces is None:
             tiles, size = self.piece_arrays_of(row)
-            found = (tiles + key[1] * self.tiles).tolist(), size.tolist()
-            self._piece_lists[key] = found
-        return found
+            pieces = (tiles + key[1] * self.tiles).tolist(), size.tolist()
+            self._piece_lists[key] = pieces
+        return pieces
 
     def vector_of(self, row: int) -> np.ndarray:
         """Bytes over the tiles of its IPU, of the variable at ``row``."""
@@ -416,7 +416,7 @@ class Model:
         A profile of format 1 knows only what it makes.
         """
         row_of = {int(id): row for row, id in enumerate(self.variables["id"].tolist())}
-        found: dict[int, list[int]] = {}
+        by_op: dict[int, list[int]] = {}
         knows = self.report.format >= 2
         pairs = (
             self.report.columns_of(records.Use)
@@ -425,8 +425,8 @@ class Model:
         )
         for op, variable in zip(pairs["op"].tolist(), pairs["variable"].tolist(), strict=True):
             if op >= 0 and variable in row_of:
-                found.setdefault(op, []).append(row_of[variable])
-        return found
+                by_op.setdefault(op, []).append(row_of[variable])
+        return by_op
 
     def variables_of_step(self, step: int) -> list[int]:
         """Rows of the variables that a step's operator uses and that live at it.
@@ -450,11 +450,11 @@ class Model:
     def _data_of_op(self) -> dict[int, np.ndarray]:
         """`variables_of_op` without what programs have by tile."""
         counted = np.isin(self.variables["category"], OF_PROGRAMS)
-        found = {}
+        by_op = {}
         for op, rows in self.variables_of_op.items():
             every = np.array(rows, dtype=np.int64)
-            found[op] = every[~counted[every]]
-        return found
+            by_op[op] = every[~counted[every]]
+        return by_op
 
     @cached_property
     def _data_of_step(self) -> dict[int, np.ndarray]:
@@ -464,22 +464,22 @@ class Model:
         """
         columns, steps = self.variables, self.steps
         data = ~np.isin(columns["category"], OF_PROGRAMS)
-        found = {}
+        by_step = {}
         for step in np.flatnonzero(steps["op"] < 0).tolist():
             tensor = int(steps["tensor"][step])
             mine = columns["step"] == steps["id"][step]
             if tensor >= 0:
                 mine |= columns["tensor"] == tensor
-            found[step] = np.flatnonzero(mine & data)
-        return found
+            by_step[step] = np.flatnonzero(mine & data)
+        return by_step
 
     @cached_property
     def _stack_of_ipu(self) -> dict[int, list[int]]:
         """Modelled IPU -> rows of its stacks."""
-        found: dict[int, list[int]] = {}
+        by_ipu: dict[int, list[int]] = {}
         for row in np.flatnonzero(self.variables["category"] == "stack").tolist():
-            found.setdefault(int(self.variables["ipu"][row]), []).append(row)
-        return found
+            by_ipu.setdefault(int(self.variables["ipu"][row]), []).append(row)
+        return by_ipu
 
     @cached_property
     def code_of_exchange(self) -> dict[int, int]:
@@ -509,7 +509,7 @@ class Model:
         """
         at = int(self.code_node[at])
         low, high = np.searchsorted(self.steps["node"], (at, self.subtree_end[at]))
-        found = {}
+        by_ipu = {}
         for ipu in np.unique(self.steps["ipu"][low:high]).tolist():
             whole, _ = self.category(ipu, "controlCode", False)
             shares = self._control_shares[ipu]
@@ -517,10 +517,10 @@ class Model:
             number = np.sort(shares[here][shares[here] >= 0])
             count = int(shares.max(initial=-1)) + 1
             breaks = np.flatnonzero(np.diff(number) != 1) + 1
-            found[ipu] = np.zeros_like(whole)
+            by_ipu[ipu] = np.zeros_like(whole)
             for run in np.split(number, breaks) if len(number) else ():
-                found[ipu] += whole * (run[-1] + 1) // count - whole * run[0] // count
-        return found
+                by_ipu[ipu] += whole * (run[-1] + 1) // count - whole * run[0] // count
+        return by_ipu
 
     @cached_property
     def _control_shares(self) -> list[np.ndarray]:
@@ -529,13 +529,13 @@ class Model:
         By modelled IPU; -1 for a step of another IPU, or one that runs the code of a step before
         it.
         """
-        found = []
+        shares = []
         for order in self.order:
             number = np.full(len(self.steps["id"]), -1, dtype=np.int64)
             own = order[self.own_code[order]]
             number[own] = np.arange(len(own))
-            found.append(number)
-        return found
+            shares.append(number)
+        return shares
 
     # -- compute sets ---
 
@@ -555,7 +555,7 @@ class Model:
                 kinds["id"].tolist(), kinds["name"], kinds["state_bytes"].tolist(), strict=True
             )
         }
-        found: dict[int, list[tuple[str, int, int]]] = {}
+        by_type: dict[int, list[tuple[str, int, int]]] = {}
         rows = zip(
             use["compute_set"].tolist(),
             use["vertex_type"].tolist(),
@@ -563,8 +563,8 @@ class Model:
             strict=True,
         )
         for compute_set, type, count in rows:
-            found.setdefault(compute_set, []).append((*kind.get(type, ("unknown", 0)), count))
-        return found
+            by_type.setdefault(compute_set, []).append((*kind.get(type, ("unknown", 0)), count))
+        return by_type
 
     @cached_property
     def vertex_sizes(self) -> dict[str, int]:
@@ -613,5 +613,5 @@ class Model:
             self._recent[key] = make()
             while len(self._recent) > _KEPT:
                 self._recent.popitem(last=False)
-        found: T = self._recent[key]
-        return found
+        answer: T = self._recent[key]
+        return answer

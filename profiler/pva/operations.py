@@ -174,15 +174,15 @@ class OperationAnalysis:
         steps_of: dict[int, list[int]] = {}
         for step, op in enumerate(model.steps["op"].tolist()):
             steps_of.setdefault(op, []).append(step)
-        found = []
+        operations = []
         columns = {str(name): ops[name].tolist() for name in ops}
         rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         for id, row in zip(ops.index.tolist(), rows, strict=True):
-            found.append(
+            operations.append(
                 Operation(model, row["popart_name"], self._context(id, row), steps_of.get(id, []))
             )
-        found += self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1) + 1)
-        return _in_program_order(found)
+        operations += self._without(steps_of.get(-1, []), 2 * (max(ops.index, default=-1) + 1) + 1)
+        return _in_program_order(operations)
 
     @cached_property
     def _tensor_names(self) -> list[str]:
@@ -192,12 +192,12 @@ class OperationAnalysis:
         """
         variables = self._model.variables
         first: dict[int, str] = {}
-        found = []
+        names = []
         columns = (variables[name] for name in ("name", "tensor", "role"))
         for name, tensor, role in zip(*columns, strict=True):
             whole = tensor >= 0 and role != Role.STASH
-            found.append(first.setdefault(int(tensor), str(name)) if whole else str(name))
-        return found
+            names.append(first.setdefault(int(tensor), str(name)) if whole else str(name))
+        return names
 
     def _context(self, id: int, row: dict[str, Any]) -> DebugContext:
         variables = self._model.variables
@@ -208,8 +208,8 @@ class OperationAnalysis:
             if variables["category"][i] == "variable" and variables["role"][i] != "temporary"
         ]
         own = [i for i in tensors if variables["op"][i] == id and variables["role"][i] in _MADE]
-        made = {self._tensor_names[i] for i in own}
-        read = {self._tensor_names[i] for i in tensors} - made
+        own_names = {self._tensor_names[i] for i in own}
+        read = {self._tensor_names[i] for i in tensors} - own_names
         place = Location(row["file"], row["line"])
         kind = _kind(row["popart_name"])
         about = {
@@ -229,7 +229,7 @@ class OperationAnalysis:
             "instanceId": str(id),
             "opid": kind,
             "inputs": sorted(read),
-            "outputs": sorted(made),
+            "outputs": sorted(own_names),
             "attributes": {"flops": row["flops"], "cycles": row["cycles"], "plan": row["plan"]},
             "parentId": parent.id,
         }
@@ -239,7 +239,7 @@ class OperationAnalysis:
         bodies = self._model.report.bodies
         name_of = dict(zip(bodies["body"].tolist(), bodies["name"].tolist(), strict=True))
         body_of = self._model.steps["body"]
-        found: list[Operation] = []
+        entries: list[Operation] = []
         for body in np.unique(body_of[steps]).tolist() if steps else []:
             here = [step for step in steps if body_of[step] == body]
             name = name_of.get(body, "")
@@ -250,6 +250,6 @@ class OperationAnalysis:
                 "inputs": [],
                 "outputs": [],
             }
-            context = DebugContext(first + len(found), name, Location("", 0), fields)
-            found.append(Operation(self._model, "", context, here))
-        return found
+            context = DebugContext(first + len(entries), name, Location("", 0), fields)
+            entries.append(Operation(self._model, "", context, here))
+        return entries

@@ -46,15 +46,15 @@ def sizes(
     grouped: dict[str, int] = dict.fromkeys(CATEGORIES, 0) if categories else {}
     for name in OWN_NAME:
         grouped.pop(name, None)
-    found = []
+    counts = []
     names, kinds = model.variables["name"], model.variables["category"]
     for row, taken in zip(rows.tolist(), size.tolist(), strict=True):
         if kinds[row] in OWN_NAME:
-            found.append(VariableSize((id(model), row), str(names[row]), taken))
+            counts.append(VariableSize((id(model), row), str(names[row]), taken))
         else:
             grouped[str(kinds[row])] = grouped.get(str(kinds[row]), 0) + taken
     return [
-        *found,
+        *counts,
         *(VariableSize((id(model), name), name, taken) for name, taken in grouped.items()),
     ]
 

@@ -142,13 +142,13 @@ def _choices(report: Report, pipelined_training: bool) -> tuple[Choice, ...]:
 
 def _proportions(options: dict[str, Any]) -> tuple[tuple[str, float], ...]:
     """By IPU, a placement file's before the script's; empty where a stranger's make no sense."""
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for name in ("availableMemoryProportion", "placementProportions"):
         said = options.get(name)
         for ipu, share in said.items() if isinstance(said, dict) else ():
             if str(ipu).isdecimal() and isinstance(share, (int, float)):
-                found[str(ipu)] = float(share)
-    return tuple(sorted(found.items()))
+                shares[str(ipu)] = float(share)
+    return tuple(sorted(shares.items()))
 
 
 def _reduce_cycles(report: Report) -> int:

@@ -60,9 +60,9 @@ def least_update(
     ``choices``: ways of saving memory that each stage may take; ``together``: groups of Blocks that
     must be on one IPU.
     """
-    found = LeastUpdate(known, assignment_cycles(costs, known), 0)
+    least = LeastUpdate(known, assignment_cycles(costs, known), 0)
     # one stage too many Blocks in a better split: all its work is done one after the other
-    most = found.total // counted_micro_batches(costs, len(known.ipus))
+    most = least.total // counted_micro_batches(costs, len(known.ipus))
     apart = len(set(known.ipus)) == len(known.ipus)
     table = interval_costs(costs, len(known.ipus), choices, max(1, most), together if apart else ())
     search = _Search(costs, table, known.ipus, together)
@@ -71,10 +71,10 @@ def least_update(
         many = ways > _WAYS[0]
         if many and ways * width * len(known.ipus) > _CELLS and not search.few(ways):
             continue
-        found = search.run(found, ways)
-        if found.total - found.bound <= _NEAR * found.total * (found.bound < found.total):
+        least = search.run(least, ways)
+        if least.total - least.bound <= _NEAR * least.total * (least.bound < least.total):
             break
-    return found
+    return least
 
 
 @dataclass(frozen=True)
@@ -308,21 +308,21 @@ class _Search:
         each = len(self.table.choices) ** self.stages
         return comb(self.count - 1, self.stages - 1) * each <= ways
 
-    def run(self, found: LeastUpdate, most: int) -> LeastUpdate:
+    def run(self, least: LeastUpdate, most: int) -> LeastUpdate:
         """A better split than ``found``, or a better bound, with at most so many ways at a time."""
         zero = np.zeros(1, dtype=np.int64)
         none = np.zeros((1, 0), dtype=np.int32)
         ways = _Ways(zero, zero, zero, zero, zero, zero, zero, none, none)
         merged = False
         for k in range(self.stages):
-            ways = self._further(k, ways, found.total)
+            ways = self._further(k, ways, least.total)
             if len(ways.begin) > most:
                 ways, merged = _alike(ways, most), True
-        floor = int(ways.bound.min(initial=found.total)) if merged else found.total
+        floor = int(ways.bound.min(initial=least.total)) if merged else least.total
         if merged:
             ways = ways.where(np.argsort(ways.bound, kind="stable")[:_TRIED])
-        found = self._least_of(ways, found)
-        return replace(found, bound=max(found.bound, min(found.total, floor)))
+        least = self._least_of(ways, least)
+        return replace(least, bound=max(least.bound, min(least.total, floor)))
 
     def _further(self, k: int, ways: _Ways, known: int) -> _Ways:
         """The ways with stage k that may take less than ``known`` cycles."""
@@ -371,18 +371,18 @@ class _Search:
             row,
         )
         bound = np.maximum(longer.bound, self._bound(k + 1, longer))
-        kept = np.flatnonzero(bound < known)
-        chosen = np.full((len(kept), 1), choice, dtype=np.int32)
-        begins = first[kept, None].astype(np.int32)
+        open_states = np.flatnonzero(bound < known)
+        chosen = np.full((len(open_states), 1), choice, dtype=np.int32)
+        begins = first[open_states, None].astype(np.int32)
         return replace(
             replace(longer, bound=bound, starts=ways.starts[row], choice=ways.choice[row]).where(
-                kept
+                open_states
             ),
-            starts=np.concatenate([ways.starts[row[kept]], begins], axis=1),
-            choice=np.concatenate([ways.choice[row[kept]], chosen], axis=1),
+            starts=np.concatenate([ways.starts[row[open_states]], begins], axis=1),
+            choice=np.concatenate([ways.choice[row[open_states]], chosen], axis=1),
         )
 
-    def _least_of(self, ways: _Ways, found: LeastUpdate) -> LeastUpdate:
+    def _least_of(self, ways: _Ways, least: LeastUpdate) -> LeastUpdate:
         """The quickest of these splits and ``found`` that fits."""
         splits = ManySplits(
             ways.starts.astype(np.int64),
@@ -392,7 +392,7 @@ class _Search:
         )
         totals = total_cycles(self.costs, splits)
         for row in np.argsort(totals, kind="stable").tolist():
-            if totals[row] >= found.total:
+            if totals[row] >= least.total:
                 break
             tried = self._assignment(ways.starts[row], ways.choice[row])
             if not self._fits(tried):
@@ -400,9 +400,9 @@ class _Search:
             total = int(totals[row])
             if self.costs.streams.across:
                 total = what_if(self.costs, tried).total
-            if total < found.total:
-                found = replace(found, assignment=tried, total=total)
-        return found
+            if total < least.total:
+                least = replace(least, assignment=tried, total=total)
+        return least
 
     def _assignment(self, starts: np.ndarray, choice: np.ndarray) -> Assignment:
         chosen = tuple(self.table.choices[number] for number in choice.tolist())

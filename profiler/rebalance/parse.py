@@ -21,8 +21,8 @@ _FORMS = (
 
 def profiled(costs: Costs) -> Assignment:
     """The split that was profiled. ValueError where its stages do not follow the Blocks' order."""
-    made = Assignment.of(costs.stage.tolist(), costs.ipus)
-    return replace(made, choices=costs.choices)
+    assignment = Assignment.of(costs.stage.tolist(), costs.ipus)
+    return replace(assignment, choices=costs.choices)
 
 
 def parse_assignment(

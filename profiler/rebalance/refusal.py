@@ -79,15 +79,15 @@ def _remedy(costs: Costs, near: Assignment) -> str:
 
 
 def _neighbours(assignment: Assignment, count: int) -> list[Assignment]:
-    found = []
+    neighbours = []
     for k in range(1, len(assignment.starts)):
         for step in (-1, 1):
             starts = list(assignment.starts)
             starts[k] += step
             edges = [*starts, count]
             if edges[k - 1] < edges[k] < edges[k + 1]:
-                found.append(replace(assignment, starts=tuple(starts)))
-    return found
+                neighbours.append(replace(assignment, starts=tuple(starts)))
+    return neighbours
 
 
 def _verdicts(costs: Costs, assignment: Assignment) -> tuple[Verdict, ...]:

@@ -162,7 +162,7 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
     ``inference``, else for all below it. What is not there is in the list as it was given: opening
     it says what is wrong.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for pattern in patterns:
         given = Path(pattern)
         named = (
@@ -175,8 +175,8 @@ def find_profiles(patterns: Iterable[str]) -> list[Path]:
                 f"{pattern}: nothing matches. Give a profile.pop or a directory", UNREADABLE
             )
         for path in named or [given]:
-            found += _within(path)
-    return list(dict.fromkeys(found))
+            paths += _within(path)
+    return list(dict.fromkeys(paths))
 
 
 def _within(path: Path) -> list[Path]:
@@ -188,12 +188,12 @@ def _within(path: Path) -> list[Path]:
 
 def _below(directory: Path) -> list[Path]:
     """Every ``profile.pop`` below a directory, but for what is hidden (``.venv``, ``.git``)."""
-    found = []
+    paths = []
     for here, folders, files in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if "profile.pop" in files:
-            found.append(Path(here) / "profile.pop")
-    return found
+            paths.append(Path(here) / "profile.pop")
+    return paths
 
 
 def find_one(pattern: str) -> Path:
@@ -201,13 +201,13 @@ def find_one(pattern: str) -> Path:
 
     CommandError where it stands for several runs.
     """
-    found = find_profiles([pattern])
-    if len({path.parent.parent if path.parent.name in KINDS else path for path in found}) > 1:
-        some = ", ".join(str(path) for path in found[:3]) + (", ..." if len(found) > 3 else "")
+    paths = find_profiles([pattern])
+    if len({path.parent.parent if path.parent.name in KINDS else path for path in paths}) > 1:
+        some = ", ".join(str(path) for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
         raise CommandError(
-            f"{pattern} stands for {len(found)} profiles ({some}): this takes one of them", USAGE
+            f"{pattern} stands for {len(paths)} profiles ({some}): this takes one of them", USAGE
         )
-    return next((path for path in found if path.parent.name == KINDS[0]), found[0])
+    return next((path for path in paths if path.parent.name == KINDS[0]), paths[0])
 
 
 def open_one(args: argparse.Namespace) -> Report:

@@ -123,30 +123,30 @@ def _said(value: float, unit: str) -> str:
 
 
 def _rule(words: str) -> tuple[str, float]:
-    found = _RULE.fullmatch(words.strip())
-    if found is None:
+    match = _RULE.fullmatch(words.strip())
+    if match is None:
         raise argparse.ArgumentTypeError(
             f"{words!r} is not a rule; write cycles>+3%, sample>+3%, memory>+3% or stage>+3%"
         )
-    return found[1], float(found[2]) / 100
+    return match[1], float(match[2]) / 100
 
 
 def _broken(
     sums: pd.DataFrame, rules: list[tuple[str, float]], reasons: dict[str, str]
 ) -> list[str]:
     """What is worse than a rule allows, or cannot be held against it."""
-    found = []
+    broken = []
     for name, most in rules:
         what = _MEASURES[name]
         row = sums[sums["what"] == what].iloc[0]
         if what in reasons:
-            found.append(f"{name} cannot be compared: {reasons[what]}")
+            broken.append(f"{name} cannot be compared: {reasons[what]}")
         elif row["ratio"] - 1 > most:
-            found.append(
+            broken.append(
                 f"{name} {row['ratio'] - 1:+.1%}, more than {most:+.1%}: {row['a']:,.0f} to"
                 f" {row['b']:,.0f} {row['unit']}"
             )
-    return found
+    return broken
 
 
 def _does_not_fit(a: Report, b: Report) -> list[str]:

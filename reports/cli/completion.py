@@ -53,14 +53,14 @@ class Command:
 
 def commands_of(parser: argparse.ArgumentParser) -> list[Command]:
     """What can be completed, read off a parser with subcommands."""
-    found = []
+    commands = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
-            found += [
+            commands += [
                 _command(name, helps.get(name, ""), sub) for name, sub in action.choices.items()
             ]
-    return found
+    return commands
 
 
 def _command(name: str, help: str, parser: argparse.ArgumentParser) -> Command:

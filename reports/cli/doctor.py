@@ -136,11 +136,9 @@ def _stages(report: Report) -> str:
         for stage, cycles in zip(
             report.stages["stage"], report.stages[f"{direction}_cycles"], strict=True
         ):
-            found = cycles_of.get((stage, direction), cycles)
-            if found != cycles:
-                return (
-                    f"stage {stage} {direction}: {cycles:,} cycles, but its bodies have {found:,}"
-                )
+            cost = cycles_of.get((stage, direction), cycles)
+            if cost != cycles:
+                return f"stage {stage} {direction}: {cycles:,} cycles, but its bodies have {cost:,}"
     return ""
 
 

@@ -39,16 +39,16 @@ def run(args: argparse.Namespace) -> int:
         from profiler.insights import Insight, insights
         from reports.tables import Column, Page, Table, say, sentence
 
-        found = insights(report)
+        findings = insights(report)
         names = list(Insight.__dataclass_fields__)
-        frame = pd.DataFrame([asdict(one) for one in found], columns=pd.Index(names))
-        gains = [f"{'<= ' if one.at_most else ''}{one.gain_cycles:,}" for one in found]
+        frame = pd.DataFrame([asdict(one) for one in findings], columns=pd.Index(names))
+        gains = [f"{'<= ' if one.at_most else ''}{one.gain_cycles:,}" for one in findings]
         columns = (Column("gain", "gain,\ncycles", str), Column("title", "finding", sentence))
         shown = frame.assign(gain=gains) if args.form == "text" else frame
         table = Table("insights", shown, columns, most=common.top(args))
         lines = [
             say(f"{at}. {one.detail} {one.action[0].upper()}{one.action[1:]}.")
-            for at, one in enumerate(found[: common.top(args)], 1)
+            for at, one in enumerate(findings[: common.top(args)], 1)
         ]
         return Page(str(report.path), (table, *lines))
 

@@ -65,14 +65,14 @@ def answers(
         (args.prices, _prices),
         (args.blame, _blame),
     ]
-    found: list[Part] = []
+    parts: list[Part] = []
     try:
         for given, answer in wanted:
             if given:
-                found += answer(report, costs, split, choices, args)
+                parts += answer(report, costs, split, choices, args)
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
-    return found
+    return parts
 
 
 def _percent(words: str) -> float:
@@ -168,30 +168,30 @@ def _inside(
     from reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
-    found = best_block_cut(report, costs, _stages(split))
+    cut = best_block_cut(report, costs, _stages(split))
     block = costs.names[int((costs.cycles.work).argmax())]
-    if found is None:
+    if cut is None:
         words = (
             f"No cut inside Block {block}, the longest, makes it quicker on {_stages(split)} IPUs."
         )
         return [Facts("inside", (Fact("block", block), Fact("after", ""))), say(words)]
-    total, now = found.split.prediction.total, split.prediction.total
-    spans = _sizes(found.costs, found.split.prediction.assignment.starts)
+    total, now = cut.split.prediction.total, split.prediction.total
+    spans = _sizes(cut.costs, cut.split.prediction.assignment.starts)
     return [
         Facts(
             "inside",
             (
                 Fact("block", block),
-                Fact("after", found.name),
-                Fact("before", found.before),
-                Fact("bytes_over", found.bytes_over),
+                Fact("after", cut.name),
+                Fact("before", cut.before),
+                Fact("bytes_over", cut.bytes_over),
                 Fact("cycles", total),
                 Fact("split", spans),
             ),
         ),
         say(
-            f"Cut inside {block} before {found.before}: {total:,} cycles instead of {now:,}"
-            f" ({total / now - 1:+.1%}), {found.bytes_over:,} bytes over the cut; then {spans}"
+            f"Cut inside {block} before {cut.before}: {total:,} cycles instead of {now:,}"
+            f" ({total / now - 1:+.1%}), {cut.bytes_over:,} bytes over the cut; then {spans}"
             " Blocks a stage."
         ),
     ]
@@ -203,24 +203,24 @@ def _bubble(
     from profiler.rebalance.accumulation import least_accumulation
     from reports.tables import Fact, Facts, say
 
-    found = least_accumulation(costs, split.prediction.assignment, args.bubble)
+    least = least_accumulation(costs, split.prediction.assignment, args.bubble)
     name = "Gradient accumulation" if costs.training else "Device iterations"
     words = (
-        f"{name} of {found.micro_batches} or more keeps ramps and weight update under"
-        f" {args.bubble:.1%} of the time (it is {costs.micro_batches}): they take {found.lost:,}"
-        f" cycles however many, a pipeline cycle {found.cycle:,}."
+        f"{name} of {least.micro_batches} or more keeps ramps and weight update under"
+        f" {args.bubble:.1%} of the time (it is {costs.micro_batches}): they take {least.lost:,}"
+        f" cycles however many, a pipeline cycle {least.cycle:,}."
     )
-    if found.micro_batch:
+    if least.micro_batch:
         words += (
             f" Of a batch of {costs.samples * costs.micro_batches:,} samples, micro-batches of "
-            f"{found.micro_batch} over all replicas are {found.of_batch:,}."
+            f"{least.micro_batch} over all replicas are {least.of_batch:,}."
         )
     facts = (
         Fact("share", args.bubble),
-        Fact("micro_batches", found.micro_batches),
-        Fact("lost_cycles", found.lost),
-        Fact("pipeline_cycle", found.cycle),
-        Fact("micro_batch", found.micro_batch),
+        Fact("micro_batches", least.micro_batches),
+        Fact("lost_cycles", least.lost),
+        Fact("pipeline_cycle", least.cycle),
+        Fact("micro_batch", least.micro_batch),
     )
     return [Facts("bubble", facts), say(words)]
 
@@ -232,27 +232,27 @@ def _robust(
     from reports.tables import Fact, Facts, say
 
     _one_an_ipu(split)
-    found = least_regret(costs, _stages(split), args.robust)
-    sizes = _sizes(costs, found.assignment.starts)
+    robust = least_regret(costs, _stages(split), args.robust)
+    sizes = _sizes(costs, robust.assignment.starts)
     facts = (
         Fact("off", args.robust),
         Fact("split", sizes),
-        Fact("regret", found.regret),
-        Fact("regret_of_best", found.regret_of_best),
-        Fact("worst", found.worst),
-        Fact("exact", found.exact),
+        Fact("regret", robust.regret),
+        Fact("regret_of_best", robust.regret_of_best),
+        Fact("worst", robust.worst),
+        Fact("exact", robust.exact),
     )
-    distance = "never more than" if found.exact else "about"
-    at_most = "may be" if found.exact else "may be about"
-    estimate = "" if found.exact else " An estimate, as stages recompute: more is possible."
+    distance = "never more than" if robust.exact else "about"
+    at_most = "may be" if robust.exact else "may be about"
+    estimate = "" if robust.exact else " An estimate, as stages recompute: more is possible."
     return [
         Facts("robust", facts),
         say(
             f"Where every Block's cycles may be off by {args.robust:.0%}, the slowest stage with"
-            f" {sizes} Blocks a stage takes {distance} {found.regret:,} cycles a micro-batch more"
+            f" {sizes} Blocks a stage takes {distance} {robust.regret:,} cycles a micro-batch more"
             " than the least possible; with the split whose slowest stage is shortest for the costs"
-            f" as they are it {at_most} {found.regret_of_best:,}. At worst it takes"
-            f" {found.worst:,}.{estimate}"
+            f" as they are it {at_most} {robust.regret_of_best:,}. At worst it takes"
+            f" {robust.worst:,}.{estimate}"
         ),
     ]
 

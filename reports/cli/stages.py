@@ -66,10 +66,10 @@ def slowest_stage(report: Report) -> str:
     """The stage that sets the pace, in words; the IPU, where IPUs have several stages."""
     from profiler import analysis
 
-    found = analysis.slowest(report)
-    if found is None:
+    slowest = analysis.slowest(report)
+    if slowest is None:
         return ""
-    name, blocks, cycles, ratio = found
+    name, blocks, cycles, ratio = slowest
     where = blocks or "no Block"
     return f"{name} ({where}): {cycles:,} cycles a micro-batch, {ratio:.2f} x the mean"
 

@@ -78,15 +78,15 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         ipus = common.stage_ipus(args)
         asked = [(text, parse_assignment(costs.names, text, ipus, costs)) for text in args.assign]
         asked = asked or [("as profiled", profiled(costs))]
-        found = [(text, what_if(costs, assignment)) for text, assignment in asked]
+        predictions = [(text, what_if(costs, assignment)) for text, assignment in asked]
     except ValueError as error:
         raise common.CommandError(f"{report.path}: {error}") from error
-    illegal += [bool(prediction.problems) for _, prediction in found]
-    summary = pd.DataFrame([_row(text, prediction, now) for text, prediction in found])
+    illegal += [bool(prediction.problems) for _, prediction in predictions]
+    summary = pd.DataFrame([_row(text, prediction, now) for text, prediction in predictions])
     stages = pd.concat(
-        [stage_rows(costs, prediction).assign(split=text) for text, prediction in found]
+        [stage_rows(costs, prediction).assign(split=text) for text, prediction in predictions]
     )
-    several = len(found) > 1
+    several = len(predictions) > 1
     columns = (
         Column("split", "split", sentence),
         Column("cycles", "cycles"),
@@ -110,7 +110,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
     )
     lines = [
         say(f"{text}: {problem}." if several else f"{problem[0].upper()}{problem[1:]}.")
-        for text, prediction in found
+        for text, prediction in predictions
         for problem in (*prediction.problems, *prediction.notes)
     ]
     return Page(

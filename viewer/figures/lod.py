@@ -179,18 +179,18 @@ class Rows:
             (high, high + half, False),
         ):
             columns = max(1, pixels if middle else pixels // 4)
-            found = pieces(start, end, colour, left, right, columns, finest, join=False)
+            bars = pieces(start, end, colour, left, right, columns, finest, join=False)
             parts.append(
                 (
-                    np.maximum(found.start, int(np.floor(left))),
-                    np.minimum(found.end, int(np.ceil(right))),
-                    found.code,
-                    found.first + here.start,
-                    found.longest + here.start,
-                    found.count,
+                    np.maximum(bars.start, int(np.floor(left))),
+                    np.minimum(bars.end, int(np.ceil(right))),
+                    bars.code,
+                    bars.first + here.start,
+                    bars.longest + here.start,
+                    bars.count,
                 )
             )
-            inside.append(np.full(len(found), middle))
+            inside.append(np.full(len(bars), middle))
         return Pieces(
             *(np.concatenate(column) for column in zip(*parts, strict=True))
         ), np.concatenate(inside)

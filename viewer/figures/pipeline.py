@@ -452,14 +452,14 @@ def _traces(
         )
         for code, activity in enumerate(ACTIVITIES)
     }
-    made = tasks.traces(looks)
-    named = {trace.name for trace in made}
+    traces = tasks.traces(looks)
+    named = {trace.name for trace in traces}
     for trace in steps.traces(looks):
         if trace.name in named:
             trace.update(showlegend=False)
-        made.append(trace)
+        traces.append(trace)
     order = {activity.name: code for code, activity in enumerate(ACTIVITIES)}
-    return sorted(made, key=lambda trace: order[trace.name])
+    return sorted(traces, key=lambda trace: order[trace.name])
 
 
 def _drawn(
@@ -561,11 +561,11 @@ def critical(
     """
     low, high = window
     margin = (high - low) / 2
-    found = inside(path.start, path.end, low - margin, high + margin)
-    if found.stop <= found.start:
+    shown = inside(path.start, path.end, low - margin, high + margin)
+    if shown.stop <= shown.start:
         return []
-    start, end = path.start[found] * clock.scale, path.end[found] * clock.scale
-    level = path.ipu[found] + below
+    start, end = path.start[shown] * clock.scale, path.end[shown] * clock.scale
+    level = path.ipu[shown] + below
     gap = np.full(len(start), np.nan)
     hops = len(start) - 1
     drawn = [

@@ -123,11 +123,11 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
     """A predicted schedule, ready for `viewer.figures.pipeline.pipeline`."""
     import pandas as pd
 
-    made = prediction.schedule
-    phases = np.array([*made.phases, ""], dtype=object)
-    kind = [_KIND.get(code, "task") for code in made.kind.tolist()]
-    direction = [_DIRECTION.get(code, "") for code in made.kind.tolist()]
-    stage = made.stage.tolist()
+    schedule = prediction.schedule
+    phases = np.array([*schedule.phases, ""], dtype=object)
+    kind = [_KIND.get(code, "task") for code in schedule.kind.tolist()]
+    direction = [_DIRECTION.get(code, "") for code in schedule.kind.tolist()]
+    stage = schedule.stage.tolist()
     names = [
         f"stage {k} {d}" if d and k >= 0 else (d or what)
         for k, d, what in zip(stage, direction, kind, strict=True)
@@ -135,26 +135,26 @@ def predicted_lanes(costs: Costs, prediction: Prediction) -> Lanes:
     tasks = pd.DataFrame(
         {
             "iteration": 0,
-            "pipeline_cycle": made.cycle,
-            "phase": phases[made.cycle],
-            "ipu": made.ipu,
+            "pipeline_cycle": schedule.cycle,
+            "phase": phases[schedule.cycle],
+            "ipu": schedule.ipu,
             "name": names,
             "kind": kind,
             "direction": direction,
-            "stage": made.stage,
-            "micro_batch": made.micro_batch,
-            "start": made.start,
-            "end": made.end,
-            "cycles": made.end - made.start,
+            "stage": schedule.stage,
+            "micro_batch": schedule.micro_batch,
+            "start": schedule.start,
+            "end": schedule.end,
+            "cycles": schedule.end - schedule.start,
         }
     )
     cycles = pd.DataFrame(
         {
-            "position": np.arange(len(made.phases)),
-            "phase": list(made.phases),
-            "start": made.cycle_start,
-            "end": made.cycle_end,
-            "slowest_ipu": made.slowest_ipu,
+            "position": np.arange(len(schedule.phases)),
+            "phase": list(schedule.phases),
+            "start": schedule.cycle_start,
+            "end": schedule.cycle_end,
+            "slowest_ipu": schedule.slowest_ipu,
         }
     )
     blocks = [

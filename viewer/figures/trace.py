@@ -294,8 +294,8 @@ def by_kind(rows: Trace, window: tuple[float, float] | None) -> list[tuple[str, 
         part = lod.inside(start, end, low, high)
         cycles += lod.totals(start[part], end[part], code[part], low, high, len(ACTIVITIES))
         count += np.bincount(code[part], minlength=len(ACTIVITIES))
-    found = [(NAMES[i], int(cycles[i]), int(count[i])) for i in np.flatnonzero(count)]
-    return sorted(found, key=lambda row: -row[1])
+    rows_of_kinds = [(NAMES[i], int(cycles[i]), int(count[i])) for i in np.flatnonzero(count)]
+    return sorted(rows_of_kinds, key=lambda row: -row[1])
 
 
 def by_step(rows: Trace, window: tuple[float, float] | None) -> tuple[np.ndarray, ...]:
@@ -437,17 +437,17 @@ def _words(
 
 def _looks(theme: Theme) -> dict[int, Look]:
     """Colours by code: activities, unknown ones, and the modules' hues (one name in the legend)."""
-    found = {}
+    looks = {}
     for code, activity in enumerate(ACTIVITIES):
         dark = activity.dark_text or theme.name == "dark"
         text = theme.muted if code == WAITING else "#10151c" if dark else "#ffffff"
-        found[code] = _plain(activity.name, activity.colour(theme), text)
-    found[_FAINT] = _plain("not found", theme.line, theme.muted)
+        looks[code] = _plain(activity.name, activity.colour(theme), text)
+    looks[_FAINT] = _plain("not found", theme.line, theme.muted)
     for number, colour in enumerate(_MODULE_COLOURS[theme.name]):
-        found[_MODULES + number] = _plain(
+        looks[_MODULES + number] = _plain(
             "module" if number == 0 else f"module {number + 1}", colour, theme.text
         )
-    return found
+    return looks
 
 
 def _plain(name: str, colour: str, text: str) -> Look:

@@ -114,7 +114,7 @@ def _fill(marker: Any, position: int) -> dict[str, str]:
 
 def _marks(figure: go.Figure, most: float) -> list[Any]:
     words = {note.x: note for note in figure.layout.annotations if note.yref == "paper"}
-    found = []
+    marks = []
     for shape in figure.layout.shapes:
         share = 100 * float(shape.x0) / most
         note = words.get(shape.x0)
@@ -126,5 +126,5 @@ def _marks(figure: go.Figure, most: float) -> list[Any]:
             "borderColor": shape.line.color,
             "color": note.font.color if note else None,
         }
-        found.append(html.Div(html.Div(text, className="mark", style=line), className="marks"))
-    return found
+        marks.append(html.Div(html.Div(text, className="mark", style=line), className="marks"))
+    return marks

@@ -178,19 +178,22 @@ def register(app: Dash, profiles: Profiles) -> None:
             return no_update
         on, at = point(report, ipu, tile, step)
         theme = common.theme_of(where)
-        found = described(report, report.live_variables(ipu, at, on))
+        variables = described(report, report.live_variables(ipu, at, on))
         words = (
             f"IPU {ipu}, tile {on}, step {at} ({program['name'].iloc[at]}):"
-            f" {units.size(int(found['bytes'].sum()))} of"
-            f" {units.size(report.target.bytes_per_tile)} are live, in {len(found):,} variables."
+            f" {units.size(int(variables['bytes'].sum()))} of"
+            f" {units.size(report.target.bytes_per_tile)} are live,"
+            f" in {len(variables):,} variables."
         )
         lives = report.variables.loc[
-            found["variable"], ["start", "stop", "always_live"]
+            variables["variable"], ["start", "stop", "always_live"]
         ].reset_index(drop=True)
-        both = found.assign(start=lives["start"], stop=lives["stop"], always=lives["always_live"])
+        both = variables.assign(
+            start=lives["start"], stop=lives["stop"], always=lives["always_live"]
+        )
         largest = both[both["always"] == 0].head(LIFETIMES)
         return (
-            [html.P(words), common.table("liveness-table", found, COLUMNS, theme, height=320)],
+            [html.P(words), common.table("liveness-table", variables, COLUMNS, theme, height=320)],
             figures.lifetimes(largest, at, len(program), theme),
         )
 

@@ -229,8 +229,8 @@ def _filtered(frame: pd.DataFrame, direction: Any, stage: int, words: str) -> pd
     if stage >= 0:
         frame = frame[frame["stage"] == stage]
     if words:
-        found = frame["name"].str.contains(words, case=False, regex=False)
-        frame = frame[found | frame["aten"].str.contains(words, case=False, regex=False)]
+        matches = frame["name"].str.contains(words, case=False, regex=False)
+        frame = frame[matches | frame["aten"].str.contains(words, case=False, regex=False)]
     return frame
 
 

@@ -94,11 +94,11 @@ def lanes_of(
     def make() -> Lanes:
         tasks = report.tasks(run, iteration=iteration)
         cycles = report.pipeline_cycles(run, iteration)
-        found = figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, fold)
-        if len(found.shown) > figures.FEW:
-            return found
+        lanes = figures.lanes(tasks, tasks.iloc[:0], cycles, report.stages, fold)
+        if len(lanes.shown) > figures.FEW:
+            return lanes
         return figures.lanes(
-            tasks, _steps(report, run, iteration, found, fold), cycles, report.stages, fold
+            tasks, _steps(report, run, iteration, lanes, fold), cycles, report.stages, fold
         )
 
     return profiles.made(report, ("lanes", run, iteration, fold), make)

@@ -100,14 +100,14 @@ def profiled(costs: Costs) -> Assignment:
 
 def asked(costs: Costs, starts: Any) -> Assignment:
     """The split that an address asks for; the profiled one where it asks for none that can be."""
-    found = [
+    rows = [
         common.whole(first, -1, 0, len(costs) - 1)
         for first in str(starts or "").split(",")[:MOST_STAGES]
     ]
-    if found and found[0] == 0 and found == sorted(set(found)):
+    if rows and rows[0] == 0 and rows == sorted(set(rows)):
         now = profiled(costs)
-        ipus = now.ipus if len(now.ipus) == len(found) else tuple(range(len(found)))
-        return Assignment(tuple(found), ipus)
+        ipus = now.ipus if len(now.ipus) == len(rows) else tuple(range(len(rows)))
+        return Assignment(tuple(rows), ipus)
     return profiled(costs)
 
 

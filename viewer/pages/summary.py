@@ -274,11 +274,11 @@ def register(app: Dash, profiles: Profiles) -> None:
     @app.callback(Output("summary-insights", "children"), *common.param_input(NAME, "profile"))
     def show(profile: Any) -> Any:
         report = profiles.get(common.whole(profile, 0))
-        found = profiles.made(report, "insights", lambda: insights(report))
-        if not found:
+        findings = profiles.made(report, "insights", lambda: insights(report))
+        if not findings:
             return []
         clock = Clock(report.target.clock_hz)
-        return _insights(found[:MOST_INSIGHTS], clock, _iteration(report))
+        return _insights(findings[:MOST_INSIGHTS], clock, _iteration(report))
 
 
 PAGE = Page("/", "Summary", layout, register, "What ran, how fast, and what limits it")

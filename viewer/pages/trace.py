@@ -164,11 +164,11 @@ def rows_of(
                 report.ops["name"],
             )
         steps = report.steps(run, ipu, iteration)
-        made = figures.flat(steps, report.target.ipus_per_replica)
+        rows = figures.flat(steps, report.target.ipus_per_replica)
         return (
-            made
+            rows
             if ipu is None
-            else only(made, [ipu, *range(report.target.ipus_per_replica, len(made.names))])
+            else only(rows, [ipu, *range(report.target.ipus_per_replica, len(rows.names))])
         )
 
     return profiles.made(report, ("trace", run, iteration, ipu, form), make)
@@ -179,8 +179,10 @@ def only(rows: Trace, wanted: list[int]) -> Trace:
     parts = [rows.rows.of(row) for row in wanted]
     first = np.cumsum([0, *(part.stop - part.start for part in parts)])
     columns = (rows.rows.start, rows.rows.end, rows.rows.code, rows.rows.source)
-    kept = Rows(first, *(np.concatenate([column[part] for part in parts]) for column in columns))
-    return replace(rows, rows=kept, names=tuple(rows.names[row] for row in wanted))
+    part_rows = Rows(
+        first, *(np.concatenate([column[part] for part in parts]) for column in columns)
+    )
+    return replace(rows, rows=part_rows, names=tuple(rows.names[row] for row in wanted))
 
 
 _SELECTED = """
@@ -287,8 +289,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         )
         keep_zoom(figure, NAME, clock, window, key)
         shares = aggregated(report, rows, window, by) if by in dict(_BY[1:]) else None
-        found = figures.by_kind(rows, window) if shares is None else shares
-        return figure, _kinds(found, clock), _found(rows, str(find or ""), clock)
+        kinds = figures.by_kind(rows, window) if shares is None else shares
+        return figure, _kinds(kinds, clock), _found(rows, str(find or ""), clock)
 
     @app.callback(
         Output(common.param_id(NAME, "from"), "value", allow_duplicate=True),
@@ -305,8 +307,8 @@ def register(app: Dash, profiles: Profiles) -> None:
         rows, _, _ = asked(*what)
         forward = ctx.triggered_id == "trace-next"
         window = common.window(low, high, rows.end)
-        found = figures.next_hit(rows, str(find or ""), window, forward)
-        return (no_update, no_update) if found is None else tuple(map(str, found))
+        hit = figures.next_hit(rows, str(find or ""), window, forward)
+        return (no_update, no_update) if hit is None else tuple(map(str, hit))
 
     @app.callback(
         Output("trace-overview", "figure"), *common.param_input(NAME, *_WHAT), common.theme_state()
