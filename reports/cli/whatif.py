@@ -95,7 +95,7 @@ def _page(report: Report, args: argparse.Namespace, illegal: list[bool]) -> Page
         Column("samples_per_second", "samples/s"),
         Column("ipus", "IPUs", identity),
         Column("fullest_tile", "fullest\ntile KiB", kibibytes),
-        Column("legal", "compiles", words),
+        Column("legal", "com-\npiles", words),
         Column("memory", "memory", sentence),
     )
     shown = (

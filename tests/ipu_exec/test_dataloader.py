@@ -429,4 +429,7 @@ def test_a_script_that_ends_in_the_middle_of_an_epoch_leaves_no_tracebacks(tmp_p
     process = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=root, check=False
     )
-    assert (process.returncode, process.stdout, process.stderr) == (0, "[[1.0, 1.0]]\n", "")
+    assert (process.returncode, process.stdout) == (0, "[[1.0, 1.0]]\n")
+    # all that is said is that the script wrapped no model
+    said = process.stderr.split("wrapped no model")
+    assert len(said) == 2 and said[0].startswith("ipu-run: ") and "Traceback" not in said[1]
