@@ -96,7 +96,7 @@ def test_where_no_split_is_better_the_gain_of_smaller_blocks_is_the_schedules(
     ipu_exec.inferenceModel(Mlp([2048, 2048, 1024]), options)(torch.randn(16 * 64, 2048))
     uneven = open_report(tmp_path / "inference")
     found = next(one for one in insights(uneven) if "the mean stage" in one.title)
-    assert "No split of these Blocks is better" in found.detail
+    assert "No better split of these Blocks was found" in found.detail
     assert "--inside" in found.action
     assert f"about {found.gain_cycles:,} cycles less" in found.detail
     costs = Costs.from_report(uneven)
