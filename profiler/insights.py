@@ -68,6 +68,7 @@ def insights(report: Report) -> list[Insight]:
         if costs is not None:
             present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
             of_cycles += _split(report, costs, present, pace.cycles)
+            of_cycles += _travelling_weights(costs, present)
             of_cycles += _more_micro_batches(costs, present)
             of_cycles += _host(report, costs, present)
             of_cycles += _balance(report, costs, present)
@@ -149,6 +150,50 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
     where = f"/rebalance?starts={starts}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return [Insight(title, detail, "Change the Stage list so", where, gain, change=change)]
+
+
+def _travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
+    """Weights that Blocks on two IPUs share, and what it gains to read them where they are."""
+    findings = []
+    ties = costs.cuts.ties
+    for name, blocks, nbytes in zip(ties.names, ties.blocks, ties.nbytes, strict=True):
+        home, reader = blocks[0], blocks[-1]
+        together = _back_home(present.assignment, costs.stage.tolist(), home, reader)
+        if together is None:
+            continue
+        prediction = what_if(costs, together)
+        gain = present.total - prediction.total
+        if gain <= 0 or prediction.problems:
+            continue
+        ipu, other = together.ipus[-1], present.assignment.ipus[-1]
+        detail = (
+            f"{costs.names[home]} has it on IPU {ipu}, {costs.names[reader]} reads it on IPU"
+            f" {other}: {units.size(nbytes)} and its gradient go through every stage between them,"
+            f" in every pipeline cycle. With both on IPU {ipu} {_turn(costs)} takes {gain:,} cycles"
+            " less."
+        )
+        action = (
+            f"Begin {costs.names[reader]} as a stage of its own on IPU {ipu}, behind the others:"
+            f" BeginBlock(..., ipu_id={ipu}) with AutoStage.AutoIncrement, or Stage(...).ipu({ipu})"
+        )
+        change = {"starts": list(together.starts), "ipus": list(together.ipus)}
+        title = f"the tied weight {name} travels between IPU {ipu} and IPU {other}"
+        findings.append(Insight(title, detail, action, "/rebalance", gain, change=change))
+    return findings
+
+
+def _back_home(present: Assignment, stage: list[int], home: int, reader: int) -> Assignment | None:
+    """The split with the Blocks from ``reader`` on as a stage on the IPU of ``home``.
+
+    None where they are there already, or where the reader is not in the last stage.
+    """
+    ipu = present.ipus[stage[home]]
+    if stage[reader] != len(present.starts) - 1 or present.ipus[-1] == ipu:
+        return None
+    if reader == present.starts[-1]:
+        return replace(present, ipus=(*present.ipus[:-1], ipu), choices=())
+    starts, ipus = (*present.starts, reader), (*present.ipus, ipu)
+    return replace(present, starts=starts, ipus=ipus, choices=())
 
 
 def _even(costs: Costs) -> Costs:

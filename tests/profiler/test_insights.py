@@ -34,6 +34,25 @@ class OnlyLoss(nn.Module):
         return loss
 
 
+class TiedWords(nn.Module):
+    """Words to vectors and back by one weight, two layers between."""
+
+    def __init__(self, words: int = 8192, width: int = 64) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with ipu_exec.Block("words"):
+            x = self.words(x)
+        for number, layer in enumerate(self.layers):
+            with ipu_exec.Block(f"layer{number}"):
+                x = layer(x)
+        with ipu_exec.Block("head"):
+            x = nn.functional.linear(x, self.words.weight)
+            return x, nn.functional.cross_entropy(x, labels)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and how it is compiled; an insight's ``change`` replaces some of it."""
@@ -117,6 +136,9 @@ CASES = {
         64, 64, 4096, starts=(0,), gradientAccumulation=4, outputMode="All", adam=False
     ),
     "large outputs once": mlp(64, 256, 8192, gradientAccumulation=4, batch=32, adam=False),
+    "a tied weight": Case(
+        TiedWords, ((), ()), ("words", "layer0", "layer1", "head"), gradientAccumulation=10
+    ),
     "much state": mlp(2048, 4096, 2048, starts=(0,), gradientAccumulation=64, batch=16),
     "much state, two replicas": mlp(2048, 4096, 2048, starts=(0,), replicas=2, batch=16),
 }
@@ -238,3 +260,13 @@ def test_the_error_and_the_insights_say_the_same_of_a_tile(tmp_path: Path) -> No
     always = report.variables.loc[held["variable"], "always_live"].to_numpy() != 0
     assert over.always_live == held["bytes"].to_numpy()[always].sum()
     assert f"{over.always_live:,} of the {report.target.bytes_per_tile:,} are always live" in said
+
+
+def test_a_tied_weight_that_travels_is_named_with_its_ends(tmp_path: Path) -> None:
+    before = CASES["a tied weight"].compiled(tmp_path)
+    title = "the tied weight words.weight travels between IPU 0 and IPU 3"
+    (one,) = [insight for insight in insights(before) if insight.title == title]
+    assert "2.0 MiB" in one.detail and one.change["ipus"] == [0, 1, 2, 0]
+    # where both ends are on one IPU there is nothing to say
+    after = CASES["a tied weight"].changed(one.change).compiled(tmp_path / "after")
+    assert not [one for one in insights(after) if "tied" in one.title]
