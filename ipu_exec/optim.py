@@ -273,12 +273,12 @@ class Optimizer:
 
         Torch drops attributes that it does not know from a copy.
         """
-        kept = {
+        pickled = {
             name: getattr(self, name)
             for name in (*self._extra_names, "_extra_names", "_ipu_loaded")
         }
         state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
-        return {**state, **kept}
+        return {**state, **pickled}
 
 
 class SGD(Optimizer, torch.optim.SGD):

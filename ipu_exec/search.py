@@ -174,13 +174,13 @@ def _beams(rows: list[list[float]], blank: int, width: int) -> list[tuple[tuple[
     none = -math.inf
     beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, none)}
     for row in rows:
-        found: dict[tuple[int, ...], tuple[float, float]] = {}
+        extended: dict[tuple[int, ...], tuple[float, float]] = {}
 
         def add(
-            path: tuple[int, ...], ends_blank: float, ends_label: float, found: dict = found
+            path: tuple[int, ...], ends_blank: float, ends_label: float, extended: dict = extended
         ) -> None:
-            old = found.get(path, (none, none))
-            found[path] = (_log_add(old[0], ends_blank), _log_add(old[1], ends_label))
+            old = extended.get(path, (none, none))
+            extended[path] = (_log_add(old[0], ends_blank), _log_add(old[1], ends_label))
 
         for path, (ends_blank, ends_label) in beams.items():
             whole = _log_add(ends_blank, ends_label)
@@ -193,7 +193,7 @@ def _beams(rows: list[list[float]], blank: int, width: int) -> list[tuple[tuple[
                     add((*path, label), none, ends_blank + score)
                 else:
                     add((*path, label), none, whole + score)
-        best = sorted(found.items(), key=lambda item: _log_add(*item[1]), reverse=True)[:width]
+        best = sorted(extended.items(), key=lambda item: _log_add(*item[1]), reverse=True)[:width]
         beams = dict(best)
     return [(path, _log_add(*scores)) for path, scores in beams.items()]
 

@@ -59,16 +59,16 @@ def _context(context: Any, strings: dict[str, int]) -> dict[str, Any]:
         return strings.setdefault(text, len(strings))
 
     place = context.location
-    found: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "id": context.id,
         "parentId": context.parents[0].id if context.parents else 0,
         "name": number(context.name),
         **{key: value for key, value in context.fields.items() if key not in ("parentId", "name")},
     }
     if place.fileName:
-        found["location"] = {
+        entry["location"] = {
             "fileName": number(place.fileName),
             "functionName": number(place.functionName),
             "lineNumber": place.lineNumber,
         }
-    return found
+    return entry

@@ -366,9 +366,9 @@ def of_bodies(
         return ""
     order = np.argsort(step_ids, kind="stable")
     at = np.minimum(np.searchsorted(step_ids, ids, sorter=order), max(0, len(step_ids) - 1))
-    found = step_ids[order][at] == ids if len(step_ids) else np.zeros(len(ids), dtype=bool)
-    if not found.all():
-        return f"a body has the step {ids[~found][0]}, which is missing"
+    matches = step_ids[order][at] == ids if len(step_ids) else np.zeros(len(ids), dtype=bool)
+    if not matches.all():
+        return f"a body has the step {ids[~matches][0]}, which is missing"
     of_body = np.repeat(body_ipu, [len(some) for some in steps])
     other = step_ipu[order][at] != of_body
     return f"the step {ids[other][0]} lies on another IPU than its body" if other.any() else ""

@@ -10,7 +10,7 @@ def unique(names: Iterable[str]) -> list[str]:
     given = list(names)
     taken = set(given)
     met: dict[str, int] = {}
-    found = []
+    unique_names = []
     for name in given:
         number = met.get(name, -1) + 1
         said = name
@@ -18,8 +18,8 @@ def unique(names: Iterable[str]) -> list[str]:
             number += 1
         met[name] = number
         taken.add(said)
-        found.append(said)
-    return found
+        unique_names.append(said)
+    return unique_names
 
 
 def popart_names(names: Iterable[str], kinds: Iterable[str]) -> list[str]:

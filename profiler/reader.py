@@ -198,8 +198,8 @@ class Reader:
         """
         wanted = sorted({int(id) for id in ids if id >= 0})
         with self._lock:
-            found = {id: self._vectors[id] for id in wanted if id in self._vectors}
-            missing = [id for id in wanted if id not in found]
+            answers = {id: self._vectors[id] for id in wanted if id in self._vectors}
+            missing = [id for id in wanted if id not in answers]
             if length is None:
                 lengths = self._select("id, length", missing)
                 if sum(size for _, size in lengths if isinstance(size, int)) > MAX_ELEMENTS:
@@ -208,15 +208,15 @@ class Reader:
                         " more"
                     )
             for id, dtype, size, data in self._select("id, dtype, length, data", missing):
-                found[id] = self._decode(id, dtype, size, data, length)
+                answers[id] = self._decode(id, dtype, size, data, length)
         for id in wanted:
-            if id not in found:
+            if id not in answers:
                 raise self.damaged(f"the vector {id} is missing")
-            if length is not None and len(found[id]) != length:
+            if length is not None and len(answers[id]) != length:
                 raise self.damaged(
-                    f"the vector {id} has {len(found[id])} entries instead of {length}"
+                    f"the vector {id} has {len(answers[id])} entries instead of {length}"
                 )
-        return found
+        return answers
 
     def _select(self, names: str, ids: list[int]) -> list[tuple[Any, ...]]:
         """Columns of the vectors' table, for some ids."""

@@ -136,8 +136,10 @@ class ProfileWriter:
             vectors.id(row.tile_bytes): row.tile_bytes for row in by_type.get(records.Variable, ())
         }
         fresh = [(id, values) for id, values in runs.items() if id not in self._runs_of]
-        found = [run for id, values in fresh for run in plain.tile_runs(id, np.asarray(values))]
-        prepared.setdefault(records.TileRun, []).extend(_prepare(records.TileRun, found, vectors))
+        new_runs = [run for id, values in fresh for run in plain.tile_runs(id, np.asarray(values))]
+        prepared.setdefault(records.TileRun, []).extend(
+            _prepare(records.TileRun, new_runs, vectors)
+        )
         with self._errors(), self._transaction():
             self._connection.executemany("INSERT INTO vectors VALUES (?, ?, ?, ?, ?)", vectors.rows)
             for kind, values in prepared.items():

@@ -114,16 +114,16 @@ def for_replicas(loader: Any, replicas: int, options: Options) -> Any:
         return loader if replicas == 1 else _Wrapped(loader, replicas, options)
     kind = type(loader)
     own = () if kind is torch.utils.data.DataLoader else (kind,)
-    made: Any = object.__new__(type(kind.__name__, (_ForReplicas, *own, DataLoader), {}))
+    instance: Any = object.__new__(type(kind.__name__, (_ForReplicas, *own, DataLoader), {}))
     about = {"_inner": loader, "_replicas": replicas, "_options": options, "_accessor": None}
-    vars(made).update(vars(loader) | about | {"_combined": None})
+    vars(instance).update(vars(loader) | about | {"_combined": None})
     # of a prediction Lightning wraps the sampler
     if replicas > 1 and hasattr(loader.batch_sampler, "_batch_sampler"):
-        vars(made)["batch_sampler"] = _seen_of_replicas(loader.batch_sampler, replicas)
+        vars(instance)["batch_sampler"] = _seen_of_replicas(loader.batch_sampler, replicas)
     left = len(loader) % replicas if _has_length(loader) else 0
     if left:
         _say_left_out(left, replicas)
-    return made
+    return instance
 
 
 def _seen_of_replicas(sampler: Any, replicas: int) -> Any:

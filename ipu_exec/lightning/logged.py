@@ -97,8 +97,8 @@ def logging_predictions(module: Any, results: Any, batch: Any) -> Iterator[None]
             if isinstance(value, torch.Tensor | torch.nn.Module)
             else torch.tensor(float(value))
         )
-        kept = ("reduce_fx", "add_dataloader_idx", "batch_size", "metric_attribute")
-        given = {name: settings[name] for name in kept if name in settings}
+        own_arguments = ("reduce_fx", "add_dataloader_idx", "batch_size", "metric_attribute")
+        given = {name: settings[name] for name in own_arguments if name in settings}
         shown = {"prog_bar": prog_bar, "logger": logger is not False}
         results.log(
             "predict_step", name, logged, on_step=bool(on_step), on_epoch=True, **shown, **given

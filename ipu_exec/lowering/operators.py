@@ -2,7 +2,7 @@
 
 They stand beside the operator's lowering, as arguments of `ipu_exec.lowering.lowering` or in a
 `describe` of some of its operators, and every pass looks them up here. No other package has a table
-of operator names (``tests/ipu_exec/lowering/test_operator_info.py``).
+of operator names (``tests/ipu_exec/lowering/test_operators.py``).
 """
 
 from __future__ import annotations

@@ -88,15 +88,15 @@ def chain(
     tasks, starts, stops = [], [], []
     time, here = total, -1
     while time > 0:
-        found = on_ipu.get((here, time), -1)
+        current = on_ipu.get((here, time), -1)
         at = int(np.searchsorted(ends, time, side="left"))
-        if found < 0 and at < len(ends) and ends[at] == time:
-            found = int(usable[at])
-        begin = int(start[found]) if found >= 0 else int(ends[at - 1]) if at else 0
-        tasks.append(found)
+        if current < 0 and at < len(ends) and ends[at] == time:
+            current = int(usable[at])
+        begin = int(start[current]) if current >= 0 else int(ends[at - 1]) if at else 0
+        tasks.append(current)
         starts.append(max(0, begin))
         stops.append(time)
-        time, here = begin, int(ipu[found]) if found >= 0 else here
+        time, here = begin, int(ipu[current]) if current >= 0 else here
     order = slice(None, None, -1)
     return Chain(
         np.array(tasks[order], dtype=np.int64),

@@ -249,9 +249,9 @@ class Model:
         sync, a stream) on all of them. ``cycles``: as executed; None: as planned.
         """
         taken = int(self.steps["cycles"][step]) if cycles is None else cycles
-        found = self.tile_vector(step, "tile_cycles")
-        if found is not None:
-            return found
+        by_tile = self.tile_vector(step, "tile_cycles")
+        if by_tile is not None:
+            return by_tile
         moved = [self.tile_vector(step, name) for name in ("bytes_in", "bytes_out")]
         masks = [vector > 0 for vector in moved if vector is not None]
         if not masks:
@@ -403,9 +403,9 @@ class Model:
             size = self.variables["bytes"][rows]
             if tile is not None:
                 size = variables.vectors[variables.vector[mask[here]], tile]
-        kept = np.flatnonzero(size > 0)
-        kept = kept[np.argsort(-size[kept], kind="stable")]
-        return rows[kept], size[kept]
+        nonzero = np.flatnonzero(size > 0)
+        nonzero = nonzero[np.argsort(-size[nonzero], kind="stable")]
+        return rows[nonzero], size[nonzero]
 
     # -- what operators use ---
 

@@ -113,9 +113,9 @@ def best_split(
         table, least = table_of_least(costs, wanted, allowed, together, at_least=free)
         assignment = replace(_shortest_cycle(table, together), ipus=where)
     near = _better_neighbours(costs, assignment, together)
-    found = least_update(costs, near, allowed, together)
-    prediction = what_if(costs, found.assignment)
-    split = Split(prediction, prediction.bottleneck, least, free, found.bound, ())
+    searched = least_update(costs, near, allowed, together)
+    prediction = what_if(costs, searched.assignment)
+    split = Split(prediction, prediction.bottleneck, least, free, searched.bound, ())
     return replace(split, why=(split.verdict, *_reasons(costs, prediction, least, free)))
 
 

@@ -120,7 +120,7 @@ class Canvas:
 
     def traces(self, looks: dict[int, Look]) -> list[Any]:
         """The traces, in the order of ``looks`` (by code)."""
-        made: list[Any] = []
+        scatters: list[Any] = []
         bars = (
             [np.concatenate(column) for column in zip(*self._bars, strict=True)]
             if self._bars
@@ -133,11 +133,11 @@ class Canvas:
         )
         for code, look in looks.items():
             if bars is not None and (mine := bars[2] == code).any():
-                made.append(self._bar(look, *(column[mine] for column in bars)))
+                scatters.append(self._bar(look, *(column[mine] for column in bars)))
             if narrow is not None and (mine := narrow[2] == code).any():
                 # the legend shows squares, whatever is drawn
-                if not made or made[-1].name != look.name:
-                    made.append(
+                if not scatters or scatters[-1].name != look.name:
+                    scatters.append(
                         go.Bar(
                             name=look.name,
                             legendgroup=look.name,
@@ -146,8 +146,8 @@ class Canvas:
                             marker=look.marker,
                         )
                     )
-                made.append(self._outline(look, *(column[mine] for column in narrow)))
-        return made
+                scatters.append(self._outline(look, *(column[mine] for column in narrow)))
+        return scatters
 
     def _at(self, cycles: np.ndarray) -> np.ndarray:
         return (cycles - self.origin) * self.scale

@@ -9,7 +9,7 @@ import torch
 
 import ipu_exec
 from profiler import open_report
-from tests.profiler.test_beside import another
+from tests.profiler.test_lock import another
 
 
 def test_a_run_beside_another_has_a_directory_of_its_own(
