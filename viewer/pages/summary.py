@@ -85,6 +85,7 @@ def _why(view: View, clock: Clock) -> Any:
     report = view.report
     found = waits.waits_of(view.profiles, report)
     rows = found.longest.head(MOST_WAITS)
+    addresses = waits.links(view.profiles, report, found, rows)
     entries = [
         html.Li(
             [
@@ -92,7 +93,7 @@ def _why(view: View, clock: Clock) -> Any:
                 html.Span([_sentence(row.what), " ", dcc.Link("in the trace", href=address)]),
             ]
         )
-        for row, address in zip(units.rows_of(rows), waits.links(report, found, rows), strict=True)
+        for row, address in zip(units.rows_of(rows), addresses, strict=True)
     ]
     what = _iteration(report)
     chart = bars_card(

@@ -37,17 +37,28 @@ def waits_of(profiles: Profiles, report: Report) -> Waits:
 
 def chain(profiles: Profiles, report: Report, run: int, iteration: int) -> CriticalPath:
     """The critical path over the IPUs in a device iteration, as figures draw it."""
+
+    def make() -> CriticalPath:
+        return on_ipus(*_tasks_and_chain(profiles, report, run, iteration))
+
+    return profiles.made(report, ("path", run, iteration), make)
+
+
+def _tasks_and_chain(
+    profiles: Profiles, report: Report, run: int, iteration: int
+) -> tuple[pd.DataFrame, Chain]:
+    """`chain_of`, followed back once: the lanes and the links of the waits both need it."""
     return profiles.made(
-        report, ("path", run, iteration), lambda: on_ipus(*chain_of(report, run, iteration))
+        report, ("chain", run, iteration), lambda: chain_of(report, run, iteration)
     )
 
 
-def links(report: Report, waits: Waits, rows: pd.DataFrame) -> list[str]:
+def links(profiles: Profiles, report: Report, waits: Waits, rows: pd.DataFrame) -> list[str]:
     """Addresses in the execution trace of where these waits are longest on the path.
 
     ``rows`` are of ``waits.longest``.
     """
-    tasks, found = chain_of(report)
+    tasks, found = _tasks_and_chain(profiles, report, 0, 0)
     body = tasks["body"].to_numpy()
     on_path = np.where(found.task >= 0, body[found.task], -1)
     steps, bodies = waits.path["step"].to_numpy(), waits.path["body"].to_numpy()
