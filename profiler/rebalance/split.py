@@ -9,6 +9,7 @@ update, and proves them or says what is left open.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -171,7 +172,9 @@ def quickest_split(
         elif best is None or (split.prediction.total, at) < best[:2]:
             best = split.prediction.total, at, split
     if best is None:
-        raise ValueError(f"no split can run: {_why_the_last(costs, lists, together, choices, problems)}")
+        raise ValueError(
+            f"no split can run: {_why_the_last(costs, lists, together, choices, problems)}"
+        )
     return best[2]
 
 
@@ -266,13 +269,13 @@ def _least_copies(costs: Costs, ipus: Sequence[int]) -> int:
 
 def _even_as_can_be(work: np.ndarray, stages: int) -> int:
     """The least that the largest of so many stages has of the Blocks' work."""
-    total = np.concatenate([[0], np.cumsum(work)])
-    low, high = max(int(work.max()), -(-int(total[-1]) // stages)), int(total[-1])
+    total = [0, *np.cumsum(work).tolist()]
+    low, high = max(int(work.max()), -(-total[-1] // stages)), total[-1]
     while low < high:
         middle = (low + high) // 2
         at = 0
         for _ in range(stages):
-            at = int(np.searchsorted(total, total[at] + middle, side="right")) - 1
+            at = bisect_right(total, total[at] + middle) - 1
         low, high = (low, middle) if at == len(work) else (middle + 1, high)
     return low
 
