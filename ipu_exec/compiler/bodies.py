@@ -130,6 +130,10 @@ class ProgramTree:
         ends = [0, *accumulate(len(body.steps) for body in self.bodies)]
         return [range(first, end) for first, end in pairwise(ends)]
 
+    def step_names(self, ipu: int) -> list[str]:
+        """Names of the steps of an IPU, in program order."""
+        return [step.name for body in self.bodies if body.ipu == ipu for step in body.steps]
+
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """Bodies of these tasks of a stage, in the order in which they run."""
         return [body for body in self.bodies if body.stage == stage and body.task in tasks]
