@@ -190,7 +190,7 @@ def tile_totals(
 def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
     """The tile that uses most, the first of several.
 
-    Of an IPU that overflows, the one with the largest overflow.
+    On an IPU that overflows it is the tile with the largest overflow.
     """
     ranked = overflow if overflow.any() else used
     return int(ranked.argmax())

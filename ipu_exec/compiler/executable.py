@@ -51,10 +51,7 @@ class Executable:
 
     @property
     def cycles_per_call(self) -> int:
-        """Cycles of one call of the executor.
-
-        All its device iterations, and what is waited for around them.
-        """
+        """Cycles of one call: all its device iterations, and the waits around them."""
         schedule, trace = self.timeline.schedule, self.timeline.trace
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
 
@@ -71,7 +68,7 @@ class Executable:
     def check_memory(self, profile_path: str = "") -> None:
         """Raise OutOfMemoryError where a tile holds more than it has.
 
-        ``profile_path``: where the profile is.
+        ``profile_path`` is where the profile was written, for the message.
         """
         over = self.overflow
         if over is None:

@@ -1,7 +1,4 @@
-"""Whether the tiles hold everything.
-
-The most bytes at one step on each, and the worst tile over a limit.
-"""
+"""Whether everything fits: the most bytes on each tile, and the worst tile over a limit."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ from profiler.memory import CODE, Overflow, WorstTile, including_gaps, largest, 
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """The most bytes at one step on each tile of an IPU, and the first such step.
-
-    Both are arrays over tiles.
-    """
+    """The most bytes at one step on each tile of an IPU, and the first such step, over tiles."""
 
     ipu: int
     variables: Sequence[records.Variable]
@@ -86,9 +80,9 @@ def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per tile, the most bytes live at one step and the first step at which they are.
+    """Per tile, the most bytes live at one step, and the first step at which they are live.
 
-    One running sum.
+    It adds up what begins and ends, in one pass over the positions.
     """
     changes: dict[int, np.ndarray] = {}
     for variable in variables:
