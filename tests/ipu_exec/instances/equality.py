@@ -87,16 +87,17 @@ class Residual(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """He et al., 2016, with the stem for small pictures."""
+    """He et al., 2016, with the stem for small pictures; ``width``: channels of the first layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)]
-        before = 64
-        for wide in (64, 128, 256, 512):
-            layers += [Residual(wide, before, 1 if wide == 64 else 2), Residual(wide, wide, 1)]
+        stem = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        layers: list[nn.Module] = [stem, nn.BatchNorm2d(width)]
+        before = width
+        for wide in (width, 2 * width, 4 * width, 8 * width):
+            layers += [Residual(wide, before, 1 if wide == width else 2), Residual(wide, wide, 1)]
             before = wide
-        self.layers, self.fc = nn.Sequential(*layers), nn.Linear(512, 5)
+        self.layers, self.fc = nn.Sequential(*layers), nn.Linear(before, 5)
 
     def forward(self, x, y):
         images = x[:, :, None, None].repeat(1, 1, 8, 2).reshape(-1, 3, 8, 8)
@@ -130,11 +131,29 @@ class Half(nn.Module):
         return out.float(), nn.functional.cross_entropy(out.float(), y)
 
 
-MODELS = {"grouped": Grouped, "half": Half} | {
+class Norms(nn.Module):
+    """Batch norms of three kinds of input, with dropout between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.first, self.drop = nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Dropout(0.25)
+        self.conv, self.second = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False)
+        self.b = nn.Linear(24, 5)
+
+    def forward(self, x, y):
+        square = torch.relu(self.drop(self.first(self.a(x)))).view(-1, 4, 2, 2)
+        wide = nn.functional.interpolate(square, scale_factor=2.0)
+        out = self.b(self.second(self.conv(wide)).flatten(1))
+        return out, nn.functional.cross_entropy(out, y)
+
+
+MODELS = {f"norms of {group}": Norms for group in (2, 4, 8)}
+MODELS |= {"grouped": Grouped, "half": Half} | {
     "dense": Dense,
     "branches": Branches,
     "recurrent": Recurrent,
     "ResNet-18": ResNet18,
+    "narrow ResNet-18": lambda: ResNet18(8),
 }
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda p: poptorch.optim.SGD(p, lr=0.05, momentum=0.9),
@@ -148,7 +167,10 @@ BY_ACCUMULATOR: dict[str, Callable[..., torch.optim.Optimizer]] = {
 SMALL = ("dense", "branches", "recurrent")
 CASES = [(m, o, r) for m in SMALL for o in OPTIMISERS for r in ("Mean", "Sum")]
 CASES += [("grouped", "SGD", "Mean"), ("grouped", "AdamW", "Sum"), ("half", "half AdamW", "Mean")]
+CASES += [("narrow ResNet-18", optimiser, "Sum") for optimiser in OPTIMISERS]
 CASES.append(("ResNet-18", "SGD", "Mean"))
+NORM_GROUPS = (2, 4, 8)  # replicas: within an instance of 1 x 8, over several of 8 x 1
+CASES += [(f"norms of {group}", "SGD", "Mean") for group in NORM_GROUPS]
 
 
 class Lars(torch.optim.Optimizer):
@@ -188,6 +210,8 @@ def train(case: tuple[str, str, str], instances: int, together: Instances | None
     options = poptorch.Options().deviceIterations(UPDATES).replicationFactor(REPLICAS // instances)
     options.Training.gradientAccumulation(ACCUMULATION)
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType[reduction])
+    if name.startswith("norms of"):
+        options.Training.distributedBatchNormReplicaGroupSize(int(name.split()[-1]))
     options.outputMode(poptorch.OutputMode.All)
     options.Distributed.configureProcessId(rank, instances)
     plan = plan_call(options, training=True)
