@@ -57,8 +57,8 @@ class Abandoned(BaseException):
 class Turns:
     """Runs one piece of work for each local replica; they meet at `meet`.
 
-    ``put_away(replica)`` and ``bring_back(replica)``: called when a replica's turn ends and begins
-    again, with nothing of it running.
+    ``put_away(replica)`` and ``bring_back(replica)``: called when a replica's turn ends and when it
+    begins, with nothing of it running.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Turns:
     def _one(self, replica: int, work: Callable[[], None]) -> None:
         self._wake[replica].acquire()
         if self._error is None:
+            self._bring_back(replica)
             try:
                 work()
             except Abandoned:
@@ -149,16 +150,20 @@ class ReplicaState:
         """``began(replica)``: called whenever a replica's turn begins again."""
         self._model, self._parameters, self._began = model, parameters, began
         self._kept: dict[int, tuple[Any, ...]] = {}
+        self._before = self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        buffers = [buffer.clone() for buffer in self._model.buffers()]
+        gradients = [parameter.grad for parameter in self._parameters]
+        return buffers, gradients, torch.get_rng_state()
 
     def put_away(self, replica: int) -> None:
         """Keep the replica's buffers, gradients and place in PyTorch's generator."""
-        buffers = [buffer.clone() for buffer in self._model.buffers()]
-        gradients = [parameter.grad for parameter in self._parameters]
-        self._kept[replica] = buffers, gradients, torch.get_rng_state()
+        self._kept[replica] = self._now()
 
     def bring_back(self, replica: int) -> None:
-        """Set them again."""
-        buffers, gradients, drawn = self._kept.pop(replica)
+        """Set them again; in the beginning as they were before any replica ran."""
+        buffers, gradients, drawn = self._kept.pop(replica, self._before)
         with torch.no_grad():
             for buffer, value in zip(self._model.buffers(), buffers, strict=True):
                 buffer.copy_(value)

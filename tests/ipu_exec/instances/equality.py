@@ -77,7 +77,7 @@ def residual(wide: int, narrow: int, stride: int) -> nn.Module:
 
 
 def resnet18(width: int = 64) -> nn.Module:
-    """He et al., 2016, with the stem for small pictures; ``width``: channels of the first layers."""
+    """He et al., 2016, with the stem for small pictures. ``width``: of its first layers."""
 
     def forward(self, x, y):
         images = x[:, :, None, None].repeat(1, 1, 8, 2).reshape(-1, 3, 8, 8)

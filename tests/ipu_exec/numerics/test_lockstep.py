@@ -72,8 +72,11 @@ def test_groups_are_neighbours_and_others_do_not_matter() -> None:
     assert not torch.equal(seen[0][4:], seen[1][4:])
 
 
-def test_each_norm_reduces_its_sums_forward_and_backward() -> None:
-    compiled = trained(Normed(), options(2, 4))
+@pytest.mark.parametrize("affine", [True, False])
+def test_each_norm_reduces_its_sums_forward_and_backward(affine: bool) -> None:
+    model = Normed()
+    model.norm = nn.BatchNorm2d(3, affine=affine)
+    compiled = trained(model, options(2, 4))
     compiled.compile(*batch(8))
     steps = [
         step
