@@ -189,6 +189,7 @@ class _Emitter:
         self.transfers.receive(traffic.receive, stage, body)
         for op in ops:
             self.operators.append(op, body)
+            self.collectives.share_statistics(op, stage, body)
         before = body.cycles
         self.transfers.remote(traffic.store, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
         self.stores[body.task, stage] = body.cycles - before
@@ -220,6 +221,7 @@ class _Emitter:
                 there.add(storage)
         if self.residency.places.shared_accumulator(self.graph, op) is None:
             self.operators.append(op, body)
+            self.collectives.share_statistics(op, stage, body)
         else:
             self._accumulate(op, stage, body)
         self._store_changed(op, direction, stage, body)
