@@ -33,6 +33,7 @@ from ipu_exec.options import (
 )
 from ipu_exec.placement_file import load_stages
 from ipu_exec.stand_in import stand_in
+from ipuscope import __version__
 
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
 SECONDS_TO_BE_ENDED = 5
@@ -107,6 +108,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument(
         "--autoreport", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
     )

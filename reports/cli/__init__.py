@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ipuscope import __version__
 from reports.cli import (
     compare,
     completion,
@@ -94,9 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version  # only here: it costs a tenth of a second
-
-        print(f"ipu-report {version('ipuscope')}")
+        print(f"ipu-report {__version__}")
         parser.exit(0)
 
 
