@@ -4,7 +4,7 @@ Names and semantics are PopTorch's::
 
     import ipu_exec as poptorch
 
-    options = poptorch.Options(autoreport=True, autoreport_dir="demo").deviceIterations(10)
+    options = poptorch.Options(profile_dir="demo").deviceIterations(10)
     options.Training.gradientAccumulation(10)
     model = poptorch.trainingModel(network, options, poptorch.optim.AdamW(network.parameters()))
     output, loss = model(images, labels)

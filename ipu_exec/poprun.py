@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from ipu_exec import launch, run
 from ipuscope import __version__
+from ipuscope.words import Parser
 
 _EXAMPLE = """example:
   poprun --num-instances 4 --num-replicas 8 --ipus-per-replica 2 python3 train.py --epochs 3
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="poprun",
         description="Run several instances of a PopTorch script on modelled IPUs.",
         epilog=_EXAMPLE,
