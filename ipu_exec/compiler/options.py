@@ -156,6 +156,7 @@ class CompileOptions:
     partials: str = ""  # "float32", "float16"; "": the data type of the operands
     dithering: bool = False  # of convolutions
     stable_norm: bool = False
+    norm_group: int = 1  # replicas over which a batch norm in training takes its statistics
     estimate_unknown: bool = False  # guess an operator that nobody lowered
     # streams
     output_mode: OutputMode = OutputMode.All  # never Default
