@@ -26,6 +26,8 @@ from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.split import one_an_ipu, quickest_split
 from profiler.report import Report
 
+__all__ = ["Insight", "insights"]
+
 if TYPE_CHECKING:
     import pandas as pd
 

@@ -19,12 +19,14 @@ ROOT = Path(__file__).parent.parent
 
 # Modules whose docstrings make the reference, with what the page says of each.
 REFERENCE = {
-    "profiler": "Open a profile: [the frames of a Report](../architecture.md#report-what-a-profile-answers).",
+    "profiler": (
+        "Open a profile; [what it answers](../architecture.md#report-what-a-profile-answers)."
+    ),
     "profiler.analysis": "What a profile comes to.",
     "profiler.insights": "What limits a run, and what to change.",
     "profiler.rebalance": "Costs of Blocks, what another split would give, the best split.",
     "viewer": "The viewer as a Dash app.",
-    "ipu_exec": "PopTorch's names: [every one of them, and what becomes of it](../compatibility.md).",
+    "ipu_exec": "PopTorch's names: [each, and what becomes of it](../compatibility.md).",
 }
 
 
@@ -119,7 +121,8 @@ def plain(words: str) -> str:
 
 def python_page() -> str:
     """Directives for mkdocstrings, a module each."""
-    lines = ["# Python", "", "Made from the docstrings. What is not here, or begins with `_`, may change."]
+    promise = "[What is not here may change](../contributing.md#what-is-promised)."
+    lines = ["# Python", "", f"Made from the docstrings. {promise}"]
     for module, words in REFERENCE.items():
         lines += ["", f"## {module}", "", words, "", f"::: {module}", "    options:"]
         lines += ["      show_root_heading: false", "      heading_level: 3"]

@@ -16,9 +16,7 @@ def fake_copy(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     if fake.layout is not torch.strided or fake.untyped_storage().nbytes() <= _reach(fake):
         return fake
     with mode:
-        return torch.empty_strided(
-            fake.size(), fake.stride(), dtype=fake.dtype, device=fake.device
-        )
+        return torch.empty_strided(fake.size(), fake.stride(), dtype=fake.dtype, device=fake.device)
 
 
 def _reach(tensor: torch.Tensor) -> int:
