@@ -18,7 +18,8 @@ from ipu_exec.errors import Error
 from profiler import ProfileError
 
 VARIABLE = "IPUSCOPE_TRACEBACK"
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _OURS = tuple(
     os.fspath(Path(__file__).parent.parent / name) + os.sep
     for name in ("ipu_exec", "profiler", "ipuscope")

@@ -53,8 +53,8 @@ th, td {{ text-align: left; padding: .4rem .8rem .4rem 0; border-bottom: 1px sol
 :root {{ color-scheme: light dark; }}
 </style>
 <h1>Gallery</h1>
-<p>Models compiled for modelled IPUs by <code>python -m tools.gallery</code>. All times are predictions.
-Each report opens offline.</p>
+<p>Models compiled for modelled IPUs by <code>python -m tools.gallery</code>. All times are
+predictions. Each report opens offline.</p>
 <table><tr><th>model</th><th>machine</th><th>a weight update</th><th>speed</th>
 <th>slowest stage</th></tr>
 {rows}

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 import urllib.request
 import venv
 from collections.abc import Iterator
@@ -85,19 +86,8 @@ options = poptorch.Options().deviceIterations(4)
 options.Training.gradientAccumulation(8)
 """
 
-# In the environment without PyTorch: imported by Python at every start.
-WITHOUT_TORCH = '''
-import sys
-
-class Refuse:
-    """PyTorch is not there, for whoever asks."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Refuse())
-'''
+# What an environment without the engine has not.
+ENGINE = ("torch", "functorch", "torchgen", "torchmetrics", "lightning", "pytorch_lightning")
 
 # The subcommands that answer about one profile with nothing but its name.
 ANSWERS = ("summary", "insights", "why", "stages", "timeline", "pipeline", "memory", "doctor")
@@ -113,7 +103,7 @@ def main() -> int:
         commands = install(wheel, place / "environment")
         profile_a_script(commands, place)
         read_and_view(commands, place)
-        refuse_torch(commands)
+        without_torch(commands, place)
         read_and_view(commands, place)
         say_what_to_install(commands, place)
         check_types(commands, place)
@@ -137,9 +127,13 @@ def install(wheel: Path, environment: Path) -> Path:
     venv.create(environment, with_pip=False, symlinks=True)
     python = environment / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
-    borrowed = sysconfig.get_path("purelib")  # a path in a .pth brings no editable installs along
-    (packages_of(environment) / "borrowed.pth").write_text(f"{borrowed}\n")
+    borrow(environment, Path(sysconfig.get_path("purelib")))
     return environment / "bin"
+
+
+def borrow(environment: Path, packages: Path) -> None:
+    """Let the environment import what is in ``packages``, but for editable installs there."""
+    (packages_of(environment) / "borrowed.pth").write_text(f"{packages}\n")
 
 
 def packages_of(environment: Path) -> Path:
@@ -185,9 +179,7 @@ def viewer(commands: Path, place: Path) -> Iterator[str]:
 
 def until_it_answers(address: str, tries: int = 60) -> str:
     """The address, once something listens there."""
-    import time
-
-    for _ in range(tries):
+        for _ in range(tries):
         try:
             urllib.request.urlopen(address, timeout=30).close()
             return address
@@ -196,9 +188,14 @@ def until_it_answers(address: str, tries: int = 60) -> str:
     raise TimeoutError(f"nothing listens at {address}")
 
 
-def refuse_torch(commands: Path) -> None:
-    """From here on there is no PyTorch in the environment."""
-    (packages_of(commands.parent) / "sitecustomize.py").write_text(WITHOUT_TORCH)
+def without_torch(commands: Path, place: Path) -> None:
+    """From here on the environment borrows everything but PyTorch and what is made for it."""
+    packages = place / "packages"
+    packages.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if path.name.split("-")[0] not in ENGINE and path.suffix != ".pth":
+            (packages / path.name).symlink_to(path)
+    borrow(commands.parent, packages)
 
 
 def say_what_to_install(commands: Path, place: Path) -> None:
