@@ -179,7 +179,7 @@ def viewer(commands: Path, place: Path) -> Iterator[str]:
 
 def until_it_answers(address: str, tries: int = 60) -> str:
     """The address, once something listens there."""
-        for _ in range(tries):
+    for _ in range(tries):
         try:
             urllib.request.urlopen(address, timeout=30).close()
             return address
