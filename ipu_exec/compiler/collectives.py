@@ -94,7 +94,7 @@ class Collectives:
         return body
 
     def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Gradients of an IPU that are all-reduced, and those that are scattered.
+        """An IPU's gradients that are all-reduced, and those that are scattered.
 
         Each comes with its stage.
         """
@@ -200,7 +200,7 @@ class Collectives:
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
         """Storages by the replicas that exchange them.
 
-        How many, and how many replicas from one to the next.
+        A key is how many replicas take part, and how many lie between one and the next.
         """
         rings: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
@@ -214,10 +214,7 @@ class Collectives:
         return rings
 
     def _gradients(self) -> list[int]:
-        """Storages the optimiser reads gradients from.
-
-        The accumulators, or the gradients themselves.
-        """
+        """The storages from which the optimiser reads gradients: accumulators, or the gradients."""
         storages = self.graph.storages.values()
         accumulators = [s.id for s in storages if s.role == Role.ACCUMULATOR]
         if accumulators:

@@ -1,4 +1,4 @@
-"""What the compiler is asked for, in its own words: the one thing that the passes know of options.
+"""What the compiler is asked for, in its own words; the passes know no other options.
 
 PopTorch's ``Options`` become a `CompileOptions` in `ipu_exec.session.compile_options`.
 """
@@ -77,7 +77,7 @@ class StrategyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of one kind of tensor.
+    """Where one kind of tensor waits while nothing uses it.
 
     The least elements are PopART's defaults [POPART, willow/include/popart/sessionoptions.hpp].
     """
