@@ -310,8 +310,9 @@ memory"), `complete` (false in a partial file), `micro_batch`, `warnings` (list 
 machine, in cycles, and bytes a cycle one way: `external_sync`, `stream_step` (begin of a stream
 copy, and its end), `host_latency`, `link_latency`, `link_hop_latency` (each further rung),
 `link_bytes_per_cycle`, `link_bytes_per_cycle_between_boards`, `ipus_per_board`,
-`streaming_bytes_per_cycle`, `slice_cycles` and `slice_bytes_per_cycle` (a tile copies into one slot
-of a larger tensor).
+`link_bytes_per_cycle_between_racks`, `gateway_latency` (each border between racks),
+`ipus_per_rack`, `streaming_bytes_per_cycle`, `slice_cycles` and
+`slice_bytes_per_cycle` (a tile copies into one slot of a larger tensor).
 
 ## Beside the profile: `debug.cbor`
 

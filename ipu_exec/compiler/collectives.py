@@ -11,7 +11,7 @@ from ipu_exec.compiler.bodies import Body, Move, ProgramStep, the_one
 from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
-from ipu_exec.machine import ring_cycles
+from ipu_exec.topology import ring_cycles
 from profiler import records, schedules
 from profiler.enums import Direction, Purpose, Role
 

@@ -15,10 +15,10 @@ from ipu_exec.errors import Error, PipelineDepthError, UsageError, warn_once
 from ipu_exec.graph import BlockInfo, Graph, OpNode
 from ipu_exec.lowering import is_view
 from ipu_exec.lowering.plan import ITEM_BYTES
+from ipu_exec.topology import MAX_IPUS
 from profiler import schedules
 from profiler.enums import Direction, Role
 
-MAX_IPUS = 256  # of the largest system (docs/machine.md#pods)
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # buffers of a batch norm
 _PERSISTENT = (Role.WEIGHT, Role.BUFFER, Role.ACCUMULATOR, Role.OPTIMISER_STATE)
 

@@ -28,13 +28,8 @@ from ipu_exec.compiler.placement import storage_bytes
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.lowering.build import messages
 from ipu_exec.lowering.plan import Exchange, Layout
-from ipu_exec.machine import (
-    EXTERNAL_SYNC_CYCLES,
-    Machine,
-    link_hops,
-    link_latency_cycles,
-    link_rate,
-)
+from ipu_exec.machine import EXTERNAL_SYNC_CYCLES, Machine
+from ipu_exec.topology import latency_cycles, link_latency_cycles, link_rate
 from profiler import records, schedules
 from profiler.enums import Purpose, Role
 
@@ -169,11 +164,11 @@ class Transfers:
         target = self.machines[ipu].target
         sent, received = np.zeros(target.tiles, np.int64), np.zeros(target.tiles, np.int64)
         crossing: list[Move] = []
-        hops = 1
+        latency = 0.0
         leaving: Counter[float] = Counter()  # rate of a link -> bytes
         arriving: Counter[float] = Counter()
         for storage, layout, a, b in self._crossings(ipu):
-            hops = max(hops, link_hops(a, b))
+            latency = max(latency, latency_cycles(target, a, b))
             rate, total = link_rate(target, a, b), int(layout.bytes.sum())
             crossing.append(Move(storage, total, a, b))
             nbytes = self.machines[ipu].whole(layout.bytes)
@@ -189,7 +184,7 @@ class Transfers:
         on_links = max(
             sum(nbytes / rate for rate, nbytes in way.items()) for way in (leaving, arriving)
         )
-        cycles = ceil(link_latency_cycles(target, hops) + max(on_links, slowest_tile))
+        cycles = ceil(latency + max(on_links, slowest_tile))
         body = one_step(
             f"IPU {ipu} copies between IPUs",
             ipu,
