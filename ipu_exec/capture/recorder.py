@@ -285,7 +285,7 @@ class Recorder(TorchDispatchMode):
         self.graph.ops.append(op)
 
     def stand_in(self, aten: str, inputs: Sequence[int], outputs: Sequence[torch.Tensor]) -> int:
-        """Append an operator that stands for others (`ipu_exec.capture.repeats`); returns its id."""
+        """Append an operator that stands for others (`ipu_exec.capture.repeats`); its id."""
         origin, number = self._origin(), len(self.graph.ops)
         values = tuple(self.value(tensor, number) for tensor in outputs)
         refs = tuple(map(ValueRef, inputs))

@@ -9,7 +9,7 @@ stream copy has a beginning and an end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -44,7 +44,7 @@ class Move:
     target: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ProgramStep:
     """One step of a body. Vectors over tiles are shared with the plan they come from."""
 
@@ -65,7 +65,7 @@ class ProgramStep:
     moves: tuple[Move, ...] = ()  # over the edge of the chip
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Use:
     """Something in tile memory while a body runs.
 
@@ -81,7 +81,7 @@ class Use:
     interleaved: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Body:
     """A piece of program that one IPU runs as a whole.
 
@@ -92,30 +92,14 @@ class Body:
     ipu: int
     stage: int  # -1: none
     task: int
-    steps: list[ProgramStep] = field(default_factory=list)
-    temporaries: list[Use] = field(default_factory=list)
-    touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> first, last step
+    steps: tuple[ProgramStep, ...]
+    temporaries: tuple[Use, ...]
+    touched: Mapping[int, tuple[int, int]]  # storage -> first, last step
 
     @property
     def cycles(self) -> int:
         """Cycles of its steps, one after another."""
         return sum(step.cycles for step in self.steps)
-
-    def begin_with(self, steps: list[ProgramStep]) -> None:
-        """Put steps before all others."""
-        count = len(steps)
-        self.steps[:0] = steps
-        self.touched = {
-            storage: (first + count, last + count)
-            for storage, (first, last) in self.touched.items()
-        }
-        for use in self.temporaries:
-            use.first, use.last = use.first + count, use.last + count
-
-    def touch(self, storage: int, first: int, last: int) -> None:
-        """Note that steps ``first`` to ``last`` use a storage."""
-        old = self.touched.get(storage, (first, last))
-        self.touched[storage] = (min(old[0], first), max(old[1], last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +141,6 @@ class ProgramTree:
     def cycles(self, task: int, stage: int) -> int:
         """Cycles of a stage's bodies of that task (one of `profiler.schedules.TASKS`)."""
         return sum(body.cycles for body in self.all_of(stage, task))
-
-
-def one_step(
-    name: str, ipu: int, task: int, kind: str, step: str, cycles: int, purpose: Purpose
-) -> Body:
-    """A body of an IPU's own."""
-    return Body(name, ipu, -1, task, [ProgramStep(kind, step, cycles, purpose=purpose)])
 
 
 def program_steps(step: Compute | Exchange, target: str) -> list[ProgramStep]:

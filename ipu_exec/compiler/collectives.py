@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, Move, ProgramStep, the_one
+from ipu_exec.compiler.bodies import Move, ProgramStep, the_one
+from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
@@ -71,23 +72,22 @@ class Collectives:
             mapping.machines,
         )
 
-    def reduce(self, ipu: int) -> Body | None:
+    def reduce(self, ipu: int) -> BodyBuilder | None:
         """What replicas do with gradients before the weight update, all at once.
 
         An all-reduce, or a reduce-scatter where each replica updates its part of the weight.
         """
         if self.options.replicas == 1 or not self.graph.training:
             return None
-        body = Body("", ipu, -1, schedules.REDUCE)
         summed, scattered = self._reduced_together(ipu)
+        kinds = [Purpose.ALL_REDUCE] * bool(summed) + [Purpose.REDUCE_SCATTER] * bool(scattered)
+        name = f"IPU {ipu} {' and '.join(kinds)} of gradients"
+        body = BodyBuilder(name, ipu, -1, schedules.REDUCE)
         self.exchange(Purpose.ALL_REDUCE, summed, body)
         self.exchange(Purpose.REDUCE_SCATTER, scattered, body)
-        last = len(body.steps) - 1
         for storage, stage in scattered.items():  # parts that wait for the update
             shard = self.mapping.shard(self.graph.storages[storage].parameter, stage)
-            body.temporaries.append(self.mapping.use_of_part(shard, storage, last, last))
-        kinds = [Purpose.ALL_REDUCE] * bool(summed) + [Purpose.REDUCE_SCATTER] * bool(scattered)
-        body.name = f"IPU {ipu} {' and '.join(kinds)} of gradients"
+            body.hold(self.mapping.use_of_part(shard, storage, body.last, body.last))
         return body
 
     def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
@@ -109,7 +109,7 @@ class Collectives:
         return _joined(summed), _joined(scattered)
 
     def exchange(
-        self, purpose: Purpose, where: Mapping[int, int], body: Body, name: str = ""
+        self, purpose: Purpose, where: Mapping[int, int], body: BodyBuilder, name: str = ""
     ) -> None:
         """One step in which replicas exchange storages (``where`` gives the stages they are of).
 
@@ -129,7 +129,7 @@ class Collectives:
             for ring in rings:
                 body.steps.append(self._step(ring, each, nbytes, body.ipu, name))
                 for storage in mine:
-                    body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+                    body.touch(storage, body.last, body.last)
 
     def _step(
         self,

@@ -6,7 +6,6 @@ Memory proportions, multi-convolutions, attributes; and conv dithering.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.compiler.profile_rows import op_rows
 from ipu_exec.graph import OperatorAttributes, OpNode
 from ipu_exec.lowering.plan import Compute
+from tests.models import mean_square, model_of
 
 
 def compiled(
@@ -101,21 +101,14 @@ def first_tiles(made: Executable, name: str) -> list[int]:
     return found
 
 
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(4, channels, 3) for channels in (4, 8, 12))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return sum(layer(x).sum() for layer in self.layers)
-
-
 def test_dithered_convolutions_begin_at_different_tiles_and_take_as_long() -> None:
     x = torch.randn(1, 4, 6, 6)
-    plain = compiled(Small(), x)
+    layers = nn.ModuleList(nn.Conv2d(4, channels, 3) for channels in (4, 8, 12))
+    model = model_of(lambda self, x: sum(layer(x).sum() for layer in self.layers), layers=layers)
+    plain = compiled(model, x)
     options = poptorch.Options()
     options.Training.setConvolutionDithering(True)
-    dithered = compiled(Small(), x, options=options)
+    dithered = compiled(model, x, options=options)
     assert first_tiles(plain, "convolution") == [0, 0, 0]
     assert len(set(first_tiles(dithered, "convolution"))) == 3
     for op in operators(plain, "convolution"):
@@ -131,18 +124,11 @@ def test_dithered_convolutions_begin_at_different_tiles_and_take_as_long() -> No
 
 
 def test_stable_norms_centre_before_they_square() -> None:
-    class Normed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm2d(16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(x).square().mean()
-
     x = torch.randn(4, 16, 28, 28)
+    model = mean_square(nn.BatchNorm2d(16))
     plain, stable = (
-        compiled(Normed(), x),
-        compiled(Normed(), x, options=poptorch.Options().enableStableNorm(True)),
+        compiled(model, x),
+        compiled(model, x, options=poptorch.Options().enableStableNorm(True)),
     )
     (one,), (other,) = (operators(made, "native_batch_norm") for made in (plain, stable))
     names = [step.name for step in stable.tree.op_plans[other.id].steps]
@@ -298,20 +284,16 @@ def test_values_for_each_convolution_are_as_many_as_those() -> None:
 
 
 def test_a_multi_conv_in_a_pipeline_is_recomputed_as_one() -> None:
-    class Stages(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = Branches(poptorch.MultiConv()), nn.Linear(1, 1)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        poptorch.Block.start("A", ipu_id=0)
+        out = self.first(x).view(1, 1)
+        poptorch.Block.start("B", ipu_id=1)
+        return self.second(out).sum()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            poptorch.Block.start("A", ipu_id=0)
-            out = self.first(x).view(1, 1)
-            poptorch.Block.start("B", ipu_id=1)
-            return self.second(out).sum()
-
+    model = model_of(forward, first=Branches(poptorch.MultiConv()), second=nn.Linear(1, 1))
     options = poptorch.Options()
     options.Training.gradientAccumulation(4)
-    made = compiled(Stages(), IMAGES.repeat(4, 1, 1, 1), options=options)
+    made = compiled(model, IMAGES.repeat(4, 1, 1, 1), options=options)
     (fused,) = [op.id for op in made.graph.ops if op.aten == "poplin.multi_conv"]
     runs = {body.name: sum(step.op == fused for step in body.steps) for body in made.tree.bodies}
     assert runs["stage 0 forward"] == runs["stage 0 recompute"] > 0
