@@ -125,6 +125,7 @@ class Machine:
     first: int = 0  # the tile that products begin at
     part: int = 0  # tiles for a product; 0: all
     dithering: bool = False  # of convolutions: different ones begin at different tiles
+    shards: int = 1  # IPUs that share the stage's tensors, this one among them
     stable_norm: bool = False  # norms take the mean off before they square
 
     @property

@@ -36,6 +36,7 @@ from ipu_exec.capture.replacements import (
     is_one_mask,
     zero_outside_mask,
 )
+from ipu_exec.capture.sharding import is_distributed, own_share
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import (
     BlockInfo,
@@ -128,6 +129,7 @@ class Recorder(TorchDispatchMode):
 
     def value(self, tensor: torch.Tensor, producer: int | None = None) -> int:
         """The value of a tensor; a new one for a tensor, or a view, not met before."""
+        tensor = own_share(tensor)
         known = self._values.get(id(tensor))
         if known is not None:
             return known
@@ -187,6 +189,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
+        if is_distributed(types):
+            return NotImplemented
         name = str(func)
         if name.startswith(_QUESTIONS):
             return func(*args, **kwargs)

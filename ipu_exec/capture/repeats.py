@@ -112,13 +112,16 @@ class Repeats:
             for group, one in enumerate(self.groups)
             for path in one.paths
         ]
+        before = [vars(module).get("forward") for module, _, _ in mine]
         for module, group, path in mine:
             module.__dict__["forward"] = _Stand(self, module.forward, group, path)
         try:
             yield
         finally:
-            for module, _, _ in mine:
+            for (module, _, _), forward in zip(mine, before, strict=True):
                 del module.__dict__["forward"]
+                if forward is not None:
+                    module.__dict__["forward"] = forward
 
     def twins(self) -> dict[str, str]:
         """Path of a layer that stands in -> path of the one that runs for it."""

@@ -30,9 +30,17 @@ from ipu_exec.capture.per_weight import updates_of_weights
 from ipu_exec.capture.recorder import Recorder, tensors_of
 from ipu_exec.capture.repeats import NotRepeatable, Repeats
 from ipu_exec.capture.replacements import torch_as_on_ipu
+from ipu_exec.capture.sharding import (
+    cut_alike,
+    losses_of_shares,
+    refused,
+    sharded,
+    without_propagation,
+)
 from ipu_exec.context import keeping_what_is_saved
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
+from ipu_exec.sharding_plan import TensorSharding
 from profiler.enums import Direction, Role
 
 logger = logging.getLogger("ipu_exec")
@@ -51,6 +59,7 @@ def capture(
     contents: Sequence[bool | int | float] = (),
     casting: contextlib.AbstractContextManager[Any] | None = None,
     repeats: bool = True,
+    sharding: TensorSharding | None = None,
 ) -> Graph:
     """Record what one micro-batch computes.
 
@@ -67,10 +76,12 @@ def capture(
     a backward.
 
     ``repeats``: of equal layers, and of weights of equal layers in the update, only two run and the
-    others are copied from these (`ipu_exec.capture.repeats`). The graph is the same.
+    others are copied from these (`ipu_exec.capture.repeats`). The graph is the same. ``sharding``:
+    the graph is what one of the IPUs runs that share the model's tensors
+    (`ipu_exec.capture.sharding`).
     """
     casting = casting or contextlib.nullcontext()
-    step = _Step(model, args, kwargs, optimizer, accumulate, find_loss, contents, casting)
+    step = _Step(model, args, kwargs, optimizer, accumulate, find_loss, contents, casting, sharding)
     groups = tuple(find_equal_layers(model)) if repeats and not contents else ()
     for equal, per_weight in ((groups, True), (groups, False)) if groups else ():
         try:
@@ -103,6 +114,7 @@ class _Step:
     find_loss: Callable[[Any], torch.Tensor] | None
     contents: Sequence[bool | int | float]
     casting: contextlib.AbstractContextManager[Any]
+    sharding: TensorSharding | None
 
 
 @dataclass
@@ -125,7 +137,16 @@ class _Run:
     updates: list[PerWeight] = field(default_factory=list)
 
     def graph(self) -> Graph:
+        """What is recorded of the run."""
         step = self.step
+        with sharded(step.model, step.sharding, self.fakes.mode) as shares:
+            self.fakes.shapes = shares.shapes
+            self.equal = [one for one in self.equal if cut_alike(one.paths, shares)]
+            return self._recorded()
+
+    def _recorded(self) -> Graph:
+        step = self.step
+        cut = self.fakes.shapes
         parameters = dict(step.model.named_parameters(remove_duplicate=False))
         buffers = dict(step.model.named_buffers(remove_duplicate=False))
         self.state = {
@@ -138,6 +159,11 @@ class _Run:
                 self.recorder.register(
                     tensor, Role.WEIGHT if name in parameters else Role.BUFFER, name
                 )
+            self.recorder.graph.shares = {
+                self.recorder.storage(self.recorder.value(self.state[name])).id
+                for name, parameter in parameters.items()
+                if id(parameter) in cut
+            }
             self.repeats = Repeats(step.model, self.equal, self.recorder)
             args, kwargs = self._inputs()
             self.trained = self._trained()
@@ -238,16 +264,33 @@ class _Run:
             torch.set_grad_enabled(self.optimizer is not None),
             torch_as_on_ipu(),
             self.recorder.modules(model),
+            self._shards(),
             self.step.casting,
             self.recorder,
             keeping_what_is_saved(self.mutates),
             self.repeats.standing_in(),
         ):
-            returned = model(*args, **kwargs)
+            with losses_of_shares(self.step.sharding):
+                returned = model(*args, **kwargs)
             _check_buffers(model, self.buffers)
             if self.optimizer is not None:
                 self._backward(returned)
         return returned
+
+    @contextlib.contextmanager
+    def _shards(self) -> Iterator[None]:
+        """Around the run of a sharded model, whose errors are told in its words."""
+        sharding = self.step.sharding
+        if sharding is None or sharding.shards == 1:
+            yield
+            return
+        try:
+            with without_propagation(self.recorder.paused):
+                yield
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, Error) or _CHANGED in str(error):
+                raise
+            raise refused(self.recorder.scope, sharding, error) from error
 
     def _backward(self, returned: Any) -> None:
         if self.step.find_loss is None:
@@ -256,7 +299,8 @@ class _Run:
         self.recorder.graph.loss = self.recorder.value(loss)
         self.recorder.direction = Direction.BACKWARD
         if loss.requires_grad:  # else every weight is frozen, as `find_loss` saw
-            loss.backward()
+            with losses_of_shares(self.step.sharding):
+                loss.backward()
 
     def _update(self) -> None:
         """The weight update, after which accumulators begin at zero again."""

@@ -145,11 +145,12 @@ class Collectives:
         all-reduce is a scatter and a gather. ``nbytes``: of the whole tensors on the tiles.
         """
         rounds = 2 if ring.purpose is Purpose.ALL_REDUCE else 1
-        apart = 1 << (self.placement.num_ipus - 1).bit_length()
+        shards = self.options.shards
+        apart = shards << (self.placement.num_ipus - 1).bit_length()
         round_it = -(-nbytes // ring.part)
         cycles = ring_cycles(
             self.machines[ipu].target,
-            ipu,
+            ipu * shards,
             apart * ring.stride,
             ring.members,
             int(round_it.sum()),
