@@ -1,6 +1,4 @@
-"""What a program is made of.
-
-Bodies of bulk-synchronous steps over tiles, and the tree that holds them all.
+"""What a program is made of: bodies of bulk-synchronous steps, and the tree of all bodies.
 
 Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a
 stream copy has a beginning and an end.
@@ -43,9 +41,9 @@ OFF_CHIP = -1  # the host, or streaming memory: where a `Move` comes from or goe
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A storage that a step moves, ``bytes`` in all, from an IPU of the replica to another.
+    """``bytes`` of a storage that a step moves from one IPU of the replica to another.
 
-    From an IPU to itself: between the replicas.
+    Where source and target are the same IPU, the bytes move between replicas.
     """
 
     storage: int
@@ -77,10 +75,7 @@ class ProgramStep:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Something in tile memory while a body runs.
-
-    From step ``first`` to step ``last`` of it, inclusive.
-    """
+    """Something in tile memory from step ``first`` to step ``last`` of a body, inclusive."""
 
     name: str
     role: str
@@ -139,6 +134,10 @@ class ProgramTree:
         """Ids of the steps body by body, counted over the whole program."""
         ends = [0, *accumulate(len(body.steps) for body in self.bodies)]
         return [range(first, end) for first, end in pairwise(ends)]
+
+    def step_names(self, ipu: int) -> list[str]:
+        """Names of the steps of an IPU, in program order."""
+        return [step.name for body in self.bodies if body.ipu == ipu for step in body.steps]
 
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """Bodies of these tasks of a stage, in the order in which they run."""

@@ -189,6 +189,7 @@ class _Emitter:
         self.transfers.receive(traffic.receive, stage, body)
         for op in ops:
             self.operators.append(op, body)
+            self.collectives.share_statistics(op, stage, body)
         before = body.cycles
         self.transfers.remote(traffic.store, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
         self.stores[body.task, stage] = body.cycles - before
@@ -196,7 +197,7 @@ class _Emitter:
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
         """Weights that a phase reads and of which replicas keep parts.
 
-        Where the backward turns they are there.
+        There are none where the backward follows its forward at once: the weights are still there.
         """
         if direction == Direction.BACKWARD and stage in self.residency.turning:
             return []
@@ -220,6 +221,7 @@ class _Emitter:
                 there.add(storage)
         if self.residency.places.shared_accumulator(self.graph, op) is None:
             self.operators.append(op, body)
+            self.collectives.share_statistics(op, stage, body)
         else:
             self._accumulate(op, stage, body)
         self._store_changed(op, direction, stage, body)
@@ -265,7 +267,7 @@ class _Emitter:
     def _stash(self, storage: int, stage: int, body: BodyBuilder, purpose: Purpose) -> None:
         """Copy a tensor into its slot of the stash, or back out of it.
 
-        A dynamic update or slice on every tile.
+        It is a dynamic update, or a dynamic slice, on every tile.
         """
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]

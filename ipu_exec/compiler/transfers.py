@@ -278,10 +278,7 @@ class Transfers:
     def remote(
         self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder, purpose: Purpose
     ) -> None:
-        """Move storages between tiles and streaming memory, in one stream copy.
-
-        A remote load or store.
-        """
+        """Load storages from streaming memory, or store them there, in one stream copy."""
         if not storages:
             return
         target = self.machines[body.ipu].target

@@ -92,9 +92,9 @@ class WeightUpdates:
     def _in_parts(
         self, update: WeightUpdate, shard: Shard, stage: int, body: BodyBuilder
     ) -> dict[int, Use]:
-        """Run a weight's ops on this replica's part.
+        """Run a weight's operators on this replica's part.
 
-        Gives its parts of what is kept whole and changed, to be gathered.
+        Returns its parts of tensors that are kept whole and were changed: they are gathered later.
         """
         first = len(body.steps)
         mine = [op for op in update.ops if op.id not in update.whole]
@@ -115,10 +115,10 @@ class WeightUpdates:
         return gathered
 
     def _take_parts(self, ops: list[OpNode], shard: Shard, body: BodyBuilder) -> dict[int, Use]:
-        """This replica's part of what it keeps whole.
+        """This replica's parts of what it keeps whole.
 
-        It is a dynamic slice on every tile, whose slot is the replica's number. A gradient's came
-        of the scatter, mostly that of all gradients.
+        Each is a dynamic slice on every tile, whose slot is the replica's number. The part of a
+        gradient comes from the reduce-scatter, mostly from that of all gradients together.
         """
         first = len(body.steps)
         elements = self.graph.storages[shard.weight].elements

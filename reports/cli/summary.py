@@ -110,8 +110,8 @@ def _about(report: Report) -> tuple[Fact, ...]:
             "target",
             target.name,
             "machine",
-            f"{count(target.num_ipus * shards, 'IPU')}{replicas}, {target.name}: {target.tiles_per_ipu:,}"
-            " tiles with "
+            f"{count(target.num_ipus * shards, 'IPU')}{replicas}, {target.name}:"
+            f" {target.tiles_per_ipu:,} tiles with "
             f"{target.bytes_per_tile / 1024:,.0f} KiB each, {target.clock_hz / 1e9:.2f} GHz",
         ),
         Fact("ipus", target.num_ipus * shards),

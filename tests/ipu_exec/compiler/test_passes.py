@@ -23,6 +23,7 @@ from ipu_exec.compiler.profile_rows import op_rows, rows, stage_rows
 from ipu_exec.lowering.plan import Compute, Exchange
 from ipu_exec.session.compilation import compile_step
 from profiler import schedules
+from profiler.analysis import overflows
 from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE, REDUCE, STREAM_IN, UPDATE
 from reports.cli import main as ipu_report
 from tests.models import Mlp, Mnist, mnist_batch, model_of
@@ -309,7 +310,7 @@ def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_pa
     report = written(mnist, tmp_path / "whole")
     needed = max(int(report.tiles(ipu)["total"].max()) for ipu in range(4))
     target = replace(mnist.target, bytes_per_tile=needed - less)
-    overflow = find_overflow(tile_bytes(mnist.variables, target), mnist.tree, target)
+    overflow = find_overflow(tile_bytes(mnist.variables, target), target)
     smaller = replace(mnist, target=target)
     again = written(smaller, tmp_path / "smaller")
     tiles = [again.tiles(ipu) for ipu in range(4)]
@@ -318,6 +319,8 @@ def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_pa
     assert (overflow is not None) == bool(less)
     if overflow is not None:
         assert overflow.bytes_over == worst
+        # the insight names the tile, and what fills it, as the error does
+        assert max(overflows(again), key=lambda over: over.bytes_over) == overflow
         assert tiles[overflow.ipu]["overflow"].iloc[overflow.tile] == worst
 
 

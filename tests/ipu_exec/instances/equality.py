@@ -76,20 +76,36 @@ def residual(wide: int, narrow: int, stride: int) -> nn.Module:
     return model_of(lambda self, x: torch.relu(self.body(x) + self.skip(x)), body=body, skip=skip)
 
 
-def resnet18() -> nn.Module:
-    """He et al., 2016, with the stem for small pictures."""
+def resnet18(width: int = 64) -> nn.Module:
+    """He et al., 2016, with the stem for small pictures. ``width``: of its first layers."""
 
     def forward(self, x, y):
         images = x[:, :, None, None].repeat(1, 1, 8, 2).reshape(-1, 3, 8, 8)
         out = self.fc(self.layers(images).mean((2, 3)))
         return out, nn.functional.cross_entropy(out, y)
 
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)]
-    before = 64
-    for wide in (64, 128, 256, 512):
-        layers += [residual(wide, before, 1 if wide == 64 else 2), residual(wide, wide, 1)]
+    stem = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+    layers: list[nn.Module] = [stem, nn.BatchNorm2d(width)]
+    before = width
+    for wide in (width, 2 * width, 4 * width, 8 * width):
+        layers += [residual(wide, before, 1 if wide == width else 2), residual(wide, wide, 1)]
         before = wide
-    return model_of(forward, layers=nn.Sequential(*layers), fc=nn.Linear(512, 5))
+    return model_of(forward, layers=nn.Sequential(*layers), fc=nn.Linear(before, 5))
+
+
+def norms() -> nn.Module:
+    """Batch norms of two kinds of input, one without parameters, and dropout."""
+
+    def forward(self, x, y):
+        square = torch.relu(self.drop(self.first(self.a(x)))).view(-1, 4, 2, 2)
+        wide = nn.functional.interpolate(square, scale_factor=2.0)
+        out = self.b(self.second(self.conv(wide)).flatten(1))
+        return out, nn.functional.cross_entropy(out, y)
+
+    conv, second = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False)
+    first, drop = nn.BatchNorm1d(16), nn.Dropout(0.25)
+    linears = {"a": nn.Linear(12, 16), "b": nn.Linear(24, 5)}
+    return model_of(forward, first=first, drop=drop, conv=conv, second=second, **linears)
 
 
 def grouped() -> nn.Module:
@@ -120,6 +136,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "branches": branches,
     "recurrent": recurrent,
     "ResNet-18": resnet18,
+    "narrow ResNet-18": lambda: resnet18(8),
+    "norms of 2": norms,
+    "norms of 4": norms,
+    "norms of 8": norms,
 }
 GROUPS = {
     "grouped": {"w": (CommGroupType.Orthogonal, 4, VariableRetrievalMode.OnePerGroup)},
@@ -136,7 +156,10 @@ BY_ACCUMULATOR: dict[str, Callable[..., torch.optim.Optimizer]] = {
 SMALL = ("dense", "branches", "recurrent")
 CASES = [(m, o, r) for m in SMALL for o in OPTIMISERS for r in ("Mean", "Sum")]
 CASES += [("grouped", "SGD", "Mean"), ("grouped", "AdamW", "Sum"), ("half", "half AdamW", "Mean")]
+CASES += [("narrow ResNet-18", optimiser, "Sum") for optimiser in OPTIMISERS]
 CASES.append(("ResNet-18", "SGD", "Mean"))
+# replicas of a group: within an instance of 1 x 8, over several of 8 x 1
+CASES += [(f"norms of {group}", "SGD", "Mean") for group in (2, 4, 8)]
 
 
 class Lars(torch.optim.Optimizer):
@@ -176,6 +199,8 @@ def train(case: tuple[str, str, str], instances: int, together: Instances | None
     options = poptorch.Options().deviceIterations(UPDATES).replicationFactor(REPLICAS // instances)
     options.Training.gradientAccumulation(ACCUMULATION)
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType[reduction])
+    if name.startswith("norms of"):
+        options.Training.distributedBatchNormReplicaGroupSize(int(name.split()[-1]))
     options.outputMode(poptorch.OutputMode.All)
     options.Distributed.configureProcessId(rank, instances)
     plan = plan_call(options, training=True)
