@@ -84,6 +84,7 @@ class _Expansion:
         self.backwards = {one.backward_op: one for one in layers if one.backward_op >= 0}
         self.updates = {one.ops.start: one for one in updates}
         self.skipped = {op for one in updates for op in one.ops}
+        self.skipped |= {one.sum.op for one in layers if one.sum is not None}
         self.new = replace(
             graph, ops=[], values={}, storages={}, checkpoints=set(), overlapped_inputs={}
         )
@@ -151,14 +152,19 @@ class _Expansion:
             assert own is not None
             copy.values[came] = self._value(own, self.all)
             copy.storages.setdefault(self.graph.values[came].storage, self._storage_of(own))
+        if one.sum is not None:
+            copy.values[one.sum.others_of_like] = self._value(one.sum.others, self.all)
+            theirs = self.graph.values[one.sum.others_of_like].storage
+            copy.storages[theirs] = self._storage_of(one.sum.others)
         for number in like.backward.ops:
             self._append(self.graph.ops[number], copy)
-        given = (
-            (theirs, own)
-            for index, theirs in like.gradients_out.items()
-            if (own := one.gradients_out[index]) is not None
+        given = dict(enumerate(one.gradients_out))
+        if one.sum is not None:  # the like's has it added already
+            given[one.sum.index] = one.sum.total
+        pairs = (
+            (like.gradients_out[index], own) for index, own in given.items() if own is not None
         )
-        self._hand_out(given, copy)
+        self._hand_out(pairs, copy)
         self._hand_out(one.gradients, copy)
 
     def _copy_of_layer(self, one: StandIn, like: Layer) -> _Copy:

@@ -20,6 +20,7 @@ from ipu_exec.capture.equal_layers import EqualLayers
 from ipu_exec.capture.open_blocks import attributes, multi_conv
 from ipu_exec.capture.origins import SourceLine, source_line
 from ipu_exec.capture.recorder import Recorder
+from ipu_exec.graph import OpNode
 from profiler.enums import Role
 
 FORWARD, BACKWARD = "ipu::layer", "ipu::layer_backward"
@@ -64,6 +65,21 @@ class Layer:
     begun: tuple[int, int] | None = None  # operators and values when its backward began
 
 
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The gradient of an input that others use too: what a layer gives is added to theirs.
+
+    ``op`` adds them for a layer that stands in, ``index`` is the input. The layer that ran added
+    ``others_of_like`` itself; here it is ``others``. ``total``: the sum.
+    """
+
+    op: int
+    index: int
+    others_of_like: int
+    others: int
+    total: int
+
+
 @dataclass(slots=True)
 class StandIn:
     """A call of a layer that did not run. ``like``: the one that did for it."""
@@ -78,6 +94,7 @@ class StandIn:
     gradients_in: Values = ()
     gradients_out: Values = ()
     gradients: list[tuple[int, int]] = field(default_factory=list)  # of weights: like's, own
+    sum: Sum | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +276,48 @@ class Repeats:
                     raise NotRepeatable(f"{stand_in.place.path} is given other arguments")
                 stand_in.like = like
                 self._give_gradients(stand_in, like, fakes)
-        stood = {stand_in.op for stand_in in self.stand_ins}
+        self._find_sums()
+
+    def _find_sums(self) -> None:
+        """Note what is added to the gradients that layers give which stand in."""
+        stood = {stand_in.op: stand_in for stand_in in self.stand_ins}
         for op in self.recorder.graph.ops:
-            if op.forward_op in stood and op.aten != BACKWARD:
-                raise NotRepeatable("what a layer gives its input is added to something else")
+            stand_in = stood.get(op.forward_op)
+            if stand_in is not None and op.aten != BACKWARD:
+                if stand_in.sum is not None:
+                    raise NotRepeatable("a layer's gradient is used in several ways")
+                stand_in.sum = self._sum(stand_in, op)
+        for stand_in in self.stand_ins:
+            assert stand_in.like is not None
+            if stand_in.sum is None and self._from_outside(stand_in.like):
+                raise NotRepeatable("a layer adds to a gradient that no other adds to")
+
+    def _sum(self, stand_in: StandIn, op: OpNode) -> Sum:
+        given, like = stand_in.gradients_out, stand_in.like
+        outside = [] if like is None else self._from_outside(like)
+        mine = [value for value in op.inputs if value in given]
+        if op.aten != "aten.add.Tensor" or len(outside) != 1 or len(mine) != 1:
+            raise NotRepeatable("what a layer gives its input is used otherwise than of its like")
+        (others,) = (value for value in op.inputs if value != mine[0])
+        total = op.outputs[0]
+        assert total is not None
+        return Sum(op.id, given.index(mine[0]), outside[0], others, total)
+
+    def _from_outside(self, like: Layer) -> list[int]:
+        """Gradients that its backward reads and that did not come through its results."""
+        graph, backward = self.recorder.graph, like.backward
+        if backward is None:
+            return []
+        known = {*like.inputs, *like.gradients_in.values()}
+        read = dict.fromkeys(v for op in backward.ops for v in graph.ops[op].inputs)
+        return [
+            v
+            for v in read
+            if v not in known
+            and v not in backward.values
+            and v not in like.forward.values
+            and graph.storages[graph.values[v].storage].role == Role.GRADIENT
+        ]
 
     def _give_gradients(
         self, stand_in: StandIn, like: Layer, fakes: Mapping[str, torch.Tensor]

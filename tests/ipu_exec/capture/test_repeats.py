@@ -137,6 +137,13 @@ def collected(layers: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(seen[1:]).sum(0)
 
 
+def beside(layers: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    """Each layer's input is used beside it."""
+    for layer in layers:
+        x = x + torch.tanh(layer(x))
+    return x
+
+
 def shared(layers: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     """All layers have the same input."""
     return torch.stack([layer(x) for layer in layers]).sum(0)
@@ -170,6 +177,7 @@ def asked_for_memory(layers: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
     ("run", "stands_in"),
     [
         (collected, False),
+        (beside, True),
         (one_differently, True),
         (shared, False),
         (twice, False),
