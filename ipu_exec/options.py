@@ -36,6 +36,7 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
 from ipu_exec.placement_file import load, load_stages
+from ipu_exec.sharding_plan import TensorSharding, checked
 from ipuscope.words import did_you_mean
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
@@ -159,6 +160,8 @@ def _json(value: Any) -> Any:
         return value.name
     if isinstance(value, ExecutionStrategy):
         return repr(value)
+    if isinstance(value, TensorSharding):
+        return value.to_json()
     if isinstance(value, Mapping):
         return {str(key): _json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -566,6 +569,7 @@ class Options(_Group):
             placement_promise={},
             estimate_unknown_operators=False,
             auto_round_num_ipus=False,
+            tensor_sharding=TensorSharding(),
             available_memory_proportion={},
             target_name="mk2",
             random_seed=None,
@@ -720,6 +724,17 @@ class Options(_Group):
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Take the next power of two where the model needs a number of IPUs that is none."""
         return self._flag("autoRoundNumIPUs", auto_round_num_ipus=auto_round_num_ipus)
+
+    def tensorSharding(self, shards: int, plan: Mapping[str, Any] | str = "auto") -> Self:
+        """Share the tensors of each stage among ``shards`` IPUs, a power of two.
+
+        ``plan``: names of modules ("layers.*.mlp.up"), each with a style of
+        ``torch.distributed.tensor.parallel`` or one of Hugging Face's words ("colwise", "rowwise"
+        ...); "auto" for a model with a ``tp_plan``. Numbers are the unsharded model's
+        (docs/pods.md#numbers). Error for a number or style that cannot be; whether the plan fits
+        the model is said by the compile.
+        """
+        return self._set(tensor_sharding=checked(shards, plan))
 
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]

@@ -44,6 +44,7 @@ def compile_options(
         micro_batches=int(accumulation if training else iterations),
         iterations=int(iterations) if training else 1,
         replicas=replicas,
+        shards=options.tensor_sharding.shards,
         instances=instances,
         hosts=hosts(options),
         groupings=dict(sorted(groupings.items())),
