@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, set_props
 
-from profiler import ProfileError, Report, analysis
+from profiler import ProfileError, Report, analysis, records
 from viewer import guard as guards
+from viewer.answers import Preparation, keep
 from viewer.figures import theme as themes
 from viewer.figures import units
+from viewer.first_answers import FirstAnswers
 from viewer.pages import (
     common,
     compare,
@@ -64,11 +68,15 @@ _INDEX = """<!DOCTYPE html>
 
 
 def create_app(
-    report: Report, other: Report | None = None, guard: guards.Guard | None = None
+    report: Report,
+    other: Report | None = None,
+    guard: guards.Guard | None = None,
+    prepare: bool = False,
 ) -> Dash:
     """The viewer over one or two profiles; ``app.run(host="127.0.0.1", port=8050)`` serves it.
 
-    ``guard``: whom it answers; without one, this machine only.
+    ``guard``: whom it answers; without one, this machine only. ``prepare``: work out what every
+    page shows first while the first one is read, and say how far that is.
     """
     profiles = Profiles([report] if other is None else [report, other])
     app = guards.GuardedDash(
@@ -80,9 +88,13 @@ def create_app(
         on_error=_on_error,
     )
     app.index_string = _INDEX.replace("@@STYLE@@", themes.stylesheet())
-    app.layout = lambda: _shell(profiles)
-    guards.protect(app, guard or guards.Guard())
+    guard = guard or guards.Guard()
+    app.layout = lambda: _shell(profiles, prepare)
+    guards.protect(app, guard)
+    keep(app, profiles)
     _register(app, profiles)
+    if prepare:
+        _prepare(app, profiles, guard)
     for page in PAGES:
         page.register(app, profiles)
     return app
@@ -95,7 +107,51 @@ def _title(report: Report) -> str:
         return report.path.name
 
 
-def _shell(profiles: Profiles) -> Any:
+def _prepare(app: Dash, profiles: Profiles, guard: guards.Guard) -> None:
+    """Begin with the browser's first question how far it is."""
+
+    @cache
+    def first_answers() -> FirstAnswers:
+        host = min(guard.hosts, key=lambda name: (name != "localhost", name))
+        cookies = {guard.cookie: guard.token} if guard.token else {}
+        return FirstAnswers(app, PAGES, host, cookies)
+
+    def prepare(at: int, where: dict[str, Any]) -> None:
+        if at == len(PAGES):
+            _read(profiles)
+            return
+        first = first_answers()
+        for _, request in first.of_page(PAGES[at], where):
+            first.ask(request)
+
+    preparation = Preparation(len(PAGES) + 1, prepare)
+
+    @app.callback(
+        Output("preparing", "children"),
+        Output("preparing-again", "disabled"),
+        Input("preparing-again", "n_intervals"),
+        State("where", "data"),
+        prevent_initial_call=True,
+    )
+    def progress(_: Any, where: dict[str, Any] | None) -> Any:
+        preparation.begin(where or {})
+        return preparation.words, not preparation.words
+
+
+def _read(profiles: Profiles) -> None:
+    """What a first click or zoom asks for, in memory."""
+    for at in range(len(profiles)):
+        with suppress(ProfileError, ValueError, LookupError, OSError):
+            report = profiles.get(at)
+            report.program_steps()
+            report.columns_of(records.Op).read()
+            report.columns_of(records.Variable).read()
+            report.tiles(0)
+            if len(report.runs):
+                report.tasks(0, iteration=0)
+
+
+def _shell(profiles: Profiles, prepare: bool) -> Any:
     links = [
         dcc.Link(
             page.name,
@@ -111,6 +167,7 @@ def _shell(profiles: Profiles) -> Any:
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="where"),
             dcc.Store(id="written"),
+            *([dcc.Interval(id="preparing-again", interval=1000)] if prepare else []),
             html.Nav(
                 [
                     html.Div([html.Span("IPU"), "scope"], className="brand"),
@@ -135,6 +192,7 @@ def _shell(profiles: Profiles) -> Any:
             ),
             html.Main(
                 [
+                    *([html.Div(id="preparing", role="status")] if prepare else []),
                     html.Div(id="head", className="head"),
                     html.Div(id="alert"),
                     html.Div(id="page"),

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         from viewer.guard import Guard
 
         guard = Guard.bound_to(args.host, args.allow_host)
-        app = create_app(report, other, guard)
+        app = create_app(report, other, guard, prepare=True)
         address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{port}"
         address += f"/?token={guard.token}" if guard.token else ""
         print(f"{common.one_line(str(report.path))} is at {address} (Ctrl+C ends it)", flush=True)
