@@ -15,11 +15,13 @@ from viewer.figures import units
 from viewer.pages import (
     common,
     compare,
+    flame,
     liveness,
     memory,
     operations,
     pipeline,
     program,
+    query,
     rebalance,
     summary,
     trace,
@@ -31,12 +33,14 @@ PAGES: tuple[Page, ...] = (
     summary.PAGE,
     pipeline.PAGE,
     trace.PAGE,
+    flame.PAGE,
     memory.PAGE,
     liveness.PAGE,
     operations.PAGE,
     program.PAGE,
     rebalance.PAGE,
     compare.PAGE,
+    query.PAGE,
 )
 
 _log = logging.getLogger(__name__)

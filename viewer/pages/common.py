@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 import dash_ag_grid as dag
 import plotly.graph_objects as go
@@ -108,6 +108,16 @@ def param_input(page: str, *names: str) -> list[Input]:
     return [Input(param_id(page, name), "value") for name in names]
 
 
+def param_state(page: str, name: str) -> State:
+    """A control's value as a callback's argument that does not set it off."""
+    return State(param_id(page, name), "value")
+
+
+def query(**params: object) -> str:
+    """Parameters as the query of an address of this viewer."""
+    return urlencode({name: value for name, value in params.items() if value is not None})
+
+
 def hidden(view: View, name: str, default: str = "") -> Children:
     """State that no control shows, as what a zoom is at."""
     return dcc.Input(
@@ -187,11 +197,11 @@ def chosen(profiles: Profiles, profile: Any, ipu: Any) -> tuple[Report, int]:
     return report, whole(ipu, 0, 0, report.target.ipus_per_replica - 1)
 
 
-def other_switch(view: View) -> Children:
+def other_switch(view: View, label: str = "the other profile") -> Children:
     """With two profiles, whether the one that is not chosen is shown beside it."""
     if len(view.profiles) < 2:
         return hidden(view, "other", "hide")
-    return switch(view, "other", "the other profile", (("hide", "hide"), ("show", "show")), "hide")
+    return switch(view, "other", label, (("hide", "hide"), ("show", "show")), "hide")
 
 
 def other_of(profiles: Profiles, profile: Any, other: Any) -> Report | None:
@@ -316,10 +326,16 @@ def filled(id: str) -> Children:
 
 
 def figure_card(
-    title: str, id: Any, figure: Any = None, note: str = "", height: int | None = None
+    title: str,
+    id: Any,
+    figure: Any = None,
+    note: str = "",
+    height: int | None = None,
+    controls: Sequence[Children] = (),
 ) -> Children:
-    """A card with a title, a figure and a note below it."""
-    return card(title, graph(id, figure, height), note=note, tools=True)
+    """A card with a title, a note, its own controls and a figure."""
+    above = [html.Div(list(controls), className="controls")] if controls else []
+    return card(title, *above, graph(id, figure, height), note=note, tools=True)
 
 
 def nothing(theme: Theme, words: str) -> go.Figure:
