@@ -249,7 +249,7 @@ def test_a_point_of_the_heat_map_says_what_is_live_there(
 
 def test_the_heat_map_scales_with_the_report(chromium: Any, address: str, report: Report) -> None:
     with tab(chromium, address) as view:
-        view.open("/liveness?ipu=2&from=10&to=40&low=100&high=300")
+        view.open("/liveness?ipu=2&first=10&last=40&low=100&high=300")
         top = view.plot("liveness-heat", "plot.data[0].zmax")
         assert top * 1024 == pytest.approx(
             report.liveness_map(2, slice(10, 40), slice(100, 300)).max()

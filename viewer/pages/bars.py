@@ -104,6 +104,8 @@ def _colour(marker: Any, position: int) -> str:
 
 def _fill(marker: Any, position: int) -> dict[str, str]:
     colour = _colour(marker, position)
+    if marker.line.width:
+        return {"background": colour, "boxShadow": f"inset 0 0 0 1px {marker.line.color}"}
     if not marker.pattern.shape:
         return {"background": colour}
     stroke = marker.pattern.fgcolor

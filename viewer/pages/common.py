@@ -148,6 +148,22 @@ def choice(
     )
 
 
+def several(
+    view: View, name: str, label: str, options: Sequence[tuple[str, str]], none: str
+) -> Children:
+    """Any number of several, as a list that opens; ``none``: what stands there for none."""
+    allowed = {value for value, _ in options}
+    chosen = [one for one in view.params.get(name, "").split(",") if one in allowed]
+    field = dcc.Dropdown(
+        id=param_id(view.page, name),
+        options=[{"value": value, "label": words} for value, words in options],
+        value=chosen,
+        multi=True,
+        placeholder=none,
+    )
+    return control(label, field)
+
+
 def switch(
     view: View, name: str, label: str, options: Sequence[tuple[str, str]], default: str
 ) -> Children:
@@ -332,10 +348,11 @@ def figure_card(
     note: str = "",
     height: int | None = None,
     controls: Sequence[Children] = (),
+    below: Sequence[Children] = (),
 ) -> Children:
-    """A card with a title, a note, its own controls and a figure."""
+    """A card with a title, a note, its own controls, a figure, and what is below it."""
     above = [html.Div(list(controls), className="controls")] if controls else []
-    return card(title, *above, graph(id, figure, height), note=note, tools=True)
+    return card(title, *above, graph(id, figure, height), *below, note=note, tools=True)
 
 
 def nothing(theme: Theme, words: str) -> go.Figure:
@@ -352,6 +369,14 @@ def facts(rows: Sequence[tuple[str, Children]]) -> Children:
         [child for name, value in rows for child in (html.Dt(name), html.Dd(value))],
         className="facts",
     )
+
+
+def separated(links: Sequence[Children]) -> list[Children]:
+    """Links one after the other."""
+    parts: list[Children] = []
+    for link in links:
+        parts += [" · ", link] if parts else [link]
+    return parts
 
 
 def message(words: str, kind: str = "note") -> Children:
@@ -455,6 +480,11 @@ def table(
     )
 
 
+def unit_of(unit: object) -> str:
+    """The unit of time that a parameter says, as `Clock` has it."""
+    return "µs" if unit == "µs" else "cycles"
+
+
 def theme_state() -> State:
     """The page's theme, as a callback's argument; `themes.theme` of it."""
     return State("where", "data")
@@ -495,12 +525,19 @@ function(relayout) {
 """
 
 
-def zoomable(figure: go.Figure, page: str, scale: float = 1.0, y: bool = False) -> go.Figure:
+def zoomable(
+    figure: go.Figure,
+    page: str,
+    scale: float = 1.0,
+    y: bool = False,
+    x: tuple[str, str] = ("from", "to"),
+    end: int | None = None,
+) -> go.Figure:
     """Tell the browser how to ask for another part of a figure.
 
-    Whose parameters, and the unit of its x-axis.
+    Whose parameters, which (``x``), the unit of its x-axis, and how long the whole is (``end``).
     """
-    meta: dict[str, Any] = {"page": page, "scale": scale, "x": ["from", "to"]}
+    meta: dict[str, Any] = {"page": page, "scale": scale, "x": list(x), "end": end}
     if y:
         meta["y"] = ["low", "high"]
     return figure.update_layout(meta=meta)

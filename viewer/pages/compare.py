@@ -13,7 +13,7 @@ from viewer.figures import units
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
-from viewer.pages.pipeline import lanes_of
+from viewer.pages.timeline import lanes_of
 from viewer.profiles import Profiles
 
 NAME = "compare"
@@ -64,7 +64,7 @@ def layout(view: View) -> Any:
         common.card(
             "Operators",
             common.filled("compare-ops"),
-            note="Matched by name, largest differences first. −1: missing from that profile.",
+            note="Matched by name, largest differences first; “none” where that profile has no such operator.",
         ),
     ]
 
@@ -137,7 +137,8 @@ def register(app: Dash, profiles: Profiles) -> None:
 def _measures(a: Report, b: Report) -> Any:
     frame = analysis.compare(a, b)
     heads = [
-        html.Th(words, className="n" if words else "") for words in ("", "A", "B", "B − A", "B / A")
+        html.Td(""),
+        *(html.Th(words, className="n") for words in ("A", "B", "B − A", "B / A")),
     ]
     rows = []
     for row in units.rows_of(frame):

@@ -176,7 +176,9 @@ def _parts(nodes: dict[Path, Node], at: Path, words: Any, compared: bool) -> Any
         rows.append(html.Tr([rest]))
     table = html.Table(
         [
-            html.Thead(html.Tr([html.Th(word, className="n" if word else "") for word in heads])),
+            html.Thead(
+                html.Tr([html.Th(word, className="n") if word else html.Td("") for word in heads])
+            ),
             html.Tbody(rows),
         ],
         className="plain",
