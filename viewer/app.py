@@ -43,6 +43,8 @@ PAGES: tuple[Page, ...] = (
     query.PAGE,
 )
 
+PAGE_KEYS = "123456789cq"  # what opens each
+
 _log = logging.getLogger(__name__)
 
 _INDEX = """<!DOCTYPE html>
@@ -108,7 +110,7 @@ def _shell(profiles: Profiles) -> Any:
             id={"nav": page.path},
             title=f"{page.help} ({key})",
         )
-        for key, page in enumerate(PAGES, 1)
+        for key, page in zip(PAGE_KEYS, PAGES, strict=True)
     ]
     return html.Div(
         [
@@ -152,13 +154,17 @@ def _shell(profiles: Profiles) -> Any:
 
 def _shortcuts() -> Any:
     keys = [
-        *[(str(at), page.name) for at, page in enumerate(PAGES, 1)],
+        *[(key, page.name) for key, page in zip(PAGE_KEYS, PAGES, strict=True)],
         ("t", "light or dark"),
         ("/", "search or filter on the page"),
         ("wheel, drag", "zoom a figure; double-click shows all of it"),
-        ("a d, ← →", "move along a zoomed figure"),
+        ("a d, ← →", "move along the figure under the pointer, or the one in focus"),
         ("w s, + −", "zoom in and out"),
         ("f, 0", "show all"),
+        ("m", "mark the time at the pointer, or in the middle; again: remove it"),
+        ("M", "select what is between the last two marks"),
+        ("Shift + drag", "select a range and lanes: its sums are below"),
+        ("p", "pin the lane under the pointer, or unpin it"),
         ("n N", "next and previous step found in the trace"),
         ("?", "these keys"),
         ("Esc", "close"),
@@ -256,7 +262,7 @@ def _register(app: Dash, profiles: Profiles) -> None:
             _theme(where),
         )
         try:
-            return page.layout(view), _head(view), [], classes
+            return page.layout(view), _head(view), common.misfits(view), classes
         except (ProfileError, ValueError, LookupError, OSError) as error:
             return common.failure(error), [], [], classes
 

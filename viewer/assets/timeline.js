@@ -7,9 +7,10 @@
   const metaOf = (plot) => plot?.layout?.meta || {};
   const figures = () => Array.from(document.querySelectorAll('.js-plotly-plot')).filter((plot) => metaOf(plot).page);
   const alike = (plot) => figures().filter((one) => String(metaOf(one).x) === String(metaOf(plot).x));
-  // The figure under the pointer, or else the first that has time, or else the first.
+  // The figure in focus or under the pointer, or else the first that has time, or else the first.
   const main = () => {
-    const here = hovered && document.contains(hovered) ? hovered : null;
+    const focused = document.activeElement?.closest?.('.js-plotly-plot');
+    const here = [focused, hovered].find((one) => one && document.contains(one) && metaOf(one).page);
     return here || figures().find((one) => metaOf(one).timeline) || figures()[0];
   };
   const drawn = (plot, axis) => plot._fullLayout[axis].range.map(Number);

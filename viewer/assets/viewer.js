@@ -10,6 +10,7 @@ window.dash_clientside.viewer = {
       root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
       localStorage.setItem('ipuscope-theme', root.dataset.theme);
     }
+    window.ipuscopeAsked = new URLSearchParams(window.location.search);
     return { path: window.location.pathname, search: window.location.search, theme: root.dataset.theme,
              width: Math.max(600, window.innerWidth - 252) };
   },
@@ -54,10 +55,12 @@ const shared = [
   { pages: null, names: ['profile'] },
   { pages: ['/pipeline', '/trace', '/liveness'], names: ['unit', 'run', 'iteration', 'from', 'to', 'marks'] },
   { pages: ['/pipeline', '/trace'], names: ['lanes', 'opened', 'pins'] },
-  { pages: ['/memory', '/liveness'], names: ['ipu', 'tile'] },
-  { pages: ['/trace', '/program'], names: ['ipu'] },
+  { pages: ['/memory', '/liveness'], names: ['tile'] },
 ];
 shared.forEach((group) => { group.values = {}; });
+// The IPU holds on every page that has one, once somebody chose it: what a page begins with is no choice. All of them
+// are a choice on these two only.
+const chips = { pages: ['/memory', '/liveness', '/trace', '/program'], every: ['/trace', '/program'], value: '', seen: {} };
 
 window.ipuscopeKeep = function (query) {
   const on = (group, path) => !group.pages || group.pages.includes(path);
@@ -65,8 +68,17 @@ window.ipuscopeKeep = function (query) {
     if (!group.pages && !query.has('profile')) { return; }
     group.names.forEach((name) => { group.values[name] = query.get(name) || ''; });
   });
+  const here = window.location.pathname, ipu = query.get('ipu');
+  if (ipu !== null && chips.pages.includes(here)) {
+    const before = chips.seen[here];
+    if (before !== undefined ? before !== ipu : window.ipuscopeAsked.has('ipu')) { chips.value = ipu; }
+    chips.seen = { [here]: ipu };
+  }
   document.querySelectorAll('nav.side a.nav').forEach((link) => {
     const path = new URL(link.href).pathname, carried = new URLSearchParams();
+    if (chips.value && chips.pages.includes(path) && (chips.value !== 'all' || chips.every.includes(path))) {
+      carried.set('ipu', chips.value);
+    }
     shared.filter((group) => on(group, path)).forEach((group) => {
       Object.entries(group.values).forEach(([name, value]) => { if (value) { carried.set(name, value); } });
     });
@@ -221,6 +233,28 @@ window.ipuscopeKeep = function (query) {
   });
 
   // -- keys -------------------------------------------------------------------------------------------
+  // A number that there is not: the field keeps what was typed, and the page says why nothing follows.
+  let refused = null;
+  document.addEventListener('change', (event) => {
+    const field = event.target;
+    if (!field.matches?.('input[type=number]')) { return; }
+    const name = field.closest('.control')?.querySelector('.label')?.textContent || 'number';
+    const words = `${name}: ${field.value} is not among ${field.min || 0} to ${field.max || 'the largest'}.`;
+    const wrong = !field.validity.valid;
+    if (wrong || refused === field) {
+      window.dash_clientside.set_props('alert', { children: wrong
+        ? { namespace: 'dash_html_components', type: 'Div', props: { children: words, className: 'message warning', role: 'status' } }
+        : [] });
+    }
+    refused = wrong ? field : null;
+  }, true);
+
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && event.target.id === 'query-text') {
+      document.getElementById('query-run')?.click();
+    }
+  });
+
   const time = window.ipuscopeTimeline;
   const keys = {
     a: () => time.move(-0.25, 1), d: () => time.move(0.25, 1), w: () => time.move(0, 0.5), s: () => time.move(0, 2),
@@ -237,8 +271,9 @@ window.ipuscopeKeep = function (query) {
     }
     const at = event.target;
     if (at.closest && at.closest('input, textarea, select, [contenteditable], [role=combobox], [role=listbox]')) { return; }
-    const links = document.querySelectorAll('nav.side a.nav');
-    if (/^[1-9]$/.test(event.key) && links[event.key - 1]) { links[event.key - 1].click(); }
+    const links = Array.from(document.querySelectorAll('nav.side a.nav'));
+    const link = links.find((one) => one.title.endsWith(`(${event.key})`));
+    if (link) { link.click(); }
     else if (event.key === 't') { document.getElementById('theme').click(); }
     else if (event.key === '?') { dialog.showModal(); }
     else if (event.key === '/') {

@@ -129,9 +129,9 @@ def heat_map(
         figure.add_trace(trace, row=2, col=1)
     figure.update_layout(
         theme.layout(
-            480,
+            502,
             barmode="overlay",
-            margin={"l": 72, "r": 16, "t": 8, "b": 76},
+            margin={"l": 72, "r": 16, "t": 30, "b": 76},  # the toolbar stands above the colours
             legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0},
             xaxis={"range": list(steps), "showgrid": False, "zeroline": False},
             xaxis2={
@@ -363,8 +363,8 @@ def chip(
     )
     figure.update_layout(
         theme.layout(
-            300,
-            margin={"l": 48, "r": 16, "t": 8, "b": 44},
+            322,
+            margin={"l": 48, "r": 16, "t": 30, "b": 44},
             xaxis={"title": {"text": "column of the chip"}, "showgrid": False, "zeroline": False},
             yaxis={
                 "title": {"text": "row"},

@@ -29,7 +29,6 @@ from viewer.figures.theme import (
     BY_DIRECTION,
     BY_KIND,
     COMPUTE,
-    WAITING,
     Theme,
 )
 from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text_of
@@ -47,6 +46,8 @@ _SLOWEST_AT = 0.42
 LANE = 74  # pixels
 FEW = 16  # lanes that have room for their steps
 _DIGIT = 7  # pixels
+_APART = 8  # pixels between the numbers of neighbours, which would read as one
+_LEGEND_ENTRY, _LEGEND_ROW = 172, 16  # pixels
 _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
 _ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
@@ -285,7 +286,16 @@ def pipeline(
         _phases(figure, lanes, clock, theme, low, high, pixels)
     if follow is not None:
         figure.add_traces(_path(lanes, clock, theme, follow))
-    return figure
+    return _with_legend(figure, pixels)
+
+
+def _with_legend(figure: go.Figure, pixels: int) -> go.Figure:
+    """The figure with room for as many rows as its legend has."""
+    names = {trace.name for trace in figure.data if trace.showlegend is not False}
+    rows = -(-len(names) * _LEGEND_ENTRY // max(_LEGEND_ENTRY, pixels))
+    top = 56 + _LEGEND_ROW * rows
+    more = top - figure.layout.margin.t
+    return figure.update_layout(margin={"t": top}, height=figure.layout.height + more)
 
 
 def task_at(lanes: Lanes, cycle: float, row: float) -> int | None:
@@ -606,7 +616,7 @@ def _numbers(lanes: Lanes, found: Pieces, shown: np.ndarray, cycles_a_pixel: flo
     width = (found.end - found.start) / max(cycles_a_pixel, 1e-9)
     large = shown & (found.code < COMPUTE)  # what moves a micro-batch through its stage
     return [
-        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + 2 else ""
+        str(number) if show and number >= 0 and room >= _DIGIT * len(str(number)) + _APART else ""
         for number, room, show in zip(batch.tolist(), width.tolist(), large.tolist(), strict=True)
     ]
 

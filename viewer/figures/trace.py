@@ -262,6 +262,7 @@ def trace(
         canvas = _drawn(rows, clock, low, high, pixels, code, coarser)
     figure = go.Figure(layout=_layout(rows, clock, theme, low, high))
     figure.add_traces(canvas.traces(_looks(theme)))
+    _one_name_for_modules(figure)
     if path is not None:
         view = (low - rows.origin, high - rows.origin)
         figure.add_traces(critical(path, clock, theme, view, below=_HEIGHT / 2))
@@ -504,6 +505,13 @@ def _looks(theme: Theme) -> dict[int, Look]:
             "module" if number == 0 else f"module {number + 1}", colour, theme.text
         )
     return looks
+
+
+def _one_name_for_modules(figure: go.Figure) -> None:
+    """Hues say "another module", which the legend need not say eight times."""
+    modules = [one for one in figure.data if str(one.name).startswith("module")]
+    for at, one in enumerate(modules):
+        one.update(name="module", legendgroup="module", showlegend=at == 0 and one.type == "bar")
 
 
 def _plain(name: str, colour: str, text: str) -> Look:

@@ -46,6 +46,7 @@ class View:
     page: str
     params: dict[str, str]
     theme: Theme
+    said: list[str] = field(default_factory=list)  # what the address asks for and does not get
 
     @property
     def report(self) -> Report:
@@ -53,13 +54,27 @@ class View:
         return self.profiles.get(self.number("profile", 0))
 
     def text(self, name: str, default: str, allowed: Sequence[str] | None = None) -> str:
-        """A parameter; the default where it is not there or not allowed."""
+        """A parameter; the default where it is not there or, which is said, not allowed."""
         value = self.params.get(name, default)
-        return value if allowed is None or value in allowed else default
+        if allowed is None or value in allowed:
+            return value
+        self.say(f"There is no {name} “{value}” here; this is {default}.")
+        return default
+
+    def say(self, words: str) -> None:
+        """Have the page say above itself what it does not show, once."""
+        if words not in self.said:
+            self.said.append(words)
 
     def number(self, name: str, default: int, low: int = 0, high: int = 1 << 40) -> int:
-        """A whole number within bounds; the default where it is none."""
-        return whole(self.params.get(name), default, low, high)
+        """A whole number within bounds; the default where it is none, which is said."""
+        given = self.params.get(name, "")
+        number = whole(given, low - 1, low, high)
+        if given and number < low:
+            most = f" to {high:,}" if high < 1 << 40 else " on"
+            instead = f"this is {default}" if default >= low else "none is chosen"
+            self.say(f"There is no {name} {given}: there are {low}{most}; {instead}.")
+        return default if number < low else number
 
     def clock(self) -> Clock:
         """Converts cycles to the chosen unit of time."""
@@ -194,14 +209,14 @@ def search(view: View, name: str, label: str) -> Children:
 
 def number_field(view: View, name: str, label: str, low: int, high: int | None) -> Children:
     """A whole number, or nothing."""
-    value = view.params.get(name)
+    value = view.number(name, low - 1, low, 1 << 40 if high is None else high)
     field = dcc.Input(
         id=param_id(view.page, name),
         type="number",
         min=low,
         max=high,
         step=1,
-        value=None if value is None else whole(value, low),
+        value=None if value < low else value,
         debounce=True,
     )
     return control(label, field)
@@ -266,7 +281,7 @@ def run_choices(view: View) -> list[Children]:
     """Which profiled call, and which of its device iterations."""
     runs = view.report.runs
     names = [(str(row.run), str(row.name)) for row in runs.itertuples()]
-    run = view.number("run", 0, 0, max(0, len(runs) - 1))
+    run = whole(view.params.get("run"), 0, 0, max(0, len(runs) - 1))
     iterations = int(runs["iterations"].iloc[run]) if len(runs) else 0
     return [
         choice(view, "run", "call", names or [("0", "none")], "0"),
@@ -387,6 +402,11 @@ def message(words: str, kind: str = "note") -> Children:
 def predicted(view: View) -> list[Children]:
     """A line that says what the times are, where no call was profiled."""
     return [message(PREDICTED_NOTE)] if view.report.predicted else []
+
+
+def misfits(view: View) -> list[Children]:
+    """What the address asked for and the page does not show."""
+    return [message(words, "warning") for words in view.said]
 
 
 def failure(error: BaseException) -> Children:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dash import Dash, Output, html
 
 from profiler import Report, analysis
+from profiler.analysis.compare import UPDATE
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
@@ -15,6 +16,9 @@ from viewer.pages import common
 from viewer.pages.common import Column, Page, View
 from viewer.pages.timeline import lanes_of
 from viewer.profiles import Profiles
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NAME = "compare"
 _OPS = (
@@ -64,7 +68,7 @@ def layout(view: View) -> Any:
         common.card(
             "Operators",
             common.filled("compare-ops"),
-            note="Matched by name, largest differences first; “none” where that profile has no such operator.",
+            note="Matched by name, largest differences first; empty: not in that profile.",
         ),
     ]
 
@@ -131,7 +135,18 @@ def register(app: Dash, profiles: Profiles) -> None:
         words = str(find or "").strip()
         if words:
             frame = frame[frame["name"].str.contains(words, case=False, regex=False)]
-        return common.table("compare-grid", frame, _OPS, common.theme_of(where), height=420)
+        return common.table("compare-grid", shown(frame), _OPS, common.theme_of(where), height=420)
+
+
+def shown(operators: pd.DataFrame) -> pd.DataFrame:
+    """`analysis.compare_ops` for a table: nothing where a profile has no such operator."""
+    columns: dict[str, Any] = {}
+    for side in "ab":
+        stage, cycles = operators[f"stage_{side}"], operators[f"cycles_{side}"]
+        missing = (stage < 0) & (cycles == 0)
+        columns[f"stage_{side}"] = stage.astype(object).where(stage >= 0, None)
+        columns[f"cycles_{side}"] = cycles.astype(object).where(~missing, None)
+    return operators.assign(**columns)
 
 
 def _measures(a: Report, b: Report) -> Any:
@@ -140,12 +155,19 @@ def _measures(a: Report, b: Report) -> Any:
         html.Td(""),
         *(html.Th(words, className="n") for words in ("A", "B", "B − A", "B / A")),
     ]
+    trains = "training" in (a.meta["kind"], b.meta["kind"])
+    named = {} if trains else {UPDATE: "a device iteration"}
     rows = []
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
         cells = [*(_said(value, row.unit) for value in (row.a, row.b, row.difference)), ratio]
         rows.append(
-            html.Tr([html.Td(row.what), *(html.Td(words, className="n") for words in cells)])
+            html.Tr(
+                [
+                    html.Td(named.get(row.what, row.what)),
+                    *(html.Td(words, className="n") for words in cells),
+                ]
+            )
         )
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")
 

@@ -83,6 +83,7 @@ def _over_time(view: View) -> list[Any]:
     if not len(view.report.runs):
         return []
     return [
+        *common.predicted(view),
         common.figure_card(
             "Live bytes over time",
             "liveness-time",

@@ -125,7 +125,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         end, count = lanes.end, len(lanes.shown)
         timeline.keep_zoom(figure, NAME, clock, window, key, end, lanes.arranged, count)
         busy = figures.busy(lanes, clock, theme, window)
-        said = timeline.in_time(report, of[1], of[2], low, high, lanes.end)
+        said = timeline.in_time(low, high, lanes.end)
         measured = timeline.measured(marks, selected, clock)
         return figure, busy, _phases(report, run, iteration, clock, theme), said, measured
 

@@ -105,18 +105,12 @@ def iteration_of(report: Report, run: int, iteration: Any) -> int:
     return common.whole(iteration, 0, 0, max(0, int(report.runs["iterations"].iloc[run]) - 1))
 
 
-def in_time(report: Report, run: Any, iteration: Any, low: Any, high: Any, end: int) -> list[Any]:
-    """What an address asked for and does not get, in words."""
-    said = []
-    count = len(report.runs)
-    at = run_of(report, run)
-    iterations = int(report.runs["iterations"].iloc[at]) if count else 0
-    for name, value, most in (("call", run, count), ("device iteration", iteration, iterations)):
-        if str(value or "") and not 0 <= common.whole(value, -1) < most:
-            said.append(f"There is no {name} {value}: there are 0 to {most - 1}. This is 0.")
-    if str(low or "") and str(high or "") and common.window(low, high, end) is None:
-        said.append(f"The window {low} to {high} is not within 0 to {end:,} cycles; all is shown.")
-    return [common.message(" ".join(said), "warning")] if said else []
+def in_time(low: Any, high: Any, end: int) -> list[Any]:
+    """What is said of a window that is not in what is shown."""
+    if not (str(low or "") and str(high or "")) or common.window(low, high, end) is not None:
+        return []
+    words = f"The window {low} to {high} is not within 0 to {end:,} cycles; all is shown."
+    return [common.message(words, "warning")]
 
 
 # -- lanes and rows ---

@@ -213,7 +213,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         lanes = it.lanes(profiles)
         end, count = it.rows.end, len(it.rows.names)
         timeline.keep_zoom(figure, NAME, it.clock, window, it.key, end, lanes, count)
-        said = timeline.in_time(it.report, what[1], what[2], low, high, it.rows.end)
+        said = timeline.in_time(low, high, it.rows.end)
         measured = timeline.measured(marks, selected, it.clock)
         return figure, _found(it.rows, words, it.clock), said, measured
 
@@ -409,8 +409,9 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     rows.append(("tiles at work", f"{step['active_tiles']:,} of {tiles:,}"))
     if step["kind"] == "compute" and step["tile_balance"] == step["tile_balance"]:
         rows.append(("tile balance", f"{units.percent(step['tile_balance'])} (mean over slowest)"))
-    children: list[Any] = [common.facts(rows), *_moved(report, int(step["step"]), theme)]
     vectors = report.step_tiles(int(step["step"]))
+    links = html.P(common.separated(_links(step, op, vectors)))
+    children: list[Any] = [common.facts(rows), links, *_moved(report, int(step["step"]), theme)]
     for name, label in (
         ("cycles", "cycles"),
         ("bytes_in", "bytes received"),
@@ -430,6 +431,23 @@ def step_details(report: Report, step: Any, clock: Clock, theme: Theme) -> list[
     if len(vertices):
         children.append(common.table("trace-vertices", vertices, _VERTICES, theme))
     return children
+
+
+def _links(step: Any, op: Any, vectors: dict[str, np.ndarray | None]) -> list[Any]:
+    """From a step to its operator, its source, its busiest tile, and what is live meanwhile."""
+    ipu, links = int(step["ipu"]), []
+    if op is not None:
+        links.append(dcc.Link("operator", href=f"/operations?{common.query(op=step['op'])}"))
+        if op["file"]:
+            source = common.query(find=f"{op['file']}:{op['line']}")
+            links.append(dcc.Link("all of its line", href=f"/operations?{source}"))
+    busy = next((one for one in vectors.values() if one is not None and one.any()), None)
+    if busy is not None:
+        tile = int(busy.argmax())
+        address = common.query(ipu=ipu, tile=tile)
+        links.append(dcc.Link(f"tile {tile}, the busiest", href=f"/memory?{address}"))
+    live = common.query(ipu=ipu, step=step["position"])
+    return [*links, dcc.Link("variables live then", href=f"/liveness?{live}")]
 
 
 def _moved(report: Report, step: int, theme: Theme) -> list[Any]:
