@@ -345,14 +345,16 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
             style={"minHeight": f"{height}px"} if height else {},
         ),
         delay_show=200,
-        overlay_style={"visibility": "visible", "opacity": 0.5},
+        overlay_style={"visibility": "visible", "opacity": 0.8},
+        parent_className="loading",  # which lets clicks and wheel through
     )
 
 
 def filled(id: str) -> Children:
     """What a callback fills, dimmed while that takes over 200 ms."""
+    dimmed = {"visibility": "visible", "opacity": 0.5}
     return dcc.Loading(
-        html.Div(id=id), delay_show=200, overlay_style={"visibility": "visible", "opacity": 0.5}
+        html.Div(id=id), delay_show=200, overlay_style=dimmed, parent_className="loading"
     )
 
 
