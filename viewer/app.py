@@ -189,27 +189,36 @@ def _head(view: View) -> Any:
         html.P(" · ".join(parts)),
     ]
     if meta["state"] == "out of memory":
-        children.append(common.message(_too_full(view), "error"))
+        children.append(_too_full(view))
     warnings = [str(words) for words in meta["warnings"]]
     if warnings:
         children.append(common.message(" ".join(warnings), "warning"))
     return children
 
 
-def _too_full(view: View) -> str:
+def _too_full(view: View) -> Any:
     """Where memory runs out: the worst tile, the step at which, and how many IPUs beside it."""
     report = view.report
     peaks = view.profiles.made(report, "peaks", lambda: analysis.memory_peaks(report))
     over = peaks[peaks["free"] < 0].sort_values("free", kind="stable")
     if not len(over):
-        return "Out of memory: the compile stopped."
+        return common.message("Out of memory: the compile stopped.", "error")
     worst = over.iloc[0]
+    ipu, tile, step = (int(worst[name]) for name in ("ipu", "tile", "step"))
     more = f" {len(over)} IPUs do not fit." if len(over) > 1 else ""
-    return (
-        f"Out of memory: tile {worst['tile']} of IPU {worst['ipu']} needs"
-        f" {units.size(int(worst['bytes']))}, {units.size(-int(worst['free']))} more than it has,"
-        f" at step {worst['step']} ({worst['name']}).{more}"
+    words = (
+        f"Out of memory: tile {tile} of IPU {ipu} needs {units.size(int(worst['bytes']))},"
+        f" {units.size(-int(worst['free']))} ({-int(worst['free']):,} bytes) more than it has, at"
+        f" step {step} ({worst['name']}).{more} "
     )
+    there = common.query(ipu=ipu, tile=tile, profile=view.params.get("profile"))
+    live = common.query(ipu=ipu, tile=tile, step=step, profile=view.params.get("profile"))
+    links = [
+        dcc.Link("What that tile holds", href=f"/memory?{there}"),
+        dcc.Link("what is live at that step", href=f"/liveness?{live}"),
+        dcc.Link("other splits", href="/rebalance"),
+    ]
+    return html.Div([words, *common.separated(links)], className="message error", role="alert")
 
 
 def _register(app: Dash, profiles: Profiles) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dash import Dash, Output, html
 
@@ -16,9 +16,6 @@ from viewer.pages import common
 from viewer.pages.common import Column, Page, View
 from viewer.pages.timeline import lanes_of
 from viewer.profiles import Profiles
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NAME = "compare"
 _OPS = (
@@ -68,7 +65,7 @@ def layout(view: View) -> Any:
         common.card(
             "Operators",
             common.filled("compare-ops"),
-            note="Matched by name, largest differences first; empty: not in that profile.",
+            note="Matched by name, largest differences first. Empty: not in that profile.",
         ),
     ]
 
@@ -135,18 +132,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         words = str(find or "").strip()
         if words:
             frame = frame[frame["name"].str.contains(words, case=False, regex=False)]
-        return common.table("compare-grid", shown(frame), _OPS, common.theme_of(where), height=420)
-
-
-def shown(operators: pd.DataFrame) -> pd.DataFrame:
-    """`analysis.compare_ops` for a table: nothing where a profile has no such operator."""
-    columns: dict[str, Any] = {}
-    for side in "ab":
-        stage, cycles = operators[f"stage_{side}"], operators[f"cycles_{side}"]
-        missing = (stage < 0) & (cycles == 0)
-        columns[f"stage_{side}"] = stage.astype(object).where(stage >= 0, None)
-        columns[f"cycles_{side}"] = cycles.astype(object).where(~missing, None)
-    return operators.assign(**columns)
+        return common.table("compare-grid", frame, _OPS, common.theme_of(where), height=420)
 
 
 def _measures(a: Report, b: Report) -> Any:
