@@ -11,8 +11,9 @@ tiles unless said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
@@ -43,6 +44,62 @@ def what_fills(named: tuple[tuple[str, int], ...], always_live: int, limit: int)
 
 
 @dataclass(frozen=True, slots=True)
+class Overflow:
+    """A tile beyond what it has, at its worst step. Units: bytes."""
+
+    ipu: int
+    tile: int
+    position: int  # of the step among those of the IPU
+    what: str  # "tile memory", or the region that is too small
+    limit: int
+    bytes_over: int
+    always_live: int  # of what counts there
+    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the largest things live there
+
+
+@dataclass(frozen=True, slots=True)
+class WorstTile:
+    """The tile of an IPU that is furthest beyond a limit, and when. Units: bytes."""
+
+    tile: int
+    position: int
+    what: str
+    limit: int
+    bytes_over: int
+
+    @property
+    def of_code(self) -> bool:
+        """Whether code alone is too much."""
+        return self.what == CODE_REGION
+
+
+def worst_tile(
+    tiles: Mapping[str, np.ndarray],
+    code: tuple[np.ndarray, np.ndarray],
+    bytes_per_tile: int,
+    region0_bytes: int,
+) -> WorstTile | None:
+    """The tile of an IPU that is furthest beyond its limit; None where everything fits.
+
+    There are two limits (docs/memory-model.md#gaps): the whole tile for the extent, gaps included,
+    and region 0, the only place for code. ``tiles`` has ``total``, ``peak`` and ``peak_step`` of
+    `tile_totals`; ``code`` the most bytes of code on each tile, and at which step.
+    """
+    extent, used, at = tiles["total"], tiles["peak"], tiles["peak_step"]
+    worst: WorstTile | None = None
+    for what, taken, when, limit in (
+        ("tile memory", extent, at, bytes_per_tile),
+        (CODE_REGION, *code, region0_bytes),
+    ):
+        tile = int(taken.argmax())
+        over = int(taken[tile]) - limit
+        if over > 0 and (worst is None or over > worst.bytes_over):
+            gaps = ", gaps included" if taken is extent and extent[tile] > used[tile] else ""
+            worst = WorstTile(tile, int(when[tile]), what + gaps, limit, over)
+    return worst
+
+
+@dataclass(frozen=True, slots=True)
 class IpuVariables:
     """The variables of one IPU as columns, an entry per variable.
 
@@ -60,6 +117,15 @@ class IpuVariables:
     stop: np.ndarray
     vector: np.ndarray
     vectors: np.ndarray
+
+    @property
+    def alike(self) -> bytes:
+        """The same for IPUs whose tiles hold the same at each step, as those of equal layers."""
+        parts = (self.interleaved, self.always_live, self.start, self.stop, self.vector)
+        digest = blake2b(f"{self.steps} {len(self.id)}".encode(), digest_size=16)
+        for part in parts:
+            digest.update(part.tobytes())
+        return digest.digest()
 
     @property
     def intervals(self) -> Intervals:
@@ -134,7 +200,7 @@ def tile_totals(
 def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
     """The tile that uses most, the first of several.
 
-    Of an IPU that overflows, the one with the largest overflow.
+    On an IPU that overflows it is the tile with the largest overflow.
     """
     ranked = overflow if overflow.any() else used
     return int(ranked.argmax())

@@ -1,8 +1,8 @@
 """Pictures of large profiles in docs/images: BERT-Large over 8 IPUs, and 64 stages on 256 IPUs.
 
 ``python -m benchmarks.viewer.pictures`` compiles both models, into a directory that it removes, and
-takes the pictures (`viewer.screenshots`). ``--bert-large`` and ``--ipus-256`` take profiles that are
-there already.
+takes the pictures (`viewer.screenshots`). ``--bert-large`` and ``--ipus-256`` take profiles that
+are there already.
 """
 
 from __future__ import annotations

@@ -288,8 +288,9 @@ def check_ipu(report: Report, ipu: int) -> None:
 
 def ipus(report: Report) -> Iterator[int]:
     """IPUs that have a program of their own."""
-    steps = report.program_steps()
-    yield from sorted(set(steps["ipu"].tolist()))
+    from profiler import records
+
+    yield from sorted(set(report.columns_of(records.Step)["ipu"].tolist()))
 
 
 def top(args: argparse.Namespace) -> int | None:

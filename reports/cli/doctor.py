@@ -111,7 +111,7 @@ def _rows(report: Report) -> str:
     if report.meta["complete"]:
         for record in records.STORED:
             if record is not records.Use or report.format > 1:
-                report.columns_of(record)
+                report.columns_of(record).read()
     report.program_steps()
     for run in report.runs["run"].tolist():
         if report.runs["iterations"].iloc[run]:

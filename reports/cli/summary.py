@@ -69,6 +69,7 @@ def _page(report: Report) -> Page:
 
 
 def _about(report: Report) -> tuple[Fact, ...]:
+    from profiler import records
     from profiler.analysis.instances import shared
     from profiler.units import count
     from reports.tables import Fact
@@ -86,8 +87,8 @@ def _about(report: Report) -> tuple[Fact, ...]:
     parts = {
         "stage": len(report.stages),
         "Block": len(report.blocks),
-        "operator": len(report.ops),
-        "program step": len(report.program_steps()),
+        "operator": report.columns_of(records.Op).rows,
+        "program step": report.columns_of(records.Step).rows,
     }
     accumulation = report.options.get("Training.gradientAccumulation", 1)
     return (

@@ -218,6 +218,7 @@ def test_the_wheel_zooms_and_brings_detail(chromium: Any, address: str) -> None:
             page.mouse.wheel(0, -400)
             page.wait_for_timeout(60)
         view.wait("new URLSearchParams(location.search).get('from')")
+        view.wait("document.querySelector('#pipeline-lanes .js-plotly-plot').layout.xaxis.range[0]")
         settled(page)
         low, high = int(view.query()["from"]), int(view.query()["to"])
         shown = view.plot("pipeline-lanes", "plot.layout.xaxis.range")

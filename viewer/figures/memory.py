@@ -32,11 +32,11 @@ _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 # dark)
 KINDS = (
     ("weights and buffers", (Role.WEIGHT, Role.BUFFER), "#0072b2", "#3d9be0"),
-    ("optimiser state", ("optimiser state",), "#3a93c9", "#8fd0f5"),
+    ("optimiser state", (Role.OPTIMISER_STATE,), "#3a93c9", "#8fd0f5"),
     ("accumulators and gradients", (Role.ACCUMULATOR, Role.GRADIENT), "#bf8300", "#f0b23a"),
     ("activations and inputs", (Role.ACTIVATION, Role.INPUT), "#009e73", "#2cbf93"),
-    ("stash", ("stash",), "#7d9c1f", "#c9e86e"),
-    ("temporaries", ("temporary",), "#cc4f8f", "#e07bb0"),
+    ("stash", (Role.STASH,), "#7d9c1f", "#c9e86e"),
+    ("temporaries", (Role.TEMPORARY,), "#cc4f8f", "#e07bb0"),
     ("constants", ("constant",), "#8c6bb1", "#b49ad3"),
     (
         "vertex code and state",
