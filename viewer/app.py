@@ -117,6 +117,7 @@ def _shell(profiles: Profiles) -> Any:
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="where"),
             dcc.Store(id="written"),
+            html.A("To the page", href="#main", className="skip"),
             html.Nav(
                 [
                     html.Div([html.Span("IPU"), "scope"], className="brand"),
@@ -144,7 +145,9 @@ def _shell(profiles: Profiles) -> Any:
                     html.Div(id="head", className="head"),
                     html.Div(id="alert"),
                     html.Div(id="page"),
-                ]
+                ],
+                id="main",
+                tabIndex="-1",
             ),
             _shortcuts(),
         ],
@@ -170,7 +173,9 @@ def _shortcuts() -> Any:
         ("Esc", "close"),
     ]
     rows = [html.Tr([html.Td(html.Kbd(key)), html.Td(words)]) for key, words in keys]
-    return html.Dialog([html.H2("Keys"), html.Table(html.Tbody(rows))], id="shortcuts")
+    named: Any = {"aria-labelledby": "shortcuts-title"}
+    title = html.H2("Keys", id="shortcuts-title")
+    return html.Dialog([title, html.Table(html.Tbody(rows))], id="shortcuts", **named)
 
 
 def _head(view: View) -> Any:

@@ -41,6 +41,9 @@
 
   function repair() {
     document.querySelectorAll('.control').forEach(control);
+    document.querySelectorAll('nav.side a.nav').forEach((link) => {
+      set(link, { 'aria-current': link.classList.contains('here') ? 'page' : null });
+    });
     document.querySelectorAll('.js-plotly-plot').forEach(figure);
     document.querySelectorAll('.bar-chart').forEach((chart) => {
       set(chart, { role: 'figure', 'aria-label': chart.closest('.card')?.querySelector('h2')?.textContent || 'bars' });

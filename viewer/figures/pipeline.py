@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PIXELS = 1400  # columns of a figure as wide as the page
+MARGINS = 140  # pixels of it beside the lanes, about
 _TASK, _STRIP, _BESIDE = (
     (-0.10, 0.56),
     (0.29, 0.13),
@@ -47,7 +48,7 @@ LANE = 74  # pixels
 FEW = 16  # lanes that have room for their steps
 _DIGIT = 7  # pixels
 _APART = 8  # pixels between the numbers of neighbours, which would read as one
-_LEGEND_ENTRY, _LEGEND_ROW = 172, 16  # pixels
+_LEGEND_ENTRY, _LEGEND_ROW = 192, 16  # pixels
 _LINE, _TWO_LINES = 14, 34  # pixels of a lane's label
 _ATTEMPTS = 3  # to find a level of detail that is light enough
 _MOST_BARS = 1500  # of tasks
@@ -292,9 +293,11 @@ def pipeline(
 def _with_legend(figure: go.Figure, pixels: int) -> go.Figure:
     """The figure with room for as many rows as its legend has."""
     names = {trace.name for trace in figure.data if trace.showlegend is not False}
-    rows = -(-len(names) * _LEGEND_ENTRY // max(_LEGEND_ENTRY, pixels))
+    margin = figure.layout.margin
+    width = pixels + MARGINS - margin.l - margin.r  # of the lanes, and so of the legend
+    rows = -(-len(names) // max(1, width // _LEGEND_ENTRY))
     top = 56 + _LEGEND_ROW * rows
-    more = top - figure.layout.margin.t
+    more = top - margin.t
     return figure.update_layout(margin={"t": top}, height=figure.layout.height + more)
 
 

@@ -20,7 +20,7 @@ from profiler.analysis.counters import OfSteps, of_steps
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import trace as trace_figures
 from viewer.figures.marks import MOST_MARKS, Selection
-from viewer.figures.pipeline import FEW, CriticalPath, Lanes
+from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes
 from viewer.figures.trace import Trace
 from viewer.figures.units import Clock
 from viewer.pages import common, waits
@@ -30,7 +30,6 @@ from viewer.profiles import Profiles
 if TYPE_CHECKING:
     import pandas as pd
 
-MARGINS = 140  # pixels of the figures beside their lanes
 MOST_PINS = 16
 LANES = ("lanes", "opened", "pins")
 
