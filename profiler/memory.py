@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from profiler import liveness
+from profiler import liveness, units
 from profiler.liveness import Intervals
 
 CODE = (  # categories of what must lie in region 0
@@ -36,11 +36,24 @@ def largest(live: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(live, key=lambda one: (-one[1], one[0]))[:MOST_NAMED])
 
 
-def what_fills(named: tuple[tuple[str, int], ...], always_live: int, limit: int) -> str:
+def what_it_needs(bytes_over: int, limit: int, what: str) -> str:
+    """How much more a tile holds than it has, "needs 1,277 of 624 KiB of tile memory"."""
+    if bytes_over < 1024:  # both would read alike
+        return f"needs {units.count(bytes_over, 'byte')} more than the {_kib(limit)} of {what}"
+    needed = _kib(limit + bytes_over).removesuffix(" KiB")
+    return f"needs {needed} of {_kib(limit)} of {what}"
+
+
+def what_fills(named: tuple[tuple[str, int], ...], always_live: int) -> str:
     """What lies on a tile that does not fit, in two sentences. Units: bytes."""
-    things = "; ".join(f"{name} {size:,} B" for name, size in named)
+    things = "; ".join(f"{name} {units.size(size)}" for name, size in named)
     count = "five largest things" if len(named) == MOST_NAMED else "largest things"
-    return f"{always_live:,} of the {limit:,} are always live. The {count} there: {things}"
+    return f"{_kib(always_live)} are always live. The {count} there: {things}"
+
+
+def _kib(size: int) -> str:
+    """KiB with a decimal where it is not whole."""
+    return f"{size / 1024:,.1f}".removesuffix(".0") + " KiB"
 
 
 @dataclass(frozen=True, slots=True)

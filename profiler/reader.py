@@ -71,7 +71,7 @@ def find_profile(path: str | os.PathLike[str]) -> Path:
         raise ProfileError(
             given, problem, f"A run that did not finish left {unfinished[0]}: open that"
         )
-    raise ProfileError(given, problem, "Run a model with autoreport=True to get a profile")
+    raise ProfileError(given, problem, "To get a profile: ipu-run --profile-dir out script.py")
 
 
 class Reader:

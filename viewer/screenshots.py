@@ -87,7 +87,7 @@ def take(
 ) -> list[Path]:
     """A picture of each (path, name) in each theme: ``name-light.png`` and ``name-dark.png``.
 
-    ``timeout``: milliseconds that a page may take to be drawn.
+    ``timeout``: milliseconds that a page may take.
     """
     from playwright.sync_api import sync_playwright
 
@@ -98,7 +98,7 @@ def take(
         for theme in ("light", "dark"):
             page = chromium.new_page(viewport=SIZE, color_scheme=theme)
             for path, name in pages:
-                page.goto(address + path)
+                page.goto(address + path, timeout=timeout)
                 settled(page, timeout)
                 file = folder / f"{name}-{theme}.png"
                 page.screenshot(path=file, full_page=True)

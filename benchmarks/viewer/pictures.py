@@ -34,6 +34,7 @@ def bert_large(folder: Path) -> Path:
 
 def ipus_256(folder: Path) -> Path:
     """The profile of 64 stages with four replicas (`benchmarks.profile` says of what)."""
+    folder.mkdir()
     path = folder / "profile.pop"
     write(compiled(max(CASES, key=lambda case: case.ipus * case.replicas)), path)
     return path
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(scratch)
         wanted = (
             ("bert-large", args.bert_large or bert_large(folder / "bert-large"), BERT_LARGE),
-            ("256-ipus", args.ipus_256 or ipus_256(folder), IPUS_256),
+            ("256-ipus", args.ipus_256 or ipus_256(folder / "bert-large-64-stages"), IPUS_256),
         )
         for prefix, profile, paths in wanted:
             named = [(path, f"{prefix}-{_name(path)}") for path in paths]

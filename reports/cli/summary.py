@@ -159,7 +159,8 @@ def _speed(report: Report) -> tuple[Fact, ...]:
     training = report.meta["kind"] == "training"
     each = units.count(iterations, "device iteration")
     profiled = 0 if report.predicted else len(runs)
-    said = f"{profiled} profiled, {each} each" if profiled else f"none; a call of {each}, predicted"
+    predicted = f"not run; predicted {int(first['cycles']):,} cycles for a call of {each}"
+    said = f"{profiled} profiled, {each} each" if profiled else predicted
     return (
         Fact(
             "runs",
