@@ -175,10 +175,17 @@ def test_the_row_of_a_slice_is_found_at_any_time_of_it(report: Report, profiles:
 def test_counters_are_of_the_rows_that_are_shown(report: Report, profiles: Profiles) -> None:
     rows = timeline.rows_of(profiles, report, 0, 0, 2, "flat")
     known = timeline.counters_of(profiles, report, rows)
-    figure = counters.drawn(rows, known, report.target.tiles_per_ipu, CLOCK, LIGHT)
+    of = counters.tracks(rows, known)
+    whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
+    figure = counters.drawn(of, *whole, CLOCK, LIGHT)
     live = np.asarray(figure.data[0].y)
     assert live.max() * 2**20 == pytest.approx(report.liveness(2)["total"].max(), rel=1e-6)
     assert np.asarray(figure.data[1].y).max() <= 100
+    edges = np.linspace(0, rows.end, 400) + rows.origin
+    part = slice(100, 200)
+    every, some = counters.over_time(of, edges), counters.over_time(of, edges[100:201])
+    for one, other in zip(every, some, strict=True):
+        assert np.allclose(one[part], other)
 
 
 def test_a_flame_graph_names_known_parents_and_is_light(report: Report, profiles: Profiles) -> None:

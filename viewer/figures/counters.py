@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
@@ -10,6 +11,7 @@ from plotly.subplots import make_subplots
 
 from profiler.analysis import counters
 from profiler.analysis.counters import OfSteps
+from viewer.figures import lod
 from viewer.figures.memory import MIB
 from viewer.figures.theme import Theme
 from viewer.figures.trace import Trace
@@ -19,9 +21,41 @@ BINS = 600
 HEIGHT = 300
 
 
+@dataclass(frozen=True, slots=True)
+class Track:
+    """The slices of an IPU in time order, and what is so during each.
+
+    Cycles, as the slices count them; bytes live; tiles at work; bytes sent a cycle.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    live: np.ndarray
+    tiles: np.ndarray
+    rate: np.ndarray
+
+
+def tracks(rows: Trace, known: Mapping[int, OfSteps]) -> list[Track]:
+    """Of each row of steps whose IPU ``known`` has (`counters.of_steps`)."""
+    found = []
+    for row in rows.rows_of_steps():
+        of_ipu = known.get(int(rows.ipu[row]))
+        if of_ipu is None:
+            continue
+        here = rows.rows.of(row)
+        start, end = rows.rows.start[here], rows.rows.end[here]
+        step = rows.step[rows.rows.source[here]]
+        live, tiles, sent = (
+            counters.at_slices(of_ipu, step, name) for name in ("live", "tiles", "link")
+        )
+        found.append(Track(start, end, live, tiles, sent / np.maximum(1, end - start)))
+    return found
+
+
 def drawn(
-    rows: Trace,
-    known: Mapping[int, OfSteps],
+    of: Sequence[Track],
+    end: int,
+    origin: int,
     tiles: int,
     clock: Clock,
     theme: Theme,
@@ -30,15 +64,15 @@ def drawn(
 ) -> go.Figure:
     """The counters of the IPUs that are shown, between two cycles (default: all).
 
-    ``known``: what the steps of each row's IPU hold (`counters.of_steps`); ``tiles``: of an IPU;
-    ``left``: the margin of the figure above, in pixels.
+    ``end``: how long the whole is, ``origin``: what the slices count from, in cycles; ``tiles``: of
+    an IPU; ``left``: the margin of the figure above, in pixels.
     """
-    low, high = window or (0.0, float(max(1, rows.end)))
+    low, high = window or (0.0, float(max(1, end)))
     half = (high - low) / 2  # a margin for dragging
-    edges = np.linspace(low - half, high + half, BINS + 1) + rows.origin
-    live, busy, link = over_time(rows, known, edges)
-    middle = ((edges[:-1] + edges[1:]) / 2 - rows.origin) * clock.scale
-    count = max(1, len(known))
+    edges = np.linspace(low - half, high + half, BINS + 1) + origin
+    live, busy, link = over_time(of, edges)
+    middle = ((edges[:-1] + edges[1:]) / 2 - origin) * clock.scale
+    count = max(1, len(of))
     hz = clock.hz / 1e9
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.13)
     lines = (
@@ -97,23 +131,16 @@ def drawn(
 _LINK = {"light": "#cc4f8f", "dark": "#e07bb0"}
 
 
-def over_time(
-    rows: Trace, known: Mapping[int, OfSteps], edges: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Live bytes (the most in each bin), tiles at work (mean), bytes sent a cycle (mean).
+def over_time(of: Sequence[Track], edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Live bytes (the most in each bin), tiles at work (mean), bytes sent a cycle (mean), in sum.
 
-    In sum over the rows' IPUs that ``known`` has; ``edges`` in cycles as the slices count them.
+    ``edges`` in cycles as the slices count them.
     """
     live, busy, link = np.zeros((3, len(edges) - 1))
-    for row in rows.rows_of_steps():
-        of_ipu = known.get(int(rows.ipu[row]))
-        if of_ipu is None:
-            continue
-        here = rows.rows.of(row)
-        start, end = rows.rows.start[here], rows.rows.end[here]
-        step = rows.step[rows.rows.source[here]]
-        live += counters.most(start, end, counters.at_slices(of_ipu, step, "live"), edges)
-        busy += counters.mean(start, end, counters.at_slices(of_ipu, step, "tiles"), edges)
-        sent = counters.at_slices(of_ipu, step, "link") / np.maximum(1, end - start)
-        link += counters.mean(start, end, sent, edges)
+    for track in of:
+        part = lod.inside(track.start, track.end, edges[0], edges[-1])
+        start, end = track.start[part], track.end[part]
+        live += counters.most(start, end, track.live[part], edges)
+        busy += counters.mean(start, end, track.tiles[part], edges)
+        link += counters.mean(start, end, track.rate[part], edges)
     return live, busy, link

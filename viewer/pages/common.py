@@ -350,11 +350,17 @@ def graph(id: Any, figure: Any = None, height: int | None = None, **config: Any)
     )
 
 
-def filled(id: str) -> Children:
-    """What a callback fills, dimmed while that takes over 200 ms."""
+def filled(id: str, awaited: bool = False) -> Children:
+    """What a callback fills, dimmed while that takes over 200 ms.
+
+    ``awaited``: the page is not drawn before something is in it (`screenshots.settled`).
+    """
     dimmed = {"visibility": "visible", "opacity": 0.5}
     return dcc.Loading(
-        html.Div(id=id), delay_show=200, overlay_style=dimmed, parent_className="loading"
+        html.Div(id=id, className="awaited" if awaited else ""),
+        delay_show=200,
+        overlay_style=dimmed,
+        parent_className="loading",
     )
 
 

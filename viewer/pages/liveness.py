@@ -247,9 +247,9 @@ def _register_time(app: Dash, profiles: Profiles) -> None:
         report, chip, rows = rows_of(*of)
         clock, theme = Clock(report.target.clock_hz, common.unit_of(unit)), common.theme_of(where)
         window = common.window(low, high, rows.end)
-        known = timeline.counters_of(profiles, report, rows)
-        tiles = report.target.tiles_per_ipu
-        figure = counter_figures.drawn(rows, known, tiles, clock, theme, window)
+        tracks = timeline.tracks_of(profiles, report, rows, (*of, chip))
+        whole = (rows.end, rows.origin, report.target.tiles_per_ipu)
+        figure = counter_figures.drawn(tracks, *whole, clock, theme, window)
         marked(figure, timeline.marks_of(marks, rows.end), None, clock, theme)
         timeline.keep_zoom(figure, NAME, clock, window, (*of, chip), rows.end)
         return figure

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Output, dcc, html
+from dash import Dash, Input, Output, dcc, html
 
 from profiler import Report
 from viewer.figures import pipeline as figures
@@ -53,6 +53,9 @@ def layout(view: View) -> Any:
             ),
             *timeline.lane_controls(view),
             *timeline.hidden(view),
+            dcc.Store(
+                id="pipeline-drawn"
+            ),  # when the lanes are there, what is beneath them follows
         ),
         *common.predicted(view),
         html.Div(id="pipeline-said"),
@@ -105,6 +108,7 @@ def register(app: Dash, profiles: Profiles) -> None:
         Output("pipeline-phases", "children"),
         Output("pipeline-said", "children"),
         Output("pipeline-measured", "children"),
+        Output("pipeline-drawn", "data"),
         *timeline.inputs(NAME, *what, "unit", "follow"),
         common.theme_state(),
     )
@@ -127,14 +131,18 @@ def register(app: Dash, profiles: Profiles) -> None:
         busy = figures.busy(lanes, clock, theme, window)
         said = timeline.in_time(low, high, lanes.end)
         measured = timeline.measured(marks, selected, clock)
-        return figure, busy, _phases(report, run, iteration, clock, theme), said, measured
+        phases = _phases(report, run, iteration, clock, theme)
+        return figure, busy, phases, said, measured, list(window or ())
 
     @app.callback(
         Output("pipeline-sum", "children"),
-        *timeline.inputs(NAME, *what, "unit", "by"),
+        Input("pipeline-drawn", "data"),
+        *common.param_input(NAME, "by"),
+        *timeline.states(NAME, *what, "unit"),
+        prevent_initial_call=True,
     )
-    def in_sum(*values: Any) -> Any:
-        *of, unit, by, low, high, _, chosen = values
+    def in_sum(_drawn: Any, by: Any, *values: Any) -> Any:
+        *of, unit, low, high, _, chosen = values
         report, run, iteration, arrangement = asked(*of)
         lanes = timeline.lanes_of(profiles, report, run, iteration, arrangement)
         rows = timeline.rows_of(profiles, report, run, iteration, None, "flat", arrangement)

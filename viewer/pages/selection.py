@@ -33,7 +33,7 @@ def card(view: View, id: str) -> Any:
     return common.card(
         "In sum",
         common.choice(view, "by", "by", BY, "kind"),
-        common.filled(id),
+        common.filled(id, awaited=True),
         note="Exact, however coarse the figure. Drag with Shift to select a range and lanes.",
     )
 

@@ -7,18 +7,19 @@ Shift selects, a click asks for what is there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dash import Input, html
+from dash import Input, State, html
 
 from profiler import Report
 from profiler.analysis.counters import OfSteps, of_steps
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import trace as trace_figures
+from viewer.figures.counters import Track, tracks
 from viewer.figures.marks import MOST_MARKS, Selection
 from viewer.figures.pipeline import FEW, MARGINS, CriticalPath, Lanes
 from viewer.figures.trace import Trace
@@ -64,6 +65,11 @@ def fold_default(report: Report) -> str:
 def inputs(page: str, *names: str) -> list[Input]:
     """The window, the marks and the selection, after other parameters of the page."""
     return common.param_input(page, *names, "from", "to", "marks", "select")
+
+
+def states(page: str, *names: str) -> list[State]:
+    """As `inputs`, for a callback that something else sets off."""
+    return [State(one.component_id, "value") for one in inputs(page, *names)]
 
 
 def pixels(where: Any) -> int:
@@ -252,6 +258,13 @@ def _row_of_ipus(
         lanes = lanes_of(profiles, report, run, iteration, arrangement)
         row = row[lanes.shown[lanes.lane]]
     return row
+
+
+def tracks_of(profiles: Profiles, report: Report, rows: Trace, key: Hashable) -> list[Track]:
+    """The counters of the rows, which ``key`` tells from others of the report."""
+    return profiles.made(
+        report, ("tracks", key), lambda: tracks(rows, counters_of(profiles, report, rows))
+    )
 
 
 def counters_of(profiles: Profiles, report: Report, rows: Trace) -> dict[int, OfSteps]:

@@ -76,6 +76,7 @@ def layout(view: View) -> Any:
             common.hidden(view, "step"),
             *timeline.hidden(view),
             dcc.Store(id="trace-marked"),
+            dcc.Store(id="trace-drawn"),  # when the trace is there, what is beneath it follows
         ),
         *common.predicted(view),
         html.Div(id="trace-said"),
@@ -194,6 +195,7 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         Output("trace-found", "children"),
         Output("trace-said", "children"),
         Output("trace-measured", "children"),
+        Output("trace-drawn", "data"),
         *timeline.inputs(NAME, *_WHAT, "find"),
         common.theme_state(),
     )
@@ -215,21 +217,23 @@ def _figures(app: Dash, profiles: Profiles) -> None:
         timeline.keep_zoom(figure, NAME, it.clock, window, it.key, end, lanes, count)
         said = timeline.in_time(low, high, it.rows.end)
         measured = timeline.measured(marks, selected, it.clock)
-        return figure, _found(it.rows, words, it.clock), said, measured
+        return figure, _found(it.rows, words, it.clock), said, measured, list(window or ())
 
     @app.callback(
         Output("trace-counters", "figure"),
-        *timeline.inputs(NAME, *_WHAT),
+        Input("trace-drawn", "data"),
+        *timeline.states(NAME, *_WHAT),
         common.theme_state(),
+        prevent_initial_call=True,
     )
-    def counters(*values: Any) -> Any:
+    def counters(_drawn: Any, *values: Any) -> Any:
         *what, low, high, marks, _, where = values
         it = what_is_asked(profiles, *what)
         window, theme = common.window(low, high, it.rows.end), common.theme_of(where)
-        known = timeline.counters_of(profiles, it.report, it.rows)
-        left = figures.left_margin(it.rows)
-        tiles = it.report.target.tiles_per_ipu
-        figure = counter_figures.drawn(it.rows, known, tiles, it.clock, theme, window, left)
+        tracks = timeline.tracks_of(profiles, it.report, it.rows, it.key)
+        left, tiles = figures.left_margin(it.rows), it.report.target.tiles_per_ipu
+        whole = (it.rows.end, it.rows.origin, tiles)
+        figure = counter_figures.drawn(tracks, *whole, it.clock, theme, window, left)
         marked(figure, timeline.marks_of(marks, it.rows.end), None, it.clock, theme)
         timeline.keep_zoom(figure, NAME, it.clock, window, it.key, it.rows.end)
         return figure
@@ -247,9 +251,15 @@ def _figures(app: Dash, profiles: Profiles) -> None:
 def _sums(app: Dash, profiles: Profiles) -> None:
     """What is in the shown part, and where the next hit of a search is."""
 
-    @app.callback(Output("trace-kinds", "children"), *timeline.inputs(NAME, *_WHAT, "by"))
-    def in_sum(*values: Any) -> Any:
-        *what, by, low, high, _, chosen = values
+    @app.callback(
+        Output("trace-kinds", "children"),
+        Input("trace-drawn", "data"),
+        *common.param_input(NAME, "by"),
+        *timeline.states(NAME, *_WHAT),
+        prevent_initial_call=True,
+    )
+    def in_sum(_drawn: Any, by: Any, *values: Any) -> Any:
+        *what, low, high, _, chosen = values
         it = what_is_asked(profiles, *what)
         window = common.window(low, high, it.rows.end)
         selected = timeline.selection_of(chosen, it.rows.end)
