@@ -233,7 +233,7 @@ def test_what_an_address_asks_for_and_does_not_get_is_said(report: Report) -> No
     common.ipu_choice(view)
     common.number_field(view, "tile", "tile", 0, 15)
     assert view.said == [
-        "There is no ipu “99” here; this is 0.",
+        "There is no IPU “99” here; this is 0.",
         "There is no tile 5000: there are 0 to 15; none is chosen.",
     ]
     fine = view_of(report, "memory", ipu="1", tile="5")

@@ -36,7 +36,7 @@ from viewer.figures.units import Clock, percent, plain, rows_of, shortened, text
 if TYPE_CHECKING:
     import pandas as pd
 
-PIXELS = 1400  # columns of a figure as wide as the page
+PIXELS = 1160  # columns of a figure as wide as a page of 1,440
 MARGINS = 140  # pixels of it beside the lanes, about
 _TASK, _STRIP, _BESIDE = (
     (-0.10, 0.56),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Children = Any
+_SAID = {"ipu": "IPU", "run": "call", "iteration": "device iteration"}  # parameters in words
 GRAPH_CONFIG = {
     "displaylogo": False,
     "scrollZoom": False,  # assets/viewer.js asks the server at once
@@ -58,7 +59,7 @@ class View:
         value = self.params.get(name, default)
         if allowed is None or value in allowed:
             return value
-        self.say(f"There is no {name} “{value}” here; this is {default}.")
+        self.say(f"There is no {_SAID.get(name, name)} “{value}” here; this is {default}.")
         return default
 
     def say(self, words: str) -> None:
@@ -73,7 +74,9 @@ class View:
         if given and number < low:
             most = f" to {high:,}" if high < 1 << 40 else " on"
             instead = f"this is {default}" if default >= low else "none is chosen"
-            self.say(f"There is no {name} {given}: there are {low}{most}; {instead}.")
+            self.say(
+                f"There is no {_SAID.get(name, name)} {given}: there are {low}{most}; {instead}."
+            )
         return default if number < low else number
 
     def clock(self) -> Clock:

@@ -14,7 +14,7 @@ from viewer.figures import units
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
-from viewer.pages.timeline import lanes_of
+from viewer.pages.timeline import lanes_of, pixels
 from viewer.profiles import Profiles
 
 NAME = "compare"
@@ -114,7 +114,9 @@ def register(app: Dash, profiles: Profiles) -> None:
             (
                 common.nothing(theme, "it holds no schedule")
                 if lane is None
-                else pipeline_figures.pipeline(lane, c, theme, (0.0, max(1.0, end * c.hz)))
+                else pipeline_figures.pipeline(
+                    lane, c, theme, (0.0, max(1.0, end * c.hz)), pixels(where)
+                )
             )
             for lane, c in zip(lanes, clocks, strict=True)
         ]
