@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from reports.cli import (
+    advise,
     compare,
     completion,
     doctor,
@@ -48,6 +49,7 @@ from reports.cli.common import CommandError, one_line
 COMMANDS = {
     "summary": summary,
     "insights": insights,
+    "advise": advise,
     "why": why,
     "stages": stages,
     "timeline": timeline,
