@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -98,6 +99,11 @@ class Basis:
         return self.report.target.num_replicas
 
     @property
+    def turn(self) -> str:
+        """What an iteration of the device is, in words."""
+        return "a weight update" if self.costs.training else "a device iteration"
+
+    @property
     def micro_batch(self) -> int:
         """Samples of one replica's micro-batch."""
         return max(1, int(number(self.report.meta, "micro_batch", 1)))
@@ -122,7 +128,7 @@ class Basis:
         """Share of optimiser state in tensors large enough to be kept in parts."""
         variables = self.report.variables
         states = variables[variables["role"] == Role.OPTIMISER_STATE]
-        large = [_elements(shape) >= LEAST_SHARDED for shape in states["shape"]]
+        large = [elements(shape) >= LEAST_SHARDED for shape in states["shape"]]
         return float(states["bytes"][large].sum() / max(1, states["bytes"].sum()))
 
     def costs_with(self, levers: Levers) -> Costs:
@@ -160,9 +166,8 @@ class Basis:
 LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to
 
 
-def _elements(shape: str) -> int:
-    import json
-
+def elements(shape: str) -> int:
+    """Of a tensor whose shape a profile writes so."""
     return prod(json.loads(shape)) if shape else 0
 
 

@@ -81,7 +81,7 @@ def _page(report: Report, args: argparse.Namespace, failed: list[bool]) -> Page:
         raise common.CommandError(str(error)) from error
     every = [advised.together, *advised.single] if advised.together else [*advised.single]
     advices = every[: common.top(args)]
-    now = _now(advised)
+    now = _now(basis, advised)
     if not advices:
         words = "No lever that is known gains anything: the model runs as fast as it can so."
         return Page(str(report.path), (_table(advices), say(now), say(words)))
@@ -106,13 +106,13 @@ def _present(advised: Advised) -> float:
     return 0.0 if advised.present.problems else advised.present.samples_per_second
 
 
-def _now(advised: Advised) -> str:
+def _now(basis: Basis, advised: Advised) -> str:
     present = advised.present
     if present.problems:
         return f"As profiled it does not run: {'; '.join(present.problems)}."
     return (
         f"As profiled: {present.samples_per_second:,.0f} samples a second, {present.samples:,}"
-        f" samples a weight update, {present.fullest:,} bytes on the fullest tile."
+        f" samples {basis.turn}, {present.fullest:,} bytes on the fullest tile."
     )
 
 

@@ -1,111 +1,34 @@
-"""Sentences with numbers.
-
-What limits a run, what acting on it would gain, where to look and what to change.
-
-A gain is what the engine's schedule says after the change (`profiler.rebalance.what_if` over the
-profile's own costs), cycles a weight update unless said; tests compile the changed model and hold
-it against that. Where no change is known that gains it, it is marked as a bound (``at_most``).
-"""
+"""What costs cycles: an uneven split, travelling weights, ramps, the update, host I/O."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from math import prod
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from profiler import analysis, units
-from profiler.enums import Direction, Role
-from profiler.memory import what_fills
+from profiler.advise.levers import LEAST_RETURNED
+from profiler.enums import Direction
+from profiler.insights.finding import Insight, Waits
 from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
-from profiler.rebalance.choice import Choice
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.split import one_an_ipu, quickest_split
+from profiler.rebalance.tied import with_reader_home
 from profiler.report import Report
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
+LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
+WORK = ("compute", "exchange on chip", "sync", "stash")  # causes of a stage's own cycles
 _MORE_MICRO_BATCHES = 4
 _MUCH = 0.05  # of a stage: an operator with less is not named
-_LEAST_SHARDED = 8192  # elements: PopART shards no smaller tensor unless it is told to
-_DEAR = 0.1  # of a weight update: memory that costs more is no advice while there is room
-_ROOMY = 0.7  # of a tile: below it a larger micro-batch may fit
-_LEAST_RETURNED = 64  # bytes: a loss is not worth a word
+_FEW_IPUS = 16  # up to which splits onto each number of fewer IPUs are looked at
+_FEWER = 2  # numbers of IPUs that are looked at where there are more
+_MOST_MOVES = 3  # that are named
 
 
-@dataclass(frozen=True)
-class Insight:
-    """One finding.
-
-    ``gain_cycles`` a weight update and ``gain_bytes`` on the fullest tile are 0 where unknown;
-    ``at_most``: the cycles are a bound, and no change is known that gains them.
-
-    ``where`` is a page of the viewer with its parameters; ``action`` what to change, and ``change``
-    the same for programs (empty: nothing that has a name).
-    """
-
-    title: str
-    detail: str
-    action: str
-    where: str
-    gain_cycles: int = 0
-    gain_bytes: int = 0
-    at_most: bool = False
-    change: dict[str, Any] = field(default_factory=dict)
-
-
-def insights(report: Report) -> list[Insight]:
-    """What there is to say, what gains most cycles first, then bytes, then the rest."""
-    findings: list[Insight] = [*_overflow(report)]
-    pace, costs = analysis.pace(report), _costs(report)
-    if pace.cycles:
-        of_cycles: list[Insight] = []
-        if costs is not None:
-            present = what_if(costs, Assignment.of(costs.stage.tolist(), costs.ipus))
-            of_cycles += _split(report, costs, present, pace.cycles)
-            of_cycles += _travelling_weights(costs, present)
-            of_cycles += _more_micro_batches(costs, present)
-            of_cycles += _host(report, costs, present)
-            of_cycles += _balance(report, costs, present)
-        findings += [one for one in of_cycles if one.gain_cycles >= int(_LEAST_SHARE * pace.cycles)]
-    findings += _memory(report, costs)
-    return sorted(findings, key=lambda i: (-("overflow" in i.title), -i.gain_cycles, -i.gain_bytes))
-
-
-def _costs(report: Report) -> Costs | None:
-    try:
-        costs = Costs.from_report(report)
-        Assignment.of(costs.stage.tolist())
-    except ValueError:
-        return None
-    return costs
-
-
-def _overflow(report: Report) -> list[Insight]:
-    findings = []
-    for over in analysis.overflows(report):
-        tiles = int((report.tiles(over.ipu)["overflow"] > 0).sum())
-        count = f"{units.count(tiles, 'tile')} of" if tiles else "the code of a tile of"
-        parts = " or in parts on the replicas" if report.target.num_replicas > 1 else ""
-        findings.append(
-            Insight(
-                f"IPU {over.ipu} overflows: {count} it hold more than they have",
-                f"Tile {over.tile} is {over.bytes_over:,} bytes over the {over.limit:,} of"
-                f" {over.what}; {what_fills(over.largest, over.always_live, over.limit)}.",
-                f"Give the stage fewer Blocks, or keep its optimiser state off the chip{parts}",
-                f"/liveness?ipu={over.ipu}&tile={over.tile}",
-                gain_bytes=over.bytes_over,
-            )
-        )
-    return findings
-
-
-def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[Insight]:
+def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[Insight]:
+    """The slowest stage, and the split that shortens it. ``now``: cycles of an update."""
     stages = report.stages
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     mean = float(stages["cycles"].mean())
@@ -114,51 +37,68 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
     ]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
-    most = (
+    most_of_it = (
         f" {share:.0%} of it is {largest['name']}."
         if largest is not None and share >= _MUCH
         else ""
     )
+    most = len(costs.ipus)
+    lists = one_an_ipu(most)
     try:
-        best: Split | None = quickest_split(costs, one_an_ipu(len(costs.ipus)))
+        best: Split | None = quickest_split(costs, lists if most <= _FEW_IPUS else lists[:_FEWER])
     except ValueError:
         best = None
     gain = present.total - best.prediction.total if best is not None else 0
     title = (
         f"stage {slowest['stage']} takes {slowest['cycles'] / max(1.0, mean):.2f} × the mean stage"
     )
+    waits = Waits(causes=WORK, stages=(int(slowest["stage"]),))
     if best is None or gain <= 0:
         if len(costs.ipus) == 1 or int(slowest["cycles"]) <= 1.1 * mean:
             return []
         if_even = present.total - what_if(_even(costs), present.assignment).total
         detail = (
-            f"The others wait for it.{most} No better split of these Blocks was found. With"
-            f" smaller ones and all stages even {_turn(costs)} would take about {if_even:,} cycles"
+            f"The others wait for it.{most_of_it} No better split of these Blocks was found. With"
+            f" smaller ones and all stages even {turn(costs)} would take about {if_even:,} cycles"
             " less."
         )
         action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
-        return [Insight(title, detail, action, "/rebalance", if_even, at_most=True)]
-    moves = best.why[-1]
-    used = len(best.prediction.assignment.ipus)
-    fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
-    detail = (
-        f"The others wait for it.{most} The quickest split{fewer} {moves}: {gain / now:.1%} fewer"
-        " cycles."
-    )
+        return [Insight(title, detail, action, "/rebalance", if_even, at_most=True, waits=waits)]
     assignment = best.prediction.assignment
+    used = len(assignment.ipus)
+    fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
+    moves = _moves(costs, assignment)
+    detail = (
+        f"The others wait for it.{most_of_it} The quickest split{fewer} moves {moves}:"
+        f" {gain / now:.1%} fewer cycles."
+    )
+    action = "Change the Stage list so: ipu-report rebalance -o writes it as a placement file"
     starts = ",".join(str(first) for first in assignment.starts)
     where = f"/rebalance?starts={starts}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
-    return [Insight(title, detail, "Change the Stage list so", where, gain, change=change)]
+    return [Insight(title, detail, action, where, gain, change=change, waits=waits)]
 
 
-def _travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
+def _moves(costs: Costs, assignment: Assignment) -> str:
+    """Blocks that get another stage, in words: the first few."""
+    stages = assignment.stage_of(len(costs))
+    moves = [
+        f"{name} to stage {there}"
+        for name, here, there in zip(costs.names, costs.stage.tolist(), stages, strict=True)
+        if here != there
+    ]
+    said = ", ".join(moves[:_MOST_MOVES])
+    more = len(moves) - _MOST_MOVES
+    return f"{said} and {units.count(more, 'more Block')}" if more > 0 else said
+
+
+def travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
     """Weights that Blocks on two IPUs share, and what it gains to read them where they are."""
     findings = []
     ties = costs.cuts.ties
     for name, blocks, nbytes in zip(ties.names, ties.blocks, ties.nbytes, strict=True):
         home, reader = blocks[0], blocks[-1]
-        together = _back_home(present.assignment, costs.stage.tolist(), home, reader)
+        together = with_reader_home(present.assignment, costs.stage.tolist(), home, reader)
         if together is None:
             continue
         prediction = what_if(costs, together)
@@ -169,7 +109,7 @@ def _travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
         detail = (
             f"{costs.names[home]} has it on IPU {ipu}, {costs.names[reader]} reads it on IPU"
             f" {other}: {units.size(nbytes)} and its gradient go through every stage between them,"
-            f" in every pipeline cycle. With both on IPU {ipu} {_turn(costs)} takes {gain:,} cycles"
+            f" in every pipeline cycle. With both on IPU {ipu} {turn(costs)} takes {gain:,} cycles"
             " less."
         )
         action = (
@@ -178,22 +118,10 @@ def _travelling_weights(costs: Costs, present: Prediction) -> list[Insight]:
         )
         change = {"starts": list(together.starts), "ipus": list(together.ipus)}
         title = f"the tied weight {name} travels between IPU {ipu} and IPU {other}"
-        findings.append(Insight(title, detail, action, "/rebalance", gain, change=change))
+        waits = Waits(causes=("copy between IPUs",))
+        found = Insight(title, detail, action, "/rebalance", gain, change=change, waits=waits)
+        findings.append(found)
     return findings
-
-
-def _back_home(present: Assignment, stage: list[int], home: int, reader: int) -> Assignment | None:
-    """The split with the Blocks from ``reader`` on as a stage on the IPU of ``home``.
-
-    None where they are there already, or where the reader is not in the last stage.
-    """
-    ipu = present.ipus[stage[home]]
-    if stage[reader] != len(present.starts) - 1 or present.ipus[-1] == ipu:
-        return None
-    if reader == present.starts[-1]:
-        return replace(present, ipus=(*present.ipus[:-1], ipu), choices=())
-    starts, ipus = (*present.starts, reader), (*present.ipus, ipu)
-    return replace(present, starts=starts, ipus=ipus, choices=())
 
 
 def _even(costs: Costs) -> Costs:
@@ -203,7 +131,7 @@ def _even(costs: Costs) -> Costs:
     return replace(costs, cycles=costs.cycles.scaled(scale, np.floor))
 
 
-def _more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
+def more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
     """What more micro-batches a weight update gain, a sample.
 
     Fewer ramps, and an update that more share: one change with two causes, whose gains add up.
@@ -222,26 +150,28 @@ def _more_micro_batches(costs: Costs, present: Prediction) -> list[Insight]:
     if ramps:
         findings.append(
             Insight(
-                f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {_turn(costs)}",
+                f"ramp-up and ramp-down take {ramps / max(1, present.total):.0%} of {turn(costs)}",
                 f"In them IPUs wait for the pipeline to fill and to drain, {ramps:,} cycles each"
                 " time.",
                 f"{instead} has them less often: {of_ramps:,} cycles less for as many samples",
                 "/pipeline",
                 of_ramps,
                 change=change,
+                waits=Waits(phases=("ramp-up", "ramp-down")),
             )
         )
     if update and costs.training:
         findings.append(
             Insight(
                 f"the weight update at its end takes {update / max(1, present.total):.0%} of"
-                f" {_turn(costs)}",
+                f" {turn(costs)}",
                 f"All-reduce, optimiser and its state take {update:,} cycles, however many"
                 " micro-batches share them.",
                 f"{instead} has it less often: {of_update:,} cycles less for as many samples",
                 "/pipeline",
                 of_update,
                 change=change,
+                waits=Waits(phases=("update",)),
             )
         )
     return findings
@@ -255,11 +185,12 @@ def _ramps_and_update(prediction: Prediction) -> tuple[int, int]:
     return ramps, int(lengths[phases == "update"].sum())
 
 
-def _host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+def host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+    """What all wait for the host, and what sends it less."""
     none, now = np.zeros(len(costs), dtype=np.int64), present.total
     streams = costs.streams
     silent = replace(streams, stream_in=none, stream_out=none, load=none, unload=none)
-    waits = now - what_if(replace(costs, streams=silent), present.assignment).total
+    cycles = now - what_if(replace(costs, streams=silent), present.assignment).total
     overlapped = bool(len(streams.load) and (streams.load.any() or streams.unload.any()))
     if overlapped:
         detail = (
@@ -269,7 +200,7 @@ def _host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     elif streams.out_once:
         detail = (
             "Inputs move at the start of each pipeline cycle, outputs once at the end of"
-            f" {_turn(costs)}, while nobody computes."
+            f" {turn(costs)}, while nobody computes."
         )
     else:
         detail = (
@@ -277,19 +208,20 @@ def _host(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
             " computes."
         )
     title = (
-        f"host I/O keeps all IPUs waiting for {waits:,} cycles of {_turn(costs)},"
-        f" {waits / max(1, now):.0%} of it"
+        f"host I/O keeps all IPUs waiting for {cycles:,} cycles of {turn(costs)},"
+        f" {cycles / max(1, now):.0%} of it"
     )
+    waits = Waits(causes=("host I/O",))
     changes = sorted(_less_to_host(report, costs, present), key=lambda one: -one[0])
     saved, action, change = changes[0] if changes else (0, "", {})
     overlap = _overlap(costs, present, overlapped)
     said = " ".join(words for words in (detail, _largest_transfers(report)) if words)
-    if saved < int(_LEAST_SHARE * now):
+    if saved < int(LEAST_SHARE * now):
         less = "Make inputs smaller (dtypes, sizes), or on the device"
         words = f"{overlap}. {less}" if overlap else less
-        return [Insight(title, said, words, "/pipeline", waits, at_most=True)]
+        return [Insight(title, said, words, "/pipeline", cycles, at_most=True, waits=waits)]
     words = f"{action}: {saved:,} cycles less" + (f". {overlap}" if overlap else "")
-    return [Insight(title, said, words, "/pipeline", saved, change=change)]
+    return [Insight(title, said, words, "/pipeline", saved, change=change, waits=waits)]
 
 
 def _largest_transfers(report: Report) -> str:
@@ -322,7 +254,7 @@ def _less_to_host(
         saved = saves(replace(streams, out_once=True))
         yield saved, f"OutputMode.Final instead of {mode}", {"outputMode": "Final"}
     tensors = analysis.host_tensors(report)
-    returned = tensors[(tensors["way"] == "out") & (tensors["bytes"] >= _LEAST_RETURNED)]
+    returned = tensors[(tensors["way"] == "out") & (tensors["bytes"] >= LEAST_RETURNED)]
     if costs.training and len(returned):
         first = returned.iloc[0]
         left = (streams.stream_out * (1 - first["share"])).astype(np.int64)
@@ -349,11 +281,12 @@ def _overlap(costs: Costs, present: Prediction, overlapped: bool) -> str:
     )
 
 
-def _turn(costs: Costs) -> str:
+def turn(costs: Costs) -> str:
+    """What an iteration of the device is, in words."""
     return "a weight update" if costs.training else "a device iteration"
 
 
-def _balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
+def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
     """Operators of the slowest stage whose tiles work unevenly.
 
     They gain at most what an even share of the same work would.
@@ -390,108 +323,7 @@ def _balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]
                 f"/operations?op={row.id}",
                 present.total - even.total,
                 at_most=True,
+                waits=Waits(causes=WORK, ops=(int(row.id),)),
             )
         )
     return findings
-
-
-def _memory(report: Report, costs: Costs | None) -> list[Insight]:
-    fullest = analysis.fullest_tiles(report)
-    limit = report.target.bytes_per_tile
-    if not len(fullest) or fullest.max() > limit:
-        return []
-    ipu = int(fullest.argmax())
-    free = limit - int(fullest[ipu])
-    roomy = fullest[ipu] < _ROOMY * limit
-    findings = [
-        Insight(
-            f"the fullest tile is on IPU {ipu}, {fullest[ipu] / limit:.0%} full",
-            f"{free:,} bytes of it are free."
-            + (" A micro-batch may grow until it is full." if roomy else ""),
-            (
-                "A larger micro-batch uses the tiles better"
-                if roomy
-                else "Leave the micro-batch as it is: little room is left"
-            ),
-            f"/memory?ipu={ipu}",
-        )
-    ]
-    memory = report.memory(ipu)
-    state = memory[memory["role"] == Role.OPTIMISER_STATE]
-    size = int(state["max_tile_bytes"].sum())
-    if size > 0.05 * limit:
-        findings += [*_off_chip(report, costs, ipu, size), *_in_parts(report, ipu, size)]
-    return findings
-
-
-def _off_chip(report: Report, costs: Costs | None, ipu: int, size: int) -> list[Insight]:
-    """What it would take to keep optimiser state in streaming memory.
-
-    It is advised only where that is cheap.
-    """
-    if costs is None or costs.offload or not costs.training:
-        return []
-    stages = Assignment.of(costs.stage.tolist(), costs.ipus)
-    present = what_if(costs, stages)
-    choices = tuple(Choice(costs.recompute, True) for _ in stages.ipus)
-    after = what_if(costs, replace(stages, choices=choices))
-    freed = present.fullest[ipu] - after.fullest[ipu]
-    cost = after.total - present.total
-    share = cost / max(1, present.total)
-    total = int(_states(report).groupby("ipu")["bytes"].sum().max())
-    title = f"optimiser state takes {size:,} bytes of a tile of IPU {ipu}"
-    detail = (
-        "It is needed once a weight update. Off the chip, to read and write"
-        f" {total:,} bytes of the IPU with most would cost {cost:,} cycles an update,"
-        f" {share:.1%} of one, and free {freed:,} bytes of the fullest tile."
-    )
-    if share > _DEAR:
-        action = "Leave it on the chip while the model fits"
-        return [Insight(title, detail, action, f"/memory?ipu={ipu}")]
-    return [
-        Insight(
-            title,
-            detail,
-            "Keep it off the chip where a larger micro-batch needs the room:"
-            " TensorLocations.setOptimizerLocation(... useOnChipStorage(False))",
-            f"/memory?ipu={ipu}",
-            gain_bytes=freed,
-            change={"optimiser": "off chip"},
-        )
-    ]
-
-
-def _in_parts(report: Report, ipu: int, size: int) -> list[Insight]:
-    """What replicated tensor sharding would free: all but 1/R of each large enough state."""
-    replicas = report.target.num_replicas
-    if (
-        replicas == 1
-        or report.options.get("TensorLocations.locationOptimizer.replicatedTensorSharding") is True
-    ):
-        return []
-    states = _states(report)
-    states = states[states["ipu"] == ipu]
-    elements = states["shape"].map(lambda shape: prod(json.loads(shape)) if shape else 0)
-    large = states["bytes"][elements >= _LEAST_SHARDED].sum() / max(1, states["bytes"].sum())
-    gain = int(size * large * (replicas - 1) / replicas)
-    if gain == 0:
-        return []
-    return [
-        Insight(
-            f"each of {replicas} replicas keeps the same optimiser state, {size:,} bytes of a tile"
-            f" of IPU {ipu}",
-            f"In parts, a replica keeps and updates 1/{replicas} of each tensor of"
-            f" {_LEAST_SHARDED:,} elements or more. Gradients are scattered and weights gathered"
-            " instead of gradients all-reduced: as many bytes.",
-            "Share it out: TensorLocations.setOptimizerLocation(..."
-            " useReplicatedTensorSharding(True))",
-            f"/memory?ipu={ipu}",
-            gain_bytes=gain,
-            change={"optimiser": "in parts"},
-        )
-    ]
-
-
-def _states(report: Report) -> pd.DataFrame:
-    variables = report.variables
-    return variables[variables["role"] == Role.OPTIMISER_STATE]
