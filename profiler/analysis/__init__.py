@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiler.analysis.balance import step_balance
-from profiler.analysis.compare import compare, compare_ops, not_comparable
+from profiler.analysis.compare import compare, compare_ops, compare_waits, not_comparable
 from profiler.analysis.host import host_tensors
 from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memory_peaks
 from profiler.analysis.movement import movement, movement_of_ops
@@ -21,6 +21,7 @@ __all__ = [
     "bubble",
     "compare",
     "compare_ops",
+    "compare_waits",
     "cycle_table",
     "efficiency",
     "fullest",

@@ -58,7 +58,7 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
             (
                 "A larger micro-batch uses the tiles better"
                 if roomy
-                else "Leave the micro-batch as it is: little room is left"
+                else "Little room is left for a larger micro-batch: ipu-report advise says what fits"
             ),
             f"/memory?ipu={ipu}",
         )

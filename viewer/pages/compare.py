@@ -27,6 +27,14 @@ _OPS = (
     Column("difference", "B − A", "+,.0f", width=120),
     Column("ratio", "B / A", ".3f", width=100),
 )
+_WAITS = (
+    Column("cause", "waits for"),
+    Column("where", "where"),
+    Column("cycles_a", "cycles, A", ",.0f", width=130),
+    Column("cycles_b", "cycles, B", ",.0f", width=130),
+    Column("difference", "B − A", "+,.0f", width=130),
+    Column("share", "of the difference", ".1%", width=140),
+)
 
 
 def layout(view: View) -> Any:
@@ -62,9 +70,17 @@ def layout(view: View) -> Any:
             className="row",
         ),
         common.card(
+            "Where the difference comes from",
+            common.filled("compare-waits"),
+            note=(
+                "What an update waits for on its critical path; differences add up to the whole."
+                " Cycles are those of a sample where the updates are not of as many samples."
+            ),
+        ),
+        common.card(
             "Operators",
             common.filled("compare-ops"),
-            note="Matched by name, largest differences first. −1: missing from that profile.",
+            note="Matched by name, largest differences first. Empty: not in that profile.",
         ),
     ]
 
@@ -122,6 +138,15 @@ def register(app: Dash, profiles: Profiles) -> None:
             for r in both
         ]
         return [*stages, *drawn, *memory]
+
+    @app.callback(
+        Output("compare-waits", "children"),
+        *common.param_input(NAME, "profile"),
+        common.theme_state(),
+    )
+    def waits(_: Any, where: Any) -> Any:
+        frame = analysis.compare_waits(profiles.get(0), profiles.get(1))
+        return common.table("compare-waits-grid", frame, _WAITS, common.theme_of(where), height=320)
 
     @app.callback(
         Output("compare-ops", "children"), *common.param_input(NAME, "find"), common.theme_state()
