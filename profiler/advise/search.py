@@ -13,7 +13,8 @@ from profiler.rebalance import Assignment, Costs, Prediction, what_if
 from profiler.rebalance.many_splits import assignment_cycles
 from profiler.rebalance.split import one_an_ipu, quickest_split, returning
 from profiler.rebalance.tied import back_home
-from profiler.rebalance.verdict import Answer, verdicts
+from profiler.rebalance.tile_memory import Part, ipu_bytes
+from profiler.rebalance.verdict import MARGIN, Answer
 from profiler.report import Report
 
 MORE = 32  # times as many samples a weight update are looked at, unless the caller says how many
@@ -245,6 +246,15 @@ def _best_on(basis: Basis, limit: int, split: Assignment) -> Levers:
     return best
 
 
+def _fits(costs: Costs, assignment: Assignment, exactly: bool) -> bool:
+    """Whether no IPU's answer (`profiler.rebalance.verdict`) is that it does not fit."""
+    most = costs.machine.bytes_per_tile * (1 if exactly else 1 + MARGIN)
+    parts: dict[int, list[Part]] = {}
+    for part, ipu in zip(assignment.parts(costs), assignment.ipus, strict=True):
+        parts.setdefault(ipu, []).append(part)
+    return all(ipu_bytes(costs, mine).max() <= most for mine in parts.values())
+
+
 def _rate(basis: Basis, levers: Levers) -> float:
     """Samples a second; 0 where it does not run."""
     costs, assignment = basis.costs_with(levers), basis.assignment_with(levers)
@@ -252,9 +262,7 @@ def _rate(basis: Basis, levers: Levers) -> float:
     least = schedules.pipeline_stages(stages, costs.training) if costs.pipelined else 1
     if costs.micro_batches < least:
         return 0.0
-    same = levers == Levers() and costs.measured
-    memory = verdicts(costs, assignment.parts(costs), assignment.ipus, same)
-    if any(one.answer is Answer.OVER for one in memory):
+    if not _fits(costs, assignment, exactly=levers == Levers() and costs.measured):
         return 0.0
     total = assignment_cycles(costs, assignment)
     return costs.samples * costs.micro_batches * costs.machine.clock_hz / max(1, total)

@@ -58,7 +58,7 @@ def memory(report: Report, costs: Costs | None) -> list[Insight]:
             (
                 "A larger micro-batch uses the tiles better"
                 if roomy
-                else "Little room is left for a larger micro-batch: ipu-report advise says what fits"
+                else "Little room is left for more: ipu-report advise says what fits"
             ),
             f"/memory?ipu={ipu}",
         )

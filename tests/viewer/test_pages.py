@@ -427,7 +427,10 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert f"{pace.cycles:,} cycles" in words
         assert f"{analysis.pace(other).cycles - pace.cycles:,} cycles" in words
         largest = analysis.compare_ops(report, other).iloc[0]["name"]
-        assert largest in page.locator("#compare-grid [row-index='0']").first.inner_text()
+        page.locator("#compare-grid [row-index='0']", has_text=largest).first.wait_for()
+        first = analysis.compare_waits(report, other).iloc[0]
+        row = page.locator("#compare-waits-grid [row-index='0']", has_text=str(first["where"]))
+        row.first.wait_for()
         view.open("/memory?profile=1")
         assert "inference" in page.inner_text(".controls")
         assert view.complaints == []
