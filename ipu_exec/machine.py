@@ -1,6 +1,4 @@
-"""The modelled machine.
-
-Constants of each IPU generation and the costs that do not depend on an operator.
+"""The modelled machine: constants of each IPU generation, and costs that no operator changes.
 
 Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
 bytes.

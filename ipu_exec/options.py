@@ -173,6 +173,7 @@ class TrainingOptions(_Group):
             mean_accumulation_and_replication_reduction_strategy=MeanReductionStrategy.Post,
             automatic_loss_scaling=False,
             convolution_dithering=False,
+            batch_norm_replicas=1,
         )
         self._root = root
 
@@ -221,6 +222,15 @@ class TrainingOptions(_Group):
         Small ones then do not all lie on the first tiles.
         """
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
+
+    def distributedBatchNormReplicaGroupSize(self, replicas: int) -> Self:
+        """Let batch norms take their statistics over groups of so many replicas.
+
+        Groups are consecutive among the replicas of all instances. 1: each replica's own, as in
+        PopTorch, which has no such option; TensorFlow for IPUs has it by this name.
+        """
+        name = "Training.distributedBatchNormReplicaGroupSize"
+        return self._count(name, batch_norm_replicas=replicas)
 
     @property
     def autoreport(self) -> bool:

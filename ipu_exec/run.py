@@ -55,7 +55,7 @@ then: ipu-report summary out/training"""
 def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
     """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through.
 
-    ``prog``: what errors say that was run.
+    ``prog`` is the command's name in error messages.
     """
     parser = _parser(prog)
     args = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """What must hold between the rows of a profile.
 
-Ids, IPUs, stages, Blocks, replicas, signs, sizes, order.
+It asks ids, IPUs, stages, Blocks, replicas, signs, sizes and order.
 
 `profiler.report.Report` asks here once for each table, when it first reads it, and all else stands
 on that: the frames, the rebalancer, the insights, libpva's objects, the viewer. Each check gives a

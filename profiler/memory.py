@@ -11,7 +11,7 @@ tiles unless said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,62 @@ def what_fills(named: tuple[tuple[str, int], ...], always_live: int, limit: int)
     things = "; ".join(f"{name} {size:,} B" for name, size in named)
     count = "five largest things" if len(named) == MOST_NAMED else "largest things"
     return f"{always_live:,} of the {limit:,} are always live. The {count} there: {things}"
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A tile beyond what it has, at its worst step. Units: bytes."""
+
+    ipu: int
+    tile: int
+    position: int  # of the step among those of the IPU
+    what: str  # "tile memory", or the region that is too small
+    limit: int
+    bytes_over: int
+    always_live: int  # of what counts there
+    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the largest things live there
+
+
+@dataclass(frozen=True, slots=True)
+class WorstTile:
+    """The tile of an IPU that is furthest beyond a limit, and when. Units: bytes."""
+
+    tile: int
+    position: int
+    what: str
+    limit: int
+    bytes_over: int
+
+    @property
+    def of_code(self) -> bool:
+        """Whether code alone is too much."""
+        return self.what == CODE_REGION
+
+
+def worst_tile(
+    tiles: Mapping[str, np.ndarray],
+    code: tuple[np.ndarray, np.ndarray],
+    bytes_per_tile: int,
+    region0_bytes: int,
+) -> WorstTile | None:
+    """The tile of an IPU that is furthest beyond its limit; None where everything fits.
+
+    There are two limits (docs/memory-model.md#gaps): the whole tile for the extent, gaps included,
+    and region 0, the only place for code. ``tiles`` has ``total``, ``peak`` and ``peak_step`` of
+    `tile_totals`; ``code`` the most bytes of code on each tile, and at which step.
+    """
+    extent, used, at = tiles["total"], tiles["peak"], tiles["peak_step"]
+    worst: WorstTile | None = None
+    for what, taken, when, limit in (
+        ("tile memory", extent, at, bytes_per_tile),
+        (CODE_REGION, *code, region0_bytes),
+    ):
+        tile = int(taken.argmax())
+        over = int(taken[tile]) - limit
+        if over > 0 and (worst is None or over > worst.bytes_over):
+            gaps = ", gaps included" if taken is extent and extent[tile] > used[tile] else ""
+            worst = WorstTile(tile, int(when[tile]), what + gaps, limit, over)
+    return worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +190,7 @@ def tile_totals(
 def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
     """The tile that uses most, the first of several.
 
-    Of an IPU that overflows, the one with the largest overflow.
+    On an IPU that overflows it is the tile with the largest overflow.
     """
     ranked = overflow if overflow.any() else used
     return int(ranked.argmax())

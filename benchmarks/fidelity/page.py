@@ -151,6 +151,9 @@ global batch. ViT is predicted 1.3 times too fast; its public configuration mixe
 images on the host (mixup, extra_aug), which may be what limits the published run, but that is a
 guess.
 
+**Scaling** of ResNet-50 and BERT-Large from 16 to 256 IPUs, against the logs of [MLP], is a page of
+its own: [Scaling over replicas](scaling.md).
+
 ## What no row here can tell
 
 No published row covers softmax, normalisation, gathers or the optimisers on their own: they rest on

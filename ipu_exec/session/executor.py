@@ -205,6 +205,7 @@ class PoplarExecutor:
             from ipu_exec.numerics.anchors import Watch
 
             watch = Watch(self._model, self._anchors, self._plan, self._training, exceptions)
+        self._check_norm_group(watching=watch is not None)
         start = time.time_ns() // 1_000
         keeping = keeping_what_is_saved(self._executable.graph.mutates)
         with on_ipu(), keeping, PathWatch(self._model, self._executable.contents) as followed:
@@ -235,6 +236,20 @@ class PoplarExecutor:
         if self._options.log_cycle_count:
             logger.info("Total number of IPU cycles: %d", self._executable.cycles_per_call)
         return result
+
+    def _check_norm_group(self, watching: bool) -> None:
+        """UsageError where replicas that take turns at batch norms cannot do what else is asked."""
+        reasons = {
+            "anchored tensors and checks of floating-point exceptions": watching,
+            "replicaGrouping": bool(self._plan.groupings),
+            "a model that branches on data": bool(self._executable.contents),
+        }
+        for reason, holds in reasons.items():
+            if self._plan.norm_group > 1 and holds:
+                raise UsageError(
+                    "distributedBatchNormReplicaGroupSize: replicas take turns at each batch norm,"
+                    f" and {reason} cannot follow that. Leave one of the two out"
+                )
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
         """Compile anew, for the path that the data of this call took."""

@@ -33,7 +33,7 @@ def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[I
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     mean = float(stages["cycles"].mean())
     ops = report.ops[
-        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")
+        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != Direction.UPDATE)
     ]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0

@@ -28,9 +28,10 @@ class Costs(BlockCosts):
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """ValueError where the profile has no Blocks, or was of phased execution.
+        """Costs as a profile has them.
 
-        There is nothing to move.
+        Raises ValueError where it has no Blocks, or was of phased execution: there is nothing to
+        move.
         """
         blocks = report.blocks.sort_values("block")
         _check(report, len(blocks))
