@@ -9,7 +9,7 @@ from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memor
 from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
 from profiler.analysis.overflow import overflows
-from profiler.analysis.pace import Pace, efficiency, pace, waiting
+from profiler.analysis.pace import Pace, efficiency, pace, turn, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
 from profiler.analysis.program import program_cycles
 from profiler.analysis.stages import ipu_costs, slowest
@@ -39,5 +39,6 @@ __all__ = [
     "roofline",
     "slowest",
     "step_balance",
+    "turn",
     "waiting",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.analysis.critical_path import critical_path
 from profiler.analysis.memory import fullest_tiles
-from profiler.analysis.pace import pace, waiting
+from profiler.analysis.pace import pace, turn, waiting
 from profiler.enums import BodyTask
 from profiler.report import Report, number
 
@@ -122,7 +122,7 @@ def compare(a: Report, b: Report) -> pd.DataFrame:
     for what, unit, function in _MEASURES:
         one, two = function(a), function(b)
         ratio = two / one if one > 0 and math.isfinite(two) else None
-        rows.append((what, unit, one, two, two - one, ratio))
+        rows.append((turn(a, b) if what == TURN else what, unit, one, two, two - one, ratio))
     return pd.DataFrame(rows, columns=pd.Index(["what", "unit", "a", "b", "difference", "ratio"]))
 
 
@@ -140,12 +140,12 @@ def not_comparable(a: Report, b: Report) -> dict[str, str]:
         reasons = dict.fromkeys(_OF_A_MODEL, f"A is {kinds[0]} and B is {kinds[1]}")
     if samples[0] != samples[1]:
         words = f"it is of {samples[0]:,} samples in A and of {samples[1]:,} in B"
-        reasons.setdefault(UPDATE, f"{words}; {SAMPLE!r} compares them")
+        reasons.setdefault(TURN, f"{words}; {SAMPLE!r} compares them")
     for what, _, measure in _MEASURES:
         for name, report in zip("AB", (a, b), strict=True):
             if what in _OF_A_MODEL and not measure(report) > 0:
                 reasons[what] = f"{name} has none ({report.path}: it is {report.meta['state']})"
-    return reasons
+    return {turn(a, b) if what == TURN else what: why for what, why in reasons.items()}
 
 
 def _in_common(a: Report, b: Report) -> bool:
@@ -180,10 +180,11 @@ def _waiting(report: Report) -> float:
     return waiting(report) if len(report.runs) else math.nan
 
 
-UPDATE, SAMPLE, STAGE, TILE = "a weight update", "a sample", "slowest stage", "fullest tile"
-_OF_A_MODEL = (UPDATE, SAMPLE, STAGE, TILE)
+# The first is named by `turn`: an inference has no weight update.
+TURN, SAMPLE, STAGE, TILE = "an iteration", "a sample", "slowest stage", "fullest tile"
+_OF_A_MODEL = (TURN, SAMPLE, STAGE, TILE)
 _MEASURES: tuple[tuple[str, str, Callable[[Report], float]], ...] = (
-    (UPDATE, "cycles", _cycles),
+    (TURN, "cycles", _cycles),
     (SAMPLE, "cycles", _cycles_a_sample),
     ("samples a second", "1/s", _rate),
     (STAGE, "cycles", lambda r: _stage(r, "max")),

@@ -1,8 +1,8 @@
 """What limits the run, what acting on it would gain, and what to change: most cycles first.
 
-Gains are what the engine's schedule says after the change, cycles a weight update; '<=' marks a
-bound, '~' an estimate. They do not add up, but for those of one change. Together the findings speak
-of nine tenths of the critical path at the least.
+Gains are what the engine's schedule says after the change, cycles a weight update (in inference, a
+device iteration); '<=' marks a bound, '~' an estimate. They do not add up, but for those of one
+change. Together the findings speak of nine tenths of the critical path at the least.
 """
 
 from __future__ import annotations
