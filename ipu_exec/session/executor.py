@@ -48,6 +48,7 @@ from ipu_exec.session import arguments
 from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call, samples_of
+from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
 from ipu_exec.session.pulled_levers import pull_on_inputs, pull_on_model
 from ipu_exec.structures import learn
@@ -414,9 +415,9 @@ class PoplarExecutor:
             )  # at the latest when Python ends
         try:
             executable.check_memory(str(getattr(self._session, "path", None) or ""))
-        except OutOfMemoryError:
+        except OutOfMemoryError as error:
             self._release()
-            raise
+            raise with_relief(error) from None
         if self._options.anchored_tensors:
             from ipu_exec.numerics.anchors import Anchor, canonical, tensor_names
 

@@ -34,7 +34,7 @@ __all__ = ["Insight", "Waits", "insights", "share_accounted"]
 def insights(report: Report) -> list[Insight]:
     """What there is to say, what gains most cycles first, then bytes, then the rest."""
     basis = _basis(report)
-    findings: list[Insight] = [*overflow(report)]
+    findings: list[Insight] = [*overflow(report, basis)]
     if analysis.pace(report).cycles:
         path = critical_path(report)
         findings += _of_cycles(report, basis, path)

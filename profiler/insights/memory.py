@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from profiler import analysis, units
-from profiler.advise.levers import LEAST_SHARDED, elements
+from profiler.advise.levers import LEAST_SHARDED, Basis, elements
+from profiler.advise.relief import in_words, relief_on
 from profiler.enums import Role
 from profiler.insights.finding import Insight
 from profiler.memory import what_fills
@@ -21,7 +22,7 @@ _DEAR = 0.1  # of a weight update: memory that costs more is no advice while the
 _ROOMY = 0.7  # of a tile: below it a larger micro-batch may fit
 
 
-def overflow(report: Report) -> list[Insight]:
+def overflow(report: Report, basis: Basis | None) -> list[Insight]:
     """Of each IPU that holds more than it has, its worst tile."""
     findings = []
     for over in analysis.overflows(report):
@@ -33,12 +34,19 @@ def overflow(report: Report) -> list[Insight]:
                 f"IPU {over.ipu} overflows: {count} it hold more than they have",
                 f"Tile {over.tile} is {over.bytes_over:,} bytes over the {over.limit:,} of"
                 f" {over.what}; {what_fills(over.largest, over.always_live, over.limit)}.",
-                f"Give the stage fewer Blocks, or keep its optimiser state off the chip{parts}",
+                _way_out(basis, over.ipu)
+                or f"Give the stage fewer Blocks, or keep its optimiser state off the chip{parts}",
                 f"/liveness?ipu={over.ipu}&tile={over.tile}",
                 gain_bytes=over.bytes_over,
             )
         )
     return findings
+
+
+def _way_out(basis: Basis | None, ipu: int) -> str:
+    """What frees most of the IPU's fullest tile, in words."""
+    found = relief_on(basis, ipu) if basis is not None else []
+    return "; ".join(in_words(found))
 
 
 def memory(report: Report, costs: Costs | None) -> list[Insight]:

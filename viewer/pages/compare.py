@@ -163,7 +163,7 @@ def _waits(a: Report, b: Report) -> Any:
     frame = analysis.compare_waits(a, b)
     if not len(frame):
         return common.message("One of them holds no schedule.")
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (row.cause, row.where, row.cycles_a, row.cycles_b, row.difference, row.share)
         for row in units.rows_of(frame.head(_MOST_WAITS))
     ]
