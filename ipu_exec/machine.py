@@ -11,6 +11,8 @@ from math import ceil
 
 import numpy as np
 
+from ipuscope.words import did_you_mean
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -139,7 +141,9 @@ def target(name: str) -> Target:
     try:
         return TARGETS[name.lower()]
     except KeyError:
-        raise ValueError(f"unknown target {name!r}; known: {', '.join(TARGETS)}") from None
+        near = did_you_mean(name, TARGETS)
+        known = ", ".join(TARGETS)
+        raise ValueError(f"unknown target {name!r}{near}; known: {known}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Script:
         options = ["--with", levers.argument] if levers.argument else ["--compile-only"]
         if levers.split is not None:
             options += ["--placement", str(_placement(here, levers, basis))]
-        process = _ipu_run("--autoreport", str(here), *options, self.path, *self.arguments)
+        process = _ipu_run("--profile-dir", str(here), *options, self.path, *self.arguments)
         profile = here / self.kind / "profile.pop"
         if not profile.is_file():
             lines = process.stderr.strip().splitlines()

@@ -3,7 +3,7 @@
 In single precision, a sequence at a time, little accumulation, and the scores of all words returned
 with the loss.
 
-ipu-run --compile-only --autoreport out benchmarks/advise/gpt.py
+ipu-run --compile-only --profile-dir out benchmarks/advise/gpt.py
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.context import keeping_what_is_saved, on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
+from ipu_exec.frames import without_our_frames
 from ipu_exec.instances import launched
 from ipu_exec.levers import Levers, changed_options
 from ipu_exec.levers import asked as asked_levers
@@ -180,6 +181,7 @@ class PoplarExecutor:
 
     # -- running ---
 
+    @without_our_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call's micro-batches.
 
@@ -294,6 +296,7 @@ class PoplarExecutor:
         print(f"compiled, and ended there as --compile-only says{where}", file=sys.stderr)
         raise SystemExit(0)
 
+    @without_our_frames
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, without running.
 

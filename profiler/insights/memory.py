@@ -10,7 +10,7 @@ from profiler.advise.levers import LEAST_SHARDED, Basis, elements
 from profiler.advise.relief import in_words, relief_on
 from profiler.enums import Role
 from profiler.insights.finding import Insight
-from profiler.memory import what_fills
+from profiler.memory import what_fills, what_it_needs
 from profiler.rebalance import Assignment, Costs, what_if
 from profiler.rebalance.choice import Choice
 from profiler.report import Report
@@ -32,8 +32,8 @@ def overflow(report: Report, basis: Basis | None) -> list[Insight]:
         findings.append(
             Insight(
                 f"IPU {over.ipu} overflows: {count} it hold more than they have",
-                f"Tile {over.tile} is {over.bytes_over:,} bytes over the {over.limit:,} of"
-                f" {over.what}; {what_fills(over.largest, over.always_live, over.limit)}.",
+                f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
+                f" {what_fills(over.largest, over.always_live)}.",
                 _way_out(basis, over.ipu)
                 or f"Give the stage fewer Blocks, or keep its optimiser state off the chip{parts}",
                 f"/liveness?ipu={over.ipu}&tile={over.tile}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -115,6 +115,11 @@ class BlockCosts:
         """What each Block saves for its backward, all tiles: int64[Block]."""
         nbytes: np.ndarray = self.memory.saved.sum(axis=1)
         return nbytes
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """What was worked out of these costs already, by who asked for what."""
+        return {}
 
     @cached_property
     def moves(self) -> np.ndarray:

@@ -239,12 +239,13 @@ def test_the_error_and_the_insights_say_the_same_of_a_tile(tmp_path: Path) -> No
     said = first.detail.partition("; ")[2].rstrip(".")
     assert said in caught.value.message
     assert f"IPU 0, tile {over.tile}, at step {over.position} " in caught.value.message
-    assert first.detail.startswith(f"Tile {over.tile} is {over.bytes_over:,} bytes over")
+    needed = over.limit + over.bytes_over
+    assert first.detail.startswith(f"Tile {over.tile} needs {needed / 1024:,.1f} of 624 KiB")
     held = report.live_variables(0, over.position, over.tile)
     assert [size for _, size in over.largest] == held["bytes"].tolist()[:5]
     always = report.variables.loc[held["variable"], "always_live"].to_numpy() != 0
     assert over.always_live == held["bytes"].to_numpy()[always].sum()
-    assert f"{over.always_live:,} of the {report.target.bytes_per_tile:,} are always live" in said
+    assert f"{over.always_live / 1024:,.1f} KiB are always live" in said
 
 
 def test_a_tied_weight_that_travels_is_named_with_its_ends(tmp_path: Path) -> None:

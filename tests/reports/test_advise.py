@@ -17,7 +17,7 @@ from tests.ipu_exec.test_run import ipu_run
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt")
-    process = ipu_run("--compile-only", "--autoreport", "out", GPT, "--tiny", cwd=folder)
+    process = ipu_run("--compile-only", "--profile-dir", "out", GPT, "--tiny", cwd=folder)
     assert process.returncode == 0, process.stderr
     return folder / "out" / "training"
 
