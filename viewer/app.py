@@ -6,7 +6,19 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, set_props
+from dash import (
+    ALL,
+    ClientsideFunction,
+    Dash,
+    Input,
+    Output,
+    State,
+    ctx,
+    dcc,
+    html,
+    no_update,
+    set_props,
+)
 
 from profiler import ProfileError, Report, analysis
 from viewer import guard as guards
@@ -25,7 +37,7 @@ from viewer.pages import (
     trace,
 )
 from viewer.pages.common import Page, View
-from viewer.profiles import Profiles
+from viewer.profiles import FollowedProfiles, Profiles
 
 PAGES: tuple[Page, ...] = (
     summary.PAGE,
@@ -38,6 +50,8 @@ PAGES: tuple[Page, ...] = (
     rebalance.PAGE,
     compare.PAGE,
 )
+
+_LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
 _log = logging.getLogger(__name__)
 
@@ -71,10 +85,34 @@ def create_app(
     ``guard``: whom it answers; without one, this machine only.
     """
     profiles = Profiles([report] if other is None else [report, other])
+    return _app(profiles, _title(report), guard)
+
+
+def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
+    """The viewer over what runs write below a directory: pages are drawn anew when that is new.
+
+    `FollowedProfiles.refresh` found a profile already.
+    """
+    app = _app(profiles, _title(profiles.get(0)), guard)
+    app.layout = lambda: html.Div(
+        [_shell(profiles), dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)]
+    )
+
+    @app.callback(
+        Output("followed", "data"), Input("look", "n_intervals"), State("followed", "data")
+    )
+    def look(_: int | None, seen: str | None) -> Any:
+        now = profiles.refresh()
+        return no_update if now == seen else now
+
+    return app
+
+
+def _app(profiles: Profiles, title: str, guard: guards.Guard | None) -> Dash:
     app = guards.GuardedDash(
         "viewer",
         assets_folder=str(Path(__file__).parent / "assets"),
-        title=f"IPUscope · {_title(report)}",
+        title=f"IPUscope · {title}",
         update_title="",
         suppress_callback_exceptions=True,
         on_error=_on_error,
@@ -111,6 +149,7 @@ def _shell(profiles: Profiles) -> Any:
             dcc.Location(id="url", refresh=False),
             dcc.Store(id="where"),
             dcc.Store(id="written"),
+            dcc.Store(id="followed"),  # what of a directory is shown, where one is followed
             html.Nav(
                 [
                     html.Div([html.Span("IPU"), "scope"], className="brand"),
@@ -231,9 +270,10 @@ def _register(app: Dash, profiles: Profiles) -> None:
         Output("alert", "children"),
         Output({"nav": ALL}, "className"),
         Input("where", "data"),
+        Input("followed", "data"),
         State({"nav": ALL}, "id"),
     )
-    def show(where: dict[str, Any] | None, links: list[dict[str, str]]) -> Any:
+    def show(where: dict[str, Any] | None, _: str | None, links: list[dict[str, str]]) -> Any:
         where = where or {}
         path = str(where.get("path") or "/")
         page = by_path.get(path)

@@ -20,8 +20,9 @@ import pytest
 from profiler import Report, analysis, open_report
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from tests.synthetic import synthetic_profile
-from viewer.app import PAGES, create_app
+from viewer.app import PAGES, create_app, following_app
 from viewer.figures import units
+from viewer.profiles import FollowedProfiles
 from viewer.screenshots import serving, settled
 
 pytestmark = pytest.mark.browser
@@ -646,3 +647,26 @@ def test_the_next_hit_of_a_search_is_shown(chromium: Any, address: str) -> None:
         view.wait(f"new URLSearchParams(location.search).get('from') !== '{first}'")
         assert int(view.query()["from"]) > int(first)
         assert view.complaints == []
+
+
+def test_a_directory_is_followed_from_one_profile_to_the_next(
+    chromium: Any, demo: Path, tmp_path: Path
+) -> None:
+    """Without a click: the newest is shown, with the one before it to compare."""
+    profiles = FollowedProfiles(tmp_path)
+    assert profiles.refresh() == ""
+    _appear(demo / "training", tmp_path / "first" / "training")
+    assert "first" in profiles.refresh()
+    with serving(following_app(profiles)) as address, tab(chromium, address) as view:
+        page = view.open("/")
+        assert "training, executed" in page.inner_text("#head")
+        _appear(demo / "inference", tmp_path / "second" / "inference")
+        page.wait_for_selector("#head >> text=inference, executed", timeout=20_000)
+        assert len(profiles) == 2
+        assert profiles.get(1).meta["kind"] == "training"
+        assert view.complaints == []
+
+
+def _appear(profile: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    shutil.copyfile(profile / "profile.pop", folder / "profile.pop")
