@@ -21,6 +21,7 @@ from dash import (
 )
 
 from profiler import ProfileError, Report, analysis
+from profiler.advise import Relief, relief
 from viewer import guard as guards
 from viewer.figures import theme as themes
 from viewer.figures import units
@@ -51,6 +52,7 @@ PAGES: tuple[Page, ...] = (
     compare.PAGE,
 )
 
+_MOST_RELIEFS = 4
 _LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
 _log = logging.getLogger(__name__)
@@ -219,6 +221,7 @@ def _head(view: View) -> Any:
     ]
     if meta["state"] == "out of memory":
         children.append(common.message(_too_full(view), "error"))
+        children.append(_relief(view))
     warnings = [str(words) for words in meta["warnings"]]
     if warnings:
         children.append(common.message(" ".join(warnings), "warning"))
@@ -239,6 +242,29 @@ def _too_full(view: View) -> str:
         f" {units.size(int(worst['bytes']))}, {units.size(-int(worst['free']))} more than it has,"
         f" at step {worst['step']} ({worst['name']}).{more}"
     )
+
+
+def _relief(view: View) -> Any:
+    """What frees most of the worst tile, each with a link to what it would give."""
+
+    def made() -> list[Relief]:
+        try:
+            return relief(view.report)
+        except ValueError:
+            return []
+
+    found = view.profiles.made(view.report, "relief", made)
+    rows = [
+        html.Li(
+            [
+                dcc.Link(one.title, href=one.where),
+                f": frees {units.size(one.freed)}, then {one.fits} ",
+                html.Code(one.command),
+            ]
+        )
+        for one in found[:_MOST_RELIEFS]
+    ]
+    return html.Ol(rows, id="relief", className="insights")
 
 
 def _register(app: Dash, profiles: Profiles) -> None:

@@ -8,8 +8,7 @@ they are off by):
   optimiser state stay float32, and with them the update.
 - Tiles that have nothing to do in a step take what more samples bring first.
 - Of operators on samples, computing grows with them. What tiles exchange for a product grows by the
-  power of 2/3: blocks of a product of n operations need n^(2/3) operands (Irony, Toledo, Tiskin:
-  Communication lower bounds for distributed-memory matrix multiplication, 2004), and so do the
+  power of 2/3: blocks of a product of n operations need n^(2/3) operands [ITT], and so do the
   temporaries that hold them. What is the size of a weight does not grow.
 """
 
