@@ -43,11 +43,10 @@ def facts(report: Report) -> list[tuple[str, str]]:
             ("speed", f"{pace.samples_per_second:,.0f} samples a second (predicted)"),
             ("waiting", f"{percent(analysis.waiting(report))} of the cycles of all IPUs"),
         ]
-    stages = report.stages
-    if len(stages) > 1:
-        slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
-        times = slowest["cycles"] / max(1.0, float(stages["cycles"].mean()))
-        said.append(("slowest stage", f"{slowest['stage']}, {times:.2f} × the mean"))
+    slowest = analysis.slowest(report)
+    if slowest is not None and len(report.stages) > 1:
+        name, _, cycles, times = slowest
+        said.append(("slowest", f"{name}: {cycles:,} cycles a micro-batch, {times:.2f} × the mean"))
     tiles = analysis.fullest_tiles(report)
     if len(tiles):
         share = percent(float(tiles.max()) / target.bytes_per_tile)

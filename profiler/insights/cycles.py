@@ -29,11 +29,13 @@ _MOST_MOVES = 3  # that are named
 
 def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[Insight]:
     """The slowest stage, and the split that shortens it. ``now``: cycles of an update."""
-    stages = report.stages
-    slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
-    mean = float(stages["cycles"].mean())
+    slowest = analysis.slowest(report)
+    if slowest is None:
+        return []
+    name, _, _, times = slowest
+    stages = _paced_by(report)
     ops = report.ops[
-        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != Direction.UPDATE)
+        report.ops["stage"].isin(stages) & (report.ops["direction"] != Direction.UPDATE)
     ]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
@@ -42,19 +44,19 @@ def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[I
         if largest is not None and share >= _MUCH
         else ""
     )
-    most = len(costs.ipus)
-    lists = one_an_ipu(most)
+    most = len(set(costs.ipus))
+    lists = one_an_ipu(most) if most <= _FEW_IPUS else one_an_ipu(most)[:_FEWER]
+    if len(costs.ipus) > most:
+        lists.append(costs.ipus)
     try:
-        best: Split | None = quickest_split(costs, lists if most <= _FEW_IPUS else lists[:_FEWER])
+        best: Split | None = quickest_split(costs, lists)
     except ValueError:
         best = None
     gain = present.total - best.prediction.total if best is not None else 0
-    title = (
-        f"stage {slowest['stage']} takes {slowest['cycles'] / max(1.0, mean):.2f} × the mean stage"
-    )
-    waits = Waits(causes=WORK, stages=(int(slowest["stage"]),))
+    title = f"{name} takes {times:.2f} × the mean {name.split()[0]}"
+    waits = Waits(causes=WORK, stages=stages)
     if best is None or gain <= 0:
-        if len(costs.ipus) == 1 or int(slowest["cycles"]) <= 1.1 * mean:
+        if most == 1 or times <= 1.1:
             return []
         if_even = present.total - what_if(_even(costs), present.assignment).total
         detail = (
@@ -65,8 +67,8 @@ def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[I
         action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
         return [Insight(title, detail, action, "/rebalance", if_even, at_most=True, waits=waits)]
     assignment = best.prediction.assignment
-    used = len(assignment.ipus)
-    fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
+    used = len(set(assignment.ipus))
+    fewer = f" on {units.count(used, 'IPU')}" if used < most else ""
     moves = _moves(costs, assignment)
     detail = (
         f"The others wait for it.{most_of_it} The quickest split{fewer} moves {moves}:"
@@ -77,6 +79,13 @@ def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[I
     where = f"/rebalance?starts={starts}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return [Insight(title, detail, action, where, gain, change=change, waits=waits)]
+
+
+def _paced_by(report: Report) -> tuple[int, ...]:
+    """The stages of the IPU that works longest on a micro-batch."""
+    table = analysis.ipu_costs(report)
+    ipu = table["ipu"].iloc[int(table["cycles"].to_numpy().argmax())]
+    return tuple(report.stages.loc[report.stages["ipu"] == ipu, "stage"].tolist())
 
 
 def _moves(costs: Costs, assignment: Assignment) -> str:
@@ -291,12 +300,12 @@ def balance(report: Report, costs: Costs, present: Prediction) -> list[Insight]:
 
     They gain at most what an even share of the same work would.
     """
-    ops, stages = analysis.operators(report), report.stages
-    if not len(stages):
+    ops = analysis.operators(report)
+    if not len(report.stages):
         return []
-    slow = stages.iloc[int(stages["cycles"].to_numpy().argmax())]["stage"]
     ops = ops[
-        (ops["stage"] == slow) & ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])
+        ops["stage"].isin(_paced_by(report))
+        & ops["direction"].isin([Direction.FORWARD, Direction.BACKWARD])
     ]
     findings = []
     worst: list[Any] = list(ops.sort_values("lost_cycles", ascending=False).head(2).itertuples())
