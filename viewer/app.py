@@ -8,9 +8,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, dcc, html, set_props
+from dash import (
+    ALL,
+    ClientsideFunction,
+    Dash,
+    Input,
+    Output,
+    State,
+    ctx,
+    dcc,
+    html,
+    no_update,
+    set_props,
+)
 
 from profiler import ProfileError, Report, analysis, records
+from profiler.advise import Relief, relief
 from viewer import guard as guards
 from viewer.answers import Preparation, keep
 from viewer.figures import theme as themes
@@ -31,7 +44,7 @@ from viewer.pages import (
     trace,
 )
 from viewer.pages.common import Page, View
-from viewer.profiles import Profiles
+from viewer.profiles import FollowedProfiles, Profiles
 
 PAGES: tuple[Page, ...] = (
     summary.PAGE,
@@ -48,6 +61,8 @@ PAGES: tuple[Page, ...] = (
 )
 
 PAGE_KEYS = "123456789cq"  # what opens each
+_MOST_RELIEFS = 4
+_LOOK_MILLISECONDS = 2000  # between looks at a directory that is followed
 
 _log = logging.getLogger(__name__)
 
@@ -85,10 +100,34 @@ def create_app(
     page shows first while the first one is read, and say how far that is.
     """
     profiles = Profiles([report] if other is None else [report, other])
+    return _app(profiles, _title(report), guard, prepare)
+
+
+def following_app(profiles: FollowedProfiles, guard: guards.Guard | None = None) -> Dash:
+    """The viewer over what runs write below a directory: pages are drawn anew when that is new.
+
+    `FollowedProfiles.refresh` found a profile already.
+    """
+    app = _app(profiles, _title(profiles.get(0)), guard)
+    app.layout = lambda: html.Div(
+        [_shell(profiles, prepare=False), dcc.Interval(id="look", interval=_LOOK_MILLISECONDS)]
+    )
+
+    @app.callback(
+        Output("followed", "data"), Input("look", "n_intervals"), State("followed", "data")
+    )
+    def look(_: int | None, seen: str | None) -> Any:
+        now = profiles.refresh()
+        return no_update if now == seen else now
+
+    return app
+
+
+def _app(profiles: Profiles, title: str, guard: guards.Guard | None, prepare: bool = False) -> Dash:
     app = guards.GuardedDash(
         "viewer",
         assets_folder=str(Path(__file__).parent / "assets"),
-        title=f"IPUscope · {_title(report)}",
+        title=f"IPUscope · {title}",
         update_title="",
         suppress_callback_exceptions=True,
         on_error=_on_error,
@@ -175,6 +214,7 @@ def _shell(profiles: Profiles, prepare: bool) -> Any:
             dcc.Store(id="written"),
             *([dcc.Interval(id="preparing-again", interval=1000)] if prepare else []),
             html.A("To the page", href="#main", className="skip"),
+            dcc.Store(id="followed"),  # what of a directory is shown, where one is followed
             html.Nav(
                 [
                     html.Div([html.Span("IPU"), "scope"], className="brand"),
@@ -253,6 +293,7 @@ def _head(view: View) -> Any:
     ]
     if meta["state"] == "out of memory":
         children.append(_too_full(view))
+        children.append(_relief(view))
     warnings = [str(words) for words in meta["warnings"]]
     if warnings:
         children.append(common.message(" ".join(warnings), "warning"))
@@ -284,6 +325,29 @@ def _too_full(view: View) -> Any:
     return html.Div([words, *common.separated(links)], className="message error", role="alert")
 
 
+def _relief(view: View) -> Any:
+    """What frees most of the worst tile, each with a link to what it would give."""
+
+    def made() -> list[Relief]:
+        try:
+            return relief(view.report)
+        except ValueError:
+            return []
+
+    found = view.profiles.made(view.report, "relief", made)
+    rows = [
+        html.Li(
+            [
+                dcc.Link(one.title, href=one.where),
+                f": frees {units.size(one.freed)}, then {one.fits} ",
+                html.Code(one.command),
+            ]
+        )
+        for one in found[:_MOST_RELIEFS]
+    ]
+    return html.Ol(rows, id="relief", className="insights")
+
+
 def _register(app: Dash, profiles: Profiles) -> None:
     by_path = {page.path: page for page in PAGES}
 
@@ -313,9 +377,10 @@ def _register(app: Dash, profiles: Profiles) -> None:
         Output("alert", "children"),
         Output({"nav": ALL}, "className"),
         Input("where", "data"),
+        Input("followed", "data"),
         State({"nav": ALL}, "id"),
     )
-    def show(where: dict[str, Any] | None, links: list[dict[str, str]]) -> Any:
+    def show(where: dict[str, Any] | None, _: str | None, links: list[dict[str, str]]) -> Any:
         where = where or {}
         path = str(where.get("path") or "/")
         page = by_path.get(path)

@@ -181,7 +181,7 @@ def _speed(report: Report) -> tuple[Fact, ...]:
         Fact(
             "iteration_cycles",
             cycles,
-            "a weight update" if training else "an iteration",
+            "a weight update" if training else "a device iteration",
             f"{cycles:,} cycles, {units.seconds(seconds)}, with"
             f" {units.count(micro_batches, 'micro-batch')}",
         ),

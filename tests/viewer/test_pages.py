@@ -20,8 +20,9 @@ import pytest
 from profiler import Report, analysis, open_report
 from profiler.rebalance import Assignment, Costs, best_split, what_if
 from tests.synthetic import synthetic_profile
-from viewer.app import PAGES, create_app
+from viewer.app import PAGES, create_app, following_app
 from viewer.figures import units
+from viewer.profiles import FollowedProfiles
 from viewer.screenshots import serving, settled
 
 pytestmark = pytest.mark.browser
@@ -428,7 +429,12 @@ def test_two_profiles_are_compared(chromium: Any, demo: Path, report: Report) ->
         assert f"{pace.cycles:,} cycles" in words
         assert f"{analysis.pace(other).cycles - pace.cycles:,} cycles" in words
         largest = analysis.compare_ops(report, other).iloc[0]["name"]
-        assert largest in page.locator("#compare-grid [row-index='0']").first.inner_text()
+        page.locator("#compare-grid [row-index='0']", has_text=largest).first.wait_for()
+        first = analysis.compare_waits(report, other).iloc[0]
+        row = page.locator("#compare-waits tbody tr").first.inner_text()
+        assert str(first["where"]) in row
+        assert f"{first['difference']:,.0f}" in row
+        assert "a device iteration" in words
         view.open("/memory?profile=1")
         assert "inference" in page.inner_text(".controls")
         assert view.complaints == []
@@ -743,3 +749,26 @@ def test_no_page_has_a_serious_fault_of_accessibility(chromium: Any, address: st
                     if fault["impact"] in grave:
                         found.append((scheme, path, fault["id"], fault["nodes"][0]["html"][:120]))
     assert found == []
+
+
+def test_a_directory_is_followed_from_one_profile_to_the_next(
+    chromium: Any, demo: Path, tmp_path: Path
+) -> None:
+    """Without a click: the newest is shown, with the one before it to compare."""
+    profiles = FollowedProfiles(tmp_path)
+    assert profiles.refresh() == ""
+    _appear(demo / "training", tmp_path / "first" / "training")
+    assert "first" in profiles.refresh()
+    with serving(following_app(profiles)) as address, tab(chromium, address) as view:
+        page = view.open("/")
+        assert "training, executed" in page.inner_text("#head")
+        _appear(demo / "inference", tmp_path / "second" / "inference")
+        page.wait_for_selector("#head >> text=inference, executed", timeout=20_000)
+        assert len(profiles) == 2
+        assert profiles.get(1).meta["kind"] == "training"
+        assert view.complaints == []
+
+
+def _appear(profile: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    shutil.copyfile(profile / "profile.pop", folder / "profile.pop")

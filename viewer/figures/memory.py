@@ -91,17 +91,19 @@ def heat_map(
     limit: int,
     theme: Theme,
     to_limit: bool = False,
+    scale: tuple[float, float] | None = None,
 ) -> go.Figure:
     """Live bytes over tiles and program steps, and beneath what the steps are for.
 
     ``values`` is `Report.liveness_map` of the rectangle ``steps`` x ``tiles`` (first, last + 1),
-    resampled or not; ``program`` is `Report.program_steps` of the IPU.
+    resampled or not; ``program`` is `Report.program_steps` of the IPU. ``scale``: least and most
+    bytes of all maps that are read together (default: its own).
     """
     figure = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.94, 0.06], vertical_spacing=0.02
     )
     x, y = _middles(steps, values.shape[0]), _middles(tiles, values.shape[1])
-    most = float(values.max(initial=0))
+    least, most = scale or (float(values.min(initial=0)), float(values.max(initial=0)))
     over = most > limit
     top = max(most, limit) / KIB if to_limit or over else max(1.0, most / KIB)
     figure.add_trace(
@@ -109,7 +111,7 @@ def heat_map(
             z=(values.T / KIB).astype(np.float32),
             x=x,
             y=y,
-            zmin=0 if to_limit or over else float(values.min(initial=0)) / KIB,
+            zmin=0 if to_limit or over else least / KIB,
             zmax=top,
             colorscale=_colours(most, limit),
             colorbar={
