@@ -23,7 +23,8 @@ from profiler.memory import what_fills
 from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.host_streams import HostStreams
-from profiler.rebalance.split import one_an_ipu, quickest_split
+from profiler.rebalance.parse import in_address
+from profiler.rebalance.split import quickest
 from profiler.report import Report
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
         else ""
     )
     try:
-        best: Split | None = quickest_split(costs, one_an_ipu(len(costs.ipus)))
+        best: Split | None = quickest(costs)
     except ValueError:
         best = None
     gain = present.total - best.prediction.total if best is not None else 0
@@ -139,15 +140,14 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
         action = "Cut its Blocks into smaller ones: ipu-report rebalance --inside says where"
         return [Insight(title, detail, action, "/rebalance", if_even, at_most=True)]
     moves = best.why[-1]
-    used = len(best.prediction.assignment.ipus)
-    fewer = f" on {units.count(used, 'IPU')}" if used < len(costs.ipus) else ""
+    used, had = len(set(best.prediction.assignment.ipus)), len(set(costs.ipus))
+    fewer = f" on {units.count(used, 'IPU')}" if used < had else ""
     detail = (
         f"The others wait for it.{most} The quickest split{fewer} {moves}: {gain / now:.1%} fewer"
         " cycles."
     )
     assignment = best.prediction.assignment
-    starts = ",".join(str(first) for first in assignment.starts)
-    where = f"/rebalance?starts={starts}"
+    where = f"/rebalance?starts={in_address(assignment)}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return [Insight(title, detail, "Change the Stage list so", where, gain, change=change)]
 
