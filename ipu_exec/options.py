@@ -185,7 +185,12 @@ class TrainingOptions(_Group):
         self._root = root
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
-        """Micro-batches whose gradients are added up before a weight update."""
+        """Micro-batches whose gradients are added up before a weight update.
+
+        A placement file that says how many goes before.
+        """
+        if self._root.placement_accumulation is not None:
+            gradient_accumulation = self._root.placement_accumulation
         return self._count(
             "Training.gradientAccumulation", gradient_accumulation=gradient_accumulation
         )
@@ -567,6 +572,8 @@ class Options(_Group):
             placement="",
             placement_choices=(),
             placement_proportions={},
+            placement_block_proportions={},
+            placement_accumulation=None,
             placement_promise={},
             estimate_unknown_operators=False,
             auto_round_num_ipus=False,
@@ -700,16 +707,21 @@ class Options(_Group):
         """Take the stages of a file that ``ipu-report rebalance`` wrote.
 
         They replace whatever stages the script sets; and where the file says how a stage saves
-        memory, or what share of it an IPU's products may use, that goes before the options.
+        memory, what share of it an IPU's products may use, or how many micro-batches a weight
+        update has, that goes before the options.
 
         A number of IPUs that is not a power of two is rounded up. Error where the file is not a
         placement; that it has each Block of the model once is checked by the compile.
         """
         file = load(path)
+        if file.accumulation is not None:
+            self.Training._set(gradient_accumulation=file.accumulation)
         return self._set(
             placement=os.fspath(path),
             placement_choices=file.choices,
             placement_proportions=file.proportions,
+            placement_block_proportions=file.block_proportions,
+            placement_accumulation=file.accumulation,
             placement_promise=file.promise,
             execution_strategy=type(self.execution_strategy)(*file.stages),
             auto_round_num_ipus=True,

@@ -154,6 +154,7 @@ class CompileOptions:
     recomputation: object = None  # what ``autoRecomputation`` was set to; None: the default
     # lowering
     memory_proportions: Mapping[int, float] = field(default_factory=dict)  # by IPU; else 0.6
+    block_proportions: Mapping[str, float] = field(default_factory=dict)  # Blocks with their own
     partials: str = ""  # "float32", "float16"; "": the data type of the operands
     dithering: bool = False  # of convolutions
     stable_norm: bool = False
