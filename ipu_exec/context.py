@@ -17,14 +17,18 @@ from ipu_exec.errors import Error
 _depth = 0
 
 
-@contextlib.contextmanager
-def on_ipu() -> Iterator[None]:
-    """Inside, the model is being compiled or run for the modelled IPUs."""
-    global _depth
-    _depth += 1
-    try:
-        yield
-    finally:
+class on_ipu:
+    """Inside, the model is being compiled or run for the modelled IPUs.
+
+    A class, for it is entered twice a micro-batch, and a generator takes longer.
+    """
+
+    def __enter__(self) -> None:
+        global _depth
+        _depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        global _depth
         _depth -= 1
 
 
