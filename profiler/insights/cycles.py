@@ -36,7 +36,7 @@ def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[I
     ops = report.ops[
         report.ops["stage"].isin(stages) & (report.ops["direction"] != Direction.UPDATE)
     ]
-    largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
+    largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
     most_of_it = (
         f" {share:.0%} of it is {largest['name']}."

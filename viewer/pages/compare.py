@@ -7,7 +7,6 @@ from typing import Any
 from dash import Dash, Output, html
 
 from profiler import Report, analysis
-from profiler.analysis.compare import UPDATE
 from viewer.figures import memory as memory_figures
 from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import units
@@ -152,8 +151,6 @@ def _measures(a: Report, b: Report) -> Any:
         html.Td(""),
         *(html.Th(words, className="n") for words in ("A", "B", "B − A", "B / A")),
     ]
-    trains = "training" in (a.meta["kind"], b.meta["kind"])
-    named = {} if trains else {UPDATE: "a device iteration"}
     rows = []
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
@@ -161,7 +158,7 @@ def _measures(a: Report, b: Report) -> Any:
         rows.append(
             html.Tr(
                 [
-                    html.Td(named.get(row.what, row.what)),
+                    html.Td(row.what),
                     *(html.Td(words, className="n") for words in cells),
                 ]
             )
