@@ -7,6 +7,7 @@ the report's own: copy it before changing it. pandas is imported with the first 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import threading
@@ -96,6 +97,16 @@ class Report:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        """Its summary, for a notebook."""
+        summary: str = _loaded("profiler.notebook").summary_html(self)
+        return summary
+
+    @property
+    def figures(self) -> Any:
+        """The viewer's figures of it, with plotly: `viewer.figures.of_report.Figures`."""
+        return _loaded("viewer.figures.of_report").Figures(self)
 
     def __repr__(self) -> str:
         return f"Report({str(self.path)!r})"
@@ -1097,6 +1108,11 @@ class Report:
 
 
 # -- small helpers ---
+
+
+def _loaded(module: str) -> Any:
+    """A module above this one, by name: loaded only where a notebook asks for what it shows."""
+    return importlib.import_module(module)
 
 
 def _frame(

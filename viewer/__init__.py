@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
     from profiler import Report
     from viewer.guard import Guard
+    from viewer.inline import Shown
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "show"]
 
 
 def create_app(
@@ -33,3 +34,10 @@ def create_app(
     from viewer.app import create_app
 
     return create_app(report, other, guard, prepare)
+
+
+def show(report: Report, other: Report | None = None, height: int = 800) -> Shown:
+    """The viewer inside a notebook, on a free port of this machine (`viewer.inline`)."""
+    from viewer.inline import show
+
+    return show(report, other, height)
