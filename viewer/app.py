@@ -159,7 +159,7 @@ def _prepare(app: Dash, profiles: Profiles, guard: guards.Guard) -> None:
     def first_answers() -> FirstAnswers:
         host = min(guard.hosts, key=lambda name: (name != "localhost", name))
         cookies = {guard.cookie: guard.token} if guard.token else {}
-        return FirstAnswers(app, PAGES, host, cookies)
+        return FirstAnswers(app, host, cookies)
 
     def prepare(at: int, where: dict[str, Any]) -> None:
         if at == len(PAGES):

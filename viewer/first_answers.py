@@ -7,7 +7,7 @@ it, with the values that are there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from dash import Dash
@@ -28,7 +28,6 @@ class FirstAnswers:
     def __init__(
         self,
         app: Dash,
-        pages: Sequence[Page],
         host: str = "localhost",
         cookies: dict[str, str] | None = None,
     ) -> None:
@@ -36,7 +35,7 @@ class FirstAnswers:
         self._base = f"http://{f'[{host}]' if ':' in host else host}"
         for name, value in (cookies or {}).items():
             self._client.set_cookie(name, value, domain=host)
-        self._pages = pages
+        self._frame = self._client.get("/_dash-layout", base_url=self._base).json
         self._specs = self._client.get("/_dash-dependencies", base_url=self._base).json or []
 
     def ask(self, body: dict[str, Any]) -> str:
@@ -52,9 +51,9 @@ class FirstAnswers:
         """
         here = {**where, "path": page.path, "search": ""}
         show = next(one for one in self._specs if "page.children" in one["output"])
-        held: dict[str, dict[str, Any]] = {"where": {"data": here}}
-        links = [{"id": {"nav": one.path}} for one in self._pages]
-        request = _request(show, {**held, **{_key(link["id"]): link for link in links}})
+        frame = {_key(node["id"]): node for node in _nodes(self._frame) if "id" in node}
+        held: dict[str, dict[str, Any]] = {**frame, "where": {"data": here}}
+        request = _request(show, held)
         assert request is not None
         request["changedPropIds"] = ["where.data"]
         yield "layout", request
@@ -62,14 +61,13 @@ class FirstAnswers:
             tree = json.loads(self.ask(request))["response"]["page"]["children"]
         except (ValueError, KeyError):
             return
-        for node in _nodes(tree):
-            if "id" in node:
-                held[_key(node["id"])] = node
+        mine = {_key(node["id"]): node for node in _nodes(tree) if "id" in node}
+        held |= mine
         for spec in self._specs:
             if spec is show or spec["clientside_function"]:
                 continue
             asked = _request(spec, held)
-            if asked is not None:
+            if asked is not None and any(key in spec["output"] for key in mine):
                 yield _name(spec), asked
 
 

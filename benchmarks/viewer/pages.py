@@ -72,7 +72,7 @@ def _measure(path: Path) -> list[tuple[str, float, int]]:
     from viewer.app import PAGES, create_app
     from viewer.first_answers import FirstAnswers
 
-    first = FirstAnswers(create_app(open_report(path)), PAGES)
+    first = FirstAnswers(create_app(open_report(path)))
     found = []
     for page in PAGES:
         asked = first.of_page(page, {"theme": "light", "width": 1148})

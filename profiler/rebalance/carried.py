@@ -65,11 +65,12 @@ class Carried:
         known = used[used["tensor"].isin(list(of_tensor)) & (used["block"] >= 0)]
         tensors, row = np.unique(known["tensor"].to_numpy(), return_inverse=True)
         block = known["block"].to_numpy()
-        ahead, behind = np.zeros((2, len(tensors), blocks), dtype=bool)
+        shape = len(tensors), blocks
+        ahead, behind = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
         for direction, uses in ((Direction.FORWARD, ahead), (Direction.BACKWARD, behind)):
             here = (known["direction"] == direction).to_numpy()
             uses[row[here], block[here]] = True
-        back = ~ahead.any(axis=1)
+        back = np.asarray(~ahead.any(axis=1))
         touched = np.where(back[:, None], behind, ahead)
         handed_on = touched.sum(axis=1) > 1
         touched, back = touched[handed_on], back[handed_on]

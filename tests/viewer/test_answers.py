@@ -30,7 +30,7 @@ def all_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def all_answers(report: Report) -> dict[tuple[str, str], str]:
-    first = FirstAnswers(create_app(report), PAGES)
+    first = FirstAnswers(create_app(report))
     return {
         (page.name, what): first.ask(request)
         for page in PAGES
@@ -60,7 +60,7 @@ def test_a_profile_that_is_written_anew_has_other_answers(path: Path, tmp_path: 
     mine = tmp_path / "profile.pop"
     shutil.copyfile(path, mine)
     app = create_app(open_report(mine))
-    first = FirstAnswers(app, PAGES)
+    first = FirstAnswers(app)
     request = next(asked for what, asked in first.of_page(PAGES[0], WHERE) if what == "layout")
     before = first.ask(request)
     synthetic_profile(mine, tiles=32)
@@ -71,7 +71,7 @@ def test_a_failure_is_no_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*_: Any) -> None:
         raise ValueError("not today")
 
-    first = FirstAnswers(create_app(open_report(path)), PAGES)
+    first = FirstAnswers(create_app(open_report(path)))
     asked = dict(first.of_page(PAGES[0], WHERE))["summary-insights"]
     with monkeypatch.context() as broken:
         broken.setattr(summary, "insights", fail)
