@@ -160,11 +160,11 @@ def quickest_compiled(
         why = "; ".join(dict.fromkeys(one.problem for one in found)) or "there is no candidate"
         raise common.CommandError(f"none of {len(found)} splits compiled and fits: {why}")
     best = runs[0]
-    why = split.why
+    reasons = split.why
     if best.prediction.assignment != split.prediction.assignment:
-        why = ("of the splits that were compiled this one is the quickest", *why)
+        reasons = ("of the splits that were compiled this one is the quickest", *reasons)
     chosen = replace(
-        split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=why
+        split, prediction=best.prediction, bottleneck=best.prediction.bottleneck, why=reasons
     )
     return chosen, _compiled_table(costs, found)
 
