@@ -176,9 +176,7 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 
 
 class Optimizer:
-    """PopTorch's arguments of an optimiser, kept apart from torch's.
-
-    What its optimisers have in common.
+    """What PopTorch's optimisers have in common: arguments of theirs that torch does not know.
 
     Its name and methods are those of [POPTORCH, python/optim.py]; applications ask
     ``isinstance`` of it.
@@ -601,9 +599,7 @@ def _tensorflow_rmsprop(optimizer: torch.optim.Optimizer) -> None:
 
 
 def attach(optimizer: torch.optim.Optimizer, names: optimiser_state.Names) -> None:
-    """Tell one of PopTorch's optimisers the names of its parameters.
-
-    They are those in the model that was compiled with it.
+    """Tell one of PopTorch's optimisers its parameters' names in the compiled model.
 
     The states that were loaded before go to them.
     """

@@ -163,8 +163,8 @@ def _accumulation(path: Any, said: Any) -> int | None:
 class Proposal:
     """What ``ipu-run --num-ipus`` chose beside stages.
 
-    ``modules`` begin a Block of their own name; none where the script has Blocks. A call is cut
-    into at least ``micro_batches``.
+    ``modules`` begin a Block of their own name; there are none where the script has Blocks. A call
+    is cut into at least ``micro_batches``.
     """
 
     modules: tuple[str, ...]

@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from ipu_exec.capture.torch_versions import fake_copy
+
 
 class FakeTensors:
     """Fake tensors for real ones, in one mode. A weight or buffer has one for all its uses."""
@@ -21,7 +23,7 @@ class FakeTensors:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor of the same shape, strides and dtype."""
         if tensor.device.type != "meta":
-            return self.mode.from_tensor(tensor.detach())
+            return fake_copy(self.mode, tensor)
         # a model made on "meta", without weights in memory, is captured as if it had them
         with self.mode:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)

@@ -13,6 +13,7 @@ import torch
 import ipu_exec
 from ipu_exec import Error, optim
 from ipu_exec.optimiser_attributes import loss_scaling
+from tests.models import model_of
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -225,14 +226,9 @@ def test_what_is_variable() -> None:
     assert (attributes.isConstant("loss_scaling"), attributes.isConstant("lr")) == (False, True)
 
 
-class Trains(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = torch.nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).square().sum()
+def linear_model() -> Any:
+    torch.manual_seed(0)
+    return model_of(lambda self, x: self.linear(x).square().sum(), linear=torch.nn.Linear(3, 2))
 
 
 X = torch.tensor([[1.0, 2.0, 3.0]])
@@ -247,7 +243,7 @@ KINDS: list[Any] = [
 @pytest.mark.parametrize("make", KINDS)
 def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Make) -> None:
     """From ``ipu_state`` alone, as a checkpoint that a real IPU made has nothing in ``state``."""
-    model = Trains()
+    model = linear_model()
     optimizer = make(model.parameters())
     assert optimizer.state_dict()["ipu_state"] is None
     executor = ipu_exec.trainingModel(model, optimizer=optimizer)
@@ -263,7 +259,7 @@ def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Mak
     assert kept["ipu_state"]["Accl1___model.linear.weight"].shape == (2, 3)
     executor(X)
 
-    resumed = Trains()
+    resumed = linear_model()
     resumed.load_state_dict(weights)
     second = make(resumed.parameters())
     second.load_state_dict(kept)
@@ -279,7 +275,7 @@ def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Mak
 
 
 def test_ipu_param_has_what_the_device_computes_with() -> None:
-    model = Trains()
+    model = linear_model()
     optimizer = optim.SGD(model.parameters(), lr=0.5, weight_decay=0.1, loss_scaling=4.0)
     ipu_exec.trainingModel(model, optimizer=optimizer).compile(X)
     found = optimizer.state_dict()["ipu_param"]
@@ -291,7 +287,7 @@ def test_ipu_param_has_what_the_device_computes_with() -> None:
 
 
 def test_offline_there_is_no_state_of_a_device() -> None:
-    model, options = Trains(), ipu_exec.Options().useOfflineIpuTarget()
+    model, options = linear_model(), ipu_exec.Options().useOfflineIpuTarget()
     optimizer = optim.Adam(model.parameters())
     ipu_exec.trainingModel(model, options, optimizer).compile(X)
     assert optimizer.state_dict()["ipu_state"] is None
@@ -299,7 +295,7 @@ def test_offline_there_is_no_state_of_a_device() -> None:
 
 def test_poptorchs_optimisers_are_known_by_their_class() -> None:
     """Hugging Face's optimum-graphcore turns an optimiser that is no `optim.Optimizer` into one."""
-    model = Trains()
+    model = linear_model()
     ours = optim.LAMB(model.parameters())
     assert isinstance(ours, optim.Optimizer) and not ours.has_state()
     assert not isinstance(torch.optim.Adam(model.parameters()), optim.Optimizer)
