@@ -46,6 +46,7 @@ from ipu_exec.session import arguments
 from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
 from ipu_exec.session.call_plan import plan_call
+from ipu_exec.session.modes import Modes, in_modes, modes_of
 from ipu_exec.session.proposed_blocks import prepare
 from ipu_exec.structures import learn
 from profiler.enums import Role
@@ -110,8 +111,9 @@ class PoplarExecutor:
     (`ipu_exec.replica_groups`).
 
     Compiles at the first call, or by `compile`, for inputs like those: others are an error.
-    Compiles again, and says so in the log "ipu_exec", when train/eval mode, trained parameters or
-    the optimiser's structure change. Holds a copy of ``options`` and freezes the given ones.
+    Compiles again, and says so in the log "ipu_exec", when trained parameters or the optimiser's
+    structure change. Train or eval is settled by then (`ipu_exec.session.modes`). Holds a copy of
+    ``options`` and freezes the given ones.
     """
 
     made = False  # whether a script wrapped a model yet, for `ipu-run`
@@ -140,6 +142,8 @@ class PoplarExecutor:
         if options is not None:
             options._freeze()
         self._training = training
+        self._wrapped_in_training = model.training
+        self._modes: Modes = ()  # of the modules, once compiled
         self._report_folder = "training" if training else "inference"  # of its profile
         self._optimizer: torch.optim.Optimizer | None = None
         self._attributes = AttributeTracker(bool(self._options.relax_optimizer_checks))
@@ -204,7 +208,8 @@ class PoplarExecutor:
             watch = Watch(self._model, self._anchors, self._plan, self._training, exceptions)
         start = time.time_ns() // 1_000
         keeping = keeping_what_is_saved(self._executable.graph.mutates)
-        with on_ipu(), keeping, PathWatch(self._model, self._executable.contents) as followed:
+        following = PathWatch(self._model, self._executable.contents)
+        with on_ipu(), in_modes(self._modes), keeping, following as followed:
             if self._training:
                 assert self._optimizer is not None
                 result = numerics.train(
@@ -344,12 +349,14 @@ class PoplarExecutor:
         start = time.perf_counter()
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
         groupings = self._plan.groupings
+        modes = self._modes or self._settled_modes()
         if self._optimizer is not None:
             grouping.check_optimiser(self._optimizer, groupings)
         with (
             _progress(self._options.compilation_progress_bar) as progress,
             torch.random.fork_rng(devices=[]),
             on_ipu(),
+            in_modes(modes),
             grouping.one_replica(self._model, self._optimizer, groupings),
         ):
             for_whom = (
@@ -369,6 +376,11 @@ class PoplarExecutor:
             progress(1.0, "done")
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
+        self._modes = modes
+
+    def _settled_modes(self) -> Modes:
+        """Train or eval of each module, to be compiled and to stay."""
+        return modes_of(self._model, self._wrapped_in_training)
 
     def _take(self, executable: Any) -> None:
         """Make it the executable that runs.
@@ -427,9 +439,8 @@ class PoplarExecutor:
     def _state_of_model(self) -> dict[str, Any]:
         """What the compiled program depends on besides its inputs, by what to call it in a log."""
         state: dict[str, Any] = {
-            "the mode of the model": "train" if self._model.training else "eval"
+            "the grouping of replicas": tuple(sorted(self._plan.groupings.items()))
         }
-        state["the grouping of replicas"] = tuple(sorted(self._plan.groupings.items()))
         state["which parameters require grad"] = tuple(
             p.requires_grad for p in self._model.parameters()
         )
@@ -509,6 +520,7 @@ class PoplarExecutor:
             )
         self._release()
         self._inputs, self._state = stored.inputs, stored.state
+        self._modes = self._settled_modes()
         self._take(replace(stored.executable, settings=self._options.flat()))
         if stored.rng_state is not None:
             self.rng_state = stored.rng_state
@@ -632,12 +644,15 @@ class PoplarExecutor:
         )
 
     def train(self, mode: bool = True) -> PoplarExecutor:
-        """Put the wrapped model into train (or eval) mode."""
+        """Put the user's model into train (or eval) mode.
+
+        What is compiled stays as it is (`ipu_exec.session.modes`).
+        """
         self._model.train(mode)
         return self
 
     def eval(self) -> PoplarExecutor:
-        """Put the wrapped model into eval mode."""
+        """Put the user's model into eval mode."""
         return self.train(False)
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -759,6 +774,7 @@ class PoplarExecutor:
         A call compiles anew, for whatever inputs it is given.
         """
         self._release()
+        self._modes = ()
 
     def _release(self) -> None:
         if self._closer is not None:

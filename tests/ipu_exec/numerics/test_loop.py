@@ -524,10 +524,6 @@ def test_compiles_once_for_the_micro_batch(compiled: list[dict[str, Any]]) -> No
     ("change", "says"),
     [
         (
-            lambda m, x, y: (m.eval(), (x, y))[1],
-            "the mode of the model changed: expected train, got eval",
-        ),
-        (
             lambda m, x, y: (m.setOptimizer(OPTIMISERS["AdamW"](m.model)), (x, y))[1],
             "the optimiser changed",
         ),
