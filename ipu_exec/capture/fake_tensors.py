@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from ipu_exec.optimiser_attributes import take_step
+
 
 class FakeTensors:
     """Fake tensors for real ones, in one mode. A weight or buffer has one for all its uses."""
@@ -69,7 +71,7 @@ def make_state(optimizer: torch.optim.Optimizer, trained: dict[str, torch.Tensor
     for parameter in trained.values():
         parameter.grad = torch.zeros_like(parameter)
     with _ScalarsAsTwo():
-        optimizer.step()
+        take_step(optimizer)
     for name, parameter in trained.items():
         parameter.grad = gradients[name]
 

@@ -28,6 +28,7 @@ from ipu_exec.capture.replacements import torch_as_on_ipu
 from ipu_exec.context import keeping_what_is_saved
 from ipu_exec.errors import Error
 from ipu_exec.graph import Graph
+from ipu_exec.optimiser_attributes import take_step
 from profiler.enums import Direction, Role
 
 _CHANGED = "has been modified by an inplace operation"  # what PyTorch's error says
@@ -197,7 +198,7 @@ class _Run:
             return
         with torch.enable_grad(), self.recorder:
             self.recorder.direction = Direction.UPDATE
-            self.optimizer.step()
+            take_step(self.optimizer)
             for parameter in self.trained.values() if self.step.accumulate else ():
                 if parameter.grad is not None:
                     parameter.grad.zero_()

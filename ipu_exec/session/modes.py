@@ -16,10 +16,9 @@ import torch
 Modes = tuple[tuple[torch.nn.Module, bool], ...]
 
 
-def modes_of(model: torch.nn.Module, training: bool) -> Modes:
-    """Of every module inside, as it is now, and of the model itself as it was when wrapped."""
-    inside = tuple((module, module.training) for module in model.modules() if module is not model)
-    return ((model, training), *inside)
+def modes_of(model: torch.nn.Module) -> Modes:
+    """Of the wrapped copy and of every module inside, as they are now."""
+    return tuple((module, module.training) for module in model.modules())
 
 
 @contextlib.contextmanager

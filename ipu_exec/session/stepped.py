@@ -31,6 +31,8 @@ class SteppedExecutor(PoplarExecutor):
     micro-batches a call has, and what is compiled is that.
     """
 
+    _wraps_a_copy = False  # its trainer runs the module itself
+
     def __init__(
         self,
         model: torch.nn.Module,
