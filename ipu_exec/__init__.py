@@ -4,11 +4,20 @@ Names and semantics are PopTorch's::
 
     import ipu_exec as poptorch
 
-    options = poptorch.Options(autoreport=True, autoreport_dir="demo").deviceIterations(10)
+    options = poptorch.Options(profile_dir="demo").deviceIterations(10)
     options.Training.gradientAccumulation(10)
     model = poptorch.trainingModel(network, options, poptorch.optim.AdamW(network.parameters()))
     output, loss = model(images, labels)
 """
+
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        "ipu_exec computes with PyTorch, which is not installed here:"
+        " pip install 'ipuscope[engine]'",
+        name="torch",
+    )
 
 from ipu_exec import _impl as _impl  # PopTorch's own, which its tests and libraries reach for
 from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing

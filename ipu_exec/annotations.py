@@ -145,7 +145,7 @@ class Block:
 class _Begin:
     """The hook that `BeginBlock` puts on a layer.
 
-    A class, so that modules can be copied and pickled.
+    It is a class so that modules can be copied and pickled.
     """
 
     user_id: str | None

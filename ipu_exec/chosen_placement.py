@@ -60,7 +60,7 @@ def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
 def _compiled(ipus: int, script: str, arguments: Sequence[str], folder: str) -> str:
     """Where the profile of a compile of the script is, for the costs of so many stages' Blocks."""
     program = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "--compile-only", "--autoreport", folder]
+    command = [sys.executable, "-c", program, "--compile-only", "--profile-dir", folder]
     # What this process imports from where, its child does too, wherever it was started.
     here = os.pathsep.join([path for path in sys.path if path])
     environment = {**os.environ, "PYTHONPATH": here, PROPOSE_VARIABLE: str(ipus)}

@@ -1,6 +1,6 @@
-"""What is different while the model runs as on an IPU.
+"""What is different while a model runs as on an IPU.
 
-That it does, and torch's functions that stand for others.
+That it does so can be asked, and some of torch's functions are replaced.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ def on_ipu() -> Iterator[None]:
 
 
 def isRunningOnIpu() -> bool:
-    """True inside a model that `trainingModel` or `inferenceModel` compiles or runs.
-
-    False where its user calls it.
-    """
+    """True inside a model that `trainingModel` or `inferenceModel` compiles or runs, else False."""
     return _depth > 0
 
 
@@ -52,10 +49,7 @@ def replaced(functions: Mapping[str, Callable[..., Any]], *modules: ModuleType) 
 
 
 def keeping_what_is_saved(mutates: bool) -> contextlib.AbstractContextManager[Any]:
-    """Around forward and backward.
-
-    What is saved for the backward is copied before it is changed in place.
-    """
+    """Around forward and backward: copy what the backward needs before it changes in place."""
     return (
         torch.autograd.graph.allow_mutation_on_saved_tensors()
         if mutates

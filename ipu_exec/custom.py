@@ -1,6 +1,6 @@
-"""Operators that PyTorch has not.
+"""Operators that PyTorch does not have.
 
-Users' own (``custom_op``), and work that the host does amid the model (``CPU``).
+They are users' own (``custom_op``), and work that the host does amid the model (``CPU``).
 
 PopTorch finds the code of a custom operator in a shared library for the IPU. Here its user gives
 it: what it computes, as a function of tensors, and, if it is more than the PyTorch operators that

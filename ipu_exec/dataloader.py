@@ -116,9 +116,9 @@ class DataLoader(torch.utils.data.DataLoader):
 
 
 def _accessor(served: Iterable[Any], options: dict[str, Any]) -> AsynchronousDataAccessor | None:
-    """None, with a warning, where the dataset cannot go to another process.
+    """The process that makes batches ahead.
 
-    Then batches are made here.
+    None, with a warning, where the dataset cannot go to another process: batches are made here.
     """
     if options.get("sharing_strategy", SharingStrategy.ForkServer) is not SharingStrategy.Fork:
         try:

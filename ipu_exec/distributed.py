@@ -1,6 +1,6 @@
-"""``poptorch.distributed``.
+"""``poptorch.distributed``: the names of PopTorch's wrapper around ``vipu-cli``.
 
-PopTorch's wrapper around ``vipu-cli``, which makes partitions of real IPUs.
+That tool makes partitions of real IPUs.
 
 There are none here, as on a machine without that tool: `VirtualIpuManager.isAvailable` says so, and
 the rest is an Error. Which process of how many this is, ``Options.Distributed`` says.

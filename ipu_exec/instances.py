@@ -43,9 +43,9 @@ class Launch:
 
 
 def launch() -> Launch | None:
-    """The launch that this process is part of; None where there is none.
+    """The launch that this process is part of, or None where there is none.
 
-    UsageError where its variables are no numbers.
+    Raises UsageError where its variables are not numbers.
     """
     if REPLICAS_VARIABLE not in os.environ:
         return None

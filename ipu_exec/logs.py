@@ -43,9 +43,9 @@ class _OnStderr(logging.StreamHandler[TextIO]):
 
 
 def setLogLevel(level: str | int) -> None:
-    """Say messages of that level and above, on stderr.
+    """Show messages of that level and above on stderr.
 
-    TRACE (0), DEBUG, INFO, WARN, ERR (4) or OFF.
+    Levels are TRACE (0), DEBUG, INFO, WARN, ERR (4) and OFF.
 
     ``POPTORCH_LOG_LEVEL`` does the same at the start.
     """

@@ -1,6 +1,4 @@
-"""The modelled machine.
-
-Constants of each IPU generation and the costs that do not depend on an operator.
+"""The modelled machine: constants of each IPU generation, and costs that no operator changes.
 
 Every number stands in docs/machine.md with its source. Cycles are tile clock cycles, bytes are
 bytes.
@@ -12,6 +10,8 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
+
+from ipuscope.words import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,9 @@ def target(name: str) -> Target:
     try:
         return TARGETS[name.lower()]
     except KeyError:
-        raise ValueError(f"unknown target {name!r}; known: {', '.join(TARGETS)}") from None
+        near = did_you_mean(name, TARGETS)
+        known = ", ".join(TARGETS)
+        raise ValueError(f"unknown target {name!r}{near}; known: {known}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,9 +157,7 @@ def check_constants(optimizer: torch.optim.Optimizer, compiled: Mapping[str, Any
 
 
 class Optimizer:
-    """PopTorch's arguments of an optimiser, kept apart from torch's.
-
-    What its optimisers have in common.
+    """What PopTorch's optimisers have in common: arguments of theirs that torch does not know.
 
     Its name and methods are those of [POPTORCH, python/optim.py]; applications ask
     ``isinstance`` of it. ``_own``: PopTorch's arguments, and what they are where none are given.

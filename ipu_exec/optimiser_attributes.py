@@ -1,6 +1,6 @@
 """What PopTorch's optimisers say beside torch's.
 
-The types of their states, combined accumulators, loss scaling.
+That is the types of their states, combined accumulators and loss scaling.
 
 Read off an optimiser's attributes, so that no pass needs the classes of `ipu_exec.optim`.
 """

@@ -44,6 +44,7 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
 from ipu_exec.placement_file import load, load_stages
+from ipuscope.words import did_you_mean
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
@@ -103,8 +104,11 @@ class _Group:
         )  # some of PopTorch's are in camel case
         if snake in values:
             return values[snake]
+        known = [*values, *(other for other in dir(type(self)) if not other.startswith("_"))]
+        near = "" if name.startswith("_") else did_you_mean(name, known)
         raise AttributeError(
-            f"{type(self).__name__.strip('_')} has no option {name!r}; it has {', '.join(values)}"
+            f"{type(self).__name__.strip('_')} has no option {name!r}"
+            + (near or f"; it has {', '.join(values)}")
         )
 
     def _set(self, **values: Any) -> Self:
@@ -194,6 +198,7 @@ class TrainingOptions(_Group):
             mean_accumulation_and_replication_reduction_strategy=MeanReductionStrategy.Post,
             automatic_loss_scaling=False,
             convolution_dithering=False,
+            batch_norm_replicas=1,
         )
         self._root = root
 
@@ -242,6 +247,15 @@ class TrainingOptions(_Group):
         Small ones then do not all lie on the first tiles.
         """
         return self._flag("Training.setConvolutionDithering", convolution_dithering=enabled)
+
+    def distributedBatchNormReplicaGroupSize(self, replicas: int) -> Self:
+        """Let batch norms take their statistics over groups of so many replicas.
+
+        Groups are consecutive among the replicas of all instances. 1: each replica's own, as in
+        PopTorch, which has no such option; TensorFlow for IPUs has it by this name.
+        """
+        name = "Training.distributedBatchNormReplicaGroupSize"
+        return self._count(name, batch_norm_replicas=replicas)
 
     @property
     def autoreport(self) -> bool:
@@ -578,11 +592,17 @@ class PopartOptions(_Group):
 class Options(_Group):
     """How a model is compiled and run.
 
-    ``Options(autoreport=True, autoreport_dir="demo")`` asks for a profile.
+    ``Options(profile_dir="demo")`` asks for a profile below that directory; so do PopTorch's
+    ``enableProfiling("demo")`` and, after the vendor's engine option, ``autoreport=True,
+    autoreport_dir="demo"``.
     """
 
     def __init__(
-        self, *, autoreport: bool = False, autoreport_dir: str | os.PathLike[str] | None = None
+        self,
+        *,
+        profile_dir: str | os.PathLike[str] | None = None,
+        autoreport: bool = False,
+        autoreport_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             device_iterations=1,
@@ -637,6 +657,8 @@ class Options(_Group):
         self.autoreport = autoreport
         if autoreport_dir is not None:
             self.autoreport_dir = autoreport_dir
+        if profile_dir is not None:
+            self.profile_dir = profile_dir
         if os.environ.get(DEFAULTS_VARIABLE):
             self.from_json(os.environ[DEFAULTS_VARIABLE])
 
@@ -898,6 +920,18 @@ class Options(_Group):
         ``POPLAR_ENGINE_OPTIONS`` takes precedence.
         """
         return self._set(profiling_enabled=True, profiling_directory=os.fspath(profile_dir or "."))
+
+    @property
+    def profile_dir(self) -> str | None:
+        """Directory for the profile, None where these options ask for none; may be set."""
+        return str(self.profiling_directory) if self.profiling_enabled else None
+
+    @profile_dir.setter
+    def profile_dir(self, directory: str | os.PathLike[str] | None) -> None:
+        if directory is None:
+            self._set(profiling_enabled=False)
+        else:
+            self.enableProfiling(directory)
 
     @property
     def autoreport(self) -> bool:

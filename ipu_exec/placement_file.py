@@ -138,8 +138,8 @@ def _proportions(path: Any, content: dict[str, Any]) -> dict[int, float]:
 class Proposal:
     """What ``ipu-run --num-ipus`` chose beside stages.
 
-    ``modules`` begin a Block of their own name; none where the script has Blocks. A call is cut
-    into at least ``micro_batches``.
+    ``modules`` begin a Block of their own name; there are none where the script has Blocks. A call
+    is cut into at least ``micro_batches``.
     """
 
     modules: tuple[str, ...]

@@ -1,6 +1,4 @@
-"""``poptorch.profiling``.
-
-What a script does on the host, as a trace that Perfetto and chrome://tracing open.
+"""``poptorch.profiling``: what a script does on the host, as a trace for Perfetto.
 
 PopTorch writes such tracepoints for PopVision's system analyser where ``PVTI_OPTIONS`` asks for it;
 so it is here, with ``{"enable": "true", "directory": "."}``: each process writes

@@ -23,7 +23,7 @@ from ipu_exec.errors import UsageError
 class Grouping:
     """Which of ``replicas`` have the same value of a weight.
 
-    ``members`` of them, each ``stride`` from the next.
+    A group has ``members`` replicas, each ``stride`` from the next.
     """
 
     replicas: int
@@ -44,7 +44,7 @@ class Grouping:
     def row(self, replica: int) -> int:
         """Where the host's parameter has the value of a replica.
 
-        Where all replicas are read, its group's first.
+        Where the host reads all replicas, it is the value of the group's first.
         """
         group = self.group(replica)
         if self.retrieval is VariableRetrievalMode.OnePerGroup:
@@ -60,7 +60,7 @@ def resolve(
 ) -> dict[str, Grouping]:
     """The groupings of parameters by name, from what ``replicaGrouping`` was told.
 
-    Error where one cannot be.
+    Raises an Error for a grouping that is impossible.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = {

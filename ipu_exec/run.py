@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from types import ModuleType, TracebackType
 
@@ -23,6 +22,7 @@ from ipu_exec import launch as launching
 from ipu_exec import machine
 from ipu_exec.chosen_placement import NOTHING_WRAPPED, placement_for
 from ipu_exec.errors import Error
+from ipu_exec.frames import hide
 from ipu_exec.instances import tell_as_open_mpi
 from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
@@ -33,15 +33,17 @@ from ipu_exec.options import (
 )
 from ipu_exec.placement_file import load_stages
 from ipu_exec.stand_in import stand_in
+from ipuscope import __version__
+from ipuscope.words import Parser
 
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
 SECONDS_TO_BE_ENDED = 5
 
 _EXAMPLES = """examples:
   ipu-run train.py --epochs 3
-  ipu-run --autoreport out train.py --epochs 3   and write out/training/profile.pop
+  ipu-run --profile-dir out train.py --epochs 3  and write out/training/profile.pop
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
-  ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
+  ipu-run --compile-only --profile-dir out train.py     only what it would cost: no training
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
   ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
                                                         (of its layers, where it names none)
@@ -52,7 +54,7 @@ then: ipu-report summary out/training"""
 def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
     """Run a script; 1 where it raised. A ``SystemExit`` of the script goes through.
 
-    ``prog``: what errors say that was run.
+    ``prog`` is the command's name in error messages.
     """
     parser = _parser(prog)
     args = parser.parse_args(argv)
@@ -101,15 +103,18 @@ def _wait_for_the_end(error: BaseException) -> None:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument(
-        "--autoreport", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
+        "--profile-dir", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
     )
+    # its name of before, after the vendor's engine option
+    parser.add_argument("--autoreport", dest="profile_dir", help=argparse.SUPPRESS)
     parser.add_argument(
         "--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow"
     )
@@ -171,8 +176,8 @@ def _set_environment(args: argparse.Namespace) -> None:
         os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
     if args.compile_only:
         os.environ[COMPILE_ONLY_VARIABLE] = "1"
-    if args.autoreport is not None:
-        os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
+    if args.profile_dir is not None:
+        os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.profile_dir)
 
 
 def _with_autoreport(directory: str) -> str:
@@ -204,7 +209,9 @@ def run_script(
     except Exception as error:
         if before_traceback is not None:
             before_traceback(error)
-        traceback.print_exception(error.with_traceback(_within(error.__traceback__, script)))
+        error.__traceback__ = _within(error.__traceback__, script)
+        hide(error)
+        sys.excepthook(type(error), error, error.__traceback__)  # names what was probably meant
         return 1
     if _wrapped_nothing():
         print(f"ipu-run: {script} {NOTHING_WRAPPED}", file=sys.stderr)

@@ -1,7 +1,4 @@
-"""PopTorch's operators that look for something.
-
-Farthest and nearest points, and the likeliest labels (CTC).
-"""
+"""PopTorch's operators that search: farthest and nearest points, and likeliest labels (CTC)."""
 
 from __future__ import annotations
 

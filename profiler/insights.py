@@ -19,12 +19,14 @@ import numpy as np
 
 from profiler import analysis, units
 from profiler.enums import Direction, Role
-from profiler.memory import what_fills
+from profiler.memory import what_fills, what_it_needs
 from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
 from profiler.rebalance.choice import Choice
 from profiler.rebalance.host_streams import HostStreams
 from profiler.rebalance.split import one_an_ipu, quickest_split
 from profiler.report import Report
+
+__all__ = ["Insight", "insights"]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,8 +97,8 @@ def _overflow(report: Report) -> list[Insight]:
         findings.append(
             Insight(
                 f"IPU {over.ipu} overflows: {count} it hold more than they have",
-                f"Tile {over.tile} is {over.bytes_over:,} bytes over the {over.limit:,} of"
-                f" {over.what}; {what_fills(over.largest, over.always_live, over.limit)}.",
+                f"Tile {over.tile} {what_it_needs(over.bytes_over, over.limit, over.what)};"
+                f" {what_fills(over.largest, over.always_live)}.",
                 f"Give the stage fewer Blocks, or keep its optimiser state off the chip{parts}",
                 f"/liveness?ipu={over.ipu}&tile={over.tile}",
                 gain_bytes=over.bytes_over,
@@ -110,7 +112,7 @@ def _split(report: Report, costs: Costs, present: Prediction, now: int) -> list[
     slowest = stages.iloc[int(stages["cycles"].to_numpy().argmax())]
     mean = float(stages["cycles"].mean())
     ops = report.ops[
-        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != "update")
+        (report.ops["stage"] == slowest["stage"]) & (report.ops["direction"] != Direction.UPDATE)
     ]
     largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0

@@ -35,7 +35,7 @@ class Intervals:
         return int(self.vectors.shape[1])
 
     def dtype(self, base: np.ndarray) -> type[np.signedinteger[Any]]:
-        """The integers that hold what could live at once on a tile, with ``base``.
+        """The narrowest integers that hold what could live at once on a tile, ``base`` included.
 
         Half as wide is twice as quick.
         """
@@ -127,9 +127,7 @@ def resampled(
     shape: tuple[int, int],
     always: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`byte_map` in fewer cells, each the maximum of those it replaces.
-
-    No peak is lost.
+    """`byte_map` in fewer cells, each the maximum of those it replaces, so that no peak is lost.
 
     ``shape`` (steps, tiles) is cut to what there is: nothing is ever stretched.
     """

@@ -84,9 +84,9 @@ def _locked(lock: str) -> int | None:
 
 
 def _is_still_there(lock: str, descriptor: int) -> bool:
-    """Whether the name stands for the file that was locked.
+    """Whether the name still stands for the file that was locked.
 
-    Its last user may just have removed it.
+    Its last user may have removed it since.
     """
     try:
         return os.path.samestat(os.stat(lock), os.fstat(descriptor))

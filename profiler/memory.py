@@ -11,12 +11,13 @@ tiles unless said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
-from profiler import liveness
+from profiler import liveness, units
 from profiler.liveness import Intervals
 
 CODE = (  # categories of what must lie in region 0
@@ -35,11 +36,80 @@ def largest(live: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(live, key=lambda one: (-one[1], one[0]))[:MOST_NAMED])
 
 
-def what_fills(named: tuple[tuple[str, int], ...], always_live: int, limit: int) -> str:
+def what_it_needs(bytes_over: int, limit: int, what: str) -> str:
+    """How much more a tile holds than it has, "needs 1,277 of 624 KiB of tile memory"."""
+    if bytes_over < 1024:  # both would read alike
+        return f"needs {units.count(bytes_over, 'byte')} more than the {_kib(limit)} of {what}"
+    needed = _kib(limit + bytes_over).removesuffix(" KiB")
+    return f"needs {needed} of {_kib(limit)} of {what}"
+
+
+def what_fills(named: tuple[tuple[str, int], ...], always_live: int) -> str:
     """What lies on a tile that does not fit, in two sentences. Units: bytes."""
-    things = "; ".join(f"{name} {size:,} B" for name, size in named)
+    things = "; ".join(f"{name} {units.size(size)}" for name, size in named)
     count = "five largest things" if len(named) == MOST_NAMED else "largest things"
-    return f"{always_live:,} of the {limit:,} are always live. The {count} there: {things}"
+    return f"{_kib(always_live)} are always live. The {count} there: {things}"
+
+
+def _kib(size: int) -> str:
+    """KiB with a decimal where it is not whole."""
+    return f"{size / 1024:,.1f}".removesuffix(".0") + " KiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A tile beyond what it has, at its worst step. Units: bytes."""
+
+    ipu: int
+    tile: int
+    position: int  # of the step among those of the IPU
+    what: str  # "tile memory", or the region that is too small
+    limit: int
+    bytes_over: int
+    always_live: int  # of what counts there
+    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the largest things live there
+
+
+@dataclass(frozen=True, slots=True)
+class WorstTile:
+    """The tile of an IPU that is furthest beyond a limit, and when. Units: bytes."""
+
+    tile: int
+    position: int
+    what: str
+    limit: int
+    bytes_over: int
+
+    @property
+    def of_code(self) -> bool:
+        """Whether code alone is too much."""
+        return self.what == CODE_REGION
+
+
+def worst_tile(
+    tiles: Mapping[str, np.ndarray],
+    code: tuple[np.ndarray, np.ndarray],
+    bytes_per_tile: int,
+    region0_bytes: int,
+) -> WorstTile | None:
+    """The tile of an IPU that is furthest beyond its limit; None where everything fits.
+
+    There are two limits (docs/memory-model.md#gaps): the whole tile for the extent, gaps included,
+    and region 0, the only place for code. ``tiles`` has ``total``, ``peak`` and ``peak_step`` of
+    `tile_totals`; ``code`` the most bytes of code on each tile, and at which step.
+    """
+    extent, used, at = tiles["total"], tiles["peak"], tiles["peak_step"]
+    worst: WorstTile | None = None
+    for what, taken, when, limit in (
+        ("tile memory", extent, at, bytes_per_tile),
+        (CODE_REGION, *code, region0_bytes),
+    ):
+        tile = int(taken.argmax())
+        over = int(taken[tile]) - limit
+        if over > 0 and (worst is None or over > worst.bytes_over):
+            gaps = ", gaps included" if taken is extent and extent[tile] > used[tile] else ""
+            worst = WorstTile(tile, int(when[tile]), what + gaps, limit, over)
+    return worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +130,15 @@ class IpuVariables:
     stop: np.ndarray
     vector: np.ndarray
     vectors: np.ndarray
+
+    @property
+    def alike(self) -> bytes:
+        """The same for IPUs whose tiles hold the same at each step, as those of equal layers."""
+        parts = (self.interleaved, self.always_live, self.start, self.stop, self.vector)
+        digest = blake2b(f"{self.steps} {len(self.id)}".encode(), digest_size=16)
+        for part in parts:
+            digest.update(part.tobytes())
+        return digest.digest()
 
     @property
     def intervals(self) -> Intervals:
@@ -134,7 +213,7 @@ def tile_totals(
 def fullest_tile(used: np.ndarray, overflow: np.ndarray) -> int:
     """The tile that uses most, the first of several.
 
-    Of an IPU that overflows, the one with the largest overflow.
+    On an IPU that overflows it is the tile with the largest overflow.
     """
     ranked = overflow if overflow.any() else used
     return int(ranked.argmax())

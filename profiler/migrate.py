@@ -25,9 +25,9 @@ def is_old(report: Report) -> bool:
 
 
 def upgrade(path: str | os.PathLike[str]) -> Path:
-    """Rewrite a finished profile in the present format, in its place.
+    """Rewrite a finished profile in the present format, in place.
 
-    The old one stays until the new one is whole.
+    The old file stays until the new one is whole.
 
     ProfileError where it cannot be read, is not finished, or has the present format already.
     """

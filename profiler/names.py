@@ -25,7 +25,7 @@ def unique(names: Iterable[str]) -> list[str]:
 def popart_names(names: Iterable[str], kinds: Iterable[str]) -> list[str]:
     """Operators' names as PopART has them, each once.
 
-    The path that they have in ``names``, then ``kinds``, PopART's words for them ("MatMul").
+    A name is the operator's path in ``names``, then PopART's word for it in ``kinds`` ("MatMul").
     """
     paths = (name.rpartition("/")[0] for name in names)
     pairs = zip(paths, kinds, strict=True)

@@ -1,4 +1,4 @@
-"""What profiles of formats 1 and 2 do not say in columns, read off the names that they gave things.
+"""What profiles of formats 1 and 2 say in names only.
 
 This is the only place where a display name means anything. From format 3 on the columns of
 `profiler.records.SINCE_3` say it, and names are free.

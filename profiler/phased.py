@@ -33,7 +33,7 @@ class Phases:
 
 
 def phased(costs: Costs, micro_batches: int, phases: Phases) -> Schedule:
-    """One micro-batch after another, each through its phases.
+    """The schedule in which micro-batches go through their phases one after another.
 
     A 'pipeline cycle' is one micro-batch here.
     """

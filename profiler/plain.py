@@ -1,6 +1,4 @@
-"""What vectors hold, as rows.
-
-So that plain SQL, and SQL written for the vendor's files, can be asked of a profile.
+"""What vectors hold, as rows, for plain SQL and for SQL written for the vendor's files.
 
 Vectors are compressed, and SQL cannot open them. The few that queries need (bytes of variables on
 tiles, the steps of bodies, the tasks of traces) are therefore also kept as rows, each in its most
@@ -61,10 +59,10 @@ def step_activity(steps: Iterable[records.Step]) -> Iterator[records.StepActivit
 
 
 def work(cycles: np.ndarray) -> tuple[int, int, int, float, float]:
-    """Of cycles over tiles.
+    """How evenly tiles work, from cycles over tiles.
 
-    How many tiles work, cycles until the first and the last of them has finished, and mean over
-    most work, of all tiles and of those.
+    It gives how many tiles work, the cycles until the first and the last of them has finished, and
+    the mean over the most work, of all tiles and of those that work.
     """
     busy = cycles[cycles > 0]
     most = int(cycles.max(initial=0))

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 import ipu_exec
+
+
+def model_of(forward: Callable[..., Any], **parts: nn.Module | torch.Tensor | None) -> Any:
+    """A model with the ``forward`` given: a function of ``self`` and the inputs.
+
+    ``parts`` are its attributes: layers, parameters, and tensors, which become buffers.
+    """
+    model = type("Model", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+            model.register_buffer(name, part)
+        else:
+            setattr(model, name, part)
+    return model
+
+
+def mean_square(layer: nn.Module) -> Any:
+    """A model whose loss is the mean square of a layer's output."""
+    return model_of(lambda self, x: self.layer(x).square().mean(), layer=layer)
+
+
+class WithLoss(nn.Module):
+    """A model with the mean squared error of its output, as trainingModel takes it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.model(x)
+        return output, nn.functional.mse_loss(output, target)
 
 
 class Mnist(nn.Module):
@@ -35,9 +68,9 @@ class Mnist(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A linear layer to a Block; ``ipus`` gives each Block its IPU."""
+    """A linear layer to a Block; ``ipus`` gives each Block its IPU, or None to leave it open."""
 
-    def __init__(self, widths: list[int], ipus: list[int] | None = None) -> None:
+    def __init__(self, widths: list[int], ipus: Sequence[int | None] | None = None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.ipus = ipus or list(range(len(self.layers)))
@@ -47,6 +80,50 @@ class Mlp(nn.Module):
             with ipu_exec.Block(f"L{index}", ipu_id=self.ipus[index]):
                 x = torch.relu(layer(x))
         return x if target is None else (x, nn.functional.mse_loss(x, target))
+
+
+class LayersInBlocks(nn.Module):
+    """Equal layers, as many in each Block as ``sizes`` says."""
+
+    def __init__(self, sizes: dict[str, int], width: int = 256) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(sum(sizes.values())))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layers = iter(self.layers)
+        for name, count in self.sizes.items():
+            with ipu_exec.Block(name):
+                for _ in range(count):
+                    x = torch.relu(next(layers)(x))
+        with ipu_exec.Block(name):
+            return x, nn.functional.cross_entropy(x, labels)
+
+
+class TiedWords(nn.Module):
+    """Words to vectors and back by one weight, two layers between, as BERT's head has it.
+
+    ``ipus`` gives the Blocks (words, layer0, layer1, head) their IPUs.
+    """
+
+    def __init__(
+        self, words: int, width: int, ipus: Sequence[int | None] = (None, None, None, None)
+    ) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.ipus = ipus
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        words, *between, head = self.ipus
+        with ipu_exec.Block("words", ipu_id=words):
+            x = self.words(x)
+        for number, (ipu, layer) in enumerate(zip(between, self.layers, strict=True)):
+            with ipu_exec.Block(f"layer{number}", ipu_id=ipu):
+                x = torch.relu(layer(x))
+        with ipu_exec.Block("head", ipu_id=head):
+            x = nn.functional.linear(x, self.words.weight)
+            return x, nn.functional.cross_entropy(x.flatten(0, -2), labels.flatten())
 
 
 def mnist_batch(samples: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

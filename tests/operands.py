@@ -42,3 +42,13 @@ def step_cycles(step: Compute | Exchange, machine: Machine) -> int:
 def plan_cycles(plan: Plan, machine: Machine) -> int:
     """How long a plan lasts."""
     return sum(step_cycles(step, machine) for step in plan.steps)
+
+
+def computes(plan: Plan) -> dict[str, Compute]:
+    """The compute sets of a plan, by name."""
+    return {step.name: step for step in plan.steps if isinstance(step, Compute)}
+
+
+def exchanges(plan: Plan) -> dict[str, Exchange]:
+    """The exchanges of a plan, by name."""
+    return {step.name: step for step in plan.steps if isinstance(step, Exchange)}

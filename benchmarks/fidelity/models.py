@@ -37,6 +37,8 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
     accumulation = number(row.case, r"gradient accumulation (\d+)", 1)
     options = options_for(row).replicationFactor(replicas)
     options.Training.gradientAccumulation(accumulation)
+    shared = number(row.case, r"batch norm over (\d+) replicas", 1)
+    options.Training.distributedBatchNormReplicaGroupSize(shared)
     if found := re.search(r"proportion ([\d./]+)", row.case):  # of all IPUs, or one for each
         each = [float(part) for part in found.group(1).split("/")]
         options.setAvailableMemoryProportion(
@@ -45,8 +47,8 @@ def configured(row: Row) -> tuple[ipu_exec.Options, int]:
     # as all public configurations have it: enable_half_partials, half_partial
     if row.dtype == "fp16":
         options.Precision.setPartialsType(torch.half)
-    if "off-chip" in row.case:
-        location = ipu_exec.TensorLocationSettings().useOnChipStorage(False)
+    if "optimiser state" in row.case:
+        location = ipu_exec.TensorLocationSettings().useOnChipStorage("on-chip" in row.case)
         location.useReplicatedTensorSharding("sharding" in row.case)
         options.TensorLocations.setOptimizerLocation(location)
     return options, number(row.case, r"micro-batch (\d+)")
@@ -92,9 +94,9 @@ def wide(micro: torch.Tensor, factor: int) -> torch.Tensor:
     return micro.new_empty((micro.shape[0] * factor, *micro.shape[1:]))
 
 
-def layers_per_ipu(row: Row, layers: int) -> list[int]:
+def layers_per_ipu(row: Row, layers: int, noun: str = "layers") -> list[int]:
     """As the row lists them; else evenly over the IPUs of a replica."""
-    found = re.search(r"layers per IPU ([\d/]+)", row.case)
+    found = re.search(rf"{noun} per IPU ([\d/]+)", row.case)
     count = ipus(row)
     edges = [round(layers * k / count) for k in range(count + 1)]
     counts = (
@@ -103,19 +105,24 @@ def layers_per_ipu(row: Row, layers: int) -> list[int]:
         else [b - a for a, b in pairwise(edges)]
     )
     if sum(counts) != layers:
-        raise CannotRun(f"{found.group(1) if found else counts} layers are not {layers}")
+        raise CannotRun(f"{found.group(1) if found else counts} {noun} are not {layers}")
     return counts
 
 
 def place(
-    options: ipu_exec.Options, counts: Sequence[int], first: str, last: str, tied: bool
+    options: ipu_exec.Options,
+    counts: Sequence[int],
+    first: str,
+    last: str,
+    tied: bool,
+    layer: str = "layer",
 ) -> None:
     """A pipeline of ``first``, ``layer0`` ... and ``last``, which comes back to IPU 0 where it is
-    tied to the first.
+    tied to the first. ``layer``: how the names of the Blocks between them begin.
     """
     stages, at = [], 0
     for ipu, count in enumerate(counts):
-        blocks = [*([first] if ipu == 0 else []), *(f"layer{i}" for i in range(at, at + count))]
+        blocks = [*([first] if ipu == 0 else []), *(f"{layer}{i}" for i in range(at, at + count))]
         at += count
         stages.append(blocks)
     if tied and len(counts) > 1:
@@ -143,7 +150,12 @@ def bert(row: Row) -> Compiled:
 
     options, batch = configured(row)
     base = source.LARGE if "Large" in row.case else source.BASE
-    config = replace(base, sequence=number(row.case, r"sequence (\d+)"), micro_batch=batch)
+    config = replace(
+        base,
+        sequence=number(row.case, r"sequence (\d+)"),
+        masked=number(row.case, r"(\d+) masked", base.masked),
+        micro_batch=batch,
+    )
     place(options, layers_per_ipu(row, config.layers), "embedding", "head", True)
     return compile_training(
         row, source.Bert(config), options, in_type(row, source.inputs(config, batch))
@@ -218,6 +230,9 @@ def resnet(row: Row) -> Compiled:
         if "proportion" not in row.case:
             options.setAvailableMemoryProportion({"IPU0": RESNET_PROPORTION})
         options.Precision.setPartialsType(torch.half if row.dtype == "fp16" else torch.float)
+    if ipus(row) > 1:
+        counts = layers_per_ipu(row, len(model.residual), "residual blocks")
+        place(options, counts, "stem", "classifier", False, "residual")
     images = torch.zeros(batch, 3, size, size, dtype=torch.uint8)
     return compile_training(
         row, EightBit(model), options, (images, torch.zeros(batch, dtype=torch.long))

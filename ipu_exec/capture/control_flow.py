@@ -50,9 +50,9 @@ def read_contents(model: torch.nn.Module, args: Any, kwargs: Any, training: bool
 
 
 def path(contents: Contents) -> tuple[bool | int | str, ...]:
-    """What of it decides what runs.
+    """What of it decides which operators run: truths and whole numbers.
 
-    Truths and whole numbers; of other numbers only that there was one.
+    Of other numbers it keeps only that there was one.
     """
     return tuple("a number" if isinstance(value, float) else value for value in contents)
 
@@ -95,9 +95,9 @@ class PathWatch:
 
 
 def in_argument_check() -> bool:
-    """True while a function of torch looks for wrong arguments in a tensor.
+    """True while one of torch's functions looks for wrong arguments in a tensor.
 
-    The captured ones are right.
+    The arguments that are captured are right.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,6 +1,6 @@
-"""Operators that capture takes apart.
+"""Operators that capture takes apart because nothing lowers them whole.
 
-Nobody lowered them whole, and they are others that somebody did.
+Each becomes operators that have a lowering.
 
 Ours come first, then PyTorch's own decompositions to its core operators. A lowering of the whole
 operator, a user's too, comes before both.
@@ -43,7 +43,7 @@ def decomposition(func: Any) -> Decomposition | None:
 def _body(func: Any) -> Decomposition | None:
     """The Python function of an operator that torch.nn defines itself.
 
-    An example is a linear layer and its loss in chunks.
+    The linear layer and its loss that are computed in chunks are such an operator.
     """
     from torch._library.custom_ops import OPDEFS
 
@@ -99,9 +99,9 @@ def all_true(values: torch.Tensor) -> torch.Tensor:
 def multinomial(
     weights: torch.Tensor, samples: int, replacement: bool = False, *, generator: Any = None
 ) -> torch.Tensor:
-    """The largest of weight over an exponential variate, as PyTorch draws.
+    """Indices drawn as PyTorch draws them: the largest of weight over an exponential variate.
 
-    With replacement, a search in the sums.
+    With replacement, each draw is a search in the cumulative sums.
     """
     if replacement:
         total = weights.cumsum(-1)
@@ -138,9 +138,9 @@ def multi_margin_gradient(
     weight: torch.Tensor | None = None,
     reduction: int = 1,
 ) -> torch.Tensor:
-    """Of sum_i max(0, margin - x[y] + x[i])^p / classes.
+    """The gradient of sum_i max(0, margin - x[y] + x[i])^p / classes.
 
-    Its sign pattern, less the sum of it at the target.
+    It is the sign pattern, less its sum at the target.
     """
     rows, row = _rows(scores), target.reshape(-1, 1)
     violation = (margin - rows.gather(-1, row) + rows).clamp_min(0)
@@ -163,9 +163,9 @@ def multilabel_margin_gradient(
     reduction: int,
     is_target: torch.Tensor,
 ) -> torch.Tensor:
-    """Gradient of sum_ij max(0, 1 - x[y_j] + x[i]) / classes.
+    """The gradient of sum_ij max(0, 1 - x[y_j] + x[i]) / classes.
 
-    The sum is over labels y_j up to the first -1 and all i that are not labels.
+    The sum is over the labels y_j up to the first -1 and over all i that are not labels.
     """
     rows, target, is_target = _rows(scores), _rows(target), _rows(is_target)
     label = (target >= 0).to(scores.dtype).cumprod(-1)
@@ -243,9 +243,9 @@ def nonzero_static(values: torch.Tensor, *, size: int, fill_value: int = -1) -> 
 def renormalised(
     weight: torch.Tensor, indices: torch.Tensor, most: float, p: float
 ) -> torch.Tensor:
-    """nn.Embedding's max_norm.
+    """The table after nn.Embedding's max_norm.
 
-    The rows looked up, scaled to a norm of ``most`` at the most, in their place.
+    Rows that are looked up are scaled to a norm of at most ``most``, in place.
     """
     indices = indices.reshape(-1)
     rows = weight.index_select(0, indices)

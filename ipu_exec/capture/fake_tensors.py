@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from ipu_exec.capture.torch_versions import fake_copy
 from ipu_exec.optimiser_attributes import take_step
 
 
@@ -23,7 +24,7 @@ class FakeTensors:
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor of the same shape, strides and dtype."""
         if tensor.device.type != "meta":
-            return self.mode.from_tensor(tensor.detach())
+            return fake_copy(self.mode, tensor)
         # a model made on "meta", without weights in memory, is captured as if it had them
         with self.mode:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)

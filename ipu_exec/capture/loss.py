@@ -1,7 +1,4 @@
-"""Which of a model's outputs is the loss.
-
-What `ipu_exec.identity_loss` marked, or the last scalar.
-"""
+"""Which of a model's outputs is the loss: what `identity_loss` marked, or the last scalar."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def frozen(model: torch.nn.Module) -> bool:
 def find_loss(returned: Any, frozen: bool = False) -> torch.Tensor:
     """The loss among what a model returned.
 
-    What `identity_loss` marked (the last such), else the last scalar.
+    It is the last output that `identity_loss` marked or, where none is marked, the last scalar.
 
     Error where there is none that can be differentiated; of a ``frozen`` model it need not be.
     """

@@ -36,9 +36,9 @@ def note_memory_proportions(graph: Graph, tensors: Tensors) -> None:
 
 
 def _planned_maker(graph: Graph, value: int) -> OpNode | None:
-    """The product or gather that made a value; None: another operator did.
+    """The product or gather that made a value, or None where another operator did.
 
-    It is seen through views, casts and the addition of a bias.
+    Views, casts and the addition of a bias in between are looked through.
     """
     while (producer := graph.values[value].producer) >= 0:
         op = graph.ops[producer]

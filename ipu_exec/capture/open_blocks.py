@@ -75,9 +75,9 @@ def open_multi_conv(settings: dict[str, Any] | None) -> None:
 
 
 def name_scopes() -> list[str]:
-    """Where the model is now, outermost first: modules (pushed by the capture) and `NameScope`s.
+    """The scopes that are open, outermost first: modules (pushed by the capture) and `NameScope`s.
 
-    Shared, not a copy.
+    The list is the live one, not a copy.
     """
     return OPEN.scopes
 

@@ -1,7 +1,6 @@
-"""Where a recorded call comes from.
+"""Where a recorded call comes from: the user's line, the module and the forward operator.
 
-That is a line of the user's code, a module and, in the backward, the forward operator whose
-gradient it belongs to.
+A backward call has the forward operator whose gradient it computes.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ def source_line() -> SourceLine:
 
 @contextlib.contextmanager
 def following_modules(model: torch.nn.Module, scopes: list[str]) -> Iterator[None]:
-    """Inside, keep ``scopes`` at the path of the module being called, outermost first.
+    """Keep ``scopes`` at the path of the module being called, outermost first, while inside.
 
-    After it, ``scopes`` is what it was before.
+    On leaving, ``scopes`` is what it was before.
     """
     names = {id(module): name for name, module in model.named_modules()}
     paths: list[str] = []
@@ -89,9 +88,9 @@ class AutogradNodes:
             bisect.insort(self._sequence, sequence)
 
     def forward_op(self, node: Any) -> int:
-        """The forward op that made a node; -1: there is none.
+        """The forward operator that made an autograd node, or -1 where there is none.
 
-        Where an autograd.Function ran none, the last one before it.
+        For an autograd.Function that ran no operator it is the last one before it.
         """
         before = bisect.bisect_right(self._sequence, node._sequence_nr())
         return self._ops[self._sequence[before - 1]] if before else -1

@@ -1,6 +1,6 @@
-"""Rewriting of the captured step before it is placed.
+"""PopART's patterns that change what a program costs.
 
-PopART's patterns that change what a program costs.
+They rewrite the captured step before it is placed.
 
 The gradient of an embedding is rows for the tokens that were looked up. With gradient accumulation
 they are added straight into the weight's accumulator (PopART's ``SparseAccumulate``, on unless
@@ -89,10 +89,7 @@ def _into(graph: Graph, add: OpNode, rows: OpNode) -> OpNode:
 
 
 def _replace(graph: Graph, changed: Mapping[int, OpNode], dropped: set[int]) -> None:
-    """Put ``changed`` operators in and leave ``dropped`` ones out.
-
-    Operators are numbered anew, in order.
-    """
+    """Put in the ``changed`` operators, leave out the ``dropped`` ones and number all anew."""
     remaining = [changed.get(op.id, op) for op in graph.ops if op.id not in dropped]
     number = {op.id: index for index, op in enumerate(remaining)}
     graph.ops = [

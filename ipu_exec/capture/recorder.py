@@ -214,7 +214,7 @@ class Recorder(TorchDispatchMode):
     def read_content(self, tensor: torch.Tensor) -> float:
         """The number that a model or an optimiser reads off a tensor.
 
-        ContentError where none is known.
+        Raises ContentError where the content is not known.
         """
         # Optimisers read their step counter on the host; every step costs the same.
         if self.direction == Direction.UPDATE:
@@ -378,9 +378,9 @@ class Recorder(TorchDispatchMode):
         return Origin(forward, op.block, op.module, SourceLine(op.file, op.line))
 
     def _forward_op(self, node: Any) -> int:
-        """The forward op of an autograd node.
+        """The forward operator of an autograd node.
 
-        For an accumulation that is the first op that used the weight.
+        For the accumulation of a gradient it is the first operator that used the weight.
         """
         if node is None:
             return -1

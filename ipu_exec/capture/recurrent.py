@@ -1,6 +1,4 @@
-"""Recurrent layers while a model is captured.
-
-One operator for each layer and direction, as popnn has them.
+"""Recurrent layers in capture: one operator for each layer and direction, as popnn has them.
 
 PyTorch on a CPU takes a GRU, a plain RNN and an LSTM of float16 apart into some twenty operators a
 time step. The numbers are PyTorch's all the same: what is here runs on fake tensors only.
@@ -146,9 +144,9 @@ def _run(  # noqa: PLR0913 - the arguments of torch's recurrent layers
 
 
 def _replacement(kind: str, apart: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for torch's function.
+    """What stands for torch's function while a model is captured.
 
-    Packed sequences, projections and batches of none are left to that one.
+    Packed sequences, projections and empty batches are left to torch's own.
     """
 
     def function(*args: Any) -> Any:

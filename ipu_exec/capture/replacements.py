@@ -1,6 +1,7 @@
 """What runs instead of torch's own functions while a model is captured.
 
-PyTorch on a CPU does otherwise than an IPU there, or no shape could be known.
+These are the functions for which PyTorch on a CPU does something other than an IPU would, or whose
+result has no shape that is known beforehand.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Capture: record every ATen call of one micro-batch and one weight update.
-
-They run on fake tensors.
+"""Capture: record every ATen call of one micro-batch and one weight update, on fake tensors.
 
 The real module, the real autograd and the real optimiser run under ``FakeTensorMode``: shapes and
 dtypes are true, no weight is copied and nothing is computed. The `Recorder` above it records each
@@ -45,9 +43,7 @@ def capture(
     contents: Sequence[bool | int | float] = (),
     casting: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Graph:
-    """Record what one micro-batch computes.
-
-    With an optimiser, its backward and the weight update too.
+    """Record what one micro-batch computes; with an optimiser, its backward and the update too.
 
     ``args``/``kwargs`` are one micro-batch (real tensors, untouched). ``accumulate``: gradients are
     added to accumulators that live on, as gradient accumulation does. ``find_loss`` picks the loss
@@ -131,7 +127,7 @@ class _Run:
     def _trained(self) -> dict[str, torch.Tensor]:
         """The fake parameters that the optimiser updates.
 
-        Where gradients are added up they have an accumulator.
+        They have accumulators where gradients are added up.
         """
         optimizer = self.step.optimizer
         if optimizer is None:

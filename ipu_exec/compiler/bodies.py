@@ -1,6 +1,4 @@
-"""What a program is made of.
-
-Bodies of bulk-synchronous steps over tiles, and the tree that holds them all.
+"""What a program is made of: bodies of bulk-synchronous steps, and the tree of all bodies.
 
 Here is also how a plan's steps become a program's: an exchange waits for a sync of the tiles, a
 stream copy has a beginning and an end.
@@ -9,7 +7,7 @@ stream copy has a beginning and an end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -33,9 +31,9 @@ OFF_CHIP = -1  # the host, or streaming memory: where a `Move` comes from or goe
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A storage that a step moves, ``bytes`` in all, from an IPU of the replica to another.
+    """``bytes`` of a storage that a step moves from one IPU of the replica to another.
 
-    From an IPU to itself: between the replicas.
+    Where source and target are the same IPU, the bytes move between replicas.
     """
 
     storage: int
@@ -44,7 +42,7 @@ class Move:
     target: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ProgramStep:
     """One step of a body. Vectors over tiles are shared with the plan they come from."""
 
@@ -65,12 +63,9 @@ class ProgramStep:
     moves: tuple[Move, ...] = ()  # over the edge of the chip
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Use:
-    """Something in tile memory while a body runs.
-
-    From step ``first`` to step ``last`` of it, inclusive.
-    """
+    """Something in tile memory from step ``first`` to step ``last`` of a body, inclusive."""
 
     name: str
     role: str
@@ -81,7 +76,7 @@ class Use:
     interleaved: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Body:
     """A piece of program that one IPU runs as a whole.
 
@@ -92,30 +87,14 @@ class Body:
     ipu: int
     stage: int  # -1: none
     task: int
-    steps: list[ProgramStep] = field(default_factory=list)
-    temporaries: list[Use] = field(default_factory=list)
-    touched: dict[int, tuple[int, int]] = field(default_factory=dict)  # storage -> first, last step
+    steps: tuple[ProgramStep, ...]
+    temporaries: tuple[Use, ...]
+    touched: Mapping[int, tuple[int, int]]  # storage -> first, last step
 
     @property
     def cycles(self) -> int:
         """Cycles of its steps, one after another."""
         return sum(step.cycles for step in self.steps)
-
-    def begin_with(self, steps: list[ProgramStep]) -> None:
-        """Put steps before all others."""
-        count = len(steps)
-        self.steps[:0] = steps
-        self.touched = {
-            storage: (first + count, last + count)
-            for storage, (first, last) in self.touched.items()
-        }
-        for use in self.temporaries:
-            use.first, use.last = use.first + count, use.last + count
-
-    def touch(self, storage: int, first: int, last: int) -> None:
-        """Note that steps ``first`` to ``last`` use a storage."""
-        old = self.touched.get(storage, (first, last))
-        self.touched[storage] = (min(old[0], first), max(old[1], last))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +125,10 @@ class ProgramTree:
         ends = [0, *accumulate(len(body.steps) for body in self.bodies)]
         return [range(first, end) for first, end in pairwise(ends)]
 
+    def step_names(self, ipu: int) -> list[str]:
+        """Names of the steps of an IPU, in program order."""
+        return [step.name for body in self.bodies if body.ipu == ipu for step in body.steps]
+
     def all_of(self, stage: int, *tasks: int) -> list[Body]:
         """Bodies of these tasks of a stage, in the order in which they run."""
         return [body for body in self.bodies if body.stage == stage and body.task in tasks]
@@ -157,13 +140,6 @@ class ProgramTree:
     def cycles(self, task: int, stage: int) -> int:
         """Cycles of a stage's bodies of that task (one of `profiler.schedules.TASKS`)."""
         return sum(body.cycles for body in self.all_of(stage, task))
-
-
-def one_step(
-    name: str, ipu: int, task: int, kind: str, step: str, cycles: int, purpose: Purpose
-) -> Body:
-    """A body of an IPU's own."""
-    return Body(name, ipu, -1, task, [ProgramStep(kind, step, cycles, purpose=purpose)])
 
 
 def program_steps(step: Compute | Exchange, target: str) -> list[ProgramStep]:

@@ -224,9 +224,9 @@ class _Digests:
         self._plans: dict[int, int] = {}
 
     def of(self, step: ProgramStep, op: OpNode | None) -> tuple[int, ...]:
-        """Equal for steps that are the same code.
+        """A key that is equal for steps that are the same code.
 
-        Over tiles the same, in operators that are the same in all steps.
+        They do the same on every tile, in operators whose steps are all the same.
 
         Operators whose outline attributes differ are not (PopART's ``__outline``).
         """

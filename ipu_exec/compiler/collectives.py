@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import Body, Move, ProgramStep, the_one
+from ipu_exec.compiler.bodies import Move, ProgramStep, the_one
+from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.locations import grouping_of
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.tile_mapping import TileMapping
+from ipu_exec.graph import OpNode
+from ipu_exec.lowering import info
+from ipu_exec.lowering.norm import takes_statistics
 from ipu_exec.machine import ring_cycles
 from profiler import records, schedules
 from profiler.enums import Direction, Purpose, Role
@@ -71,27 +75,26 @@ class Collectives:
             mapping.machines,
         )
 
-    def reduce(self, ipu: int) -> Body | None:
+    def reduce(self, ipu: int) -> BodyBuilder | None:
         """What replicas do with gradients before the weight update, all at once.
 
         An all-reduce, or a reduce-scatter where each replica updates its part of the weight.
         """
         if self.options.replicas == 1 or not self.graph.training:
             return None
-        body = Body("", ipu, -1, schedules.REDUCE)
         summed, scattered = self._reduced_together(ipu)
+        kinds = [Purpose.ALL_REDUCE] * bool(summed) + [Purpose.REDUCE_SCATTER] * bool(scattered)
+        name = f"IPU {ipu} {' and '.join(kinds)} of gradients"
+        body = BodyBuilder(name, ipu, -1, schedules.REDUCE)
         self.exchange(Purpose.ALL_REDUCE, summed, body)
         self.exchange(Purpose.REDUCE_SCATTER, scattered, body)
-        last = len(body.steps) - 1
         for storage, stage in scattered.items():  # parts that wait for the update
             shard = self.mapping.shard(self.graph.storages[storage].parameter, stage)
-            body.temporaries.append(self.mapping.use_of_part(shard, storage, last, last))
-        kinds = [Purpose.ALL_REDUCE] * bool(summed) + [Purpose.REDUCE_SCATTER] * bool(scattered)
-        body.name = f"IPU {ipu} {' and '.join(kinds)} of gradients"
+            body.hold(self.mapping.use_of_part(shard, storage, body.last, body.last))
         return body
 
     def _reduced_together(self, ipu: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Gradients of an IPU that are all-reduced, and those that are scattered.
+        """An IPU's gradients that are all-reduced, and those that are scattered.
 
         Each comes with its stage.
         """
@@ -109,7 +112,7 @@ class Collectives:
         return _joined(summed), _joined(scattered)
 
     def exchange(
-        self, purpose: Purpose, where: Mapping[int, int], body: Body, name: str = ""
+        self, purpose: Purpose, where: Mapping[int, int], body: BodyBuilder, name: str = ""
     ) -> None:
         """One step in which replicas exchange storages (``where`` gives the stages they are of).
 
@@ -129,7 +132,29 @@ class Collectives:
             for ring in rings:
                 body.steps.append(self._step(ring, each, nbytes, body.ipu, name))
                 for storage in mine:
-                    body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+                    body.touch(storage, body.last, body.last)
+
+    def share_statistics(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
+        """Where a batch norm is over a group of replicas: they reduce its two sums a channel.
+
+        In the forward those of mean and variance, in the backward those of the gradients of shift
+        and scale: results 1 and 2 of the operator. A norm without shift and scale has these sums
+        too; they lie as its statistics do.
+        """
+        group = self.options.norm_group
+        if group == 1 or not info(op.aten).over_batch or not takes_statistics(op.aten, op.args):
+            return
+        made = [v for v in op.outputs[1:3] if v is not None]
+        if not made and op.forward_op >= 0:
+            made = [v for v in self.graph.ops[op.forward_op].outputs[1:3] if v is not None]
+        each = {s: self.mapping.bytes([s], stage) for s in map(self.mapping.storage, made)}
+        nbytes = sum(each.values(), np.zeros(self.machines[body.ipu].target.tiles, np.int64))
+        if not nbytes.any():
+            return
+        ring = Ring(Purpose.ALL_REDUCE, group, 1, 1, f" of statistics in groups of {group}")
+        body.steps.append(self._step(ring, each, nbytes, body.ipu, f"{op.name}/"))
+        for storage in each:
+            body.touch(storage, body.last, body.last)
 
     def _step(
         self,
@@ -175,7 +200,7 @@ class Collectives:
     def _rings(self, where: Mapping[int, int]) -> dict[tuple[int, int], list[int]]:
         """Storages by the replicas that exchange them.
 
-        How many, and how many replicas from one to the next.
+        A key is how many replicas take part, and how many lie between one and the next.
         """
         rings: dict[tuple[int, int], list[int]] = {}
         for storage_id in where:
@@ -189,10 +214,7 @@ class Collectives:
         return rings
 
     def _gradients(self) -> list[int]:
-        """Storages the optimiser reads gradients from.
-
-        The accumulators, or the gradients themselves.
-        """
+        """The storages from which the optimiser reads gradients: accumulators, or the gradients."""
         storages = self.graph.storages.values()
         accumulators = [s.id for s in storages if s.role == Role.ACCUMULATOR]
         if accumulators:

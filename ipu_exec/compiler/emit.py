@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ipu_exec.compiler.bodies import Body, ProgramTree, one_step, slice_step
+from ipu_exec.compiler.bodies import ProgramStep, ProgramTree, slice_step
+from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.collectives import Collectives
-from ipu_exec.compiler.operator_steps import OperatorSteps, belong
+from ipu_exec.compiler.operator_steps import OperatorSteps
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.phases import Traffic
 from ipu_exec.compiler.reads import read_values
@@ -53,7 +54,7 @@ class _Emitter:
 
     def emit(self) -> ProgramTree:
         forwards = [self._forward(stage) for stage in self.stages]
-        backwards: list[Body] = []
+        backwards: list[BodyBuilder] = []
         for stage in reversed(self.stages) if self.graph.training else ():
             backwards += self._backward(stage)
         updates = [self._update(ipu) for ipu in self.ipus]
@@ -72,7 +73,7 @@ class _Emitter:
         ]
         residency = self.residency
         return ProgramTree(
-            tuple(body for body in order if body is not None and body.steps),
+            tuple(body.build() for body in order if body is not None and body.steps),
             self.mapping.layouts,
             residency.stashed,
             residency.recomputed(self.graph),
@@ -88,32 +89,28 @@ class _Emitter:
             residency.across,
         )
 
-    def _syncs(self) -> list[Body]:
+    def _syncs(self) -> list[BodyBuilder]:
         """With the other IPUs, at the end of a pipeline cycle."""
         if self.placement.num_ipus == 1 or self.placement.phases:
             return []
-        return [
-            one_step(
-                f"IPU {ipu} external sync",
-                ipu,
-                schedules.SYNC,
-                records.SYNC,
-                "External",
-                EXTERNAL_SYNC_CYCLES,
-                Purpose.EXTERNAL_SYNC,
+        bodies = []
+        for ipu in self.ipus:
+            step = ProgramStep(
+                records.SYNC, "External", EXTERNAL_SYNC_CYCLES, purpose=Purpose.EXTERNAL_SYNC
             )
-            for ipu in self.ipus
-        ]
+            name = f"IPU {ipu} external sync"
+            bodies.append(BodyBuilder(name, ipu, -1, schedules.SYNC, [step]))
+        return bodies
 
-    def _body(self, name: str, stage: int, task: int) -> Body:
-        return Body(name, self.placement.ipus[stage], stage, task)
+    def _body(self, name: str, stage: int, task: int) -> BodyBuilder:
+        return BodyBuilder(name, self.placement.ipus[stage], stage, task)
 
     def _ops(self, direction: str, stage: int) -> Sequence[OpNode]:
         return self.residency.ops.get((direction, stage), ())
 
     # -- forward, backward, update ---
 
-    def _forward(self, stage: int) -> Body:
+    def _forward(self, stage: int) -> BodyBuilder:
         """The forward of a stage.
 
         A tensor goes into its stash as soon as it is there, so that nothing holds it twice for
@@ -134,7 +131,7 @@ class _Emitter:
                 self._stash(storage, stage, body, Purpose.STASH)
         return body
 
-    def _backward(self, stage: int) -> list[Body]:
+    def _backward(self, stage: int) -> list[BodyBuilder]:
         """The backward of a stage, in bodies.
 
         It is cut where it turns from running forward operators again to its own and back.
@@ -148,7 +145,7 @@ class _Emitter:
             self._phase(Direction.BACKWARD, stage, body, traffic)
             return [body]
         away = set(self.residency.stashed[stage])
-        bodies: list[Body] = []
+        bodies: list[BodyBuilder] = []
         for op, is_again in self._backward_order(stage):
             task = schedules.RECOMPUTE if is_again else schedules.BACKWARD
             if not bodies or bodies[-1].task != task:
@@ -172,14 +169,14 @@ class _Emitter:
         turn = next((i for i in range(first, len(flags)) if not flags[i]), first)
         return [*order[first:turn], *order[:first], *order[turn:]]
 
-    def _update(self, ipu: int) -> Body:
-        body = Body(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
+    def _update(self, ipu: int) -> BodyBuilder:
+        body = BodyBuilder(f"IPU {ipu} weight update", ipu, -1, schedules.UPDATE)
         for stage in self.stages:
             if self.placement.ipus[stage] == ipu:
                 self.weight_updates.append(stage, body)
         return body
 
-    def _phase(self, direction: str, stage: int, body: Body, traffic: Traffic) -> None:
+    def _phase(self, direction: str, stage: int, body: BodyBuilder, traffic: Traffic) -> None:
         """The operators of a stage in phased execution.
 
         Before them it loads and receives, and behind them it stores.
@@ -192,6 +189,7 @@ class _Emitter:
         self.transfers.receive(traffic.receive, stage, body)
         for op in ops:
             self.operators.append(op, body)
+            self.collectives.share_statistics(op, stage, body)
         before = body.cycles
         self.transfers.remote(traffic.store, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
         self.stores[body.task, stage] = body.cycles - before
@@ -199,7 +197,7 @@ class _Emitter:
     def _gathered(self, ops: Iterable[OpNode], direction: str, stage: int) -> list[int]:
         """Weights that a phase reads and of which replicas keep parts.
 
-        Where the backward turns they are there.
+        There are none where the backward follows its forward at once: the weights are still there.
         """
         if direction == Direction.BACKWARD and stage in self.residency.turning:
             return []
@@ -208,7 +206,7 @@ class _Emitter:
 
     # -- one operator ---
 
-    def _run(self, op: OpNode, direction: str, stage: int, body: Body) -> None:
+    def _run(self, op: OpNode, direction: str, stage: int, body: BodyBuilder) -> None:
         """An operator of forward or backward, with what comes to the chip for it and leaves again.
 
         A tensor comes before its first use, once for the forward and once for recomputation and
@@ -223,12 +221,13 @@ class _Emitter:
                 there.add(storage)
         if self.residency.places.shared_accumulator(self.graph, op) is None:
             self.operators.append(op, body)
+            self.collectives.share_statistics(op, stage, body)
         else:
             self._accumulate(op, stage, body)
         self._store_changed(op, direction, stage, body)
-        belong(body.steps[begin:], op)
+        body.assign(begin, op.id)
 
-    def _bring(self, storage: int, stage: int, body: Body) -> None:
+    def _bring(self, storage: int, stage: int, body: BodyBuilder) -> None:
         """From streaming memory, from the other replicas, or both."""
         name = self.graph.storages[storage].name
         remote = storage in self.residency.places.remote
@@ -239,7 +238,7 @@ class _Emitter:
                 self.parts[storage, stage] = self.mapping.part(storage, stage)
             self.collectives.exchange(Purpose.ALL_GATHER, {storage: stage}, body, f"{name}/")
 
-    def _accumulate(self, op: OpNode, stage: int, body: Body) -> None:
+    def _accumulate(self, op: OpNode, stage: int, body: BodyBuilder) -> None:
         """Add a gradient to an accumulator that replicas share: it is scattered over them first."""
         split = self.residency.places.split
         accumulator = self.residency.places.shared_accumulator(self.graph, op)
@@ -251,11 +250,10 @@ class _Emitter:
             name = f"{self.graph.storages[gradient].name}/"
             self.collectives.exchange(Purpose.REDUCE_SCATTER, {gradient: stage}, body, name)
         self.operators.append(op, body)
-        last = len(body.steps) - 1
         for gradient in gradients:
-            body.temporaries.append(self.mapping.use_of_part(shard, gradient, first, last))
+            body.hold(self.mapping.use_of_part(shard, gradient, first, body.last))
 
-    def _store_changed(self, op: OpNode, direction: str, stage: int, body: Body) -> None:
+    def _store_changed(self, op: OpNode, direction: str, stage: int, body: BodyBuilder) -> None:
         """To streaming memory, behind the last change."""
         places = self.residency.places
         changes = places.last_change.get((direction, stage), {})
@@ -266,14 +264,13 @@ class _Emitter:
                 name = f"{self.graph.storages[storage].name}/store"
                 self.transfers.remote([storage], name, stage, body, Purpose.REMOTE_STORE)
 
-    def _stash(self, storage: int, stage: int, body: Body, purpose: Purpose) -> None:
+    def _stash(self, storage: int, stage: int, body: BodyBuilder, purpose: Purpose) -> None:
         """Copy a tensor into its slot of the stash, or back out of it.
 
-        A dynamic update or slice on every tile.
+        It is a dynamic update, or a dynamic slice, on every tile.
         """
         stored = self.graph.storages[storage]
         count = self.mapping.bytes([storage], stage) // ITEM_BYTES[stored.dtype]
         name, maker = f"{stored.name}/{purpose}", self.mapping.makers.get(storage, -1)
         body.steps.append(slice_step(name, count, stored.dtype, purpose, storage, maker))
-        last = len(body.steps) - 1
-        body.touch(storage, last, last)
+        body.touch(storage, body.last, body.last)

@@ -17,7 +17,7 @@ from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
 from profiler import records
-from profiler.memory import what_fills
+from profiler.memory import Overflow, what_fills, what_it_needs
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ class Executable:
 
     @property
     def cycles_per_call(self) -> int:
-        """Cycles of one call of the executor.
-
-        All its device iterations, and what is waited for around them.
-        """
+        """Cycles of one call: all its device iterations, and the waits around them."""
         schedule, trace = self.timeline.schedule, self.timeline.trace
         return schedule.head + trace.iterations * trace.iteration_cycles + schedule.tail
 
@@ -64,30 +61,31 @@ class Executable:
         return overflow.tile_bytes(self.variables, self.target)
 
     @cached_property
-    def overflow(self) -> overflow.Overflow | None:
+    def overflow(self) -> Overflow | None:
         """The worst tile over its limit, if any."""
-        return overflow.find_overflow(self.tile_bytes, self.tree, self.target)
+        return overflow.find_overflow(self.tile_bytes, self.target)
 
     def check_memory(self, profile_path: str = "") -> None:
         """Raise OutOfMemoryError where a tile holds more than it has.
 
-        ``profile_path``: where the profile is.
+        ``profile_path`` is where the profile was written, for the message.
         """
         over = self.overflow
         if over is None:
             return
-        filled = what_fills(over.largest, over.always_live, over.limit)
+        needs = what_it_needs(over.bytes_over, over.limit, over.what)
+        filled = what_fills(over.largest, over.always_live)
         shared = self.options.replicas > 1
         where = (
             f"the profile is {profile_path}"
             if profile_path
-            else "no profile was asked for (autoreport=True)"
+            else 'no profile was asked for (Options(profile_dir="out"))'
         )
+        step = self.tree.step_names(over.ipu)[over.position]
         more = 2 * self.placement.attached_ipus
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
-            f" ({over.step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what};"
-            f" {filled}. {where[0].upper()}{where[1:]}. Give the stage"
+            f" ({step}): it {needs}; {filled}. {where[0].upper()}{where[1:]}. Give the stage"
             " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
             f" optimiser state off the chip{' or in parts on replicas' * shared}. Or spread the"
             f" model over more IPUs: ipu-run --num-ipus {more} SCRIPT",

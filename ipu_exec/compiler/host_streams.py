@@ -34,9 +34,9 @@ def makers(graph: Graph) -> dict[int, int]:
 
 
 def outputs_by_stage(graph: Graph, placement: Placement, options: CompileOptions) -> Streams:
-    """Outputs leave the stage that makes them.
+    """Outputs by the stage that makes them, which is where they leave.
 
-    What leaves once is not overlapped, nor what the backward makes.
+    Outputs that leave only once, and those that the backward makes, are not overlapped.
     """
     made_by = makers(graph)
     outputs: Streams = {}

@@ -1,7 +1,4 @@
-"""From when to when a tensor is on an IPU, as intervals of positions.
-
-The IPU's steps in program order.
-"""
+"""When each tensor is on an IPU: intervals over the IPU's steps in program order."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ from profiler.enums import Direction, Role
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A replica's part of a weight, and of what has its size.
+    """A replica's part of a weight, or of anything of its size.
 
-    1/R of the elements of every tile, rounded up.
+    Of R replicas each has 1/R of the elements on every tile, rounded up.
 
     So lies what GCL's CollectiveBalancedReorder gives each replica: every tile keeps work, no
     element leaves its tile.
@@ -95,9 +95,9 @@ def locate(
     again: Mapping[int, Sequence[OpNode]],
     options: CompileOptions,
 ) -> Places:
-    """Find them, and warn of what cannot be as asked.
+    """Decide where tensors wait, and warn of what cannot be as the options ask.
 
-    ``again``: what a stage runs again before its backward.
+    ``again`` has the operators that each stage runs again before its backward.
 
     In phased execution phases move weights, accumulators and activations. What stages share stays
     whole on the chip, and in a pipeline so do activations: their stash. A stage may say of its own
@@ -142,9 +142,9 @@ def _weight_of(storage: Storage) -> int:
 def _remote(
     graph: Graph, locations: Locations, shared: set[int], waits: set[int], phased: bool
 ) -> set[int]:
-    """What goes to streaming memory.
+    """The storages that go to streaming memory.
 
-    ``shared``: by several stages; ``waits``: activations that wait for a backward.
+    ``shared`` are those of several stages; ``waits`` are activations that wait for a backward.
     """
     remote, common = set(), []
     for storage in graph.storages.values():
@@ -242,7 +242,7 @@ def by_weight(graph: Graph, ops: Sequence[OpNode]) -> dict[int, list[OpNode]]:
 def grouping_of(graph: Graph, storage_id: int, groupings: Groupings) -> Grouping | None:
     """How replicas are grouped for a weight, or for the weight of a gradient or state.
 
-    None means that all replicas have the same value: nothing has to be told apart.
+    None means that all replicas have the same value.
     """
     storage = graph.storages[storage_id]
     weight = graph.storages[storage.parameter] if storage.parameter >= 0 else storage

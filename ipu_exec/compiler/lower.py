@@ -36,9 +36,9 @@ def lower_graph(
     machines: Sequence[Machine],
     options: CompileOptions,
 ) -> TileMapping:
-    """The pass. ``machines`` has one per IPU.
+    """The pass: plan every operator. ``machines`` has one machine per IPU.
 
-    Raises LoweringError with the op's source line where an operator has no lowering.
+    Raises LoweringError with the operator's source line where it has no lowering.
     """
     lowering = _Lowering(graph, placement, residency, machines, options)
     lowering.forward_and_backward()
@@ -163,9 +163,9 @@ class _Lowering:
                 self.layouts.decide(state.id, stage)
 
     def unused(self) -> None:
-        """Decide where the rest is, for which no operator asked.
+        """Lay out the storages for which no operator asked.
 
-        That is what the host sends or takes, and what passes through a stage on its way.
+        They are what the host sends or takes, and what passes through a stage on its way.
         """
         for by_stage in (inputs_by_stage, outputs_by_stage):
             for (stage, _), storages in by_stage(self.graph, self.placement, self.options).items():
@@ -214,9 +214,9 @@ class _Lowering:
     # -- one operator ---
 
     def _lower(self, op: OpNode, stage: int, shard: Shard | None = None) -> None:
-        """Plan an operator, and say where its operands lie.
+        """Plan an operator and record how its operands lie.
 
-        ``shard``: on a replica's part of the weight.
+        With ``shard`` it runs on this replica's part of the weight.
         """
         machine = self._machine(op, self.placement.ipus[stage])
         spec = self._spec(op, stage, shard)

@@ -35,9 +35,9 @@ def _first_steps(tree: ProgramTree) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class TileMemory:
-    """The variables in one replica's tile memory, IPU by IPU, ids from 0.
+    """The variables in one replica's tile memory, IPU by IPU, with ids from 0.
 
-    With them the operators that use them; and the operators that share code.
+    With them come the operators that use each, and the operators that share code.
     """
 
     variables: list[records.Variable]
@@ -131,9 +131,9 @@ class _Maker:
         tensor: int = -1,
         step: int = -1,
     ) -> int | None:
-        """The id of the new variable; None where it would have no byte.
+        """The id of the new variable, or None where it would not have a byte.
 
-        ``interval``: first and last position, inclusive; None for something always live.
+        ``interval`` is its first and last position, inclusive; None means always live.
         """
         total = int(tile_bytes.sum())
         if total == 0:
@@ -182,9 +182,9 @@ class _Maker:
             self.of_storage.setdefault(storage_id, []).extend(range(first, len(self.variables)))
 
     def in_place(self) -> None:
-        """An elementwise operator writes over an input that nobody reads after it.
+        """Whether an elementwise operator writes over an input that nothing reads after it.
 
-        What lies there is its output.
+        The output then takes the place of that input.
 
         PopART's pattern ``Inplace``, on by default, for the operators that have such a variant; the
         update of an optimiser is one expression over its operands, whatever it is made of (popart's
@@ -270,9 +270,9 @@ class _Maker:
             self.add(f"{storage.name}/stash", "variable", Role.STASH, nbytes * depth, **about)
 
     def _lies_at_home(self, storage_id: int, stage: int, layout: Layout) -> bool:
-        """Whether a stage reads it where another stage of this IPU has it all the time.
+        """Whether another stage of this IPU has the tensor all the time, for this one to read.
 
-        As the head of a language model does, on the IPU of the embedding whose weight it shares.
+        The head of a language model does so on the IPU of the embedding whose weight it shares.
         """
         home = self.placement.home.get(storage_id, stage)
         if home == stage or self.placement.ipus[home] != self.ipu:
@@ -283,9 +283,9 @@ class _Maker:
         return stays and same and storage_id not in self.tree.moving
 
     def _owner_op(self, storage_id: int) -> int:
-        """The first op that uses a weight (or the weight of a state).
+        """The first operator that uses a weight (or the weight of a state).
 
-        Where its memory is looked for.
+        People look for its memory there.
         """
         storage = self.graph.storages[storage_id]
         owner = storage.parameter if storage.parameter >= 0 else storage_id

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from ipu_exec.compiler.bodies import Body, ProgramStep, Use, program_steps, step_name
+from ipu_exec.compiler.bodies import Use, program_steps, step_name
+from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.reads import read_values
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.graph import OpNode
@@ -19,7 +19,7 @@ class OperatorSteps:
         self.mapping = mapping
         self.cycles: dict[int, int] = {}
 
-    def append(self, op: OpNode, body: Body) -> None:
+    def append(self, op: OpNode, body: BodyBuilder) -> None:
         """The operator's steps, with what it touches and holds meanwhile."""
         plan, target = self.mapping.plans[op.id], self.mapping.machine.target
         ends: list[int] = []  # position of the last step of each of the plan's
@@ -29,7 +29,7 @@ class OperatorSteps:
                 replace(one, op=op.id, name=step_name(op.name, one.name), plan=plan, part=part)
                 for one in program_steps(step, target.name)
             ]
-            ends.append(len(body.steps) - 1)
+            ends.append(body.last)
         self.cycles[op.id] = sum(step.cycles for step in body.steps[begin:])
         if not ends:
             return
@@ -39,7 +39,7 @@ class OperatorSteps:
             if output is not None:
                 body.touch(self.mapping.storage(output), ends[-1], ends[-1])
         for temporary in plan.temporaries:
-            body.temporaries.append(
+            body.hold(
                 Use(
                     step_name(op.name, temporary.name),
                     Role.TEMPORARY,
@@ -50,10 +50,3 @@ class OperatorSteps:
                     interleaved=temporary.interleaved,
                 )
             )
-
-
-def belong(steps: Sequence[ProgramStep], op: OpNode) -> None:
-    """What moves for an operator is its own: a Block's cycles count it."""
-    for step in steps:
-        if step.op < 0:
-            step.op = op.id

@@ -1,4 +1,4 @@
-"""What the compiler is asked for, in its own words: the one thing that the passes know of options.
+"""What the compiler is asked for, in its own words; the passes know no other options.
 
 PopTorch's ``Options`` become a `CompileOptions` in `ipu_exec.session.compile_options`.
 """
@@ -77,7 +77,7 @@ class StrategyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Of one kind of tensor.
+    """Where one kind of tensor waits while nothing uses it.
 
     The least elements are PopART's defaults [POPART, willow/include/popart/sessionoptions.hpp].
     """
@@ -156,6 +156,7 @@ class CompileOptions:
     partials: str = ""  # "float32", "float16"; "": the data type of the operands
     dithering: bool = False  # of convolutions
     stable_norm: bool = False
+    norm_group: int = 1  # replicas over which a batch norm in training takes its statistics
     estimate_unknown: bool = False  # guess an operator that nobody lowered
     # streams
     output_mode: OutputMode = OutputMode.All  # never Default

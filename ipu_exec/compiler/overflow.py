@@ -1,7 +1,4 @@
-"""Whether the tiles hold everything.
-
-The most bytes at one step on each, and the worst tile over a limit.
-"""
+"""Whether everything fits: the most bytes on each tile, and the worst tile over a limit."""
 
 from __future__ import annotations
 
@@ -10,33 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipu_exec.compiler.bodies import ProgramTree
 from ipu_exec.machine import Target
 from profiler import records
-from profiler.memory import CODE, CODE_REGION, including_gaps, largest
-
-
-@dataclass(frozen=True, slots=True)
-class Overflow:
-    """The tile that is fullest beyond what it has, at its worst step."""
-
-    ipu: int
-    tile: int
-    position: int
-    step: str
-    what: str  # "tile memory", or the region that is too small
-    limit: int
-    bytes_over: int
-    always_live: int  # bytes of what counts there
-    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the largest things live there
+from profiler.memory import CODE, Overflow, WorstTile, including_gaps, largest, worst_tile
 
 
 @dataclass(frozen=True, slots=True)
 class TileBytes:
-    """The most bytes at one step on each tile of an IPU, and the first such step.
-
-    Both are arrays over tiles.
-    """
+    """The most bytes at one step on each tile of an IPU, and the first such step, over tiles."""
 
     ipu: int
     variables: Sequence[records.Variable]
@@ -76,59 +54,35 @@ def tile_rows(tiles: list[TileBytes], target: Target) -> Iterator[records.TileMe
             yield records.TileMemory(one.ipu, tile, *values)
 
 
-def find_overflow(tiles: list[TileBytes], tree: ProgramTree, target: Target) -> Overflow | None:
+def find_overflow(tiles: list[TileBytes], target: Target) -> Overflow | None:
     """The worst tile over a limit, or None.
 
-    Two limits (docs/memory-model.md#gaps): the whole tile, gaps included as
-    `profiler.memory.including_gaps` counts them, so that it stops exactly where ``Report.tiles``
-    has an overflow; and region 0, the only place for code.
+    It stops exactly where ``Report.tiles`` has an overflow: `profiler.memory.worst_tile` decides.
     """
-    worst: Overflow | None = None
+    overflowing = []
     for one in tiles:
-        code, code_at = _peaks([v for v in one.variables if v.category in CODE], target.tiles)
-        total = one.total
-        gap = (one.interleaved > 0) & (
-            one.plain <= target.region0_bytes
-        )  # then region 1 alone decides
-        whole = "tile memory with its gap" if gap[int(total.argmax())] else "tile memory"
-        for what, taken, at, limit in (
-            (whole, total, one.used_at, target.bytes_per_tile),
-            (CODE_REGION, code, code_at, target.region0_bytes),
-        ):
-            tile = int(taken.argmax())
-            over = int(taken[tile]) - limit
-            if over > 0 and (worst is None or over > worst.bytes_over):
-                counted = (
-                    [v for v in one.variables if v.category in CODE]
-                    if taken is code
-                    else one.variables
-                )
-                worst = _overflow(counted, tree, one.ipu, tile, int(at[tile]), what, limit, over)
-    return worst
+        code = _peaks([v for v in one.variables if v.category in CODE], target.tiles)
+        columns = {"total": one.total, "peak": one.used, "peak_step": one.used_at}
+        worst = worst_tile(columns, code, target.bytes_per_tile, target.region0_bytes)
+        if worst is not None:
+            overflowing.append(_with_contents(one, worst))
+    return max(overflowing, key=lambda over: over.bytes_over, default=None)
 
 
-def _overflow(
-    counted: Sequence[records.Variable],
-    tree: ProgramTree,
-    ipu: int,
-    tile: int,
-    at: int,
-    what: str,
-    limit: int,
-    over: int,
-) -> Overflow:
-    """With the largest things that are live there."""
-    names = [step.name for body in tree.bodies if body.ipu == ipu for step in body.steps]
+def _with_contents(ipu: TileBytes, worst: WorstTile) -> Overflow:
+    """With the bytes that are always live, and the largest things that are live."""
+    tile, at = worst.tile, worst.position
+    counted = [v for v in ipu.variables if not worst.of_code or v.category in CODE]
     live = [v for v in counted if v.start <= at < v.stop and v.tile_bytes[tile]]
     always = sum(int(v.tile_bytes[tile]) for v in live if v.always_live)
     named = largest((v.name, int(v.tile_bytes[tile])) for v in live)
-    return Overflow(ipu, tile, at, names[at] if names else "", what, limit, over, always, named)
+    return Overflow(ipu.ipu, tile, at, worst.what, worst.limit, worst.bytes_over, always, named)
 
 
 def _peaks(variables: Sequence[records.Variable], tiles: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per tile, the most bytes live at one step and the first step at which they are.
+    """Per tile, the most bytes live at one step, and the first step at which they are live.
 
-    One running sum.
+    It adds up what begins and ends, in one pass over the positions.
     """
     changes: dict[int, np.ndarray] = {}
     for variable in variables:

@@ -14,9 +14,9 @@ logger = logging.getLogger("ipu_exec")
 
 
 def log_placement(graph: Graph, placed: Placement) -> None:
-    """Say in the debug log where each operator runs, as PopTorch does.
+    """Log at debug level where each operator runs, as PopTorch does.
 
-    PopART's names, a number after the first.
+    Operators have PopART's names, numbered from the second of a name on.
     """
     if not logger.isEnabledFor(logging.DEBUG):
         return

@@ -23,10 +23,7 @@ from profiler.names import popart_names
 
 
 def rows(executable: Executable) -> Iterator[list[Any]]:
-    """All rows of the profile but its runs.
-
-    They come in a few batches to be written one after the other.
-    """
+    """All rows of the profile but its runs, in batches in the order in which they are written."""
     timeline = executable.timeline
     yield [target_row(executable), *option_rows(executable)]
     yield [*stage_rows(executable), *block_rows(executable), *op_rows(executable)]

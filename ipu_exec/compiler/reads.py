@@ -1,6 +1,6 @@
 """The values whose content an operator reads.
 
-What it is given besides need neither be stashed nor sent to another IPU.
+Other arguments need neither be stashed nor sent to another IPU.
 """
 
 from __future__ import annotations

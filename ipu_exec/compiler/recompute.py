@@ -33,9 +33,9 @@ class Recomputation(IntEnum):
 
 
 def asked_for(setting: object, pipelined: bool) -> Recomputation:
-    """What ``autoRecomputation`` says.
+    """What ``autoRecomputation`` asks for.
 
-    PopTorch's default where it is None: only pipelines recompute.
+    Where it is None PopTorch's default holds: only pipelines recompute.
 
     Raises Error for what is no kind of recomputation.
     """
@@ -76,9 +76,9 @@ def kept(graph: Graph, forward: Sequence[OpNode], kind: Recomputation) -> set[in
 
 
 def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int]) -> set[int]:
-    """Storages made by what the loss reaches without passing one that is kept.
+    """Storages that the loss reaches without passing one that is kept.
 
-    Run again it would gain nothing.
+    To run these again would gain nothing.
     """
     if graph.loss < 0:
         return set()
@@ -94,9 +94,9 @@ def after_last_checkpoint(graph: Graph, forward: Sequence[OpNode], kept: set[int
 def run_again(
     graph: Graph, forward: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> tuple[list[OpNode], set[int]]:
-    """The forward operators of a stage that run again for its ``backward``, in order.
+    """The forward operators that a stage runs again for its ``backward``, in order.
 
-    Second, all storages that these and the backward read.
+    The second set has all storages that these and the backward read.
     """
     needed = {s for op in backward for s in read_by(graph, op)}
     again = []
@@ -111,9 +111,9 @@ def run_again(
 def sequence(
     graph: Graph, again: Sequence[OpNode], backward: Sequence[OpNode], kept: set[int]
 ) -> Iterator[tuple[OpNode, bool]]:
-    """The backward of a stage, each operator with whether it is one that runs again.
+    """The backward of a stage in order, each operator with whether it is one that runs again.
 
-    Right before its first use.
+    Those run right before their results are used first.
     """
     makers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
@@ -198,9 +198,7 @@ def by_block(
     kind: Recomputation,
     cycles: Mapping[int, int],
 ) -> dict[str, list[Any]]:
-    """What recomputation would cost stages of any Blocks.
-
-    For the profile, which predicts other splits from it.
+    """What recomputation would cost stages of any Blocks, for the prediction of other splits.
 
     Lists with an entry a Block: ``again``, the cycles of forward that run again where the stage
     goes on behind it; ``again_end``, where it ends there; ``again_final``, where it is in the last

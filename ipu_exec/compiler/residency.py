@@ -238,9 +238,9 @@ def _updates(
 
 
 def _clears_whole(graph: Graph, op: OpNode, places: Places) -> bool:
-    """Whether an op empties an accumulator that a replica keeps whole.
+    """Whether an operator empties an accumulator that a replica keeps whole.
 
-    Such an op is no part of the update.
+    Such an operator is not part of the update.
     """
     written = {graph.values[v].storage for v in op.writes}
     return op.aten.startswith("aten.zero_") and not written & places.split

@@ -1,7 +1,4 @@
-"""From bodies to time.
-
-What each stage costs, the schedule of a device iteration, and the trace a profile keeps.
-"""
+"""From bodies to time: costs of stages, the schedule of a device iteration, and its trace."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from profiler.enums import Role
 
 @dataclass(frozen=True)
 class TileMapping:
-    """Every operator's plan, and where everything lies: what lowering gives.
+    """What lowering gives: the plan of every operator, and where everything lies.
 
-    ``machines``: one an IPU; all have as many tiles that compute and as many for I/O.
+    ``machines`` has one per IPU; all have as many tiles that compute, and as many for I/O.
     """
 
     graph: Graph
@@ -93,9 +93,9 @@ class TileMapping:
         return self.machine.whole((self.layout(storage, stage) or self.linear(storage)).bytes)
 
     def reduced_late(self, gradient: int) -> bool:
-        """Whether it is reduced weight by weight in the update.
+        """Whether a gradient is reduced weight by weight, during the update.
 
-        An accumulator that only then is on the chip.
+        So is an accumulator that is on the chip only then.
         """
         places = self.residency.places
         waits = gradient in places.remote and not self.placement.phases

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
 
 from ipu_exec.compiler.bodies import (
     OFF_CHIP,
-    Body,
     Move,
     ProgramStep,
     Use,
-    one_step,
     program_steps,
     stream_steps,
     the_one,
 )
+from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.host_streams import inputs_by_stage, outputs_by_stage
 from ipu_exec.compiler.options import CompileOptions
 from ipu_exec.compiler.placement import storage_bytes
@@ -56,7 +56,7 @@ class Transfers:
         self.buffers: list[Use] = []  # of streams
         self.beside: set[int] = set()  # storages that come or leave over I/O tiles
 
-    def streams(self, forwards: list[Body]) -> tuple[list[Body], list[Body]]:
+    def streams(self, forwards: list[BodyBuilder]) -> tuple[list[BodyBuilder], list[BodyBuilder]]:
         """Transfers from and to the host.
 
         What is overlapped goes over the I/O tiles, from where or to where an exchange brings it in
@@ -80,7 +80,7 @@ class Transfers:
             ],
         )
 
-    def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> Body:
+    def _stream(self, stage: int, storages: list[int], to_host: bool, beside: bool) -> BodyBuilder:
         """Begin, mid and end of a stream copy: the latency, then the bytes at the host's rate.
 
         docs/machine.md#host-and-streaming-memory.
@@ -90,7 +90,7 @@ class Transfers:
         name = f"stage {stage} {'outputs to' if to_host else 'inputs from'} host"
         if beside:
             task, name = schedules.UNLOAD if to_host else schedules.LOAD, f"{name} over I/O tiles"
-        body = Body(name, self.placement.ipus[stage], stage, task)
+        body = BodyBuilder(name, self.placement.ipus[stage], stage, task)
         machine = self.machines[body.ipu]
         target = machine.target
         ends = (body.ipu, OFF_CHIP) if to_host else (OFF_CHIP, body.ipu)
@@ -110,10 +110,10 @@ class Transfers:
         # reads it rearranges it
         body.steps += stream_steps(names, cycles, tile_bytes, purpose, moves)
         for storage in storages:
-            body.touch(storage, 0, len(body.steps) - 1)
+            body.touch(storage, 0, body.last)
         return body
 
-    def _between_tiles(self, body: Body, storages: list[int], to_host: bool) -> None:
+    def _between_tiles(self, body: BodyBuilder, storages: list[int], to_host: bool) -> None:
         """The exchange between I/O tiles and those that compute, and the buffers on the former.
 
         It belongs to the operator that first reads what it brings, or that last makes what it takes
@@ -125,9 +125,7 @@ class Transfers:
         names = ", ".join(self.graph.storages[s].name for s in storages)
         if to_host:
             steps = self._exchanged(f"{names}/to I/O tiles", lands, tile_bytes, machine)
-            op = max(self.mapping.makers[storage] for storage in storages)
-            first = len(body.steps)
-            body.steps += steps
+            op, first = max(self.mapping.makers[storage] for storage in storages), len(body.steps)
         else:
             steps = self._exchanged(f"{names}/from I/O tiles", tile_bytes, lands, machine)
             readers = (
@@ -137,10 +135,13 @@ class Transfers:
                 and not self.graph.only_aliases(op)
             )
             op, first = min(readers, default=-1), 0
+        purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
+        tensor = the_one(storages)
+        steps = [replace(step, op=op, tensor=tensor, purpose=purpose) for step in steps]
+        if to_host:
+            body.steps += steps
+        else:
             body.begin_with(steps)
-        for step in steps:
-            step.op, step.tensor = op, the_one(storages)
-            step.purpose = Purpose.TO_IO_TILES if to_host else Purpose.FROM_IO_TILES
         copies = BUFFERS_ACROSS if self.across else BUFFERS
         self.buffers.append(
             Use(f"{names}/stream buffer", Role.STREAM_BUFFER, copies * lands, stage, stage, op)
@@ -154,7 +155,7 @@ class Transfers:
         step = Exchange(name, into, out, messages(into, out))
         return program_steps(step, machine.target.name)
 
-    def copies(self, ipu: int) -> Body | None:
+    def copies(self, ipu: int) -> BodyBuilder | None:
         """What an IPU sends and receives at the end of a pipeline cycle.
 
         The sum over all cuts and both directions.
@@ -190,18 +191,18 @@ class Transfers:
             sum(nbytes / rate for rate, nbytes in way.items()) for way in (leaving, arriving)
         )
         cycles = ceil(link_latency_cycles(target, hops) + max(on_links, slowest_tile))
-        body = one_step(
-            f"IPU {ipu} copies between IPUs",
-            ipu,
-            schedules.COPY,
+        storages = list(dict.fromkeys(move.storage for move in crossing))
+        step = ProgramStep(
             records.GLOBAL_EXCHANGE,
             "GlobalExchange",
             cycles,
-            Purpose.COPY,
+            bytes_in=received,
+            bytes_out=sent,
+            purpose=Purpose.COPY,
+            tensor=the_one(storages),
+            moves=tuple(crossing),
         )
-        body.steps[0].bytes_in, body.steps[0].bytes_out = received, sent
-        storages = list(dict.fromkeys(move.storage for move in crossing))
-        body.steps[0].tensor, body.steps[0].moves = the_one(storages), tuple(crossing)
+        body = BodyBuilder(f"IPU {ipu} copies between IPUs", ipu, -1, schedules.COPY, [step])
         for storage in storages:
             body.touch(storage, 0, 0)
         return body
@@ -219,7 +220,7 @@ class Transfers:
                 if a != b and ipu in (a, b):
                     yield transfer.storage, layout, a, b
 
-    def receive(self, storages: Sequence[int], stage: int, body: Body) -> None:
+    def receive(self, storages: Sequence[int], stage: int, body: BodyBuilder) -> None:
         """What other IPUs made for this phase comes over the links.
 
         After a sync with them ([JIA], as `copies`).
@@ -254,7 +255,7 @@ class Transfers:
             )
         )
         for storage in storages:
-            body.touch(storage, len(body.steps) - 1, len(body.steps) - 1)
+            body.touch(storage, body.last, body.last)
 
     def _received(self, storages: Sequence[int], ipu: int) -> Iterator[Move]:
         """What comes from the IPUs that make it."""
@@ -266,12 +267,9 @@ class Transfers:
             yield Move(storage, storage_bytes(self.graph, storage), source, ipu)
 
     def remote(
-        self, storages: Sequence[int], name: str, stage: int, body: Body, purpose: Purpose
+        self, storages: Sequence[int], name: str, stage: int, body: BodyBuilder, purpose: Purpose
     ) -> None:
-        """Move storages between tiles and streaming memory, in one stream copy.
-
-        A remote load or store.
-        """
+        """Load storages from streaming memory, or store them there, in one stream copy."""
         if not storages:
             return
         target = self.machines[body.ipu].target
@@ -284,4 +282,4 @@ class Transfers:
         first = len(body.steps)
         body.steps += stream_steps(name, cycles, nbytes, purpose, moves)
         for storage in storages:
-            body.touch(storage, first, len(body.steps) - 1)
+            body.touch(storage, first, body.last)

@@ -9,12 +9,14 @@ last update.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
-from ipu_exec.compiler.bodies import Body, Use, slice_step
+from ipu_exec.compiler.bodies import Use, slice_step
+from ipu_exec.compiler.body_builder import BodyBuilder
 from ipu_exec.compiler.collectives import Collectives
 from ipu_exec.compiler.locations import Shard
-from ipu_exec.compiler.operator_steps import OperatorSteps, belong
+from ipu_exec.compiler.operator_steps import OperatorSteps
 from ipu_exec.compiler.residency import WeightUpdate
 from ipu_exec.compiler.tile_mapping import TileMapping
 from ipu_exec.compiler.transfers import Transfers
@@ -38,17 +40,16 @@ class WeightUpdates:
         self.mapping, self.graph, self.residency = mapping, mapping.graph, mapping.residency
         self.operators, self.transfers, self.collectives = operators, transfers, collectives
 
-    def append(self, stage: int, body: Body) -> None:
+    def append(self, stage: int, body: BodyBuilder) -> None:
         """All of a stage."""
         gathered: dict[int, Use] = {}
         for update in self.residency.updates[stage]:
             gathered |= self._update(update, stage, body)
         self.collectives.exchange(Purpose.ALL_GATHER, dict.fromkeys(gathered, stage), body)
         for part in gathered.values():
-            part.last = len(body.steps) - 1
-            body.temporaries.append(part)
+            body.hold(replace(part, last=body.last))
 
-    def _update(self, update: WeightUpdate, stage: int, body: Body) -> dict[int, Use]:
+    def _update(self, update: WeightUpdate, stage: int, body: BodyBuilder) -> dict[int, Use]:
         """One weight's. Gives the parts that are to be gathered: storage -> where it is held."""
         shard = self.mapping.shard(update.weight, stage) if update.in_parts else None
         first = len(body.steps)
@@ -68,7 +69,7 @@ class WeightUpdates:
         if update.moved:
             self.transfers.remote(update.moved, f"{name}/store", stage, body, Purpose.REMOTE_STORE)
         if not update.moves_states_only:  # state alone is priced by itself (`profiler.rebalance`)
-            belong(body.steps[first:], update.ops[0])
+            body.assign(first, update.ops[0].id)
         if shard is not None and update.weight in self.residency.places.split:
             self._keep_part(shard, body, first)
         return gathered
@@ -81,26 +82,25 @@ class WeightUpdates:
         owner = self.graph.storages[owner.parameter] if owner.parameter >= 0 else owner
         return f"{owner.name}/{'optimiser state' if update.moves_states_only else 'state'}"
 
-    def _keep_part(self, shard: Shard, body: Body, first: int) -> None:
+    def _keep_part(self, shard: Shard, body: BodyBuilder, first: int) -> None:
         """The whole of a weight kept in parts is on the chip in forward and backward only."""
         body.touched.pop(shard.weight, None)
         if shard.weight in self.residency.away:
-            last = len(body.steps) - 1
-            body.temporaries.append(self.mapping.use_of_part(shard, shard.weight, first, last))
+            body.hold(self.mapping.use_of_part(shard, shard.weight, first, body.last))
 
     def _in_parts(
-        self, update: WeightUpdate, shard: Shard, stage: int, body: Body
+        self, update: WeightUpdate, shard: Shard, stage: int, body: BodyBuilder
     ) -> dict[int, Use]:
-        """Run a weight's ops on this replica's part.
+        """Run a weight's operators on this replica's part.
 
-        Gives its parts of what is kept whole and changed, to be gathered.
+        Returns its parts of tensors that are kept whole and were changed: they are gathered later.
         """
         first = len(body.steps)
         mine = [op for op in update.ops if op.id not in update.whole]
         parts = self._take_parts(mine, shard, body)
         for op in update.ops:
             self.operators.append(op, body)
-            belong(body.steps[first:], op)
+            body.assign(first, op.id)
             if op.id not in update.whole:
                 self._reduce_numbers(op, shard, stage, body)
         changed = {self.mapping.storage(v) for op in mine for v in op.writes}
@@ -109,15 +109,14 @@ class WeightUpdates:
             if storage in changed and self.graph.storages[storage].role in _CHANGED:
                 gathered[storage] = part
                 continue
-            part.last = len(body.steps) - 1
-            body.temporaries.append(part)
+            body.hold(replace(part, last=body.last))
         return gathered
 
-    def _take_parts(self, ops: list[OpNode], shard: Shard, body: Body) -> dict[int, Use]:
-        """This replica's part of what it keeps whole.
+    def _take_parts(self, ops: list[OpNode], shard: Shard, body: BodyBuilder) -> dict[int, Use]:
+        """This replica's parts of what it keeps whole.
 
-        It is a dynamic slice on every tile, whose slot is the replica's number. A gradient's came
-        of the scatter, mostly that of all gradients.
+        Each is a dynamic slice on every tile, whose slot is the replica's number. The part of a
+        gradient comes from the reduce-scatter, mostly from that of all gradients together.
         """
         first = len(body.steps)
         elements = self.graph.storages[shard.weight].elements
@@ -136,7 +135,7 @@ class WeightUpdates:
                 parts[storage_id] = self.mapping.use_of_part(shard, storage_id, since, since)
         return parts
 
-    def _reduce_numbers(self, op: OpNode, shard: Shard, stage: int, body: Body) -> None:
+    def _reduce_numbers(self, op: OpNode, shard: Shard, stage: int, body: BodyBuilder) -> None:
         """A number made of all elements (a norm of LAMB) is all-reduced."""
         elements = self.graph.storages[shard.weight].elements
 

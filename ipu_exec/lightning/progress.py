@@ -1,6 +1,6 @@
-"""What Lightning's progress bar says besides.
+"""What Lightning's progress bar says besides: compiling, then samples a second.
 
-That it compiles, then samples a second, as modelled and of this host.
+The rate is shown as modelled and as of this host.
 """
 
 from __future__ import annotations

@@ -269,9 +269,9 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
 
 
 def _joined(returned: Sequence[Any]) -> Any:
-    """What the replicas returned, as one device would for all their samples.
+    """What the replicas returned, as one device would return it for all their samples.
 
-    Means of numbers, sums of counts, other tensors along dimension 0.
+    Numbers are averaged, counts added up, other tensors joined along dimension 0.
     """
     flat = [torch.utils._pytree.tree_flatten(one) for one in returned]
     columns = zip(*(leaves for leaves, _ in flat), strict=True)

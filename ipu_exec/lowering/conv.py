@@ -151,9 +151,7 @@ def weight_gradient_problem(g: Geometry) -> Problem:
 
 
 def expanded(problem: Problem, inputs: int) -> Problem:
-    """The same with kernel elements as further input channels.
-
-    A 1 x 1 product of rearranged inputs.
+    """The same convolution as a 1 x 1 product: kernel elements become further input channels.
 
     ``inputs`` is the elements of the whole input: what arrives on a tile is its slice's part of
     them, which the tile expands. A strided gradient meets only every stride-th kernel element at an

@@ -1,6 +1,6 @@
 """Elementwise operators.
 
-Unary, binary with broadcasting and scalars, ternary, casts, fills, optimiser updates.
+They are unary, binary with broadcasting and scalars, ternary, casts, fills and optimiser updates.
 
 The leading operand stays where it lies; the others come to it: nothing moves if they lie with it,
 the whole tensor is exchanged if they lie otherwise, and a broadcast operand is sent to every tile

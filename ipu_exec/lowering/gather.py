@@ -98,7 +98,7 @@ def _copies(
 ) -> int:
     """How many copies of a table share its lookups.
 
-    As many as ``cost`` is least for, and the memory has room for.
+    It is the number whose ``cost`` is least among those for which there is memory.
 
     popops::embedding::plan calls it the lookup split: 12 for 18,000 lookups in 1,000 rows of 200
     halves, 1 for as many rows as lookups and for large tables
@@ -121,7 +121,7 @@ def _copies(
 def _copied(held: np.ndarray, copies: int) -> np.ndarray:
     """``held`` with its copies on the tiles that follow.
 
-    Where these are too few, each copy evenly over its part.
+    Where the tiles are too few, each copy is spread evenly over its part of them.
     """
     if copies == 1:
         return held

@@ -31,10 +31,7 @@ def ceil_div(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
 
 
 def digest(*parts: object) -> int:
-    """A small stable number for whatever prints the same.
-
-    The same in every process, unlike ``hash``.
-    """
+    """A small number that is the same for everything that prints the same, in every process."""
     text = repr(parts).encode()
     return zlib.crc32(text) << 32 | zlib.adler32(text)
 

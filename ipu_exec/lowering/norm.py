@@ -5,7 +5,9 @@ See docs/cycles.md#compound-operators.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -197,13 +199,16 @@ _BATCH_NORMS = (
 )
 
 
+def takes_statistics(name: str, args: Sequence[Any]) -> bool:
+    """Whether a batch norm ``name`` with these arguments is one in training."""
+    flags = [a for a in args if isinstance(a, bool)]
+    return bool(flags[0] if flags else "no_training" not in name) and "no_update" not in name
+
+
 @lowering(*aten(_BATCH_NORMS), norm=True)
 def batch_norm(spec: OpSpec, machine: Machine) -> Plan:
     """Over batch and field; in training the running statistics are updated too (a few elements)."""
-    flags = [a for a in spec.args if isinstance(a, bool)]
-    training = (
-        flags[0] if flags else "no_training" not in spec.name
-    ) and "no_update" not in spec.name
+    training = takes_statistics(spec.name, spec.args)
     rank = len(spec.operands[0].shape)
     dims = (0, *range(2, rank))
     return _forward(spec, machine, dims, (1,), _affine_indices(spec, 1), training=training)
@@ -319,6 +324,9 @@ describe(
         "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional batch_norm"
     ),
     popart_name="BatchNormalization",
+)
+describe(
+    *aten(_BATCH_NORMS), *aten("native_batch_norm_backward batch_norm_backward"), over_batch=True
 )
 describe(
     *aten("native_batch_norm_backward batch_norm_backward"),

@@ -34,6 +34,7 @@ class OperatorInfo:
     on_host: bool = False  # it asks about a tensor; no IPU computes it
     convolution: bool = False  # one or several convolutions, or their gradients
     norm: bool = False  # a normalisation: what `Recomputation.NORM_ONLY` runs again
+    over_batch: bool = False  # a norm over the batch, or its backward: replicas may share its sums
     copy: bool = False  # its result is its operand, maybe of another dtype or layout
     addition: bool = False  # the sum of two operands
     moves: bool = False  # it moves elements (or adds up rows of them) and makes no gradient itself

@@ -67,10 +67,7 @@ class Problem:
 
     @property
     def is_empty(self) -> bool:
-        """True where nothing is multiplied.
-
-        A tensor without elements (a cache that is not filled yet).
-        """
+        """True where nothing is multiplied, as with a cache that is not filled yet."""
         return 0 in (
             self.groups,
             self.segments,

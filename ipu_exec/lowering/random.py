@@ -54,9 +54,9 @@ _RANDOM = words(
 
 @lowering(*(f"aten.{name}" for name in _RANDOM))
 def random(spec: OpSpec, machine: Machine) -> Plan:
-    """Numbers where the result lies.
+    """Random numbers, made where the result lies.
 
-    Like the operand of the same shape if there is one, linearly otherwise.
+    The result lies like the operand of the same shape if there is one, else linearly.
     """
     build = Builder(spec, machine)
     out = spec.outputs[0]

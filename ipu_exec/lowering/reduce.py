@@ -1,6 +1,6 @@
 """Reductions over any dimensions.
 
-Each tile reduces what it holds, partials are exchanged, the rest is reduced there.
+Each tile reduces what it holds, partials are exchanged, and the rest is reduced where they meet.
 
 Where a tile's share holds whole outputs nothing is exchanged. The costs are of the vertices that
 popops::reduce takes for regular regions [PL, lib/popops/reduction/CycleEstimationFunctions.cpp]:
@@ -175,10 +175,7 @@ def _stage(
 def broadcast_back(
     build: Builder, reduced: Reduced, name: str, item_bytes: int = PARTIAL_BYTES
 ) -> None:
-    """Append the exchange that brings each tile the outputs it contributed to.
-
-    Nothing if they are there.
-    """
+    """Append the exchange that brings each tile the outputs it contributed to, if it needs one."""
     if reduced.local:
         return
     step = build.exchange(

@@ -32,6 +32,7 @@ class CallPlan:
     groupings: Groupings = field(default_factory=dict)
     instance: int = 0  # which of the processes that share the replicas this is
     instances: int = 1
+    norm_group: int = 1  # replicas over which a batch norm in training takes its statistics
 
     @property
     def total_replicas(self) -> int:

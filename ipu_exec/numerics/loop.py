@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from ipu_exec.errors import UsageError
 from ipu_exec.numerics.anchors import Watch
 from ipu_exec.numerics.call import CallPlan, Outputs
 from ipu_exec.numerics.collectives import Instances
+from ipu_exec.numerics.lockstep import Members, ReplicaState, Turns, norms_together
 from ipu_exec.numerics.precision import Precision
 from ipu_exec.numerics.randomness import ReplicaRandomness
 from ipu_exec.optimiser_attributes import loss_scaling, take_step
@@ -224,28 +226,31 @@ def train(
     outputs = Outputs(plan)
     parameters, forward_only = _trained(model, optimizer), frozen(model)
     precision = precision or Precision()
+
+    def replica_of(iteration: int, gradients: _Sum, scale: float, replica: int) -> None:
+        """Forward and backward of one replica's micro-batches."""
+        among_all = plan.first_replica + replica
+        with torch.enable_grad(), buffers.of(model, replica, among_all):
+            _clear(parameters)
+            for step in range(plan.accumulation):
+                taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
+                watched = _watched(watch, (taken, named), iteration, step, replica)
+                with precision.counting(), watched, precision.model(replica):
+                    returned = run(model, plan.groupings, among_all, taken, named)
+                    if watch is not None:
+                        watch.backward()
+                    _backward(loss_of(returned, forward_only), parameters, plan, step, scale)
+                if plan.accumulation > 1:
+                    precision.accumulate(optimizer, parameters, among_all)
+                outputs.add(returned, iteration, step, replica)
+        gradients.add_replica()
+
     with torch.enable_grad():
         for iteration in range(plan.device_iterations):
             gradients = _Sum(parameters, together)
             scale = precision.scaler.scale if precision.scaler else loss_scaling(optimizer)
-            for replica in range(plan.replicas):
-                among_all = plan.first_replica + replica
-                with buffers.of(model, replica, among_all):
-                    _clear(parameters)
-                    for step in range(plan.accumulation):
-                        taken, named = micro_batch((args, kwargs), plan, iteration, step, replica)
-                        watched = _watched(watch, (taken, named), iteration, step, replica)
-                        with precision.counting(), watched, precision.model(replica):
-                            returned = run(model, plan.groupings, among_all, taken, named)
-                            if watch is not None:
-                                watch.backward()
-                            _backward(
-                                loss_of(returned, forward_only), parameters, plan, step, scale
-                            )
-                        if plan.accumulation > 1:
-                            precision.accumulate(optimizer, parameters, among_all)
-                        outputs.add(returned, iteration, step, replica)
-                gradients.add_replica()
+            work = partial(replica_of, iteration, gradients, scale)
+            _each_replica(model, parameters, plan, precision, together, work)
             total = gradients.total()
             for parameter in parameters:
                 parameter.grad = total.get(parameter)
@@ -259,6 +264,30 @@ def train(
                 watch.updated(iteration)
             _clear(parameters)
     return outputs.result()
+
+
+def _each_replica(
+    model: torch.nn.Module,
+    parameters: list[torch.Tensor],
+    plan: CallPlan,
+    precision: Precision,
+    together: Instances | None,
+    work: Callable[[int], None],
+) -> None:
+    """``work`` for one replica after another, or in turns where they share batch norms' sums."""
+    if plan.norm_group == 1:
+        for replica in range(plan.replicas):
+            work(replica)
+        return
+    members = Members(plan.norm_group, plan.replicas, plan.first_replica, together)
+    state = ReplicaState(model, parameters, precision.model)
+    turns = Turns(members, state.put_away, state.bring_back)
+
+    def one(replica: int) -> None:
+        with norms_together(turns, replica):
+            work(replica)
+
+    turns.run([partial(one, replica) for replica in range(plan.replicas)])
 
 
 def _watched(

@@ -1,6 +1,4 @@
-"""What ``state_dict`` of PopTorch's optimisers has besides PyTorch's.
-
-``ipu_state`` and ``ipu_param``.
+"""``ipu_state`` and ``ipu_param``, which PopTorch's optimisers add to PyTorch's ``state_dict``.
 
 Tensors under PopART's names [POPART, willow/include/popart/names.hpp], [POPTORCH,
 tests/optimizers_test.py]: ``Accl1___weight`` is the first moment of the parameter ``weight``.
@@ -104,7 +102,7 @@ def _each(
 ) -> Iterator[tuple[torch.Tensor, str, str]]:
     """Every state that the optimiser has while it trains.
 
-    Of which parameter, PyTorch's name, PopART's.
+    Each comes with its parameter, PyTorch's name of it and PopART's.
     """
     for group in optimizer.param_groups:
         if "betas" in group:

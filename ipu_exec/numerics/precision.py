@@ -1,6 +1,6 @@
 """What an IPU does about float16 besides computing in it.
 
-Stochastic rounding, and automatic loss scaling.
+It rounds stochastically, and scales the loss automatically.
 """
 
 from __future__ import annotations

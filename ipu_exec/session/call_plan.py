@@ -31,7 +31,14 @@ def plan_call(options: Options, training: bool) -> CallPlan:
         strategy=options.Training.mean_accumulation_and_replication_reduction_strategy,
         instance=options.Distributed.processId,
         instances=options.Distributed.numProcesses,
+        norm_group=int(options.Training.batch_norm_replicas) if training else 1,
     )
+    if plan.total_replicas % plan.norm_group:
+        raise UsageError(
+            f"distributedBatchNormReplicaGroupSize({plan.norm_group}): groups of"
+            f" {plan.norm_group} replicas do not divide the {plan.total_replicas} there are"
+            f" (replicationFactor {plan.replicas} x {plan.instances} instances)"
+        )
     count = plan.device_iterations * plan.accumulation
     if mode is OutputMode.EveryN and count % plan.output_period:
         raise UsageError(

@@ -64,6 +64,7 @@ def compile_options(
         partials=options.Precision.partials_type,
         dithering=bool(options.Training.convolution_dithering),
         stable_norm=bool(options.stable_norm),
+        norm_group=int(options.Training.batch_norm_replicas) if training else 1,
         estimate_unknown=bool(options.estimate_unknown_operators),
         output_mode=_output_mode(options, training),
         host_io=not options.synthetic_data,

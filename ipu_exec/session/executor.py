@@ -27,6 +27,7 @@ from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
 from ipu_exec.context import keeping_what_is_saved, on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
+from ipu_exec.frames import without_our_frames
 from ipu_exec.instances import launched
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.numerics import optimiser_state
@@ -198,6 +199,7 @@ class PoplarExecutor:
 
     # -- running ---
 
+    @without_our_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call's micro-batches.
 
@@ -218,6 +220,7 @@ class PoplarExecutor:
         self._write_optimiser_state()
         self._seed()
         watch = self._watch()
+        self._check_norm_group(watching=watch is not None)
         start = time.time_ns() // 1_000
         keeping = keeping_what_is_saved(self._executable.graph.mutates)
         following = PathWatch(self._model, self._executable.contents)
@@ -304,6 +307,20 @@ class PoplarExecutor:
             return self._device.training(host)
         return self._device.inference(host, dict(self._model.named_buffers()))
 
+    def _check_norm_group(self, watching: bool) -> None:
+        """UsageError where replicas that take turns at batch norms cannot do what else is asked."""
+        reasons = {
+            "anchored tensors and checks of floating-point exceptions": watching,
+            "replicaGrouping": bool(self._plan.groupings),
+            "a model that branches on data": bool(self._executable.contents),
+        }
+        for reason, holds in reasons.items():
+            if self._plan.norm_group > 1 and holds:
+                raise UsageError(
+                    "distributedBatchNormReplicaGroupSize: replicas take turns at each batch norm,"
+                    f" and {reason} cannot follow that. Leave one of the two out"
+                )
+
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any], contents: Contents) -> None:
         """Compile anew, for the path that the data of this call took."""
         logger.warning(
@@ -346,6 +363,7 @@ class PoplarExecutor:
         print(f"compiled, and ended there as --compile-only says{where}", file=sys.stderr)
         raise SystemExit(0)
 
+    @without_our_frames
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, without running.
 

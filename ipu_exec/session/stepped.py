@@ -47,6 +47,11 @@ class SteppedExecutor(PoplarExecutor):
                 " a trainer with a loop of its own would train them apart. Start the script without"
                 " --instances, and take replicas (devices) instead"
             )
+        if self._plan.norm_group > 1:
+            raise UsageError(
+                "distributedBatchNormReplicaGroupSize is for poptorch.trainingModel: a trainer with"
+                " a loop of its own runs its replicas one after another. Leave it at 1"
+            )
         self._report_folder = report_folder
         self.ends_script = True  # when it is compiled, under ``ipu-run --compile-only``
         # what `prepare` is given is one micro-batch

@@ -8,7 +8,7 @@ from profiler.analysis.host import host_tensors
 from profiler.analysis.memory import fullest, fullest_tiles, held_at_peak, memory_peaks
 from profiler.analysis.movement import movement, movement_of_ops
 from profiler.analysis.operators import operators, roofline
-from profiler.analysis.overflow import Overflow, overflows
+from profiler.analysis.overflow import overflows
 from profiler.analysis.pace import Pace, efficiency, pace, waiting
 from profiler.analysis.pipeline import Bubble, bubble, cycle_table
 from profiler.analysis.program import program_cycles
@@ -16,7 +16,6 @@ from profiler.analysis.stages import ipu_costs, slowest
 
 __all__ = [
     "Bubble",
-    "Overflow",
     "Pace",
     "bubble",
     "compare",

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def fullest_tiles(report: Report) -> np.ndarray:
-    """Bytes that each IPU's fullest tile uses, in one replica.
+    """Bytes that each IPU's fullest tile uses, in one replica: int64[ipu].
 
-    The extent of one that overflows: int64[ipu].
+    Of an IPU that overflows it is the extent.
     """
     tiles = []
     for ipu in range(report.target.ipus_per_replica):

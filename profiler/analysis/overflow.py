@@ -2,73 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import numpy as np
 
 from profiler import liveness
-from profiler.memory import CODE, CODE_REGION, IpuVariables, largest
+from profiler.memory import CODE, Overflow, WorstTile, largest, worst_tile
 from profiler.report import Report
-
-WHOLE = "tile memory"
-
-
-@dataclass(frozen=True, slots=True)
-class Overflow:
-    """A tile beyond what it has, at its worst step. Units: bytes."""
-
-    ipu: int
-    tile: int
-    position: int
-    what: str  # "tile memory", or the region that is too small
-    limit: int
-    bytes_over: int
-    always_live: int  # of what counts there
-    largest: tuple[tuple[str, int], ...]  # (name, bytes) of the largest things live there
 
 
 def overflows(report: Report) -> list[Overflow]:
-    """Of each IPU of a replica that does not fit, its worst tile.
-
-    As `ipu_exec.compiler.overflow.find_overflow` finds it: over the whole tile, or over region 0,
-    the only place for code.
-    """
+    """Of each IPU of a replica that does not fit, its worst tile (`profiler.memory.worst_tile`)."""
     overflowing = []
-    for ipu in range(report.target.ipus_per_replica):
-        over = list(_of_ipu(report, ipu))
-        if over:
-            overflowing.append(max(over, key=lambda one: one.bytes_over))
+    target = report.target
+    for ipu in range(target.ipus_per_replica):
+        frame, variables = report.tiles(ipu), report.ipu_variables(ipu)
+        tiles = {name: frame[name].to_numpy() for name in ("total", "peak", "peak_step")}
+        is_code = np.isin(variables.category, CODE)
+        code = liveness.peaks(
+            variables.intervals_of(is_code), variables.steps, variables.always(is_code)
+        )
+        code_peaks = (code.tile_peak, code.tile_peak_step)
+        worst = worst_tile(tiles, code_peaks, target.bytes_per_tile, target.region0_bytes)
+        if worst is not None:
+            overflowing.append(_with_contents(report, ipu, worst, is_code))
     return overflowing
 
 
-def _of_ipu(report: Report, ipu: int) -> Iterator[Overflow]:
-    target, variables = report.target, report.ipu_variables(ipu)
-    everything = np.ones(len(variables.id), dtype=bool)
-    tiles = report.tiles(ipu)
-    tile = int(tiles["overflow"].to_numpy().argmax())
-    step, over = int(tiles["peak_step"].iloc[tile]), int(tiles["overflow"].iloc[tile])
-    if over > 0:
-        place = (ipu, tile, step, WHOLE, target.bytes_per_tile, over)
-        yield Overflow(*place, *_live(report, variables, everything, tile, step))
-    is_code = np.isin(variables.category, CODE)
-    code = liveness.peaks(
-        variables.intervals_of(is_code), variables.steps, variables.always(is_code)
-    )
-    tile = int(code.tile_peak.argmax())
-    over = int(code.tile_peak[tile]) - target.region0_bytes
-    if over > 0:
-        step = int(code.tile_peak_step[tile])
-        place = (ipu, tile, step, CODE_REGION, target.region0_bytes, over)
-        yield Overflow(*place, *_live(report, variables, is_code, tile, step))
-
-
-def _live(
-    report: Report, variables: IpuVariables, counted: np.ndarray, tile: int, step: int
-) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """Bytes that are always live, and the largest things that are live."""
-    size = np.where(counted, variables.vectors[variables.vector, tile], 0)
-    rows = np.flatnonzero(variables.live(step) & (size > 0))
+def _with_contents(report: Report, ipu: int, worst: WorstTile, is_code: np.ndarray) -> Overflow:
+    """With the bytes that are always live, and the largest things that are live."""
+    variables = report.ipu_variables(ipu)
+    counted = is_code if worst.of_code else np.ones(len(variables.id), dtype=bool)
+    size = np.where(counted, variables.vectors[variables.vector, worst.tile], 0)
+    rows = np.flatnonzero(variables.live(worst.position) & (size > 0))
     names = report.variables.loc[variables.id[rows], "name"].tolist()
-    always = int(size[variables.always_live].sum())
-    return always, largest(zip(names, size[rows].tolist(), strict=True))
+    return Overflow(
+        ipu,
+        worst.tile,
+        worst.position,
+        worst.what,
+        worst.limit,
+        worst.bytes_over,
+        int(size[variables.always_live].sum()),
+        largest(zip(names, size[rows].tolist(), strict=True)),
+    )

@@ -155,7 +155,7 @@ def cycle_table(report: Report, run: int = 0, iteration: int = 0) -> pd.DataFram
 def _longest(tasks: pd.DataFrame, kind: str, positions: pd.Series[int]) -> np.ndarray:
     """Cycles of a kind of task in each pipeline cycle, on the IPU that has most.
 
-    IPUs wait for each other there.
+    The other IPUs wait for that one.
     """
     spent = tasks[tasks["kind"] == kind].groupby(["pipeline_cycle", "ipu"])["cycles"].sum()
     return spent.groupby(level=0).max().reindex(positions, fill_value=0).to_numpy()

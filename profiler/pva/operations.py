@@ -205,7 +205,7 @@ class OperationAnalysis:
         tensors = [
             i
             for i in used
-            if variables["category"][i] == "variable" and variables["role"][i] != "temporary"
+            if variables["category"][i] == "variable" and variables["role"][i] != Role.TEMPORARY
         ]
         own = [i for i in tensors if variables["op"][i] == id and variables["role"][i] in _MADE]
         own_names = {self._tensor_names[i] for i in own}

@@ -14,7 +14,7 @@ from profiler.rebalance.what_if import Assignment, what_if
 class Accumulation:
     """The least gradient accumulation that keeps the ramps' share of the time.
 
-    In inference it is the number of device iterations.
+    In inference it is the least number of device iterations.
 
     ``lost``: cycles that ramps and the weight update take, whatever the accumulation; ``cycle``: a
     pipeline cycle in steady state. ``micro_batch``: the largest that divides a batch of as many

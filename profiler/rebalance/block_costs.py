@@ -1,13 +1,10 @@
-"""What each Block costs: what is asked of it, wherever it was read.
-
-The groups are in a module each.
-"""
+"""What each Block costs, wherever it was read; each group of costs has its own module."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -87,9 +84,9 @@ class BlockCosts:
         return cycles
 
     def again_at_once(self, first: Index, last: Index) -> np.ndarray:
-        """The same of stages whose backward follows their forward at once.
+        """The same for stages whose backward follows their forward at once.
 
-        The last one's, and all in no pipeline.
+        That is the last stage of a pipeline, and every stage where there is no pipeline.
 
         One stage of all Blocks is none: by default only pipelines recompute.
         """
@@ -120,11 +117,13 @@ class BlockCosts:
         return nbytes
 
     @cached_property
-    def moves(self) -> np.ndarray:
-        """Cycles of a weight update for each Block's optimiser state to come and go: int64[Block].
+    def known(self) -> dict[object, Any]:
+        """What was worked out of these costs already, by who asked for what."""
+        return {}
 
-        Of state that is off the chip.
-        """
+    @cached_property
+    def moves(self) -> np.ndarray:
+        """Cycles of a weight update for off-chip optimiser state to come and go: int64[Block]."""
         state = self.memory.state.sum(axis=1)
         cycles = self.machine.offload_cycles(state, self.memory.state_weights)
         return np.ceil(cycles).astype(np.int64)

@@ -59,9 +59,9 @@ class BlockCycles:
 
 
 def measured_cycles(report: Report, stage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward of each Block, int64[Block], by the steps on its own ``stage``.
+    """Forward and backward cycles of each Block, int64[Block], from the steps on its ``stage``.
 
-    The stash is priced by itself.
+    The stash is not in them: it is priced separately.
 
     A weight from off the chip or the replicas comes once for recomputation and backward, whichever
     begins: it is the backward's (of a stage that would recompute no longer an estimate: biases then

@@ -31,10 +31,7 @@ class AsProfiled(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """How a stage saves memory.
-
-    By running its forward again, by keeping optimiser state off the chip.
-    """
+    """How a stage saves memory: by recomputation, or by optimiser state off the chip."""
 
     recompute: bool
     offload: bool

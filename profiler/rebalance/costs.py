@@ -28,9 +28,10 @@ class Costs(BlockCosts):
 
     @classmethod
     def from_report(cls, report: Report) -> Costs:
-        """ValueError where the profile has no Blocks, or was of phased execution.
+        """Costs as a profile has them.
 
-        There is nothing to move.
+        Raises ValueError where it has no Blocks, or was of phased execution: there is nothing to
+        move.
         """
         blocks = report.blocks.sort_values("block")
         _check(report, len(blocks))
@@ -106,8 +107,9 @@ class Costs(BlockCosts):
 def _check(report: Report, blocks: int) -> None:
     if not blocks:
         raise ValueError(
-            f"{report.path} has no Blocks: there is nothing to move. Name parts of the model as"
-            " Blocks"
+            f"{report.path} has no Blocks to move. Let parts of the model begin one, before it is"
+            ' wrapped: poptorch.BeginBlock(model.layers[0], "layer0", ipu_id=0); or let'
+            " ipu-run --num-ipus 4 script.py choose them"
         )
     if report.meta.get("strategy") == "phased":
         raise ValueError(

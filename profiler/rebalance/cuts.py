@@ -58,7 +58,7 @@ class Ties:
 class Cuts:
     """Bytes a micro-batch over a cut behind each Block, forward and back: int64[Block].
 
-    As if every Block were an IPU's own.
+    They are those of Blocks that each have an IPU of their own.
     """
 
     ahead: np.ndarray

@@ -62,10 +62,7 @@ class MachineCosts:
         )
 
     def link_rate(self, a: int, b: int) -> float:
-        """Bytes a cycle, one way, between two IPUs of a replica.
-
-        Less where they are on different boards.
-        """
+        """Bytes a cycle, one way, between two IPUs of a replica; less between boards."""
         same = a // self.ipus_per_board == b // self.ipus_per_board
         return self.link_bytes_per_cycle if same else self.board_link_bytes_per_cycle
 

@@ -15,9 +15,9 @@ from profiler.rebalance.split import least_bottleneck
 
 @dataclass(frozen=True)
 class Price:
-    """What the bottleneck loses, in cycles a micro-batch, by more of ``what``.
+    """What the bottleneck loses by more of ``what``, in cycles a micro-batch.
 
-    ``now`` and ``then`` it is as long.
+    ``now`` is its length as it is, and ``then`` its length with more.
     """
 
     what: str

@@ -50,12 +50,13 @@ def run(args: argparse.Namespace) -> int:
 
         if args.ipu is not None:
             common.check_ipu(report, args.ipu)
-        tables = [by_ipu(report, args.ipu)] if args.by in (None, "ipu") else []
+        ipus = by_ipu(report, args.ipu)
+        tables = [ipus] if args.by in (None, "ipu") else []
         if args.by in (None, "category"):
             tables.append(_by_category(report, args))
         if args.by == "tile":
             tables.append(_by_tile(report, args))
-        too_full = by_ipu(report, args.ipu).frame.query("overflow > 0")
+        too_full = ipus.frame[ipus.frame["overflow"] > 0]
         over = over or len(too_full) > 0
         notes = [
             say(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HELP = "the quickest split into stages, and a placement file for it"
 EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as many stages or fewer
   ipu-report rebalance --stages 2 demo/training -o placement.json
-  ipu-run --placement placement.json --autoreport after train.py
+  ipu-run --placement placement.json --profile-dir after train.py
   ipu-report rebalance --verify demo/training after/training      predicted and obtained
   ipu-report rebalance --fewest demo/training             the fewest IPUs that it fits
   ipu-report rebalance --stage-ipus 0,1,2,0 --together B1,B4 demo/training   stages revisit IPU 0
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's arguments."""
     common.add_profiles(parser)
     parser.add_argument(
-        "--stages", type=common.count, metavar="N", help="number of stages (default: the quickest)"
+        "--stages", type=common.count, metavar="N", help="number of stages (default: fastest)"
     )
     parser.add_argument(
         "--fewest", action="store_true", help="the fewest IPUs on which the model fits"

@@ -69,6 +69,7 @@ def _page(report: Report) -> Page:
 
 
 def _about(report: Report) -> tuple[Fact, ...]:
+    from profiler import records
     from profiler.analysis.instances import shared
     from profiler.units import count
     from reports.tables import Fact
@@ -86,8 +87,8 @@ def _about(report: Report) -> tuple[Fact, ...]:
     parts = {
         "stage": len(report.stages),
         "Block": len(report.blocks),
-        "operator": len(report.ops),
-        "program step": len(report.program_steps()),
+        "operator": report.columns_of(records.Op).rows,
+        "program step": report.columns_of(records.Step).rows,
     }
     accumulation = report.options.get("Training.gradientAccumulation", 1)
     return (
@@ -158,7 +159,8 @@ def _speed(report: Report) -> tuple[Fact, ...]:
     training = report.meta["kind"] == "training"
     each = units.count(iterations, "device iteration")
     profiled = 0 if report.predicted else len(runs)
-    said = f"{profiled} profiled, {each} each" if profiled else f"none; a call of {each}, predicted"
+    predicted = f"not run; predicted {int(first['cycles']):,} cycles for a call of {each}"
+    said = f"{profiled} profiled, {each} each" if profiled else predicted
     return (
         Fact(
             "runs",

@@ -15,6 +15,7 @@ import ipu_exec
 import ipu_exec as poptorch
 from ipu_exec import Error, Stage
 from ipu_exec.capture.open_blocks import BlockState, current_block, reset_blocks
+from tests.models import model_of
 
 
 @pytest.fixture(autouse=True)
@@ -190,41 +191,38 @@ def test_wrong_annotations_are_errors(make: object, says: str) -> None:
 
 
 def test_blocks_begin_with_start_and_last_until_the_next() -> None:
-    class Model(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            ipu_exec.Block.start("first", ipu_id=0)
-            x = x * 4
-            ipu_exec.Block.start("second", ipu_id=1)
-            return x * 2
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ipu_exec.Block.start("first", ipu_id=0)
+        x = x * 4
+        ipu_exec.Block.start("second", ipu_id=1)
+        return x * 2
 
     options = ipu_exec.Options().deviceIterations(2).showCompilationProgressBar(False)
     x = torch.randn(2, 5)
-    executor = ipu_exec.inferenceModel(Model(), options)
+    executor = ipu_exec.inferenceModel(model_of(forward), options)
     assert torch.equal(executor(x), x * 8)
     assert [block.name for block in executor._executable.graph.blocks] == ["first", "second"]
 
 
-class AfterBlock(nn.Module):
-    """Its last operator is in no Block; a view is no operator."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with poptorch.Block("A", ipu_id=0):
-            with poptorch.Block("inner", ipu_id=0):
-                x = x * 4
-            x = x * 3
-        return x.view(-1) * 2
+def after_block(self, x: torch.Tensor) -> torch.Tensor:
+    """The last operator is in no Block; a view is not an operator."""
+    with poptorch.Block("A", ipu_id=0):
+        with poptorch.Block("inner", ipu_id=0):
+            x = x * 4
+        x = x * 3
+    return x.view(-1) * 2
 
 
 def test_an_operator_after_a_block_is_an_error_with_auto_increment() -> None:
     options = poptorch.Options().showCompilationProgressBar(False)
     options.setExecutionStrategy(poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement))
     with pytest.raises(Error, match=r"No active Block: mul_2 .*test_annotations.py:\d+"):
-        poptorch.inferenceModel(AfterBlock(), options).compile(X)
+        poptorch.inferenceModel(model_of(after_block), options).compile(X)
 
 
 def test_an_operator_after_a_block_is_in_the_block_before_and_said_so() -> None:
     executor = poptorch.inferenceModel(
-        AfterBlock(), poptorch.Options().showCompilationProgressBar(False)
+        model_of(after_block), poptorch.Options().showCompilationProgressBar(False)
     )
     with pytest.warns(UserWarning, match="No active Block: mul_2 .* here it belongs to 'A'"):
         executor.compile(X)

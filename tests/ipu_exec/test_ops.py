@@ -24,24 +24,22 @@ from ipu_exec.lowering import Builder
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
 from ipu_exec.options import TARGET_VARIABLE
+from tests.models import model_of
 
 
-class Run(nn.Module):
-    """A function as a model.
+def run(function: Callable[..., Any]) -> Any:
+    """A function as a model."""
+    return model_of(lambda self, *args: function(*args))
 
-    With ``train`` its result is squared into a loss behind a linear layer.
-    """
 
-    def __init__(self, function: Callable[..., Any], train: int = 0) -> None:
-        super().__init__()
-        self.function = function
-        self.fc = nn.Linear(train, train) if train else None
+def trained(function: Callable[..., Any], width: int) -> Any:
+    """A function behind a linear layer, its result squared into a loss."""
 
-    def forward(self, *args: torch.Tensor) -> Any:
-        if self.fc is None:
-            return self.function(*args)
-        out = self.function(self.fc(args[0]), *args[1:])
+    def forward(self, x: torch.Tensor, *args: torch.Tensor) -> Any:
+        out = function(self.fc(x), *args)
         return out, poptorch.identity_loss(out**2, "sum")
+
+    return model_of(forward, fc=nn.Linear(width, width))
 
 
 def options() -> poptorch.Options:
@@ -49,11 +47,11 @@ def options() -> poptorch.Options:
 
 
 def infer(function: Callable[..., Any], *args: torch.Tensor) -> Any:
-    return poptorch.inferenceModel(Run(function), options())(*args)
+    return poptorch.inferenceModel(run(function), options())(*args)
 
 
 def compiled(function: Callable[..., Any], *args: torch.Tensor) -> poptorch.PoplarExecutor:
-    model = poptorch.inferenceModel(Run(function), options())
+    model = poptorch.inferenceModel(run(function), options())
     model.compile(*args)
     return model
 
@@ -67,8 +65,7 @@ def gradients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight's gradient as trained here, and as by plain PyTorch."""
     torch.manual_seed(2)
-    model = Run(function, train=x.shape[-1])
-    assert model.fc is not None
+    model = trained(function, x.shape[-1])
     _, loss = model(x, *args)
     loss.backward()
     plain = model.fc.weight.grad
@@ -196,7 +193,7 @@ def test_wrong_arguments_are_errors(run: Callable[[torch.Tensor], Any], says: st
 )
 def test_popart_differentiates_no_control_flow(run: Callable[..., Any], says: str) -> None:
     with pytest.raises(Error, match=says):
-        poptorch.trainingModel(Run(run, train=4), options())(torch.arange(4.0))
+        poptorch.trainingModel(trained(run, 4), options())(torch.arange(4.0))
 
 
 @pytest.mark.parametrize(
@@ -333,17 +330,12 @@ def nested(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_name_scope_is_in_the_names_of_its_operators() -> None:
-    class Scoped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with poptorch.NameScope("Outer"), poptorch.NameScope("Inner"):
+            x = self.fc(x)
+        return torch.relu(x)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with poptorch.NameScope("Outer"), poptorch.NameScope("Inner"):
-                x = self.fc(x)
-            return torch.relu(x)
-
-    model = poptorch.inferenceModel(Scoped(), options())
+    model = poptorch.inferenceModel(model_of(forward, fc=nn.Linear(4, 4)), options())
     model.compile(torch.ones(2, 4))
     found = [op.name for op in model.executable.graph.ops]
     assert "Outer/Inner/fc/addmm" in found and "relu" in found
@@ -389,7 +381,7 @@ def test_work_of_the_host_runs_amid_the_model_and_costs_its_way() -> None:
     def on_host(x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.sort(x.numpy()))
 
-    model = Run(lambda x: model.host(model.host(x * 2)) + 1)  # type: ignore[operator]
+    model = run(lambda x: model.host(model.host(x * 2)) + 1)  # type: ignore[operator]
     model.host = poptorch.CPU(on_host, "sort it")  # type: ignore[assignment]
     x = torch.tensor([3.0, 1.0, 2.0])
     wrapped = poptorch.inferenceModel(model, options())
@@ -399,9 +391,9 @@ def test_work_of_the_host_runs_amid_the_model_and_costs_its_way() -> None:
     latency = 2 * 9e-6 * wrapped.executable.target.clock_hz
     plain = compiled(lambda x: x * 2 + 1, x)
     assert wrapped.cycleCount() - plain.cycleCount() > 2 * latency
-    trained = Run(poptorch.CPU(lambda x: x * 1, "same"), train=2)
+    behind_a_layer = trained(poptorch.CPU(lambda x: x * 1, "same"), 2)
     with pytest.raises(Error, match="inference models only"):
-        poptorch.trainingModel(trained, options())(torch.ones(2, 2))
+        poptorch.trainingModel(behind_a_layer, options())(torch.ones(2, 2))
 
 
 # -- custom operators ---
@@ -446,24 +438,19 @@ def test_the_custom_operator_that_poptorch_brings_along_is_there() -> None:
     """Hugging Face's DeBERTa gathers with it, in training too."""
     data, index = torch.randn(2, 3, 5), torch.randint(5, (2, 3, 7), dtype=torch.int32)
 
-    class Gathers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(5))
+    def forward(self, data: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        target = torch.zeros(2, 3, index.shape[-1])
+        (gathered,) = poptorch.custom_op(
+            [data * self.weight, index],
+            "FastGatherLastDim",
+            "poptorch.custom_ops",
+            1,
+            example_outputs=[target],
+            attributes={"axis": -1},
+        )
+        return poptorch.identity_loss(gathered, "sum") if self.training else gathered
 
-        def forward(self, data: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-            target = torch.zeros(2, 3, index.shape[-1])
-            found = poptorch.custom_op(
-                [data * self.weight, index],
-                "FastGatherLastDim",
-                "poptorch.custom_ops",
-                1,
-                example_outputs=[target],
-                attributes={"axis": -1},
-            )
-            return found[0] if not self.training else poptorch.identity_loss(found[0], "sum")
-
-    model = Gathers()
+    model = model_of(forward, weight=nn.Parameter(torch.ones(5)))
     made = poptorch.inferenceModel(model.eval())(data, index)
     assert torch.equal(made, torch.gather(data, -1, index.long()))
     optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
@@ -632,7 +619,7 @@ def test_what_poptorchs_tests_and_libraries_ask_of_its_parts() -> None:
     assert poptorch.poptorch_core.Error is Error
     assert not poptorch.poptorch_core.isCompilingWithDispatcher()
     assert not poptorch._impl.isDispatchTracing()
-    model = Run(torch.exp)
+    model = run(torch.exp)
     assert poptorch._impl.unwrapIfWrapped(model) is model
     wrapped = poptorch.inferenceModel(model)
     assert poptorch._impl.unwrapIfWrapped(wrapped) is wrapped.model

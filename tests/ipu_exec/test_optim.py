@@ -14,6 +14,7 @@ import torch
 import ipu_exec
 from ipu_exec import Error, optim
 from ipu_exec.optimiser_attributes import loss_scaling
+from tests.models import model_of
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -226,14 +227,9 @@ def test_what_is_variable() -> None:
     assert (attributes.isConstant("loss_scaling"), attributes.isConstant("lr")) == (False, True)
 
 
-class Trains(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = torch.nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).square().sum()
+def linear_model() -> Any:
+    torch.manual_seed(0)
+    return model_of(lambda self, x: self.linear(x).square().sum(), linear=torch.nn.Linear(3, 2))
 
 
 X = torch.tensor([[1.0, 2.0, 3.0]])
@@ -248,7 +244,7 @@ KINDS: list[Any] = [
 @pytest.mark.parametrize("make", KINDS)
 def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Make) -> None:
     """From ``ipu_state`` alone, as a checkpoint that a real IPU made has nothing in ``state``."""
-    model = Trains()
+    model = linear_model()
     optimizer = make(model.parameters())
     assert optimizer.state_dict()["ipu_state"] is None
     executor = ipu_exec.trainingModel(model, optimizer=optimizer)
@@ -264,7 +260,7 @@ def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Mak
     assert kept["ipu_state"]["Accl1___linear.weight"].shape == (2, 3)
     executor(X)
 
-    resumed = Trains()
+    resumed = linear_model()
     resumed.load_state_dict(weights)
     second = make(resumed.parameters())
     second.load_state_dict(kept)
@@ -280,7 +276,7 @@ def test_training_goes_on_from_the_ipus_state_as_if_it_had_not_stopped(make: Mak
 
 
 def test_ipu_param_has_what_the_device_computes_with() -> None:
-    model = Trains()
+    model = linear_model()
     optimizer = optim.SGD(model.parameters(), lr=0.5, weight_decay=0.1, loss_scaling=4.0)
     ipu_exec.trainingModel(model, optimizer=optimizer).compile(X)
     found = optimizer.state_dict()["ipu_param"]
@@ -290,7 +286,7 @@ def test_ipu_param_has_what_the_device_computes_with() -> None:
 
 
 def test_offline_there_is_no_state_of_a_device() -> None:
-    model, options = Trains(), ipu_exec.Options().useOfflineIpuTarget()
+    model, options = linear_model(), ipu_exec.Options().useOfflineIpuTarget()
     optimizer = optim.Adam(model.parameters())
     ipu_exec.trainingModel(model, options, optimizer).compile(X)
     assert optimizer.state_dict()["ipu_state"] is None
@@ -298,7 +294,7 @@ def test_offline_there_is_no_state_of_a_device() -> None:
 
 def test_poptorchs_optimisers_are_known_by_their_class() -> None:
     """Hugging Face's optimum-graphcore turns an optimiser that is no `optim.Optimizer` into one."""
-    model = Trains()
+    model = linear_model()
     ours = optim.LAMB(model.parameters())
     assert isinstance(ours, optim.Optimizer) and not ours.has_state()
     assert not isinstance(torch.optim.Adam(model.parameters()), optim.Optimizer)
@@ -326,7 +322,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_log_says_what_the_device_is_told_of_the_optimiser(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = Trains()
+    model = linear_model()
     caplog.set_level(logging.DEBUG, logger="ipu_exec")
     made = optim.SGD(model.parameters(), lr=0.5, loss_scaling=2.0, accum_type=torch.float16)
     executor = ipu_exec.trainingModel(model, optimizer=made)
@@ -348,7 +344,7 @@ def test_the_log_says_what_the_device_is_told_of_the_optimiser(
 def test_of_an_optimiser_of_pytorchs_defaults_are_constant(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = Trains()
+    model = linear_model()
     caplog.set_level(logging.DEBUG, logger="ipu_exec")
     made = torch.optim.AdamW(model.parameters(), lr=1.0)
     ipu_exec.trainingModel(model, optimizer=made).compile(X)
@@ -359,7 +355,7 @@ def test_of_an_optimiser_of_pytorchs_defaults_are_constant(
 
 
 def test_the_state_is_read_where_the_device_went_on(caplog: pytest.LogCaptureFixture) -> None:
-    model = Trains()
+    model = linear_model()
     made = optim.Adam(model.parameters(), lr=0.1)
     executor = ipu_exec.trainingModel(model, optimizer=made)
     executor(X)
@@ -383,7 +379,7 @@ def test_the_state_is_read_where_the_device_went_on(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, optim.SGD])
 def test_nesterov_is_torchs(kind: Any) -> None:
-    plain, model = Trains(), Trains()
+    plain, model = linear_model(), linear_model()
     wrapped = ipu_exec.trainingModel(
         model, optimizer=kind(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     )
@@ -397,11 +393,11 @@ def test_nesterov_is_torchs(kind: Any) -> None:
 
 
 def test_a_script_may_keep_its_own_under_the_name_step() -> None:
-    model = Trains()
+    model = linear_model()
     made: Any = optim.SGD(model.parameters(), lr=0.1)
     made.step = 0
     ipu_exec.trainingModel(model, optimizer=made)(X)
-    assert not torch.equal(model.linear.weight, Trains().linear.weight)
+    assert not torch.equal(model.linear.weight, linear_model().linear.weight)
 
 
 def test_arguments_that_are_none_were_not_given() -> None:
@@ -410,7 +406,7 @@ def test_arguments_that_are_none_were_not_given() -> None:
 
 
 def test_automatic_loss_scaling_has_a_state_and_an_anchor() -> None:
-    model = Trains().half()
+    model = linear_model().half()
     made = optim.SGD(model.parameters(), lr=0.0, loss_scaling=2.0)
     options = ipu_exec.Options().showCompilationProgressBar(False)
     options.Training.setAutomaticLossScaling(True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -94,6 +95,51 @@ def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     ]
     assert process.stderr.splitlines()[-1] == "ValueError: the reason"
     assert "ipu_exec" not in process.stderr
+
+
+NO_LOWERING = """
+    import poptorch, torch
+
+    class Exotic(torch.nn.Module):
+        def forward(self, x):
+            return torch.linalg.eigvalsh(x)  # nobody lowered it
+
+    model = poptorch.inferenceModel(Exotic())
+    model(torch.eye(4))
+    """
+
+
+@pytest.mark.parametrize("runs_it", ["ipu-run", "python"])
+def test_an_error_of_ours_shows_the_users_frames(tmp_path: Path, runs_it: str) -> None:
+    script = write(tmp_path / "script.py", NO_LOWERING)
+    if runs_it == "python":
+        script.write_text(
+            script.read_text().replace("import poptorch,", "import ipu_exec as poptorch,")
+        )
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.run(
+            [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+    else:
+        process = ipu_run("script.py", cwd=tmp_path)
+    assert process.returncode == 1
+    frames = re.findall(r'File "(.*)", line (\d+)', process.stderr)
+    ours = [file for file, _ in frames if "ipu_exec" in file]
+    assert [line for file, line in frames if file.endswith("script.py")] == ["9"]
+    # by Python the call itself is one of ours, and nothing below it
+    assert len(ours) == (runs_it == "python") and len(frames) == 1 + len(ours)
+    assert "no lowering for" in process.stderr.splitlines()[-1]
+    whole = ipu_run("script.py", cwd=tmp_path, IPUSCOPE_TRACEBACK="full")
+    assert "compiler" in whole.stderr
+
+
+def test_a_misspelt_name_meets_the_one_that_was_meant(tmp_path: Path) -> None:
+    write(tmp_path / "script.py", "import poptorch\npoptorch.trainingMode\n")
+    assert "Did you mean: 'trainingModel'?" in ipu_run("script.py", cwd=tmp_path).stderr
+    write(tmp_path / "script.py", "import poptorch\npoptorch.Options().deviceIteration(3)\n")
+    assert "did you mean 'deviceIterations'?" in ipu_run("script.py", cwd=tmp_path).stderr
+    process = ipu_run("--profil-dir", "out", "script.py", cwd=tmp_path)
+    assert process.returncode == 2 and "did you mean '--profile-dir'?" in process.stderr
 
 
 @pytest.mark.parametrize(

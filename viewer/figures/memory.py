@@ -32,11 +32,11 @@ _ROWS_OF_CHIP = {1472: 23, 1216: 19}
 # dark)
 KINDS = (
     ("weights and buffers", (Role.WEIGHT, Role.BUFFER), "#0072b2", "#3d9be0"),
-    ("optimiser state", ("optimiser state",), "#56b4e9", "#8fd0f5"),
+    ("optimiser state", (Role.OPTIMISER_STATE,), "#56b4e9", "#8fd0f5"),
     ("accumulators and gradients", (Role.ACCUMULATOR, Role.GRADIENT), "#e69f00", "#f0b23a"),
     ("activations and inputs", (Role.ACTIVATION, Role.INPUT), "#009e73", "#2cbf93"),
-    ("stash", ("stash",), "#b6d94c", "#c9e86e"),
-    ("temporaries", ("temporary",), "#cc4f8f", "#e07bb0"),
+    ("stash", (Role.STASH,), "#b6d94c", "#c9e86e"),
+    ("temporaries", (Role.TEMPORARY,), "#cc4f8f", "#e07bb0"),
     ("constants", ("constant",), "#8c6bb1", "#b49ad3"),
     (
         "vertex code and state",

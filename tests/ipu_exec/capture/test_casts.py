@@ -14,6 +14,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec import Error, HalfFloatCastingBehavior
+from tests.models import model_of
 
 DOWN, UP = HalfFloatCastingBehavior.FloatDowncastToHalf, HalfFloatCastingBehavior.HalfUpcastToFloat
 
@@ -25,16 +26,9 @@ def options(**counts: int) -> poptorch.Options:
     return made
 
 
-class Calls(nn.Module):
-    """Calls a function; its weight is float32."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 4))
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(x, self.weight)
+def weighted(function: Callable[..., Any]) -> Any:
+    """A model that calls a function with its input and a float32 weight."""
+    return model_of(lambda self, x: function(x, self.weight), weight=nn.Parameter(torch.ones(4, 4)))
 
 
 X = torch.full((2, 4), 0.1).half()
@@ -58,7 +52,7 @@ def test_mixed_operands_are_cast_as_asked(casting: Any, function: Any, dtype: to
     made = options()
     if casting is not None:
         made.Precision.halfFloatCasting(casting)
-    executor = poptorch.inferenceModel(Calls(function), made)
+    executor = poptorch.inferenceModel(weighted(function), made)
     out = executor(X)
     assert out.dtype is dtype
     graph = executor.executable.graph
@@ -75,7 +69,7 @@ def test_float32_weights_are_trained_by_a_float16_forward() -> None:
     model = nn.Linear(4, 1, bias=False)
     nn.init.constant_(model.weight, 0.5)
     wrapped = poptorch.trainingModel(
-        nn.Sequential(model, nn.Flatten(0), _Mean()),
+        model_of(lambda self, x: self.layer(x).flatten().mean(), layer=model),
         _down(),
         torch.optim.SGD(model.parameters(), lr=1e-5),
     )
@@ -93,11 +87,6 @@ def _down() -> poptorch.Options:
     made = options()
     made.Precision.halfFloatCasting(DOWN)
     return made
-
-
-class _Mean(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.mean()
 
 
 # -- running statistics ---
@@ -168,15 +157,15 @@ def test_products_and_norms_of_half_and_float_are_made_in_float(function: Any) -
 
     Graphcore's BERT gathers float16 with a one-hot matrix in float32.
     """
-    x, model = torch.randn(2, 4), Calls(function)
+    x, model = torch.randn(2, 4), weighted(function)
     with pytest.raises(RuntimeError):
         model(x.half())
     made = poptorch.inferenceModel(model, options())(x.half())
     assert made.dtype is torch.float32
     assert torch.equal(made, model(x.half().float()))
-    loss = Calls(lambda x, w: function(x, w).sum())
+    loss = weighted(lambda x, w: function(x, w).sum())
     poptorch.trainingModel(loss, options(), torch.optim.SGD(loss.parameters(), lr=1.0))(x.half())
-    plain = Calls(lambda x, w: function(x, w).sum())
+    plain = weighted(lambda x, w: function(x, w).sum())
     plain(x.half().float()).backward()
     assert torch.equal(loss.weight, 1 - plain.weight.grad)  # type: ignore[operator]
 
@@ -204,7 +193,7 @@ def test_an_exception_names_its_operator_and_line(
 ) -> None:
     made = options()
     made.Precision.enableFloatingPointExceptions(True)
-    model = nn.Sequential(Calls(function))
+    model = nn.Sequential(weighted(function))
     with pytest.raises(
         Error, match=rf"floating-point exception: {what} .*in module '0'.*test_casts\.py:\d+"
     ):
@@ -225,19 +214,19 @@ def test_an_exception_names_its_operator_and_line(
 def test_what_only_passes_through_is_no_exception(function: Any, x: torch.Tensor) -> None:
     made = options()
     made._Popart.set("enableFloatingPointChecks", True)
-    poptorch.inferenceModel(Calls(function), made)(x)
+    poptorch.inferenceModel(weighted(function), made)(x)
 
 
 def test_exceptions_of_the_backward_and_of_the_weight_update() -> None:
     made = options()
     made.Precision.enableFloatingPointExceptions(True)
-    model = Calls(
+    model = weighted(
         lambda x, w: (w - w).abs().sqrt().sum()
     )  # the gradient of a root at zero is infinite
     with pytest.raises(
         Error, match=r"a division by zero in gradient/div .*backward.*test_casts\.py:\d+"
     ):
         poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1.0))(ONE)
-    model = Calls(lambda x, w: (w * 1e30).sum())
+    model = weighted(lambda x, w: (w * 1e30).sum())
     with pytest.raises(Error, match="the weight update of 'weight' made infinite"):
         poptorch.trainingModel(model, made, torch.optim.SGD(model.parameters(), lr=1e30))(ONE)

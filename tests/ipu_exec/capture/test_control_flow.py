@@ -15,6 +15,7 @@ import torch
 import ipu_exec
 from ipu_exec.errors import ContentError
 from profiler import open_report
+from tests.models import model_of
 
 
 class Branching(torch.nn.Module):
@@ -74,13 +75,12 @@ def test_training_is_that_of_a_plain_loop_whatever_path_it_takes(tmp_path, accum
 
 
 def test_a_loop_runs_as_often_as_the_data_says(tmp_path) -> None:
-    class Doubling(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            while x.max() < 100:
-                x = x * 2
-            return x
+    def double(self, x: torch.Tensor) -> torch.Tensor:
+        while x.max() < 100:
+            x = x * 2
+        return x
 
-    executor = ipu_exec.inferenceModel(Doubling(), options(tmp_path))
+    executor = ipu_exec.inferenceModel(model_of(double), options(tmp_path))
     assert executor(torch.tensor([30.0])) == 120
     assert len(open_report(tmp_path / "inference").ops.query("aten == 'aten.mul.Tensor'")) == 2
     assert executor(torch.tensor([7.0])) == 112
@@ -103,16 +103,11 @@ def test_a_saved_executable_knows_its_path(tmp_path, caplog) -> None:
 
 
 def test_buffers_and_random_numbers_are_untouched_by_looking_for_the_path(tmp_path) -> None:
-    class Normed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = torch.nn.BatchNorm1d(4)
+    def forward(self, x: torch.Tensor, target: torch.Tensor):
+        y = torch.nn.functional.dropout(self.norm(x), 0.5)
+        return y, torch.nn.functional.mse_loss(y if x.sum() > 0 else -y, target)
 
-        def forward(self, x: torch.Tensor, target: torch.Tensor):
-            y = torch.nn.functional.dropout(self.norm(x), 0.5)
-            return y, torch.nn.functional.mse_loss(y if x.sum() > 0 else -y, target)
-
-    model = Normed()
+    model = model_of(forward, norm=torch.nn.BatchNorm1d(4))
     plain = copy.deepcopy(model)
     executor = ipu_exec.trainingModel(
         model, options(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1)
@@ -137,16 +132,11 @@ def test_what_the_backward_reads_is_refused_by_name(tmp_path) -> None:
         def backward(context, gradient):
             return gradient * float(gradient.sum())
 
-    class Reading(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 2)
+    def forward(self, x: torch.Tensor):
+        y = Backward.apply(self.layer(x))
+        return y, y.sum()
 
-        def forward(self, x: torch.Tensor):
-            y = Backward.apply(self.layer(x))
-            return y, y.sum()
-
-    model = Reading()
+    model = model_of(forward, layer=torch.nn.Linear(2, 2))
     executor = ipu_exec.trainingModel(
         model, options(tmp_path), torch.optim.SGD(model.parameters(), lr=0.1)
     )

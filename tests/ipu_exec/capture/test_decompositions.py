@@ -12,6 +12,7 @@ from ipu_exec.capture.step import capture
 from ipu_exec.lowering import Builder, lowering, registry
 from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
+from tests.models import model_of
 
 
 def test_a_product_of_three() -> None:
@@ -129,13 +130,11 @@ def test_the_distance_of_two_tensors() -> None:
         torch.testing.assert_close(decompose.distance(a, b, p), torch.dist(a, b, p))
 
 
-class Gate(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.glu(x)
+GATE = model_of(lambda self, x: F.glu(x))
 
 
 def test_an_operator_of_lowered_ones_is_taken_apart_and_keeps_its_place() -> None:
-    graph = capture(nn.Sequential(Gate()), (torch.randn(4, 6),), {})
+    graph = capture(nn.Sequential(GATE), (torch.randn(4, 6),), {})
     assert [
         op.aten for op in graph.ops if not op.aten.startswith(("aten.slice", "aten.split"))
     ] == [
@@ -157,4 +156,4 @@ def test_a_lowering_of_the_whole_operator_comes_before_its_parts(
     def glu(spec: OpSpec, machine: Machine) -> Plan:
         return Builder(spec, machine).plan((None,))
 
-    assert [op.aten for op in capture(Gate(), (torch.randn(4, 6),), {}).ops] == ["aten.glu.default"]
+    assert [op.aten for op in capture(GATE, (torch.randn(4, 6),), {}).ops] == ["aten.glu.default"]

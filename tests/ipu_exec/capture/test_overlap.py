@@ -22,6 +22,7 @@ from profiler.report import Report
 from reports.cli import doctor
 from reports.timeline import timeline
 from reports.trace import events
+from tests.models import model_of
 from viewer.figures import pipeline, trace
 from viewer.figures.theme import NAMES
 
@@ -235,15 +236,6 @@ def test_options_that_do_not_allow_it_are_errors_with_poptorchs_words() -> None:
             poptorch.inferenceModel(model, chosen)(x, y)
 
 
-class Marks(torch.nn.Module):
-    def __init__(self, forward: Any) -> None:
-        super().__init__()
-        self.run = forward
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.run(x)
-
-
 def taken(x: torch.Tensor) -> torch.Tensor:
     return poptorch.set_overlap_for_input(x, INNER)
 
@@ -288,12 +280,15 @@ def given(x: torch.Tensor) -> torch.Tensor:
 )
 def test_marks_on_what_is_no_input_or_output_are_errors(forward: Any, words: str) -> None:
     with pytest.raises(Error, match=words):
-        poptorch.inferenceModel(Marks(forward))(torch.ones(4))
+        poptorch.inferenceModel(model_of(lambda self, x: forward(x)))(torch.ones(4))
 
 
 def test_marked_outputs_may_be_used_besides() -> None:
-    for forward in (lambda x: ((y := x + 1) + 1, given(y)), lambda x: [y := given(x + 1), y + 1]):
-        model = poptorch.inferenceModel(Marks(forward), options(accumulation=1))
+    for forward in (
+        lambda self, x: ((y := x + 1) + 1, given(y)),
+        lambda self, x: [y := given(x + 1), y + 1],
+    ):
+        model = poptorch.inferenceModel(model_of(forward), options(accumulation=1))
         assert sorted(t.tolist() for t in model(torch.ones(1))) == [[2.0], [3.0]]
 
 

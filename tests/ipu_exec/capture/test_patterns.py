@@ -8,25 +8,22 @@ import torch
 import ipu_exec
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.session.compilation import compile_step
+from tests.models import model_of
 
 WORDS, WIDTH, LOOKED_UP = 8000, 64, 16
 TIED = {"TiedGather": True, "TiedGatherAccumulate": True}
 
 
-class Words(torch.nn.Module):
-    def __init__(self, tied: bool) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(WORDS, WIDTH)
-        self.head = torch.nn.Linear(WIDTH, WORDS, bias=False)
-        if tied:
-            self.head.weight = self.embedding.weight
-
-    def forward(self, words: torch.Tensor, next_words: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(self.head(self.embedding(words)), next_words)
+def next_word(self, words: torch.Tensor, next_words: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(self.head(self.embedding(words)), next_words)
 
 
 def compiled(tied: bool, patterns: dict[str, bool], accumulation: int = 4) -> Executable:
-    model = Words(tied)
+    embedding = torch.nn.Embedding(WORDS, WIDTH)
+    head = torch.nn.Linear(WIDTH, WORDS, bias=False)
+    if tied:
+        head.weight = embedding.weight
+    model = model_of(next_word, embedding=embedding, head=head)
     options = ipu_exec.Options().showCompilationProgressBar(False)
     options.Training.gradientAccumulation(accumulation)
     options._Popart.setPatterns(patterns)

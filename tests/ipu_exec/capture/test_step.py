@@ -12,7 +12,7 @@ import ipu_exec
 from ipu_exec.capture.loss import find_final_loss, find_loss
 from ipu_exec.capture.step import capture
 from ipu_exec.compiler.reads import read_values
-from tests.models import Mnist, mnist_batch
+from tests.models import Mnist, mnist_batch, model_of
 
 
 def training_graph(model: nn.Module, *args: torch.Tensor, accumulate: bool = True, optimizer=None):
@@ -63,31 +63,17 @@ def test_without_accumulation_gradients_go_straight_to_the_optimiser():
 
 
 def test_names_follow_the_module_path_and_are_unique():
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.project = nn.Linear(8, 8)
+    def layer() -> nn.Module:
+        attention = model_of(
+            lambda self, x: self.project(x) @ x.transpose(-1, -2), project=nn.Linear(8, 8)
+        )
+        return model_of(lambda self, x: self.attention(x), attention=attention)
 
-        def forward(self, x):
-            return self.project(x) @ x.transpose(-1, -2)
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = Attention()
-
-        def forward(self, x):
-            return self.attention(x)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.ModuleList(Layer() for _ in range(2))
-
-        def forward(self, x):
-            return torch.relu(self.layer[1](torch.relu(self.layer[0](x) @ x)))
-
-    graph = capture(Model(), (torch.randn(4, 8),), {})
+    model = model_of(
+        lambda self, x: torch.relu(self.layer[1](torch.relu(self.layer[0](x) @ x))),
+        layer=nn.ModuleList([layer(), layer()]),
+    )
+    graph = capture(model, (torch.randn(4, 8),), {})
     names = [op.name for op in graph.ops]
     assert "layer.0/attention/project/addmm" in names
     assert "layer.1/attention/mm" in names
@@ -107,27 +93,18 @@ def test_nothing_real_is_touched():
 
 
 def test_tied_weights_are_one_storage():
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-            self.b.weight = self.a.weight
-
-        def forward(self, x):
-            return self.b(self.a(x)).sum()
-
-    graph = training_graph(Tied(), torch.randn(2, 8))
+    a, b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    b.weight = a.weight
+    model = model_of(lambda self, x: self.b(self.a(x)).sum(), a=a, b=b)
+    graph = training_graph(model, torch.randn(2, 8))
     assert sum(storage.role == "weight" for storage in graph.storages.values()) == 1
     assert sum(storage.role == "accumulator" for storage in graph.storages.values()) == 1
 
 
 def test_a_branch_on_data_is_an_error_with_the_line():
-    class Branch(nn.Module):
-        def forward(self, x):
-            return x if x.sum() > 0 else -x
-
+    branching = model_of(lambda self, x: x if x.sum() > 0 else -x)
     with pytest.raises(ipu_exec.Error, match=r"content of a tensor.*test_step\.py:\d+"):
-        capture(Branch(), (torch.randn(3),), {})
+        capture(branching, (torch.randn(3),), {})
 
 
 @pytest.mark.parametrize(
@@ -140,12 +117,8 @@ def test_a_branch_on_data_is_an_error_with_the_line():
     ids=["a shape from data", "complex numbers", "sparse tensors"],
 )
 def test_what_no_ipu_can_do_is_an_error_with_the_line(call, message):
-    class Model(nn.Module):
-        def forward(self, x):
-            return call(x)
-
     with pytest.raises(ipu_exec.Error, match=message):
-        capture(Model(), (torch.randn(3),), {})
+        capture(model_of(lambda self, x: call(x)), (torch.randn(3),), {})
 
 
 def test_a_check_of_arguments_in_torch_is_no_branch_of_the_model():
@@ -167,15 +140,8 @@ def test_big_models_need_no_memory_for_their_weights():
     "call", [nn.Dropout(0.1), lambda x: torch.dropout(x, 0.1, True)], ids=["module", "function"]
 )
 def test_dropout_is_one_operator_each_way(call):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return call(self.layer(x)).sum()
-
-    graph = training_graph(Model(), torch.randn(4, 8))
+    model = model_of(lambda self, x: call(self.layer(x)).sum(), layer=nn.Linear(8, 8))
+    graph = training_graph(model, torch.randn(4, 8))
     named = {op.direction: op for op in graph.ops if "dropout" in op.aten}
     assert [named[d].aten for d in ("forward", "backward")] == [
         "aten.native_dropout.default",
@@ -187,16 +153,19 @@ def test_dropout_is_one_operator_each_way(call):
     assert read_values(named["backward"]) == named["backward"].inputs[:1]
 
 
+def checkpointed(layer: nn.Module) -> nn.Module:
+    """A layer that torch runs again in the backward."""
+
+    def forward(self, x):
+        output = torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False)
+        return output.square().sum()
+
+    return model_of(forward, layer=layer)
+
+
 def test_dropout_in_a_checkpointed_layer_is_drawn_again_in_the_backward():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.ReLU())
-
-        def forward(self, x):
-            return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).sum()
-
-    graph = training_graph(Model(), torch.randn(4, 8))
+    model = checkpointed(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.ReLU()))
+    graph = training_graph(model, torch.randn(4, 8))
     found = [(op.direction, op.aten) for op in graph.ops if "dropout" in op.aten]
     again = ("backward", "aten.native_dropout.default")
     assert found == [
@@ -209,12 +178,11 @@ def test_dropout_in_a_checkpointed_layer_is_drawn_again_in_the_backward():
 def test_dropout_is_pytorchs_again_after_capture():
     before = torch.dropout
 
-    class Broken(nn.Module):
-        def forward(self, x):
-            raise ipu_exec.Error("on purpose")
+    def fail(self, x):
+        raise ipu_exec.Error("on purpose")
 
     with pytest.raises(ipu_exec.Error, match="on purpose"):
-        capture(Broken(), (torch.randn(4),), {})
+        capture(model_of(fail), (torch.randn(4),), {})
     assert torch.dropout is before is torch._VF.dropout
 
 
@@ -225,17 +193,8 @@ def test_dropout_in_evaluation_is_nothing():
 
 
 def test_a_checkpointed_layer_finds_its_weights_again_in_the_backward():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-
-        def forward(self, x):
-            return (
-                torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False).square().sum()
-            )
-
-    graph = training_graph(Model(), torch.randn(4, 8))
+    model = checkpointed(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    graph = training_graph(model, torch.randn(4, 8))
     for direction in ("forward", "backward"):
         op = next(
             op for op in graph.ops if op.direction == direction and op.aten == "aten.addmm.default"
@@ -243,15 +202,14 @@ def test_a_checkpointed_layer_finds_its_weights_again_in_the_backward():
         assert "weight" in {graph.storages[graph.values[v].storage].role for v in op.inputs}
 
 
-class Rebuilt(nn.Module):
-    def __init__(self, change) -> None:
-        super().__init__()
-        self.register_buffer("y", torch.ones(2))
-        self.change = change
+def with_buffer(change) -> nn.Module:
+    """A model that changes its buffer ``y`` while it runs."""
 
     def forward(self, x):
-        self.change(self, x)
+        change(self, x)
         return x + 1
+
+    return model_of(forward, y=torch.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -266,26 +224,19 @@ class Rebuilt(nn.Module):
 )
 def test_a_buffer_stays_the_tensor_that_the_device_holds(change, says: str):
     with pytest.raises(ipu_exec.Error, match=says):
-        capture(Rebuilt(change), (torch.ones(2),), {})
-    capture(Rebuilt(lambda m, x: m.y.copy_(x)), (torch.ones(2),), {})
-
-
-class Losses(nn.Module):
-    def __init__(self, combine) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
-        self.combine = combine
-
-    def forward(self, x):
-        y = self.fc(x)
-        return self.combine(
-            nn.functional.mse_loss(y, x), nn.functional.cross_entropy(y, torch.tensor([1]))
-        )
+        capture(with_buffer(change), (torch.ones(2),), {})
+    capture(with_buffer(lambda m, x: m.y.copy_(x)), (torch.ones(2),), {})
 
 
 def test_several_losses_that_are_not_marked_as_one_are_said(caplog: pytest.LogCaptureFixture):
     def captured(combine) -> bool:
-        model = Losses(combine)
+        def losses(self, x):
+            y = self.fc(x)
+            return combine(
+                nn.functional.mse_loss(y, x), nn.functional.cross_entropy(y, torch.tensor([1]))
+            )
+
+        model = model_of(losses, fc=nn.Linear(3, 3))
         caplog.clear()
         capture(
             model,
@@ -389,18 +340,14 @@ def custom(x):
 
 @pytest.mark.parametrize("apart", [Square.apply, Reversed.apply, reentrant, custom, torch.relu])
 def test_the_backward_of_what_autograd_does_not_see_into_stays_in_its_block(apart):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        with ipu_exec.Block("A", ipu_id=0):
+            x = apart(self.first(x))
+        with ipu_exec.Block("B", ipu_id=1):
+            return self.last(x).square().sum()
 
-        def forward(self, x):
-            with ipu_exec.Block("A", ipu_id=0):
-                x = apart(self.first(x))
-            with ipu_exec.Block("B", ipu_id=1):
-                return self.last(x).square().sum()
-
-    graph = training_graph(Model(), torch.randn(4, 8))
+    model = model_of(forward, first=nn.Linear(8, 8), last=nn.Linear(8, 8))
+    graph = training_graph(model, torch.randn(4, 8))
     backward = [op for op in graph.ops if op.direction == "backward"]
     # the last Block's comes first, and nothing of it comes after the first op of the other
     blocks = [op.block for op in backward if op.forward_op >= 0 and op.aten.split(".")[1] != "add_"]
@@ -423,20 +370,16 @@ def test_the_backward_of_what_autograd_does_not_see_into_stays_in_its_block(apar
     ],
 )
 def test_a_recurrent_layer_is_one_operator_each_way(layer, name, count, dtype):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = copy.deepcopy(layer)
-
-        def forward(self, x):
-            outputs, states = self.layer(x)
-            last = states[0] if isinstance(states, tuple) else states
-            assert outputs.shape == (5, 3, 16 * (1 + self.layer.bidirectional))
-            assert last.shape == (count, 5 if self.layer.batch_first else 3, 16)
-            return outputs.float().square().sum()
+    def forward(self, x):
+        outputs, states = self.layer(x)
+        last = states[0] if isinstance(states, tuple) else states
+        assert outputs.shape == (5, 3, 16 * (1 + self.layer.bidirectional))
+        assert last.shape == (count, 5 if self.layer.batch_first else 3, 16)
+        return outputs.float().square().sum()
 
     before = torch._VF.lstm, torch._VF.gru
-    graph = training_graph(Model().to(dtype), torch.randn(5, 3, 8, dtype=dtype))
+    model = model_of(forward, layer=copy.deepcopy(layer)).to(dtype)
+    graph = training_graph(model, torch.randn(5, 3, 8, dtype=dtype))
     assert (torch._VF.lstm, torch._VF.gru) == before
     found = [op.aten for op in graph.ops if op.aten.startswith("ipu_rnn.")]
     assert (
@@ -453,13 +396,7 @@ def test_a_recurrent_layer_is_one_operator_each_way(layer, name, count, dtype):
 
 
 def test_a_packed_sequence_and_a_projection_are_taken_apart_as_pytorch_does():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.LSTM(8, 16, proj_size=4)
-
-        def forward(self, x):
-            return self.layer(x)[0].square().sum()
-
-    graph = training_graph(Model(), torch.randn(5, 3, 8))
+    layer = nn.LSTM(8, 16, proj_size=4)
+    model = model_of(lambda self, x: self.layer(x)[0].square().sum(), layer=layer)
+    graph = training_graph(model, torch.randn(5, 3, 8))
     assert not any(op.aten.startswith("ipu_rnn.") for op in graph.ops)

@@ -8,6 +8,7 @@ import torch
 
 import ipu_exec
 from ipu_exec.capture.unchanged import unchanged
+from tests.models import model_of
 
 
 class Remembers(torch.nn.Module):
@@ -86,10 +87,9 @@ def test_a_model_that_cannot_be_copied_may_branch() -> None:
 
 @pytest.mark.parametrize("call", range(3))
 def test_a_tensor_may_be_copied_in_forward(call: int) -> None:
-    class Copies(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + copy.deepcopy(torch.tensor(1.0)) + copy.deepcopy(x)
+    def add_copies(self, x: torch.Tensor) -> torch.Tensor:
+        return x + copy.deepcopy(torch.tensor(1.0)) + copy.deepcopy(x)
 
     options = ipu_exec.Options().showCompilationProgressBar(False)
     x = torch.randn(4, 3)
-    assert torch.equal(ipu_exec.inferenceModel(Copies(), options)(x), x + 1 + x)
+    assert torch.equal(ipu_exec.inferenceModel(model_of(add_copies), options)(x), x + 1 + x)

@@ -17,6 +17,7 @@ from ipu_exec.lowering.layouts import linear_layout
 from ipu_exec.lowering.plan import Exchange, Plan
 from ipu_exec.session.compilation import compile_step
 from profiler import records
+from tests.models import model_of
 from tests.operands import MK2, op, tensor
 
 
@@ -47,11 +48,8 @@ def test_a_part_meets_as_many_senders_as_its_shape_allows() -> None:
 
 
 def test_exchange_code_is_three_instructions_a_message_and_one_for_64_words_sent() -> None:
-    class Add(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return x + y[:, :256]
-
-    executable = compiled(Add(), torch.zeros(256, 256), torch.zeros(256, 512))
+    add = model_of(lambda self, x, y: x + y[:, :256])
+    executable = compiled(add, torch.zeros(256, 256), torch.zeros(256, 512))
     (step,) = (
         s for body in executable.tree.bodies for s in body.steps if s.type == records.DO_EXCHANGE
     )
@@ -94,11 +92,7 @@ def test_a_transposed_operand_is_regrouped_first_or_arrives_element_by_element()
 
 
 def test_control_code_is_for_the_steps_a_tile_takes_part_in() -> None:
-    class Small(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.relu(x) * x
-
-    executable = compiled(Small(), torch.zeros(320))
+    executable = compiled(model_of(lambda self, x: torch.relu(x) * x), torch.zeros(320))
     bodies = [b for b in executable.tree.bodies if any(s.plan is not None for s in b.steps)]
     (forward,) = bodies
     assert [s.type for s in forward.steps] == [records.ON_TILE_EXECUTE] * 2

@@ -13,7 +13,7 @@ from ipu_exec.compiler.executable import Executable
 from ipu_exec.machine import TARGETS, link_hops, link_latency_cycles, link_rate
 from ipu_exec.session.compilation import compile_step
 from profiler import schedules
-from tests.models import Mlp
+from tests.models import Mlp, mean_square
 
 MK2 = TARGETS["mk2"]
 WIDTH, MICRO = 64, 4
@@ -87,17 +87,7 @@ def test_the_slowest_link_of_the_ring_sets_the_pace(ipus: int, replicas: int) ->
 
 def single(replicas: int) -> Executable:
     options = ipu_exec.Options().showCompilationProgressBar(False).replicationFactor(replicas)
-    model = torch.nn.Linear(WIDTH, WIDTH)
-
-    class Loss(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x).square().mean()
-
-    wrapped = Loss()
+    wrapped = mean_square(torch.nn.Linear(WIDTH, WIDTH))
     options.Training.gradientAccumulation(2)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     return compile_step(wrapped, (torch.randn(MICRO, WIDTH),), {}, options, optimizer, True)

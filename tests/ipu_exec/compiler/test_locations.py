@@ -26,7 +26,7 @@ from profiler.analysis import fullest_tiles
 from profiler.insights import insights
 from profiler.rebalance import Assignment, Costs, what_if
 from reports.cli import main as ipu_report
-from tests.models import Mlp
+from tests.models import Mlp, model_of
 
 MK2 = TARGETS["mk2"]
 WIDTH, MICRO = (
@@ -391,18 +391,13 @@ def test_off_chip_weights_of_inference_come_once() -> None:
 
 
 def test_weights_that_stages_share_stay_and_it_says_so() -> None:
-    class Tied(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with ipu_exec.Block("in", ipu_id=0):
+            x = x @ self.weight
+        with ipu_exec.Block("out", ipu_id=1):
+            return (x @ self.weight.T).square().mean()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with ipu_exec.Block("in", ipu_id=0):
-                x = x @ self.weight
-            with ipu_exec.Block("out", ipu_id=1):
-                return (x @ self.weight.T).square().mean()
-
-    model = Tied()
+    model = model_of(forward, weight=torch.nn.Parameter(torch.randn(WIDTH, WIDTH)))
     options = ipu_exec.Options().showCompilationProgressBar(False)
     options.Training.gradientAccumulation(3)
     options.TensorLocations.setWeightLocation(off_chip())

@@ -23,9 +23,10 @@ from ipu_exec.compiler.profile_rows import op_rows, rows, stage_rows
 from ipu_exec.lowering.plan import Compute, Exchange
 from ipu_exec.session.compilation import compile_step
 from profiler import schedules
+from profiler.analysis import overflows
 from profiler.schedules import BACKWARD, COPY, FORWARD, RECOMPUTE, REDUCE, STREAM_IN, UPDATE
 from reports.cli import main as ipu_report
-from tests.models import Mlp, Mnist, mnist_batch
+from tests.models import Mlp, Mnist, mnist_batch, model_of
 
 
 def options(
@@ -150,16 +151,15 @@ def test_recomputation_runs_the_forward_again_but_on_the_last_stage(mnist):
 
 
 def test_a_checkpoint_is_stashed_and_what_is_before_it_not_run_again():
-    class Checkpointed(Mlp):
-        def forward(self, x, target):
-            with ipu_exec.Block("a"):
-                x = torch.tanh(self.layers[0](x))
-                x = ipu_exec.recomputationCheckpoint(x)
-                x = torch.tanh(self.layers[1](x))
-            with ipu_exec.Block("b"):
-                return torch.nn.functional.mse_loss(self.layers[2](x), target)
+    def forward(self, x, target):
+        with ipu_exec.Block("a"):
+            x = torch.tanh(self.layers[0](x))
+            x = ipu_exec.recomputationCheckpoint(x)
+            x = torch.tanh(self.layers[1](x))
+        with ipu_exec.Block("b"):
+            return torch.nn.functional.mse_loss(self.layers[2](x), target)
 
-    model = Checkpointed([16, 32, 48, 8])
+    model = model_of(forward, layers=Mlp([16, 32, 48, 8]).layers)
     opts = options(4, strategy=PipelinedExecution("a", "b"))
     batch = (torch.randn(4, 16), torch.randn(4, 8))
     made = compile_step(model, batch, {}, opts, torch.optim.SGD(model.parameters(), lr=0.1), True)
@@ -276,12 +276,9 @@ def test_compile_errors_name_the_way_out():
 
 
 def test_an_operator_without_lowering_is_named_with_its_line():
-    class Exotic(torch.nn.Module):
-        def forward(self, x):
-            return torch.linalg.eigvalsh(x)
-
+    exotic = model_of(lambda self, x: torch.linalg.eigvalsh(x))
     with pytest.raises(ipu_exec.Error, match=r"(?s)linalg_eigh.*test_passes\.py:\d+"):
-        compile_step(Exotic(), (torch.eye(4),), {}, ipu_exec.Options(), None, False)
+        compile_step(exotic, (torch.eye(4),), {}, ipu_exec.Options(), None, False)
 
 
 def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
@@ -296,7 +293,7 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
     assert error.profile_path == str(tmp_path / "training" / "profile.pop")
     for part in (
         "IPU 0, tile ",
-        "bytes over",
+        "of 624 KiB of tile memory",
         "five largest",
         "layers.1.weight",
         error.profile_path,
@@ -313,7 +310,7 @@ def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_pa
     report = written(mnist, tmp_path / "whole")
     needed = max(int(report.tiles(ipu)["total"].max()) for ipu in range(4))
     target = replace(mnist.target, bytes_per_tile=needed - less)
-    overflow = find_overflow(tile_bytes(mnist.variables, target), mnist.tree, target)
+    overflow = find_overflow(tile_bytes(mnist.variables, target), target)
     smaller = replace(mnist, target=target)
     again = written(smaller, tmp_path / "smaller")
     tiles = [again.tiles(ipu) for ipu in range(4)]
@@ -322,6 +319,8 @@ def test_a_compile_stops_exactly_where_the_profile_has_an_overflow(mnist, tmp_pa
     assert (overflow is not None) == bool(less)
     if overflow is not None:
         assert overflow.bytes_over == worst
+        # the insight names the tile, and what fills it, as the error does
+        assert max(overflows(again), key=lambda over: over.bytes_over) == overflow
         assert tiles[overflow.ipu]["overflow"].iloc[overflow.tile] == worst
 
 
@@ -403,12 +402,9 @@ def test_blocks_add_up_to_their_stage(mnist):
 
 
 def test_an_unknown_operator_may_be_guessed_and_is_marked():
-    class Exotic(torch.nn.Module):
-        def forward(self, x):
-            return torch.hypot(x, x) * 2
-
+    exotic = model_of(lambda self, x: torch.hypot(x, x) * 2)
     opts = ipu_exec.Options().estimateUnknownOperators()
-    rows = list(op_rows(compile_step(Exotic(), (torch.randn(100, 32),), {}, opts, None, False)))
+    rows = list(op_rows(compile_step(exotic, (torch.randn(100, 32),), {}, opts, None, False)))
     marked = {row.aten: (row.estimated, row.cycles) for row in rows}
     assert marked["aten.hypot.default"][0] == 1
     assert marked["aten.hypot.default"][1] > marked["aten.mul.Tensor"][1] > 0
@@ -416,24 +412,19 @@ def test_an_unknown_operator_may_be_guessed_and_is_marked():
 
 
 def test_a_buffer_that_is_written_may_not_be_broadcast_to_replicas():
-    class Counting(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = torch.nn.BatchNorm1d(2)
-            self.register_buffer("seen", torch.zeros(2))
+    def add_up(self, x):
+        self.seen += x.sum(0)
+        return self.norm(x)
 
-        def forward(self, x):
-            self.seen += x.sum(0)
-            return self.norm(x)
-
+    model = model_of(add_up, norm=torch.nn.BatchNorm1d(2), seen=torch.zeros(2))
     options = ipu_exec.Options().replicationFactor(2).showCompilationProgressBar(False)
     message = (
         r"broadcasting buffers\. .* using poptorch.Options.broadcastBuffers\(False\)\. The buffer"
         r" is 'seen'"
     )
     with pytest.raises(ipu_exec.Error, match=message):
-        ipu_exec.inferenceModel(Counting(), options).compile(torch.ones(4, 2))
-    ipu_exec.inferenceModel(Counting(), options.clone().broadcastBuffers(False)).compile(
+        ipu_exec.inferenceModel(model, options).compile(torch.ones(4, 2))
+    ipu_exec.inferenceModel(model, options.clone().broadcastBuffers(False)).compile(
         torch.ones(4, 2)
     )
-    ipu_exec.inferenceModel(Counting().norm, options).compile(torch.ones(4, 2))
+    ipu_exec.inferenceModel(model.norm, options).compile(torch.ones(4, 2))

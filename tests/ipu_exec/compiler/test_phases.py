@@ -29,13 +29,6 @@ WIDTHS = [64, 256, 256, 256, 16]
 NAMES = [f"L{index}" for index in range(4)]
 
 
-class Free(Mlp):
-    """The same layers, without a say on IPUs."""
-
-    def __init__(self) -> None:
-        super().__init__(WIDTHS, [None] * 4)  # type: ignore[list-item]
-
-
 def compiled(
     strategy: Any,
     accumulation: int = 1,
@@ -45,7 +38,7 @@ def compiled(
     options = poptorch.Options().showCompilationProgressBar(False).setExecutionStrategy(strategy)
     options.Training.gradientAccumulation(accumulation)
     change(options)
-    model = Free()
+    model = Mlp(WIDTHS, [None] * 4)
     if training:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         wrapped = poptorch.trainingModel(model, options, optimizer)
@@ -280,7 +273,7 @@ def test_numbers_are_pytorchs_and_the_profile_is_well(
         "parallel": poptorch.ParallelPhasedExecution,
     }
     torch.manual_seed(0)
-    model = Free()
+    model = Mlp(WIDTHS, [None] * 4)
     plain = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(WIDTHS)))
     plain.load_state_dict(
         {name.removeprefix("layers."): value for name, value in model.state_dict().items()}

@@ -27,7 +27,7 @@ from ipu_exec.compiler.placement import (
 )
 from ipu_exec.graph import BlockInfo
 from ipu_exec.session.compile_options import strategy_options
-from tests.models import Mlp, Mnist, mnist_batch
+from tests.models import Mlp, Mnist, mnist_batch, model_of
 
 BLOCKS = [BlockInfo(0, "a", 0), BlockInfo(1, "b", 1), BlockInfo(2, "c", 1), BlockInfo(3, "d", None)]
 
@@ -86,21 +86,20 @@ def test_activations_travel_forward_and_gradients_back_over_each_cut():
     assert storage_bytes(graph, labels.id) == 4 * 4  # int64 is narrowed to 32 bits
 
 
+def linear_layers(count: int) -> torch.nn.ModuleList:
+    return torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(count))
+
+
 def test_a_skip_connection_pays_on_every_cut_it_crosses():
-    class Skip(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+    def forward(self, x):
+        with ipu_exec.Block("a"):
+            x = skipped = self.layers[0](x)
+        with ipu_exec.Block("b"):
+            x = self.layers[1](x)
+        with ipu_exec.Block("c"):
+            return (self.layers[2](x) + skipped).sum()
 
-        def forward(self, x):
-            with ipu_exec.Block("a"):
-                x = kept = self.layers[0](x)
-            with ipu_exec.Block("b"):
-                x = self.layers[1](x)
-            with ipu_exec.Block("c"):
-                return (self.layers[2](x) + kept).sum()
-
-    graph = graph_of(Skip(), torch.randn(2, 8))
+    graph = graph_of(model_of(forward, layers=linear_layers(3)), torch.randn(2, 8))
     placement = place(
         graph, [StagePlace(k, (name,)) for k, name in enumerate("abc")], pipelined=True
     )
@@ -114,27 +113,22 @@ def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
     The decoder's embedding is in the encoder's Block, and reads only the inputs.
     """
 
-    class Twice(torch.nn.Module):
-        def __init__(self, back):
-            super().__init__()
-            self.back, self.layers = (
-                back,
-                torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4)),
-            )
-
+    def twice(back: bool) -> torch.nn.Module:
         def forward(self, x, y):
             with ipu_exec.Block("first", ipu_id=0):
                 x = self.layers[0](x)
             with ipu_exec.Block("second", ipu_id=1):
                 x = self.layers[1](x)
             with ipu_exec.Block("first", ipu_id=0):
-                y = self.layers[2](x if self.back else y)
+                y = self.layers[2](x if back else y)
             with ipu_exec.Block("third", ipu_id=2):
                 return (self.layers[3](y) + x).sum()
 
+        return model_of(forward, layers=linear_layers(4))
+
     args = (torch.randn(2, 8), torch.randn(2, 8))
     stages = [Stage(name).ipu(k) for k, name in enumerate(("first", "second", "third"))]
-    graph = graph_of(Twice(False), *args)
+    graph = graph_of(twice(back=False), *args)
     placement = place(
         graph,
         resolve_stages(strategy_options(PipelinedExecution(*stages)), graph.blocks),
@@ -148,7 +142,7 @@ def test_a_block_may_begin_again_where_its_data_comes_from_before_it():
     assert products == [0, 1, 0, 2]
     assert [placement.cut_bytes(graph, cut, "forward") for cut in (0, 1)] == [2 * 64, 2 * 64]
     assert "'first' (stage 0) runs after Block 'second' (stage 1)" in error(
-        *stages, model=Twice(True), args=args
+        *stages, model=twice(back=True), args=args
     )
 
 
@@ -256,26 +250,19 @@ def test_a_system_larger_than_there_is_is_refused():
         round_ipus(257, True)
 
 
-class Outside(torch.nn.Module):
-    """Computes before its only Block, on IPU 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-
+def test_what_runs_before_the_first_block_is_on_ipu_0(caplog: pytest.LogCaptureFixture):
     def forward(self, x):
         x = self.first(x)
         with ipu_exec.Block("A", ipu_id=1):
             return self.second(x).sum()
 
-
-def test_what_runs_before_the_first_block_is_on_ipu_0(caplog: pytest.LogCaptureFixture):
+    first, second = linear_layers(2)
     for stage in (AutoStage.SameAsIpu, AutoStage.AutoIncrement):
         options = ipu_exec.Options().deviceIterations(2).showCompilationProgressBar(False)
         options.setExecutionStrategy(PipelinedExecution(stage))
         caplog.clear()
         with caplog.at_level(logging.DEBUG, logger="ipu_exec"):
-            model = ipu_exec.inferenceModel(Outside(), options)
+            model = ipu_exec.inferenceModel(model_of(forward, first=first, second=second), options)
             model.compile(torch.ones(4, 8))
         assert model.executable.placement.ipus == (0, 1)
         assert "enablePipelining set to value 1" in caplog.text
@@ -283,22 +270,15 @@ def test_what_runs_before_the_first_block_is_on_ipu_0(caplog: pytest.LogCaptureF
         assert " second/Gemm:0 [float32(2, 8), mode(Pipelined), ipu(1), stage(1)]" in caplog.text
 
 
-class Tied(torch.nn.Module):
-    """One weight, used in both Blocks, and trained by what the later one does with it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(8, 8))
-
+def test_an_accumulator_is_beside_its_weight_whichever_stage_adds_to_it_first():
     def forward(self, x):
         with ipu_exec.Block("A"):
             x = x @ self.weight.detach()
-        with ipu_exec.Block("B"):
+        with ipu_exec.Block("B"):  # the weight is trained by what this one does with it
             return (x @ self.weight).sum()
 
-
-def test_an_accumulator_is_beside_its_weight_whichever_stage_adds_to_it_first():
-    graph = graph_of(Tied(), torch.ones(2, 8))
+    model = model_of(forward, weight=torch.nn.Parameter(torch.ones(8, 8)))
+    graph = graph_of(model, torch.ones(2, 8))
     placement = place(graph, [StagePlace(0, ("A",)), StagePlace(1, ("B",))], pipelined=True)
     (weight,) = [s for s in graph.storages.values() if s.role == "weight"]
     (accumulator,) = [s for s in graph.storages.values() if s.role == "accumulator"]

@@ -14,26 +14,22 @@ from ipu_exec import PipelinedExecution
 from ipu_exec.compiler.executable import Executable
 from ipu_exec.lowering import info
 from ipu_exec.session.compilation import compile_step
+from tests.models import model_of
 
 
-class Pooled(nn.Module):
-    """An operator that reads its input in the forward only, alone with what it reads in a Block."""
-
-    def __init__(self, pool: nn.Module, rank: int) -> None:
-        super().__init__()
-        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
-        self.first, self.pool, self.head = conv(1, 4, 3, padding=1), pool, nn.LazyLinear(3)
-
-    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        with ipu_exec.Block("pool"):
-            x = self.pool(self.first(x)).flatten(1)
-        with ipu_exec.Block("head"):
-            return nn.functional.cross_entropy(self.head(x), target)
+def pool_and_head(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The pooling reads its input in the forward only, alone with what it reads in a Block."""
+    with ipu_exec.Block("pool"):
+        x = self.pool(self.first(x)).flatten(1)
+    with ipu_exec.Block("head"):
+        return nn.functional.cross_entropy(self.head(x), target)
 
 
 def compiled(pool: nn.Module, rank: int) -> Executable:
     torch.manual_seed(0)
-    model = Pooled(pool, rank)
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
+    first = conv(1, 4, 3, padding=1)
+    model = model_of(pool_and_head, first=first, pool=pool, head=nn.LazyLinear(3))
     batch = torch.randn(2, 1, *(8,) * rank), torch.tensor([0, 2])
     model(*batch)
     options = ipu_exec.Options().showCompilationProgressBar(False)

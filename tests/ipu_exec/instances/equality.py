@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -28,113 +27,122 @@ from ipu_exec.numerics.precision import LossScaler, Precision
 from ipu_exec.numerics.randomness import ReplicaRandomness
 from ipu_exec.replica_groups import resolve
 from ipu_exec.session.call_plan import plan_call
+from tests.models import model_of
 
 REPLICAS, ACCUMULATION, UPDATES, SAMPLES = 8, 2, 2, 2
 SPLITS = (1, 2, 4, 8)  # instances
 
 
-class Dense(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm, self.b = nn.Linear(12, 17), nn.BatchNorm1d(17), nn.Linear(17, 5)
-        self.drop = nn.Dropout(0.25)
-
+def dense() -> nn.Module:
     def forward(self, x, y):
         out = self.b(self.drop(torch.relu(self.norm(self.a(x)))))
         return out, nn.functional.cross_entropy(out, y)
 
+    layers = {"a": nn.Linear(12, 17), "norm": nn.BatchNorm1d(17), "b": nn.Linear(17, 5)}
+    return model_of(forward, drop=nn.Dropout(0.25), **layers)
 
-class Branches(nn.Module):
+
+def branches() -> nn.Module:
     """Replicas use different weights, by their data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths = nn.ModuleList(nn.Linear(12, 5) for _ in range(3))
-        self.never = nn.Linear(3, 3)
 
     def forward(self, x, y):
         out = self.paths[int(y[0]) % 3](x)
         return out, nn.functional.cross_entropy(out, y)
 
+    paths = nn.ModuleList(nn.Linear(12, 5) for _ in range(3))
+    return model_of(forward, paths=paths, never=nn.Linear(3, 3))
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.rnn = nn.Embedding(30, 6), nn.LSTM(6, 7, batch_first=True)
-        self.out = nn.Linear(7, 5)
 
+def recurrent() -> nn.Module:
     def forward(self, x, y):
         words = (x.abs() * 7).long().clamp(max=29)
         out = self.out(self.rnn(self.embed(words))[0][:, -1])
         return out, nn.functional.cross_entropy(out, y)
 
-
-class Residual(nn.Module):
-    def __init__(self, wide: int, narrow: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(narrow, wide, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(wide),
-            nn.ReLU(),
-            nn.Conv2d(wide, wide, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(wide),
-        )
-        same = stride == 1 and wide == narrow
-        self.skip = nn.Identity() if same else nn.Conv2d(narrow, wide, 1, stride, bias=False)
-
-    def forward(self, x):
-        return torch.relu(self.body(x) + self.skip(x))
+    embed, rnn = nn.Embedding(30, 6), nn.LSTM(6, 7, batch_first=True)
+    return model_of(forward, embed=embed, rnn=rnn, out=nn.Linear(7, 5))
 
 
-class ResNet18(nn.Module):
-    """He et al., 2016, with the stem for small pictures."""
+def residual(wide: int, narrow: int, stride: int) -> nn.Module:
+    body = nn.Sequential(
+        nn.Conv2d(narrow, wide, 3, stride, 1, bias=False),
+        nn.BatchNorm2d(wide),
+        nn.ReLU(),
+        nn.Conv2d(wide, wide, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(wide),
+    )
+    same = stride == 1 and wide == narrow
+    skip = nn.Identity() if same else nn.Conv2d(narrow, wide, 1, stride, bias=False)
+    return model_of(lambda self, x: torch.relu(self.body(x) + self.skip(x)), body=body, skip=skip)
 
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64)]
-        before = 64
-        for wide in (64, 128, 256, 512):
-            layers += [Residual(wide, before, 1 if wide == 64 else 2), Residual(wide, wide, 1)]
-            before = wide
-        self.layers, self.fc = nn.Sequential(*layers), nn.Linear(512, 5)
+
+def resnet18(width: int = 64) -> nn.Module:
+    """He et al., 2016, with the stem for small pictures. ``width``: of its first layers."""
 
     def forward(self, x, y):
         images = x[:, :, None, None].repeat(1, 1, 8, 2).reshape(-1, 3, 8, 8)
         out = self.fc(self.layers(images).mean((2, 3)))
         return out, nn.functional.cross_entropy(out, y)
 
+    stem = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+    layers: list[nn.Module] = [stem, nn.BatchNorm2d(width)]
+    before = width
+    for wide in (width, 2 * width, 4 * width, 8 * width):
+        layers += [residual(wide, before, 1 if wide == width else 2), residual(wide, wide, 1)]
+        before = wide
+    return model_of(forward, layers=nn.Sequential(*layers), fc=nn.Linear(before, 5))
 
-class Grouped(nn.Module):
-    """Replicas 0, 2, 4, 6 have one value of a weight, and 1, 3, 5, 7 another."""
 
-    GROUPS: ClassVar = {"w": (CommGroupType.Orthogonal, 4, VariableRetrievalMode.OnePerGroup)}
+def norms() -> nn.Module:
+    """Batch norms of two kinds of input, one without parameters, and dropout."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.w, self.b = nn.Parameter(torch.randn(2, 12, 5)), nn.Parameter(torch.zeros(5))
+    def forward(self, x, y):
+        square = torch.relu(self.drop(self.first(self.a(x)))).view(-1, 4, 2, 2)
+        wide = nn.functional.interpolate(square, scale_factor=2.0)
+        out = self.b(self.second(self.conv(wide)).flatten(1))
+        return out, nn.functional.cross_entropy(out, y)
+
+    conv, second = nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, affine=False)
+    first, drop = nn.BatchNorm1d(16), nn.Dropout(0.25)
+    linears = {"a": nn.Linear(12, 16), "b": nn.Linear(24, 5)}
+    return model_of(forward, first=first, drop=drop, conv=conv, second=second, **linears)
+
+
+def grouped() -> nn.Module:
+    """Replicas 0, 2, 4, 6 have one value of a weight, and 1, 3, 5, 7 another (`GROUPS`)."""
 
     def forward(self, x, y):
         out = x @ self.w + self.b
         return out, nn.functional.cross_entropy(out, y)
 
+    w, b = nn.Parameter(torch.randn(2, 12, 5)), nn.Parameter(torch.zeros(5))
+    return model_of(forward, w=w, b=b)
 
-class Half(nn.Module):
+
+def half() -> nn.Module:
     """float16, with automatic loss scaling and stochastic rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(12, 17).half(), nn.Linear(17, 5).half()
 
     def forward(self, x, y):
         out = self.b(torch.relu(self.a(x.half())))
         return out.float(), nn.functional.cross_entropy(out.float(), y)
 
+    return model_of(forward, a=nn.Linear(12, 17).half(), b=nn.Linear(17, 5).half())
 
-MODELS = {"grouped": Grouped, "half": Half} | {
-    "dense": Dense,
-    "branches": Branches,
-    "recurrent": Recurrent,
-    "ResNet-18": ResNet18,
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "grouped": grouped,
+    "half": half,
+    "dense": dense,
+    "branches": branches,
+    "recurrent": recurrent,
+    "ResNet-18": resnet18,
+    "narrow ResNet-18": lambda: resnet18(8),
+    "norms of 2": norms,
+    "norms of 4": norms,
+    "norms of 8": norms,
+}
+GROUPS = {
+    "grouped": {"w": (CommGroupType.Orthogonal, 4, VariableRetrievalMode.OnePerGroup)},
 }
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda p: poptorch.optim.SGD(p, lr=0.05, momentum=0.9),
@@ -148,7 +156,10 @@ BY_ACCUMULATOR: dict[str, Callable[..., torch.optim.Optimizer]] = {
 SMALL = ("dense", "branches", "recurrent")
 CASES = [(m, o, r) for m in SMALL for o in OPTIMISERS for r in ("Mean", "Sum")]
 CASES += [("grouped", "SGD", "Mean"), ("grouped", "AdamW", "Sum"), ("half", "half AdamW", "Mean")]
+CASES += [("narrow ResNet-18", optimiser, "Sum") for optimiser in OPTIMISERS]
 CASES.append(("ResNet-18", "SGD", "Mean"))
+# replicas of a group: within an instance of 1 x 8, over several of 8 x 1
+CASES += [(f"norms of {group}", "SGD", "Mean") for group in (2, 4, 8)]
 
 
 class Lars(torch.optim.Optimizer):
@@ -188,10 +199,12 @@ def train(case: tuple[str, str, str], instances: int, together: Instances | None
     options = poptorch.Options().deviceIterations(UPDATES).replicationFactor(REPLICAS // instances)
     options.Training.gradientAccumulation(ACCUMULATION)
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType[reduction])
+    if name.startswith("norms of"):
+        options.Training.distributedBatchNormReplicaGroupSize(int(name.split()[-1]))
     options.outputMode(poptorch.OutputMode.All)
     options.Distributed.configureProcessId(rank, instances)
     plan = plan_call(options, training=True)
-    groups = resolve(model, getattr(model, "GROUPS", {}), plan.total_replicas)
+    groups = resolve(model, GROUPS.get(name, {}), plan.total_replicas)
     plan = replace(plan, groupings=groups)
     precision = None
     if name == "half":

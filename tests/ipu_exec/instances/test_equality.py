@@ -14,6 +14,7 @@ from torch import nn
 import ipu_exec as poptorch
 from ipu_exec.numerics.collectives import InstanceLost, connect
 from tests.ipu_exec.instances.equality import CASES, REPLICAS, SPLITS
+from tests.models import WithLoss
 from tests.paths import ROOT
 
 
@@ -62,16 +63,6 @@ def curve(replicas: int) -> torch.Tensor:
     x = torch.randn(32, 6, generator=torch.Generator().manual_seed(2))
     target = x.sum(1, keepdim=True)
     return torch.stack([trained(x, target)[1].mean() for _ in range(12)])
-
-
-class WithLoss(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x, target):
-        out = self.body(x)
-        return out, nn.functional.mse_loss(out, target)
 
 
 def test_processes_by_hand_say_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:

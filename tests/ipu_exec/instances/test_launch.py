@@ -143,23 +143,53 @@ def test_ctrl_c_ends_all(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_two_hosts_meet_on_this_machine_and_options_are_compared(tmp_path: Path) -> None:
+def on_two_hosts(folder: Path, what: str) -> list[subprocess.CompletedProcess[str]]:
+    """The script by two launchers that meet on this machine, with two instances each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    reports = {"autoReport.all": "true", "autoReport.directory": str(folder)}
     hosts = [
         begin(
-            *("--instances", 2, "--replicas", 4, "--nnodes", 2, "--node-rank", host),
+            *("--instances", 4, "--replicas", 4, "--nnodes", 2, "--node-rank", host),
             *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"),
-            *("--local-addr", "127.0.0.1", SCRIPT, tmp_path, "differ"),
+            *("--local-addr", "127.0.0.1", SCRIPT, folder, what),
+            POPLAR_ENGINE_OPTIONS=json.dumps(reports),
         )
         for host in (0, 1)
     ]
-    done = [end(host) for host in hosts]
+    return [end(host) for host in hosts]
+
+
+@pytest.mark.slow
+def test_options_of_instances_on_two_hosts_are_compared(tmp_path: Path) -> None:
+    done = on_two_hosts(tmp_path, "differ")
     assert [one.returncode for one in done] == [1, 1], done
     said = "".join(one.stderr for one in done)
     assert "option deviceIterations is 1 in instance 0 and 2 in instance 1" in said
+
+
+@pytest.mark.slow
+def test_two_hosts_train_as_one_and_pay_the_way_between_them(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one").mkdir()
+    done = on_two_hosts(tmp_path / "two", "")
+    assert [one.returncode for one in done] == [0, 0], done
+    alone = run("--instances", 4, "--replicas", 4, SCRIPT, tmp_path / "one")
+    assert alone.returncode == 0, alone.stderr
+    apart, together = seen(tmp_path / "two"), seen(tmp_path / "one")
+    assert [said["weights"] for said in apart] == [said["weights"] for said in together]
+
+    with open_report(tmp_path / "two" / "training") as report:
+        assert str(shared(report)) == "4 instances on 2 hosts x 1 replica x 1 IPU"
+        steps = report.program_steps()
+        reduced = steps[steps["purpose"].isin(["all-reduce", "reduce-scatter", "all-gather"])]
+        exchanges = reduced[reduced["type"] == "GlobalExchange"]
+        assert list(exchanges["name"]) == [
+            "ReduceScatter across instances",
+            "AllReduce across hosts",
+            "AllGather across instances",
+        ]
 
 
 @pytest.mark.parametrize(

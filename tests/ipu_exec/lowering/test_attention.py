@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import ipu_exec
+from tests.models import model_of
 
 SEQUENCE, BATCH, WIDTH = 5, 4, 16
 
@@ -94,17 +95,11 @@ def test_multi_head_attention(need_weights: bool, batch_first: bool, masked: boo
 
 
 def test_a_stack_of_encoder_layers_with_padding_does_not_become_nested_tensors() -> None:
-    class Stack(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True), 2
-            )
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x, src_key_padding_mask=torch.zeros(x.shape[:2], dtype=torch.bool))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers(x, src_key_padding_mask=torch.zeros(x.shape[:2], dtype=torch.bool))
-
-    model = Stack().eval()
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
+    model = model_of(forward, layers=nn.TransformerEncoder(layer, 2)).eval()
     x = torch.randn(BATCH, SEQUENCE, WIDTH)
     with torch.no_grad():
         expected = model(x)
@@ -113,10 +108,9 @@ def test_a_stack_of_encoder_layers_with_padding_does_not_become_nested_tensors()
 
 
 def test_the_fast_path_is_as_it_was_when_capture_fails() -> None:
-    class Broken(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise ipu_exec.Error("on purpose")
+    def fail(self, x: torch.Tensor) -> torch.Tensor:
+        raise ipu_exec.Error("on purpose")
 
     with pytest.raises(ipu_exec.Error, match="on purpose"):
-        ipu_exec.inferenceModel(Broken())(torch.zeros(1))
+        ipu_exec.inferenceModel(model_of(fail))(torch.zeros(1))
     assert torch.backends.mha.get_fastpath_enabled()

@@ -26,6 +26,7 @@ from ipu_exec.lowering.plan import OpSpec, Plan
 from ipu_exec.machine import Machine
 from ipu_exec.session.compilation import compile_step
 from tests.ipu_exec.lowering.test_plans import check
+from tests.models import model_of
 
 Inputs = Callable[[], list[Any]]
 MODULES: dict[str, tuple[Callable[[], nn.Module], Inputs]] = {}
@@ -234,20 +235,15 @@ MODULES["AdaptiveLogSoftmaxWithLoss"] = (
 )
 
 
-class Unpool(nn.Module):
+def pool_and_back(d: int) -> nn.Module:
     """Maximum pooling there and back."""
-
-    def __init__(self, d: int) -> None:
-        super().__init__()
-        self.pool = getattr(nn, f"MaxPool{d}d")(2, return_indices=True)
-        self.unpool = getattr(nn, f"MaxUnpool{d}d")(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.unpool(*self.pool(x))
+    pool = getattr(nn, f"MaxPool{d}d")(2, return_indices=True)
+    unpool = getattr(nn, f"MaxUnpool{d}d")(2)
+    return model_of(lambda self, x: self.unpool(*self.pool(x)), pool=pool, unpool=unpool)
 
 
 for d, images in IMAGES.items():
-    MODULES[f"MaxUnpool{d}d"] = partial(Unpool, d), images
+    MODULES[f"MaxUnpool{d}d"] = partial(pool_and_back, d), images
 
 
 def function(inputs: Inputs, **cases: Callable[..., Any]) -> None:

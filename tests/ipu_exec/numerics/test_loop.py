@@ -26,6 +26,7 @@ from ipu_exec import Error, MeanReductionStrategy, Options, OutputMode, Reductio
 from ipu_exec.graph import Graph
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.session.call_plan import plan_call
+from tests.models import model_of
 
 MICRO = 4
 
@@ -252,13 +253,11 @@ def test_momentum_goes_on_over_calls() -> None:
     )
 
 
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.weight * x).mean()  # its gradient is the mean of x
+def scale() -> nn.Module:
+    """A model whose weight, 2, has the mean of its input as gradient."""
+    return model_of(
+        lambda self, x: (self.weight * x).mean(), weight=nn.Parameter(torch.tensor(2.0))
+    )
 
 
 def test_compiling_draws_no_random_numbers() -> None:
@@ -272,8 +271,8 @@ def test_compiling_draws_no_random_numbers() -> None:
     assert torch.equal(*weights)
 
 
-def quadratic() -> tuple[Scale, torch.Tensor]:
-    return Scale(), torch.tensor([1.0, 2.0, 4.0, 9.0])
+def quadratic() -> tuple[nn.Module, torch.Tensor]:
+    return scale(), torch.tensor([1.0, 2.0, 4.0, 9.0])
 
 
 @pytest.mark.parametrize("strategy", MeanReductionStrategy)
@@ -335,13 +334,8 @@ def test_float16_accumulators_come_before_compiling() -> None:
     assert chosen.meanAccumulationAndReplicationReductionStrategy is MeanReductionStrategy.Running
 
 
-class Echo(nn.Module):
-    """Gives its input back, its sum, and something that is no tensor."""
-
-    def forward(self, x: torch.Tensor) -> dict[str, Any]:
-        return {"rows": x, "sum": x.sum(), "name": "echo"}
-
-
+# gives its input back, its sum, and something that is not a tensor
+ECHO = model_of(lambda self, x: {"rows": x, "sum": x.sum(), "name": "echo"})
 X = torch.arange(12.0).reshape(12, 1)  # 6 micro-batches of 2: 3 device iterations, 2 replicas
 
 
@@ -362,14 +356,14 @@ def test_output_modes(
     made = options(3, 1, 2)
     if mode is not OutputMode.Default:
         made.outputMode(mode, period)
-    out = poptorch.inferenceModel(Echo(), made)(X)
+    out = poptorch.inferenceModel(ECHO, made)(X)
     assert out["rows"].flatten().tolist() == rows
     assert out["sum"].tolist() == sums
     assert out["name"] == "echo"
 
 
 def test_one_output_keeps_its_shape() -> None:
-    out = poptorch.inferenceModel(Echo(), options(3).outputMode(OutputMode.Final))(X)
+    out = poptorch.inferenceModel(ECHO, options(3).outputMode(OutputMode.Final))(X)
     assert out["rows"].shape == (4, 1)
     assert out["sum"].shape == ()
 
@@ -408,18 +402,19 @@ def test_training_returns_the_last_micro_batch_by_default() -> None:
 )
 def test_replicas_of_a_group_take_the_same_input(kind: Any, first_of_replica: list[int]) -> None:
     made = options(1, 1, 4).inputReplicaGrouping(2, kind)
-    out = poptorch.inferenceModel(Echo(), made)(torch.tensor([[0.0], [1.0]]))
+    out = poptorch.inferenceModel(ECHO, made)(torch.tensor([[0.0], [1.0]]))
     assert out["rows"].flatten().tolist() == first_of_replica
-
-
-class Nested(nn.Module):
-    def forward(self, pair: Any, *, named: dict[str, torch.Tensor], scale: float = 1.0) -> Any:
-        return [(pair[0] + pair[1][0]) * scale, named["z"]]
 
 
 def test_inputs_may_be_nested_and_named(compiled: list[dict[str, Any]]) -> None:
     x, y, z = torch.arange(4.0), torch.arange(8.0), torch.arange(4.0).reshape(4, 1)
-    model = poptorch.inferenceModel(Nested(), options(4))
+
+    def forward(
+        self, pair: Any, *, named: dict[str, torch.Tensor], scale: float = 1.0
+    ) -> list[torch.Tensor]:
+        return [(pair[0] + pair[1][0]) * scale, named["z"]]
+
+    model = poptorch.inferenceModel(model_of(forward), options(4))
     first, second = model((x, [y[:4]]), named={"z": z}, scale=2.0)
     assert first.tolist() == ((x + y[:4]) * 2).tolist()
     assert torch.equal(second, z)
@@ -428,18 +423,11 @@ def test_inputs_may_be_nested_and_named(compiled: list[dict[str, Any]]) -> None:
 
 
 def test_each_replica_has_its_own_running_statistics() -> None:
-    class Mean(nn.Module):
-        seen: torch.Tensor
+    def add_up(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += x.sum()
+        return self.seen.clone()
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.zeros(1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen += x.sum()
-            return self.seen.clone()
-
-    inner = Mean()
+    inner = model_of(add_up, seen=torch.zeros(1))
     model = poptorch.inferenceModel(inner, options(2, 1, 2).broadcastBuffers(False))
     x = torch.tensor([1.0, 10.0, 2.0, 20.0])
     assert model(x).tolist() == [1.0, 10.0, 3.0, 30.0]
@@ -462,14 +450,9 @@ def test_replicas_of_a_batch_norm_need_no_leave_to_differ() -> None:
     torch.testing.assert_close(model.running_mean, wanted.running_mean)
 
 
-class Losses(nn.Module):
-    def __init__(self, returned: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-        self.returned = returned
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.returned(self.weight * x)
+def returning(returned: Callable[[torch.Tensor], Any]) -> Any:
+    """A model that gives back what the function makes of its input times a weight."""
+    return model_of(lambda self, x: returned(self.weight * x), weight=nn.Parameter(torch.ones(1)))
 
 
 @pytest.mark.parametrize(
@@ -483,7 +466,7 @@ class Losses(nn.Module):
     ],
 )
 def test_the_loss_is_the_last_scalar_or_what_is_marked(returned: Any, gradient: float) -> None:
-    model = Losses(returned)
+    model = returning(returned)
     poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=1.0))(
         torch.tensor([1.0, 2.0])
     )
@@ -500,7 +483,7 @@ def test_the_loss_is_the_last_scalar_or_what_is_marked(returned: Any, gradient: 
     ],
 )
 def test_a_model_without_a_usable_loss_is_an_error(returned: Any, says: str) -> None:
-    model = Losses(returned)
+    model = returning(returned)
     wrapped = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(Error, match=says):
         wrapped(torch.tensor([1.0, 2.0]))
@@ -608,24 +591,17 @@ def test_inputs_and_outputs_have_32_bits_and_no_gradient(caplog: pytest.LogCaptu
 
 
 def test_a_returned_buffer_is_what_it_was_then() -> None:
-    class Sums(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("sum", torch.zeros(1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.sum.add_(x)
-
+    model = model_of(lambda self, x: self.sum.add_(x), sum=torch.zeros(1))
     x = torch.tensor([1.0, 10.0, 2.0, 20.0])
     given = options(iterations=2, replicas=2).broadcastBuffers(False)
-    assert poptorch.inferenceModel(Sums(), given)(x).tolist() == [1.0, 10.0, 3.0, 30.0]
+    assert poptorch.inferenceModel(model, given)(x).tolist() == [1.0, 10.0, 3.0, 30.0]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_training_model_with_every_weight_frozen_only_runs(accumulation: int) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3).eval(), Losses(lambda v: v.mean())
+        torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3).eval(), returning(lambda v: v.mean())
     )
     before = copy.deepcopy(model.requires_grad_(False))
     x = torch.randn(4, 2)
@@ -678,7 +654,7 @@ def test_runs_are_recorded_and_the_profile_is_closed_once() -> None:
 def test_the_profile_is_closed_when_the_model_goes_away() -> None:
     made = options()
     made.autoreport = True
-    wrapped = poptorch.inferenceModel(Echo(), made)
+    wrapped = poptorch.inferenceModel(ECHO, made)
     wrapped(X)
     del wrapped
     gc.collect()
@@ -689,7 +665,7 @@ def test_out_of_memory_is_raised_after_the_profile_was_closed() -> None:
     made = options().modelName("too large")
     made.autoreport = True
     with pytest.raises(poptorch.OutOfMemoryError) as raised:
-        poptorch.inferenceModel(Echo(), made)(X)
+        poptorch.inferenceModel(ECHO, made)(X)
     assert raised.value.profile_path == "the/path"
     assert Session.made[0].closed == 1
 
@@ -697,9 +673,9 @@ def test_out_of_memory_is_raised_after_the_profile_was_closed() -> None:
 def test_the_progress_bar_is_shown_on_stderr_unless_switched_off(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    poptorch.inferenceModel(Echo(), options())(X)
+    poptorch.inferenceModel(ECHO, options())(X)
     assert capsys.readouterr().err == ""
-    poptorch.inferenceModel(Echo(), options().showCompilationProgressBar())(X)
+    poptorch.inferenceModel(ECHO, options().showCompilationProgressBar())(X)
     captured = capsys.readouterr()
     assert "Graph compilation: 100%" in captured.err
     assert captured.out == ""
@@ -717,7 +693,7 @@ def test_a_batch_is_ordered_iteration_then_accumulation_then_replica() -> None:
 
 
 def test_without_an_optimiser_weights_step_as_in_plain_sgd() -> None:
-    model = Scale()
+    model = scale()
     poptorch.trainingModel(model, options())(torch.tensor([1.0, 2.0, 4.0, 9.0]))
     torch.testing.assert_close(model.weight.detach(), torch.tensor(2.0 - 0.01 * 4.0))
 
@@ -725,19 +701,14 @@ def test_without_an_optimiser_weights_step_as_in_plain_sgd() -> None:
 def test_a_trained_vector_may_be_written_under_a_mask() -> None:
     """As in Wav2Vec2: PyTorch's gradient for it has a shape that depends on the mask."""
 
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.layer, self.vector = nn.Linear(3, 4), nn.Parameter(torch.ones(4))
-
-        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            hidden = self.layer(x)
-            hidden[mask] = self.vector
-            return hidden.pow(2).mean()
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(x)
+        hidden[mask] = self.vector
+        return hidden.pow(2).mean()
 
     x, mask = torch.randn(2, 5, 3), torch.tensor([[True, False, False, True, False], [False] * 5])
-    plain, model = Masked(), Masked()
+    model = model_of(forward, layer=nn.Linear(3, 4), vector=nn.Parameter(torch.ones(4)))
+    plain = copy.deepcopy(model)
     plain(x, mask).backward()
     with torch.no_grad():
         expected = [parameter - parameter.grad for parameter in plain.parameters()]  # type: ignore[operator]
@@ -747,12 +718,9 @@ def test_a_trained_vector_may_be_written_under_a_mask() -> None:
 
 
 def test_inputs_arrive_contiguous_whatever_the_caller_did_to_them() -> None:
-    class Flat(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return x.view(-1), y.view(-1)
-
+    flat = model_of(lambda self, x, y: (x.view(-1), y.view(-1)))
     x, y = torch.arange(3.0).expand(4, 3), torch.arange(12.0).view(3, 4).t()
     options = Options().deviceIterations(2).showCompilationProgressBar(False)
-    first, second = poptorch.inferenceModel(Flat(), options)(x, y)
+    first, second = poptorch.inferenceModel(flat, options)(x, y)
     assert torch.equal(first, x.reshape(-1))
     assert torch.equal(second, y.reshape(-1))

@@ -15,6 +15,7 @@ from torch import nn
 
 import ipu_exec as poptorch
 from ipu_exec.numerics.precision import HALF_MAX, LossScaler, Precision, round_stochastically
+from tests.models import WithLoss, mean_square, model_of
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -66,23 +67,18 @@ def test_what_is_a_float16_stays_and_what_is_too_large_is_the_largest() -> None:
     assert made[3].isnan()
 
 
-class Half(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 4).half()
-        nn.init.uniform_(self.fc.weight, 0.5, 0.9)  # where the spacing of float16 is 2^-11
-
-    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.fc(x)
-        return out, nn.functional.mse_loss(out, target)
+def half_model() -> WithLoss:
+    layer = nn.Linear(8, 4).half()
+    nn.init.uniform_(layer.weight, 0.5, 0.9)  # where the spacing of float16 is 2^-11
+    return WithLoss(layer)
 
 
 def trained(
     rounded: bool, seed: int = 1, steps: int = 1, lr: float = 1e-5, kind: str = "SGD"
-) -> tuple[Half, Half]:
+) -> tuple[WithLoss, WithLoss]:
     """The model after training and before."""
     torch.manual_seed(0)
-    model = Half()
+    model = half_model()
     before = copy.deepcopy(model)
     options = poptorch.Options().showCompilationProgressBar(False).randomSeed(seed)
     options.Precision.enableStochasticRounding(rounded)
@@ -101,23 +97,23 @@ def test_updates_too_small_for_float16_are_not_lost_on_average() -> None:
     Rounded to nearest nothing ever changes, stochastically it adds up.
     """
     lost, before = trained(rounded=False, steps=30, lr=5e-5)
-    assert torch.equal(lost.fc.weight, before.fc.weight), "rounded to nearest"
+    assert torch.equal(lost.model.weight, before.model.weight), "rounded to nearest"
     kept, before = trained(rounded=True, steps=30, lr=5e-5)
-    assert not torch.equal(kept.fc.weight, before.fc.weight)
-    assert kept.fc.weight.dtype is torch.float16
+    assert not torch.equal(kept.model.weight, before.model.weight)
+    assert kept.model.weight.dtype is torch.float16
     single = copy.deepcopy(before).float()
     optimizer = torch.optim.SGD(single.parameters(), lr=5e-5)
     torch.manual_seed(0)
-    Half()
+    half_model()
     x, target = torch.randn(4, 8).half().float(), torch.randn(4, 4).half().float()
     for _ in range(30):
         optimizer.zero_grad()
         single(x, target)[1].backward()
         optimizer.step()
-    wanted = single.fc.weight - before.fc.weight.float()
+    wanted = single.model.weight - before.model.weight.float()
     seeds = [trained(rounded=True, seed=seed, steps=30, lr=5e-5)[0] for seed in range(12)]
     moved = torch.stack(
-        [model.fc.weight.float() - before.fc.weight.float() for model in seeds]
+        [model.model.weight.float() - before.model.weight.float() for model in seeds]
     ).mean(0)
     assert torch.nn.functional.cosine_similarity(moved.flatten(), wanted.flatten(), 0) > 0.5
     moved, wanted = moved.detach(), wanted.detach()
@@ -125,7 +121,7 @@ def test_updates_too_small_for_float16_are_not_lost_on_average() -> None:
 
 
 def test_rounding_is_seeded() -> None:
-    weights = [trained(rounded=True, seed=seed, steps=5)[0].fc.weight for seed in (3, 3, 4)]
+    weights = [trained(rounded=True, seed=seed, steps=5)[0].model.weight for seed in (3, 3, 4)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
@@ -133,20 +129,20 @@ def test_rounding_is_seeded() -> None:
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "LAMB", "RMSprop"])
 def test_every_optimiser_rounds_and_goes_on_from_a_float16_state(kind: str) -> None:
     model, before = trained(rounded=True, steps=3, lr=1e-3, kind=kind)
-    assert model.fc.weight.dtype is torch.float16
-    assert not torch.equal(model.fc.weight, before.fc.weight)
+    assert model.model.weight.dtype is torch.float16
+    assert not torch.equal(model.model.weight, before.model.weight)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    assert optimizer.state[model.fc.weight]["exp_avg"].dtype is torch.float16
-    storage = model.fc.weight.data_ptr()
+    assert optimizer.state[model.model.weight]["exp_avg"].dtype is torch.float16
+    storage = model.model.weight.data_ptr()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     with Precision(rounding=generator()).update(optimizer):
         optimizer.step()
-    assert model.fc.weight.dtype is torch.float16
-    assert model.fc.weight.data_ptr() == storage, "whoever shares the weight's memory still does"
+    assert model.model.weight.dtype is torch.float16
+    assert model.model.weight.data_ptr() == storage, "whoever shares the weight's memory still does"
 
 
 def test_float32_models_are_trained_as_ever() -> None:
@@ -156,18 +152,8 @@ def test_float32_models_are_trained_as_ever() -> None:
         options = poptorch.Options().showCompilationProgressBar(False)
         options.Precision.enableStochasticRounding(rounded)
         options.Training.setAutomaticLossScaling(rounded)
-
-        class Loss(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = model
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return self.inner(x).square().mean()
-
-        poptorch.trainingModel(Loss(), options, torch.optim.SGD(model.parameters(), lr=0.1))(
-            torch.ones(2, 4)
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        poptorch.trainingModel(mean_square(model), options, optimizer)(torch.ones(2, 4))
         return model[0].weight.detach()
 
     assert torch.equal(run(False), run(True))
@@ -199,24 +185,15 @@ def test_the_scale_doubles_until_gradients_are_large_and_then_halves() -> None:
 
 
 def test_gradients_of_activations_count_and_what_only_moves_them_does_not() -> None:
-    class Chain(nn.Module):
-        """The gradient of what the weight is multiplied to is large, and that of the weight small
-        again.
-        """
-
-        def __init__(self, half: bool) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(
-                torch.ones(4, dtype=torch.float16 if half else torch.float32)
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            inner = self.weight * 1e-3
-            outer = (inner * 100).view(2, 2)
-            return (torch.cat([outer, outer]).reshape(-1) * 200).sum() * x.sum()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The gradient of ``outer`` is large, and that of the weight small again."""
+        inner = self.weight * 1e-3
+        outer = (inner * 100).view(2, 2)
+        return (torch.cat([outer, outer]).reshape(-1) * 200).sum() * x.sum()
 
     def counted(half: bool) -> LossScaler:
-        model = Chain(half)
+        weight = torch.ones(4, dtype=torch.float16 if half else torch.float32)
+        model = model_of(forward, weight=nn.Parameter(weight))
         options = poptorch.Options().showCompilationProgressBar(False)
         options.Training.setAutomaticLossScaling(True)
         wrapped = poptorch.trainingModel(
@@ -255,18 +232,11 @@ def test_the_scaler_takes_popart_s_settings() -> None:
 
 
 def test_training_finds_a_scale_at_which_small_gradients_survive() -> None:
-    class Tiny(nn.Module):
-        """Its gradient, 1e-8 an element, is 0 in float16."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(4).half())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (self.weight * x).float().sum() * 1e-8
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).float().sum() * 1e-8  # a gradient that is 0 in float16
 
     def moved(automatic: bool) -> tuple[float, float]:
-        model = Tiny()
+        model = model_of(forward, weight=nn.Parameter(torch.zeros(4).half()))
         options = poptorch.Options().showCompilationProgressBar(False)
         options.Training.setAutomaticLossScaling(automatic)
         wrapped = poptorch.trainingModel(
@@ -301,15 +271,10 @@ HALF_STATES = {
 }
 
 
-class Line(nn.Module):
-    """Its gradient is the mean of its input."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.weight * x).mean(0).sum()
+def line(dtype: torch.dtype = torch.float32) -> Any:
+    """A model whose weight has the mean of its input as gradient."""
+    weight = nn.Parameter(torch.ones(4, dtype=dtype))
+    return model_of(lambda self, x: (self.weight * x).mean(0).sum(), weight=weight)
 
 
 def after(
@@ -320,7 +285,7 @@ def after(
     **types: Any,
 ) -> tuple[Any, ...]:
     """(optimiser, weight, executable) after some steps on numbers that float16 cannot hold."""
-    model = Line(dtype)
+    model = line(dtype)
     options = poptorch.Options().showCompilationProgressBar(False)
     options.Training.gradientAccumulation(accumulation)
     settings = {"momentum": 0.9} if kind == "SGD" else {}
@@ -364,7 +329,7 @@ def test_velocities_are_kept_scaled_as_the_loss_is() -> None:
     """The smallest float16 is 6e-8: velocities of 1e-9 are lost, and kept when scaled by 2^20."""
     gradient = torch.full((1, 4), 1e-9)
     for scaling, lost in ((1.0, True), (2.0**20, False)):
-        model = Line()
+        model = line()
         optimizer = poptorch.optim.SGD(
             model.parameters(),
             lr=1e-2,
@@ -434,7 +399,7 @@ OF_TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 @pytest.mark.parametrize("kind", OF_TORCH)
 def test_pytorchs_optimisers_update_float16_weights_in_float32(kind: str) -> None:
     """As PopTorch converts them: PyTorch's own in float16 are NaN at once (Adam's eps)."""
-    model = Line(torch.float16)
+    model = line(torch.float16)
     optimizer = OF_TORCH[kind](model.parameters())
     quiet = poptorch.Options().showCompilationProgressBar(False)
     wrapped = poptorch.trainingModel(model, quiet, optimizer)
@@ -442,7 +407,7 @@ def test_pytorchs_optimisers_update_float16_weights_in_float32(kind: str) -> Non
     weight = torch.nn.Parameter(model.weight.detach().float())
     plain = OF_TORCH[kind]([weight])
     for x in inputs:
-        half = Line(torch.float16)
+        half = line(torch.float16)
         half.weight.data.copy_(weight.data)
         output = half(x)
         loss = output[-1] if isinstance(output, tuple) else output

@@ -21,7 +21,7 @@ from torch import nn
 import ipu_exec as poptorch
 from ipu_exec import Error, OutputMode
 from ipu_exec.session import executable_file as executables
-from tests.models import Mlp, Mnist, mnist_batch
+from tests.models import Mlp, Mnist, mnist_batch, model_of
 
 
 class Small(nn.Module):
@@ -92,11 +92,7 @@ def test_arguments_count_by_name_and_defaults_are_given() -> None:
 
 
 def test_inputs_in_dicts_are_compared_key_by_key() -> None:
-    class Divide(nn.Module):
-        def forward(self, d: dict[str, torch.Tensor]) -> torch.Tensor:
-            return d["x"] / d["y"]
-
-    wrapped = poptorch.inferenceModel(Divide(), quiet())
+    wrapped = poptorch.inferenceModel(model_of(lambda self, d: d["x"] / d["y"]), quiet())
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
     assert wrapped({"x": one, "y": two}) == wrapped({"y": two, "x": one}) == 0.5
     with pytest.raises(Error, match="Missing arguments: x"):
@@ -140,28 +136,23 @@ def test_a_loss_is_found_in_a_class_made_from_dict() -> None:
     class Trained(collections.OrderedDict[str, torch.Tensor]):
         pass
 
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
+    def forward(self, x: torch.Tensor) -> Trained:
+        out = self.layer(x)
+        return Trained(loss=out.pow(2).mean(), out=out)
 
-        def forward(self, x: torch.Tensor) -> Trained:
-            out = self.layer(x)
-            return Trained(loss=out.pow(2).mean(), out=out)
-
-    made = poptorch.trainingModel(Model(), quiet())(torch.ones(2, 4))
+    model = model_of(forward, layer=nn.Linear(4, 3))
+    made = poptorch.trainingModel(model, quiet())(torch.ones(2, 4))
     assert isinstance(made, Trained) and made["loss"].numel() == 1 and made["out"].shape == (2, 3)
 
 
 def test_own_structures_are_cut_into_micro_batches_and_put_together() -> None:
     poptorch.registerCustomArgParser(Pair, PairParser())
 
-    class Add(nn.Module):
-        def forward(self, pair: Pair) -> Result:
-            assert pair.name == "mine" and pair.a.shape == (2,)
-            return Result(sum=pair.a + pair.b, a=pair.a)
+    def add(self, pair: Pair) -> Result:
+        assert pair.name == "mine" and pair.a.shape == (2,)
+        return Result(sum=pair.a + pair.b, a=pair.a)
 
-    wrapped = poptorch.inferenceModel(Add(), quiet(iterations=3))
+    wrapped = poptorch.inferenceModel(model_of(add), quiet(iterations=3))
     made = wrapped(NamedPair(torch.arange(6.0), torch.ones(6), "mine"))
     assert isinstance(made, Result)
     assert list(made) == ["sum", "a"]
@@ -196,11 +187,8 @@ def test_what_poptorch_raises_for_wrong_arguments_catches_ours(kind: type[Except
 
 
 def test_is_running_on_ipu_in_the_model_only() -> None:
-    class Which(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return x + y if poptorch.isRunningOnIpu() else x * y
-
-    model, x, y = Which(), torch.tensor([50.0]), torch.tensor([2.0])
+    model = model_of(lambda self, x, y: x + y if poptorch.isRunningOnIpu() else x * y)
+    x, y = torch.tensor([50.0]), torch.tensor([2.0])
     assert poptorch.inferenceModel(model, quiet())(x, y) == 52
     assert model(x, y) == 100
     assert not poptorch.isRunningOnIpu()

@@ -18,6 +18,7 @@ from ipu_exec.session.proposed_blocks import (
     propose,
     script_lines,
 )
+from tests.models import model_of
 
 
 class Transformer(torch.nn.Module):
@@ -42,29 +43,6 @@ class Transformer(torch.nn.Module):
         return self.head(x)
 
 
-class Wrapped(torch.nn.Module):
-    """A model with its loss, as trainingModel takes it."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = self.model(x)
-        return x, x.float().square().mean()
-
-
-class Returning(torch.nn.Module):
-    """A layer that is called again after another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.again, self.once = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.again(self.once(self.again(x)))
-
-
 def captured(model: torch.nn.Module, *inputs: torch.Tensor) -> Graph:
     asked = compile_options(ipu_exec.Options(), False, 2, {})
     return passes.capture_model(model, inputs, {}, None, (), asked)
@@ -82,7 +60,7 @@ def test_layers_of_a_list_an_embedding_and_a_head_begin_blocks_as_they_are_calle
 
 def test_a_model_in_a_wrapper_with_its_loss_is_looked_into() -> None:
     plain = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
-    model = Wrapped(plain)
+    model = model_of(lambda self, x: (y := self.model(x), y.square().mean()), model=plain)
     assert propose(model, captured(model, NUMBERS), 2) == ("model.0", "model.2")
 
 
@@ -95,7 +73,8 @@ def test_layers_are_cut_inside_only_where_no_more_crosses_than_at_their_beginnin
 
 
 def test_a_module_that_the_model_returns_to_begins_no_block() -> None:
-    model = Returning()
+    again, once = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    model = model_of(lambda self, x: self.again(self.once(self.again(x))), again=again, once=once)
     assert propose(model, captured(model, NUMBERS), 1) == ("once",)
 
 

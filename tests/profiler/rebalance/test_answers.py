@@ -29,6 +29,7 @@ from profiler.rebalance.tile_memory import Part, ipu_bytes
 from profiler.rebalance.waiting_causes import CAUSES, waiting_causes
 from profiler.rebalance.what_if import stage_cycles
 from reports.cli import main as ipu_report
+from tests.models import LayersInBlocks, TiedWords
 from tests.profiler.rebalance.test_split import brute_force, splits
 from tests.profiler.rebalance.test_what_if import profiled as trained
 from tests.synthetic import synthetic_profile
@@ -360,27 +361,6 @@ def test_a_cut_inside_a_block_is_what_blocks_of_their_own_give(tmp_path: Path, t
     assert again.total == pytest.approx(whole.total, rel=1e-3)
 
 
-class Deep(torch.nn.Module):
-    """Equal layers, as many in each Block as said."""
-
-    def __init__(self, sizes: dict[str, int]) -> None:
-        super().__init__()
-        self.sizes = sizes
-        self.layers = torch.nn.ModuleList(
-            torch.nn.Linear(256, 256) for _ in range(sum(sizes.values()))
-        )
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        layers = iter(self.layers)
-        for name, count in self.sizes.items():
-            with ipu_exec.Block(name):
-                for _ in range(count):
-                    x = torch.relu(next(layers)(x))
-                if name == list(self.sizes)[-1]:
-                    return x, torch.nn.functional.cross_entropy(x, labels)
-        raise AssertionError("a model has Blocks")
-
-
 def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> Report:
     options = ipu_exec.Options(autoreport=True, autoreport_dir=folder).showCompilationProgressBar(
         False
@@ -389,7 +369,7 @@ def deep(folder: Path, sizes: dict[str, int], stages: list[tuple[str, ...]]) -> 
     options.setExecutionStrategy(
         PipelinedExecution(*(Stage(*names).ipu(k) for k, names in enumerate(stages)))
     )
-    model = Deep(sizes)
+    model = LayersInBlocks(sizes)
     training = ipu_exec.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     training(torch.randn(16 * 16, 256), torch.randint(256, (16 * 16,)))
     return open_report(folder)
@@ -482,35 +462,16 @@ def test_what_a_stranger_says_of_code_is_checked(equal_layers: list[Report]) -> 
     report.__dict__["meta"] = header
 
 
-class Tied(torch.nn.Module):
-    """The head reads the embedding's weight, as BERT's does."""
-
-    def __init__(self, words: int, head: int) -> None:
-        super().__init__()
-        self.head, self.word = head, torch.nn.Embedding(words, 32)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2))
-
-    def forward(self, x: torch.Tensor, target: torch.Tensor):
-        with ipu_exec.Block("embedding", ipu_id=0):
-            y = self.word(x)
-        for index, layer in enumerate(self.layers):
-            with ipu_exec.Block(f"layer{index}", ipu_id=1):
-                y = torch.relu(layer(y))
-        with ipu_exec.Block("head", ipu_id=self.head):
-            scores = torch.nn.functional.linear(y, self.word.weight)
-            return scores, torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
-
-
 def tied(folder: Path, words: int = 64, head: int = 1) -> Report:
-    model = Tied(words, head)
+    model = TiedWords(words, 32, (0, 1, 1, head))
     options = ipu_exec.Options(
         autoreport=True, autoreport_dir=str(folder)
     ).showCompilationProgressBar(False)
     options.Training.gradientAccumulation(8)
     names = (
-        [("embedding",), ("layer0", "layer1", "head")]
+        [("words",), ("layer0", "layer1", "head")]
         if head
-        else [("embedding",), ("layer0", "layer1"), ("head",)]
+        else [("words",), ("layer0", "layer1"), ("head",)]
     )
     stages = [Stage(*mine).ipu(k % 2) for k, mine in enumerate(names)]
     options.setExecutionStrategy(PipelinedExecution(*stages))
@@ -538,11 +499,11 @@ def test_a_tied_weight_travels_only_to_another_ipu(tmp_path: Path) -> None:
 def test_a_weight_that_two_blocks_read_is_known_and_kept_together(tmp_path: Path, capsys) -> None:
     tied(tmp_path)
     costs = Costs.from_report(open_report(tmp_path / "training"))
-    assert costs.names == ("embedding", "layer0", "layer1", "head")
-    assert (costs.cuts.ties.names, costs.cuts.ties.blocks) == (("word.weight",), ((0, 3),))
+    assert costs.names == ("words", "layer0", "layer1", "head")
+    assert (costs.cuts.ties.names, costs.cuts.ties.blocks) == (("words.weight",), ((0, 3),))
     assert ipu_report(["rebalance", "--stages", "2", str(tmp_path / "training")]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert "word.weight is read by embedding, head, which would be on different IPUs" in words
+    assert "words.weight is read by words, head, which would be on different IPUs" in words
     assert (
         ipu_report(
             ["rebalance", "--stage-ipus", "0,1,0", "--together", "tied", str(tmp_path / "training")]

@@ -1,0 +1,1 @@
+"""Throughput of real models over more and more replicas, beside what was published."""

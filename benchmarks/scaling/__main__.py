@@ -1,0 +1,87 @@
+"""Predicted throughput of pods, beside the published one, and where the time goes.
+
+``python -m benchmarks.scaling`` compiles each configuration of ``benchmarks/scaling/cases.py``,
+writes its profile, and takes an update apart by its critical path (what `ipu-report why` prints).
+It writes docs/scaling.md and, with ``--html FILE``, the sweep over replicas as a chart that a
+browser opens.
+
+python -m benchmarks.scaling                      # pods, sweep and page: some ten minutes
+python -m benchmarks.scaling --only BERT          # models whose name has this; no page
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+import profiler
+from benchmarks.fidelity.cases import compiled
+from benchmarks.profile.__main__ import write
+from benchmarks.scaling import page
+from benchmarks.scaling.cases import PUBLISHED, System, row, sweep
+from profiler.analysis.critical_path import critical_path
+
+
+@dataclass(frozen=True)
+class Result:
+    """A system's prediction: samples/s, and the update's cycles by cause (`CAUSES`)."""
+
+    model: str
+    system: System
+    throughput: float
+    causes: dict[str, int]
+    note: str
+
+
+def predict(model: str, system: System) -> Result:
+    """Compile it, write its profile, and read that."""
+    case = compiled(row(system))
+    executable = case.executable
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.pop"
+        write(executable, path)
+        with profiler.open_report(path) as report:
+            waited: pd.Series = critical_path(report).groupby("cause")["cycles"].sum()
+    rate = case.samples * executable.target.clock_hz / executable.cycles_per_call
+    causes = {str(cause): int(cycles) for cause, cycles in waited.items()}
+    return Result(model, system, rate, causes, case.note)
+
+
+def main() -> int:
+    """Predict, print, and write the page and the chart."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="models whose name has TEXT")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the sweep's chart there")
+    args = parser.parse_args()
+    pods = [(name, s) for name, systems in PUBLISHED.items() for s in systems]
+
+    def results(cases: list[tuple[str, System]]) -> list[Result]:
+        found = []
+        for model, system in cases:
+            if args.only not in model:
+                continue
+            found.append(predict(model, system))
+            print(page.line(found[-1]), file=sys.stderr, flush=True)
+        return found
+
+    published, swept = results(pods), results(list(sweep()))
+    text = page.whole(published, swept)
+    print(text)
+    if not args.only:
+        page.PAGE.write_text(text)
+    if args.html:
+        page.chart(swept).write_html(args.html, include_plotlyjs=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The configurations of the page, and the throughputs that their owners published for them.
+
+Published values are medians over the logs of Graphcore's MLPerf v1.1 submission ([MLP],
+Graphcore/results): ResNet-50's over all epochs of five runs, 1,281,167 images by the time from an
+epoch's start to its stop; BERT's over the training blocks of ten runs, samples of a run by its
+blocks, by the median time of a block. BERT trained on packs of 512 tokens with two sequences each
+on average, so its values are halved to packs a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.fidelity.cases import Row
+
+
+@dataclass(frozen=True)
+class System:
+    """A pod, the configuration submitted for it, and its published throughput (samples/s)."""
+
+    pod: str
+    ipus: int
+    case: str
+    published: float | None  # None: not found
+
+
+RESNET = (
+    "ResNet-50 training 224 px; {replicas} replicas of 1 IPU; gradient accumulation {accumulation};"
+    " micro-batch 20; LARS; recompute"
+)
+SPAN = "; batch norm over 2 replicas"  # BN_span of the submission
+# Of the public TensorFlow configurations, mk2_resnet50_bn_16ipus and _64ipus.
+PIPELINED = (
+    "ResNet-50 training 224 px; {replicas} replicas of 4 IPUs; gradient accumulation"
+    " {accumulation}; micro-batch 16; residual blocks per IPU 3/4/4/5; proportion 0.15; momentum;"
+    " recompute"
+)
+# The encoder's attentions and feed-forward networks are placed one by one in the submission: these
+# are the nearest whole layers. Its last layers lie beside the head on IPU 0, here the first do.
+BERT = (
+    "BERT-Large pretraining sequence 512; 76 masked; micro-batch 2;"
+    " gradient accumulation {accumulation}; {replicas} replicas of {ipus} IPUs;"
+    " encoder layers per IPU {layers}; proportion {proportion}; LAMB"
+)
+STATE = "; optimiser state {where} with replicated tensor sharding"
+FOUR = {"ipus": 4, "layers": "4/7/6/7", "proportion": "0.23"}
+EIGHT = {"ipus": 8, "layers": "1/2/3/4/3/4/3/4", "proportion": "0.20/0.25"}
+OFF, ON = STATE.format(where="off-chip"), STATE.format(where="on-chip")
+
+PUBLISHED: dict[str, tuple[System, ...]] = {
+    "ResNet-50": (
+        System("POD16", 16, RESNET.format(replicas=16, accumulation=10) + SPAN, 29_469),
+        System("POD64", 64, RESNET.format(replicas=64, accumulation=3) + SPAN, 108_015),
+        System("POD128", 128, RESNET.format(replicas=128, accumulation=2) + SPAN, 178_212),
+        System("POD256", 256, RESNET.format(replicas=256, accumulation=2) + SPAN, 325_997),
+    ),
+    "ResNet-50, pipelines of 4": (
+        System("POD16", 16, PIPELINED.format(replicas=4, accumulation=256), None),
+        System("POD64", 64, PIPELINED.format(replicas=16, accumulation=64), None),
+        System("POD128", 128, PIPELINED.format(replicas=32, accumulation=32), None),
+    ),
+    "BERT-Large, packs of 512": (
+        System("POD16", 16, BERT.format(replicas=4, accumulation=192, **FOUR) + OFF, 762),
+        System("POD64", 64, BERT.format(replicas=8, accumulation=96, **EIGHT) + ON, 2_393),
+        System("POD128", 128, BERT.format(replicas=16, accumulation=96, **EIGHT) + ON, 4_555),
+    ),
+}
+
+
+def row(system: System) -> Row:
+    """It as a row of `benchmarks.fidelity`, whose builders make the model."""
+    unit = "images/s" if system.case.startswith("ResNet") else "sequences/s"
+    return Row(
+        f"scaling-{system.pod.lower()}",
+        "hardware",
+        "mk2",
+        "fp16",
+        system.case,
+        "throughput",
+        unit,
+        system.published or 0,
+        "MLP v1.1",
+    )
+
+
+SWEPT = tuple(1 << k for k in range(9))  # replicas: 1, 2, ... 256
+
+
+def sweep() -> Iterator[tuple[str, System]]:
+    """Each model on 1 to 256 replicas, everything else as on the smallest pod.
+
+    A global batch that grows with the replicas: what is lost is what the all-reduce takes.
+    """
+    for replicas in SWEPT:
+        single = RESNET.format(replicas=replicas, accumulation=10)
+        yield "ResNet-50, replicas of 1 IPU", System(str(replicas), replicas, single, None)
+    for replicas in (r for r in SWEPT if 4 * r <= SWEPT[-1]):
+        bert = BERT.format(replicas=replicas, accumulation=192, **FOUR) + OFF
+        name = "BERT-Large, replicas of 4 IPUs"
+        yield name, System(str(replicas), 4 * replicas, bert, None)

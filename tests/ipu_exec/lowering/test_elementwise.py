@@ -1,0 +1,120 @@
+"""Elementwise operators, against arithmetic done by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ipu_exec.lowering import lower
+from ipu_exec.lowering.layouts import linear_layout
+from ipu_exec.lowering.plan import Compute
+from tests.ipu_exec.lowering.test_plans import check
+from tests.operands import MK2, computes, exchanges, op, plan_cycles, tensor
+
+FULL = 1472 * 32  # fp32: 32 elements, 128 bytes, on each tile; 6 elements a worker at most
+
+
+def test_an_expanded_gradient_is_written_out_over_all_tiles_before_it_is_multiplied() -> None:
+    """The gradient of a sum is one element on one tile.
+
+    Each tile gets it (4 bytes) and copies it to its share.
+    """
+    one, dense, weight = tensor(1), tensor(512, 512), tensor(512, 512)
+    grad = replace(dense, strides=(0, 0), storage_elements=1, layout=linear_layout(one, 1472))
+    weight = replace(weight, layout=linear_layout(weight, 1472))
+    plan = lower(op("aten.mm.default", (grad, weight), dense), MK2)
+    whole = lower(
+        op("aten.mm.default", (replace(dense, layout=linear_layout(dense, 1472)), weight), dense),
+        MK2,
+    )
+    sent, written = exchanges(plan)["operand 0"], computes(plan)["write out operand 0"]
+    assert sent.bytes_in.max() == sent.bytes_out.sum() == 4
+    # 178 or 179 elements a tile, 30 a worker, 2 a cycle
+    assert written.cycles.max() == 22 + 6 * 15
+    product = [step.name for step in plan.steps if step is not sent and step is not written]
+    assert product == [step.name for step in whole.steps]
+    assert plan_cycles(plan, MK2) < plan_cycles(whole, MK2) + 600
+
+
+@pytest.mark.parametrize(
+    "name", ["sum.dim_IntList", "convolution_backward", "avg_pool2d_backward", "slice_backward"]
+)
+def test_no_tile_does_the_work_of_all_on_an_expanded_gradient(name: str) -> None:
+    x = tensor(8, 16, 32, 32)
+    x = replace(x, layout=linear_layout(x, 1472))
+    grad = replace(
+        x, strides=(0, 0, 0, 0), storage_elements=1, layout=linear_layout(tensor(1), 1472)
+    )
+    pooled = replace(
+        tensor(8, 16, 16, 16), strides=(0, 0, 0, 0), storage_elements=1, layout=grad.layout
+    )
+    weight = tensor(16, 16, 1, 1, layout=linear_layout(tensor(16, 16, 1, 1), 1472))
+    mask = (True, True, True)
+    calls = {
+        "sum.dim_IntList": ((grad, (0, 2, 3)), (tensor(16),)),
+        "convolution_backward": (
+            (grad, x, weight, (16,), (1, 1), (0, 0), (1, 1), False, (0, 0), 1, mask),
+            (tensor(8, 16, 32, 32), tensor(16, 16, 1, 1), tensor(16)),
+        ),
+        "avg_pool2d_backward": ((pooled, x, (2, 2), (2, 2), (0, 0)), (tensor(8, 16, 32, 32),)),
+        "slice_backward": ((pooled, (8, 16, 32, 32), 3, 0, 16, 1), (tensor(8, 16, 32, 32),)),
+    }
+    name = name if "." in name else f"{name}.default"
+    args, outputs = calls[name.removesuffix(".default")]
+    spec = op(f"aten.{name}", args, *outputs)
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    # 131,072 elements on one tile would take it over 10,000 cycles to read
+    assert plan_cycles(plan, MK2) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("name", "loops"),
+    [
+        # cycles a worker beyond the call for 6 elements: 3 vectors of 2, or 6 single elements
+        ("asin", [17 + 60 * 6]),
+        ("acos", [17 + 60 * 6, 17 + 2 * 3]),
+        ("atan", [17 + 2 * 3, 17 + 2 * 3, 17 + 8 * 3, None, 17 + 60 * 6]),
+        ("sinh", [33 + 6 * 3, 17 + 6 * 3, None, 17 + 2 * 3]),
+        ("cosh", [33 + 6 * 3, 17 + 6 * 3, None, 17 + 2 * 3]),
+        ("asinh", [17 + 2 * 3, 17 + 2 * 3, 17 + 10 * 3, None, 17 + 12 * 3]),
+        ("acosh", [17 + 2 * 3, 17 + 2 * 3, 17 + 10 * 3, None, 17 + 12 * 3]),
+        ("atanh", [17 + 2 * 3, 17 + 2 * 3, 17 + 6 * 3, None, 17 + 12 * 3, 17 + 2 * 3]),
+    ],
+)
+def test_inverse_and_hyperbolic_functions_are_exponentials_logarithms_and_roots(
+    name: str, loops: list
+) -> None:
+    x = tensor(FULL, layout=linear_layout(tensor(FULL), 1472))
+    spec = op(f"aten.{name}.default", (x,), tensor(FULL))
+    plan = lower(spec, MK2)
+    check(plan, spec)
+    steps = [step for step in plan.steps if isinstance(step, Compute)]
+    assert len(steps) == len(plan.steps) == len(loops)
+    for step, worker in zip(steps, loops, strict=True):
+        expected = (
+            58 + 6 * 3 * 3 if worker is None else 20 + 6 * worker
+        )  # in place: 58 + 6 * 3 a vector
+        assert (step.cycles == expected).all(), step.name
+        assert "OpType::" in step.vertices[0].type and step.vertices[0].type.endswith(",float>"), (
+            step.name
+        )
+
+
+def test_the_gradient_of_dropout_draws_again_where_the_mask_was_made() -> None:
+    mask = tensor(FULL, dtype="bool", layout=linear_layout(tensor(FULL, dtype="bool"), 1472))
+    there = linear_layout(tensor(FULL, dtype="bool"), 1472)
+    near = tensor(FULL, layout=type(there)(there.key, there.bytes * 4))
+    far = tensor(FULL, layout=linear_layout(tensor(FULL), 1472))
+    for grad, moved in ((near, 0), (far, FULL * 4)):
+        spec = op("aten.native_dropout_backward.default", (grad, mask, 1.1), tensor(FULL))
+        plan = lower(spec, MK2)
+        check(plan, spec)
+        assert sum(int(step.bytes_in.sum()) for step in exchanges(plan).values()) == moved
+        # 6 + 6 (24 + 2 a vector of two)
+        worker = math.ceil(int(there.bytes.max()) / 6)
+        assert int(computes(plan)["dropout"].cycles.max()) == 6 + 6 * (
+            24 + 2 * math.ceil(worker / 2)
+        )
