@@ -113,6 +113,13 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
                 f"{what} is currently not supported by PopTorch's optimisers: leave {name}=False"
             )
     name = type(optimizer).__name__
+    if not {torch.optim.Optimizer, Optimizer, _OneByOne} & set(type(optimizer).__bases__):
+        logger.warning(
+            "Optimizer `%s` subclassed from classes in poptorch.optim or torch.optim are unlikely"
+            " to behave as intended. PopTorch does not run Python optimizer code: an IPU runs its"
+            " own of the class that was subclassed. Here the Python code is what runs",
+            name,
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Error(
             f"{name} evaluates the model as often as the data asks for, and a weight update on an"

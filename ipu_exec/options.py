@@ -50,6 +50,7 @@ ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 PROPOSE_VARIABLE = "IPUSCOPE_STAGES"  # how many a model without Blocks is to be cut for
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
+LENIENT_VARIABLE = "IPUSCOPE_LENIENT"  # let pass what only hardware forbids
 DEFAULTS_VARIABLE = "POPTORCH_DEFAULT_OPTIONS"  # JSON that all options begin from
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
 BUFFERING_DEPTHS = (
@@ -617,6 +618,7 @@ class Options(_Group):
             placement_proportions={},
             placement_promise={},
             estimate_unknown_operators=False,
+            lenient=bool(os.environ.get(LENIENT_VARIABLE)),
             auto_round_num_ipus=False,
             available_memory_proportion={},
             target_name="mk2",
@@ -763,6 +765,14 @@ class Options(_Group):
             execution_strategy=type(self.execution_strategy)(*file.stages),
             auto_round_num_ipus=True,
         )
+
+    def lenient(self, enabled: bool = True) -> Self:
+        """Let pass, with a warning, what PopTorch refuses and runs here all the same.
+
+        Losses made of several, ``one_hot`` without a number of classes, upsampling between pixels.
+        ``ipu-run --lenient`` does so for all options.
+        """
+        return self._flag("lenient", lenient=enabled)
 
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:
         """Guess what an operator costs that nobody lowered, rather than stop.

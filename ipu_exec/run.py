@@ -12,6 +12,7 @@ import builtins
 import io
 import json
 import os
+import runpy
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
+    LENIENT_VARIABLE,
     PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
 )
@@ -57,8 +59,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
     ``prog`` is the command's name in error messages.
     """
     parser = _parser(prog)
-    args = parser.parse_args(argv)
+    args, module = _parsed(parser, sys.argv[1:] if argv is None else argv)
     _check(parser, args)
+    if module:
+        return run_module(parser, args, module)
     try:
         with io.open_code(os.path.abspath(args.script)) as file:
             source = file.read()
@@ -141,10 +145,31 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             "end when the first model is compiled and its profile written: no numbers are computed"
         ),
     )
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="let pass, with a warning, what PopTorch refuses and runs here all the same",
+    )
     launching.add_arguments(parser)
-    parser.add_argument("script", help="the Python file")
+    parser.add_argument("script", help="the Python file, or -m and a module, as python takes it")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
+
+
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, str]:
+    """The arguments, and the module where ``-m`` stands before any script."""
+    at = list(argv).index(_MODULE) if _MODULE in argv else len(argv)
+    if at < len(argv):
+        before = parser.parse_args([*argv[:at], _MODULE_INSTEAD])
+        if before.script == _MODULE_INSTEAD:
+            if at + 1 == len(argv):
+                parser.error("-m needs the name of a module: -m pytest")
+            before.args = list(argv[at + 2 :])
+            return before, argv[at + 1]
+    return parser.parse_args(argv), ""
+
+
+_MODULE, _MODULE_INSTEAD = "-m", "<module>"
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -176,6 +201,8 @@ def _set_environment(args: argparse.Namespace) -> None:
         os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
     if args.compile_only:
         os.environ[COMPILE_ONLY_VARIABLE] = "1"
+    if args.lenient:
+        os.environ[LENIENT_VARIABLE] = "1"
     if args.profile_dir is not None:
         os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.profile_dir)
 
@@ -186,6 +213,21 @@ def _with_autoreport(directory: str) -> str:
     if not isinstance(options, dict):
         raise ValueError(f"{ENGINE_OPTIONS_VARIABLE} is no JSON object; unset it or make it one")
     return json.dumps({**options, "autoReport.all": "true", "autoReport.directory": directory})
+
+
+def run_module(parser: argparse.ArgumentParser, args: argparse.Namespace, module: str) -> int:
+    """Run a module as ``python -m module arguments`` would. A ``SystemExit`` goes through."""
+    if (args.instances or args.num_ipus) is not None:
+        parser.error("-m runs a module in this process: leave --instances and --num-ipus out")
+    try:
+        _set_environment(args)
+    except (ValueError, OSError, Error) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    stand_in()
+    sys.path[0] = os.getcwd()
+    sys.argv = [module, *args.args]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
 
 
 def run_script(

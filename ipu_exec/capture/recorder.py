@@ -36,6 +36,7 @@ from ipu_exec.capture.replacements import (
     is_one_mask,
     zero_outside_mask,
 )
+from ipu_exec.context import refuse
 from ipu_exec.errors import ContentError, Error
 from ipu_exec.graph import (
     BlockInfo,
@@ -306,6 +307,12 @@ class Recorder(TorchDispatchMode):
         """An operator behind the last Block, and one inside a MultiConv."""
         if self.direction != Direction.FORWARD:
             return
+        if "upsample_" in op.aten and "nearest" not in op.aten:
+            refuse(
+                f"Unsupported upsample mode {op.aten}: currently only 'nearest' is supported by"
+                " PopTorch",
+                f"{op.file}:{op.line}" if op.file else "",
+            )
         if block_ended() and self.graph.outside < 0 and not is_view(op.aten):
             self.graph.outside = op.id
         group = multi_conv()

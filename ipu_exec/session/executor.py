@@ -12,19 +12,22 @@ import os
 import sys
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ipu_exec import optimiser_log
 from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.context import keeping_what_is_saved, on_ipu
+from ipu_exec.context import keeping_what_is_saved, on_ipu, refusing
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.frames import without_our_frames
@@ -442,6 +445,9 @@ class PoplarExecutor:
             torch.random.fork_rng(devices=[]),
             on_ipu(),
             in_modes(modes),
+            refusing(not self._options._values["lenient"]),
+            _hooked(),
+            _said_of_tensors(),
             grouping.one_replica(self._model, self._optimizer, groupings),
         ):
             for_whom = (
@@ -989,13 +995,63 @@ class PoplarExecutor:
     def cycleCount(self) -> int:
         """Cycles of one call, as modelled. Error before compiling."""
         if self._executable is None:
-            raise UsageError("cycleCount comes after compiling: call the model first")
+            raise UsageError(
+                "Please run the model at least once before obtaining cycle count: it comes after"
+                " compiling"
+            )
         return int(self._executable.cycles_per_call)
 
-    @property
-    def compilationTime(self) -> float:
-        """Seconds that the last compilation took."""
-        return self._compilation_seconds
+    def compilationTime(self) -> timedelta:
+        """How long the last compilation took. Error before compiling."""
+        if self._executable is None:
+            raise UsageError("Please compile the model before obtaining compilation time.")
+        return timedelta(seconds=self._compilation_seconds)
+
+
+_BEFORE_COMPILING: dict[int, Callable[[], Any]] = OrderedDict()
+_AFTER_COMPILING: dict[int, Callable[[], Any]] = OrderedDict()
+
+
+def registerPreCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
+    """Have ``hook`` called before each compile. The handle's ``remove`` ends that."""
+    return _register(_BEFORE_COMPILING, hook, "Pre-compile hook must be callable")
+
+
+def registerPostCompileHook(hook: Callable[[], Any]) -> RemovableHandle:
+    """Have ``hook`` called after each compile. The handle's ``remove`` ends that."""
+    return _register(_AFTER_COMPILING, hook, "Post-compile hook must be callable")
+
+
+def _register(hooks: dict[int, Callable[[], Any]], hook: Any, says: str) -> RemovableHandle:
+    if not callable(hook):
+        raise UsageError(says)
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+@contextmanager
+def _hooked() -> Iterator[None]:
+    for hook in list(_BEFORE_COMPILING.values()):
+        hook()
+    try:
+        yield
+    finally:
+        for hook in list(_AFTER_COMPILING.values()):
+            hook()
+
+
+@contextmanager
+def _said_of_tensors() -> Iterator[None]:
+    """A message of torch names the user's tensors, which stand in for them while it compiles."""
+    try:
+        yield
+    except TypeError as error:
+        error.args = tuple(
+            text.replace("FakeTensor", "Tensor") if isinstance(text, str) else text
+            for text in error.args
+        )
+        raise
 
 
 def _own_options(given: Options | None, training: bool) -> Options:

@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--causes", action="store_true", help="print failures by cause; run nothing"
     )
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     tests = args.checkout / "tests"
     if not (tests / "conftest.py").exists():
         parser.error(f"{tests} has no conftest.py: give a checkout of graphcore/poptorch")
