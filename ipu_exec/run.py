@@ -8,16 +8,13 @@ Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its opti
 from __future__ import annotations
 
 import argparse
-import builtins
-import io
 import json
 import os
-import runpy
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import ModuleType, TracebackType
+from types import TracebackType
 
 from ipu_exec import launch as launching
 from ipu_exec import machine
@@ -34,6 +31,7 @@ from ipu_exec.options import (
     TARGET_VARIABLE,
 )
 from ipu_exec.placement_file import load_stages
+from ipu_exec.program import Program, read
 from ipu_exec.stand_in import stand_in
 from ipuscope import __version__
 from ipuscope.words import Parser
@@ -49,6 +47,7 @@ _EXAMPLES = """examples:
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
   ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
                                                         (of its layers, where it names none)
+  ipu-run -m pytest tests                               a module, as python -m runs it
   ipu-run --instances 4 --replicas 8 train.py           as 4 processes that share 8 replicas
 then: ipu-report summary out/training"""
 
@@ -59,41 +58,39 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
     ``prog`` is the command's name in error messages.
     """
     parser = _parser(prog)
-    args, module = _parsed(parser, sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(argv)
     _check(parser, args)
-    if module:
-        return run_module(parser, args, module)
+    if args.module is not None:
+        stand_in()  # finding a module imports the packages that it lies in
     try:
-        with io.open_code(os.path.abspath(args.script)) as file:
-            source = file.read()
+        program = read(_named(args))
         wanted = launching.wanted(args) if args.instances is not None else None
-        _set_environment(args)
+        _set_environment(args, program)
     except OSError as error:
         parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
     except (ValueError, Error) as error:
         parser.exit(2, f"{prog}: error: {error}\n")
     if wanted is None:
         stand_in()
-        return run_script(args.script, source, args.args)
+        return run_program(program, args.args)
     try:
-        return launching.launch(wanted, args.script, args.args)
+        return launching.launch(wanted, program.words, args.args)
     except Error as error:
         parser.exit(2, f"{prog}: error: {error}\n")
 
 
 def run_instance(argv: Sequence[str]) -> int:
-    """Run a script as one instance that torchrun started.
+    """Run a program as one instance that torchrun started: its words, and its arguments.
 
     Where it stopped because another instance did, it waits to be ended, so that the traceback of
     the one that failed stands alone.
     """
     tell_as_open_mpi()
     stand_in()
-    script, *arguments = argv
-    with io.open_code(os.path.abspath(script)) as file:
-        source = file.read()
+    named = 2 if argv[0] == "-m" else 1
+    program = read(list(argv[:named]))
     try:
-        return run_script(script, source, arguments, _wait_for_the_end)
+        return run_program(program, argv[named:], _wait_for_the_end)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -151,29 +148,22 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="let pass, with a warning, what PopTorch refuses and runs here all the same",
     )
     launching.add_arguments(parser)
-    parser.add_argument("script", help="the Python file, or -m and a module, as python takes it")
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module, as python -m does; the words behind it are its own",
+    )
+    parser.add_argument("script", nargs="?", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
 
 
-def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, str]:
-    """The arguments, and the module where ``-m`` stands before any script."""
-    at = list(argv).index(_MODULE) if _MODULE in argv else len(argv)
-    if at < len(argv):
-        before = parser.parse_args([*argv[:at], _MODULE_INSTEAD])
-        if before.script == _MODULE_INSTEAD:
-            if at + 1 == len(argv):
-                parser.error("-m needs the name of a module: -m pytest")
-            before.args = list(argv[at + 2 :])
-            return before, argv[at + 1]
-    return parser.parse_args(argv), ""
-
-
-_MODULE, _MODULE_INSTEAD = "-m", "<module>"
-
-
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with 2 where options do not go together."""
+    if args.script is None and not args.module:
+        parser.error("say what to run: a script, or -m and a module")
     if args.ipus is not None:
         parser.error(
             "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
@@ -190,7 +180,15 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         )
 
 
-def _set_environment(args: argparse.Namespace) -> None:
+def _named(args: argparse.Namespace) -> list[str]:
+    """The words that name the program; what follows them is its own."""
+    if args.module is None:
+        return [args.script]
+    args.args = args.module[1:]
+    return ["-m", args.module[0]]
+
+
+def _set_environment(args: argparse.Namespace, program: Program) -> None:
     """What the script's options read. Error, ValueError or OSError where it cannot be."""
     if args.target is not None:
         os.environ[TARGET_VARIABLE] = machine.target(args.target).name
@@ -198,7 +196,7 @@ def _set_environment(args: argparse.Namespace) -> None:
         load_stages(args.placement)
         os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
     if args.num_ipus is not None:
-        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
+        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, program, args.args)
     if args.compile_only:
         os.environ[COMPILE_ONLY_VARIABLE] = "1"
     if args.lenient:
@@ -215,48 +213,28 @@ def _with_autoreport(directory: str) -> str:
     return json.dumps({**options, "autoReport.all": "true", "autoReport.directory": directory})
 
 
-def run_module(parser: argparse.ArgumentParser, args: argparse.Namespace, module: str) -> int:
-    """Run a module as ``python -m module arguments`` would. A ``SystemExit`` goes through."""
-    if (args.instances or args.num_ipus) is not None:
-        parser.error("-m runs a module in this process: leave --instances and --num-ipus out")
-    try:
-        _set_environment(args)
-    except (ValueError, OSError, Error) as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
-    stand_in()
-    sys.path[0] = os.getcwd()
-    sys.argv = [module, *args.args]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    return 0
-
-
-def run_script(
-    script: str,
-    source: bytes,
+def run_program(
+    program: Program,
     arguments: Sequence[str],
     before_traceback: Callable[[BaseException], None] | None = None,
 ) -> int:
-    """Run the source as ``python script arguments`` would.
+    """Run it as ``python script arguments``, or ``python -m module arguments``, would.
 
     Gives 1 where it raised, and prints the traceback, after ``before_traceback`` has seen the
     error.
     """
-    module = ModuleType("__main__")
-    module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = module  # for good: what runs at exit, and pickles, look for it there
-    sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    main = program.enter(list(arguments))
     try:
-        exec(compile(source, script, "exec"), module.__dict__)
+        exec(compile(program.source, program.file, "exec"), main.__dict__)
     except Exception as error:
         if before_traceback is not None:
             before_traceback(error)
-        error.__traceback__ = _within(error.__traceback__, script)
+        error.__traceback__ = _within(error.__traceback__, program.file)
         hide(error)
         sys.excepthook(type(error), error, error.__traceback__)  # names what was probably meant
         return 1
     if _wrapped_nothing():
-        print(f"ipu-run: {script} {NOTHING_WRAPPED}", file=sys.stderr)
+        print(f"ipu-run: {program} {NOTHING_WRAPPED}", file=sys.stderr)
     return 0
 
 
