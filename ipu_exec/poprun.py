@@ -111,14 +111,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _script(program: list[str]) -> list[str] | None:
-    """The script and its arguments, without the interpreter; None where it is no Python."""
+    """Script or module and its arguments, without the interpreter; None where it is no Python."""
     if program and program[0] == "--":
         program = program[1:]
     if program and re.fullmatch(r"python[0-9.]*", os.path.basename(program[0])):
         program = program[1:]
         while program and program[0] in ("-u", "-B", "-O"):
             program = program[1:]
-    return program if program and program[0].endswith(".py") else None
+    is_module = program[:1] == ["-m"] and len(program) > 1
+    return program if is_module or (program and program[0].endswith(".py")) else None
 
 
 def _name_ignored(args: argparse.Namespace) -> None:

@@ -30,7 +30,7 @@ from profiler.analysis.critical_path import critical_path, waterfall
 from profiler.analysis.waits import longest_waits
 from profiler.insights import Insight, insights
 from profiler.rebalance import Costs, profiled, what_if
-from profiler.rebalance.split import one_an_ipu, quickest_split, returning
+from profiler.rebalance.split import quickest
 from profiler.report import PREDICTED_NOTE
 from viewer.figures import memory, pipeline, theme, units
 from viewer.figures.units import Clock
@@ -224,9 +224,7 @@ def _rebalance(report: Report) -> Iterator[Section]:
     try:
         costs = Costs.from_report(report)
         present = what_if(costs, profiled(costs))
-        most = len(costs.ipus)
-        lists = one_an_ipu(most) if most <= _FEW_STAGES else one_an_ipu(most)[:1]
-        best = quickest_split(costs, [*lists, *returning(most, costs)])
+        best = quickest(costs)
     except ValueError:
         return
     if len(costs) < 2:

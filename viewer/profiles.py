@@ -53,6 +53,11 @@ class Profiles:
                 self._made.clear()
             return report
 
+    def stamps(self) -> list[tuple[int, int, int] | None]:
+        """What tells the files as they are read now from others written there."""
+        with self._lock:
+            return list(self._stamps)
+
     def made(self, report: Report, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gives, kept for the next time: of the latest few keys."""
         whole = (id(report), key)

@@ -48,6 +48,7 @@ def compile_step(
     capture = partial(
         passes.capture_model,
         *(model, args, kwargs, optimizer if training else None, contents, asked),
+        options.tensor_sharding,
     )
     graph = capture()
     proposed: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.context import keeping_what_is_saved, on_ipu
+from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
 from ipu_exec.frames import without_our_frames
@@ -196,6 +196,7 @@ class PoplarExecutor:
         args, kwargs = self._prepare(args, kwargs)
         if os.environ.get(COMPILE_ONLY_VARIABLE):
             self._stop_after_compiling()
+        check_weights(self._model)
         if not self._seeded and self._options.random_seed is not None:
             torch.manual_seed(self._options.random_seed)
         self._seeded = self._attached = True

@@ -255,7 +255,7 @@ def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool)
     ratio = after / before.clip(lower=1)
 
     def times(values: np.ndarray, always: int) -> np.ndarray:
-        keys = [(block, always) for block in range(len(values))]
+        keys = [(block, always) for block in range(values.shape[-2])]
         factor = ratio.reindex(keys).fillna(1.0).to_numpy()
         scaled: np.ndarray = np.ceil(values * factor[:, None]).astype(np.int64)
         return scaled
@@ -265,8 +265,12 @@ def _memory(memory: BlockMemory, held: pd.DataFrame, samples: float, half: bool)
         memory,
         always=times(memory.always, 1),
         peak=times(memory.peak, 0),
+        peak_of_backward=times(memory.peak_of_backward, 0),
         peak_interleaved=times(memory.peak_interleaved, 0),
         saved=np.ceil(memory.saved * moved).astype(np.int64),
+        carried=replace(
+            memory.carried, nbytes=np.ceil(memory.carried.nbytes * moved).astype(np.int64)
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from profiler import schedules
 from profiler.advise.levers import STATES, Basis, Levers, code, title
 from profiler.rebalance import Assignment, Costs, Prediction, what_if
 from profiler.rebalance.many_splits import assignment_cycles
-from profiler.rebalance.split import one_an_ipu, quickest_split, returning
+from profiler.rebalance.split import quickest
 from profiler.rebalance.tied import back_home
 from profiler.rebalance.tile_memory import Part, ipu_bytes
 from profiler.rebalance.verdict import MARGIN, Answer
@@ -197,9 +197,8 @@ def other_splits(costs: Costs, present: Assignment, thorough: bool) -> Iterator[
     most = len(set(present.ipus))
     if not thorough or most > _FEW_STAGES or len(costs) < 2:
         return
-    lists = [*one_an_ipu(most)[:1], *returning(most, costs)]
     try:
-        best = quickest_split(costs, lists)
+        best = quickest(costs)
     except ValueError:
         return
     assignment = best.prediction.assignment

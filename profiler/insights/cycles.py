@@ -14,7 +14,8 @@ from profiler.enums import Direction
 from profiler.insights.finding import Insight, Waits
 from profiler.rebalance import Assignment, Costs, Prediction, Split, what_if
 from profiler.rebalance.host_streams import HostStreams
-from profiler.rebalance.split import one_an_ipu, quickest_split
+from profiler.rebalance.parse import in_address
+from profiler.rebalance.split import quickest
 from profiler.rebalance.tied import with_reader_home
 from profiler.report import Report
 
@@ -22,8 +23,6 @@ LEAST_SHARE = 0.005  # of a weight update: what gains less is not said
 WORK = ("compute", "exchange on chip", "sync", "stash")  # causes of a stage's own cycles
 _MORE_MICRO_BATCHES = 4
 _MUCH = 0.05  # of a stage: an operator with less is not named
-_FEW_IPUS = 16  # up to which splits onto each number of fewer IPUs are looked at
-_FEWER = 2  # numbers of IPUs that are looked at where there are more
 _MOST_MOVES = 3  # that are named
 
 
@@ -37,7 +36,7 @@ def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[I
     ops = report.ops[
         report.ops["stage"].isin(stages) & (report.ops["direction"] != Direction.UPDATE)
     ]
-    largest = ops.loc[ops["cycles"].idxmax()] if len(ops) else None
+    largest = ops.iloc[int(ops["cycles"].to_numpy().argmax())] if len(ops) else None
     share = largest["cycles"] / max(1, ops["cycles"].sum()) if largest is not None else 0.0
     most_of_it = (
         f" {share:.0%} of it is {largest['name']}."
@@ -45,11 +44,8 @@ def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[I
         else ""
     )
     most = len(set(costs.ipus))
-    lists = one_an_ipu(most) if most <= _FEW_IPUS else one_an_ipu(most)[:_FEWER]
-    if len(costs.ipus) > most:
-        lists.append(costs.ipus)
     try:
-        best: Split | None = quickest_split(costs, lists)
+        best: Split | None = quickest(costs)
     except ValueError:
         best = None
     gain = present.total - best.prediction.total if best is not None else 0
@@ -75,8 +71,7 @@ def split(report: Report, costs: Costs, present: Prediction, now: int) -> list[I
         f" {gain / now:.1%} fewer cycles."
     )
     action = "Change the Stage list so: ipu-report rebalance -o writes it as a placement file"
-    starts = ",".join(str(first) for first in assignment.starts)
-    where = f"/rebalance?starts={starts}"
+    where = f"/rebalance?starts={in_address(assignment)}"
     change = {"starts": list(assignment.starts), "ipus": list(assignment.ipus)}
     return [Insight(title, detail, action, where, gain, change=change, waits=waits)]
 

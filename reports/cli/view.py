@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         from viewer.guard import Guard
 
         guard = Guard.bound_to(args.host, args.allow_host)
-        _serve(args, create_app(report, other, guard), guard, str(report.path), port)
+        app = create_app(report, other, guard, prepare=True)
+        _serve(args, app, guard, str(report.path), port)
     return common.OK
 
 

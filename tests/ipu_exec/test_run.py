@@ -85,6 +85,31 @@ def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
     }
 
 
+MODULE = """
+    import json, sys
+    from . import CONSTANT
+    print(json.dumps([sys.argv[1:], __name__, __package__, __spec__.name, sys.path[0], CONSTANT]))
+"""
+
+
+@pytest.mark.parametrize(("named", "module"), [("package.train", "train"), ("package", "__main__")])
+def test_a_module_runs_as_python_m_runs_it(tmp_path: Path, named: str, module: str) -> None:
+    """With its own words behind it, and with poptorch known to the package it lies in."""
+    (tmp_path / "package").mkdir()
+    write(tmp_path / "package" / "__init__.py", "import poptorch\nCONSTANT = poptorch.__name__\n")
+    write(tmp_path / "package" / f"{module}.py", MODULE)
+    process = ipu_run("-m", named, "--target", "x", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    where = [f"package.{module}", str(tmp_path), "ipu_exec"]
+    assert json.loads(process.stdout) == [["--target", "x"], "__main__", "package", *where]
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    process = ipu_run("-m", "package.train", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "there is no module 'package.train' to run" in process.stderr
+
+
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     write(tmp_path / "script.py", "def deeper():\n    raise ValueError('the reason')\n\ndeeper()\n")
     process = ipu_run("script.py", cwd=tmp_path)
@@ -126,8 +151,8 @@ def test_an_error_of_ours_shows_the_users_frames(tmp_path: Path, runs_it: str) -
     frames = re.findall(r'File "(.*)", line (\d+)', process.stderr)
     ours = [file for file, _ in frames if "ipu_exec" in file]
     assert [line for file, line in frames if file.endswith("script.py")] == ["9"]
-    # by Python the call itself is one of ours, and nothing below it
-    assert len(ours) == (runs_it == "python") and len(frames) == 1 + len(ours)
+    # by Python the call itself may be one of ours (that depends on its release), nothing below it
+    assert len(ours) <= (runs_it == "python") and len(frames) == 1 + len(ours)
     assert "no lowering for" in process.stderr.splitlines()[-1]
     whole = ipu_run("script.py", cwd=tmp_path, IPUSCOPE_TRACEBACK="full")
     assert "compiler" in whole.stderr

@@ -13,7 +13,7 @@ from viewer.figures import units
 from viewer.figures.units import Clock
 from viewer.pages import common
 from viewer.pages.common import Column, Page, View
-from viewer.pages.pipeline import lanes_of
+from viewer.pages.timeline import lanes_of, pixels
 from viewer.profiles import Profiles
 
 NAME = "compare"
@@ -122,7 +122,9 @@ def register(app: Dash, profiles: Profiles) -> None:
             (
                 common.nothing(theme, "it holds no schedule")
                 if lane is None
-                else pipeline_figures.pipeline(lane, c, theme, (0.0, max(1.0, end * c.hz)))
+                else pipeline_figures.pipeline(
+                    lane, c, theme, (0.0, max(1.0, end * c.hz)), pixels(where)
+                )
             )
             for lane, c in zip(lanes, clocks, strict=True)
         ]
@@ -146,14 +148,20 @@ def register(app: Dash, profiles: Profiles) -> None:
 def _measures(a: Report, b: Report) -> Any:
     frame = analysis.compare(a, b)
     heads = [
-        html.Th(words, className="n" if words else "") for words in ("", "A", "B", "B − A", "B / A")
+        html.Td(""),
+        *(html.Th(words, className="n") for words in ("A", "B", "B − A", "B / A")),
     ]
     rows = []
     for row in units.rows_of(frame):
         ratio = f"{row.ratio:.3f}" if row.ratio is not None and row.ratio == row.ratio else ""
         cells = [*(_said(value, row.unit) for value in (row.a, row.b, row.difference)), ratio]
         rows.append(
-            html.Tr([html.Td(row.what), *(html.Td(words, className="n") for words in cells)])
+            html.Tr(
+                [
+                    html.Td(row.what),
+                    *(html.Td(words, className="n") for words in cells),
+                ]
+            )
         )
     return html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="plain")
 
