@@ -63,7 +63,7 @@ class Carried:
             zip(largest["tensor"].tolist(), largest.index.tolist(), strict=True)
         )
         makers, backs, touched, nbytes = [], [], [], []
-        known = used[used["tensor"].isin(list(of_tensor)) & (used["block"] >= 0)]
+        known = used[used["tensor"].isin(list(of_tensor)) & used["block"].between(0, blocks - 1)]
         for tensor, uses in known.groupby("tensor"):
             ahead = uses.loc[uses["direction"] == Direction.FORWARD, "block"]
             behind = uses.loc[uses["direction"] == Direction.BACKWARD, "block"]

@@ -109,7 +109,7 @@ class Growing:
                 stage.add(1)
             return stage
         some = slice(first - own.begin, last + 1 - own.begin)
-        held: np.ndarray | int = 0
+        held = np.zeros((1, 1), dtype=np.int64)
         if stage.saves:
             saved = stage.saved[first : last + 1]
             held = np.cumsum(saved, axis=0) - saved
