@@ -23,7 +23,15 @@ from typing import Any, Self
 import torch
 
 from ipu_exec import enums, machine
-from ipu_exec.annotations import ExecutionStrategy, PipelinedExecution
+from ipu_exec.annotations import (
+    ExecutionStrategy,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
 from ipu_exec.checks import check_proportion
 from ipu_exec.enums import (
     CommGroupType,
@@ -36,12 +44,16 @@ from ipu_exec.enums import (
 )
 from ipu_exec.errors import Error, FrozenError, UsageError
 from ipu_exec.placement_file import load, load_stages
+from ipu_exec.sharding_plan import TensorSharding, checked
 from ipuscope.words import did_you_mean
 
 ENGINE_OPTIONS_VARIABLE = "POPLAR_ENGINE_OPTIONS"
 PLACEMENT_VARIABLE = "IPUSCOPE_PLACEMENT"  # a placement file for all options
 PROPOSE_VARIABLE = "IPUSCOPE_STAGES"  # how many a model without Blocks is to be cut for
 COMPILE_ONLY_VARIABLE = "IPUSCOPE_COMPILE_ONLY"  # end the script when its first model is compiled
+LEVERS_VARIABLE = "IPUSCOPE_LEVERS"  # what a compile is to have otherwise than the script
+LENIENT_VARIABLE = "IPUSCOPE_LENIENT"  # let pass what only hardware forbids
+DEFAULTS_VARIABLE = "POPTORCH_DEFAULT_OPTIONS"  # JSON that all options begin from
 TARGET_VARIABLE = "IPUSCOPE_TARGET"  # the machine that options without a target of their own model
 BUFFERING_DEPTHS = (
     "defaultBufferingDepth",
@@ -70,6 +82,10 @@ class Profiling:
     execution: bool  # runs too, not only what was compiled
     run_count: int
     debug_info: bool = False  # debug.cbor beside it
+
+
+class ConfigFileError(UsageError):
+    """A line of a file of options cannot be set."""
 
 
 class _Group:
@@ -149,6 +165,15 @@ class _Group:
         values = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
         return f"{type(self).__name__.strip('_')}({values})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy can be changed, also of options that are in use."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        for name, value in vars(self).items():
+            copied.__dict__[name] = copy.deepcopy(value, memo)
+        copied._frozen = False
+        return copied
+
 
 def _camel(name: str) -> str:
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
@@ -159,6 +184,8 @@ def _json(value: Any) -> Any:
         return value.name
     if isinstance(value, ExecutionStrategy):
         return repr(value)
+    if isinstance(value, TensorSharding):
+        return value.to_json()
     if isinstance(value, Mapping):
         return {str(key): _json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -380,10 +407,32 @@ class TensorLocationSettings(_Group):
         """Store through I/O tiles."""
         return self._flag("useIOTilesToStore", io_tiles_to_store=use)
 
+    def named(self) -> dict[str, int]:
+        """What is set, by PopTorch's names of it."""
+        return {
+            theirs: int(self._values[own])
+            for theirs, own in _LOCATION_NAMES.items()
+            if self._values[own] is not None
+        }
+
+    def __getitem__(self, name: str) -> int:
+        """By PopTorch's name, such as "onChip". KeyError where it is not set."""
+        return self.named()[name]
+
     @property
     def off_chip(self) -> bool:
         """True where ``useOnChipStorage(False)`` was said."""
         return self._values["on_chip_storage"] is False
+
+
+_LOCATION_NAMES = {
+    "minElementsForOffChip": "min_elements_for_off_chip",
+    "minElementsForReplicatedTensorSharding": "min_elements_for_replicated_tensor_sharding",
+    "onChip": "on_chip_storage",
+    "useReplicatedTensorSharding": "replicated_tensor_sharding",
+    "useIOTilesToLoad": "io_tiles_to_load",
+    "useIOTilesToStore": "io_tiles_to_store",
+}
 
 
 class TensorLocationOptions(_Group):
@@ -488,6 +537,12 @@ class DistributedOptions(_Group):
         """How many processes run the model."""
         return int(self._values["num_processes"])
 
+    distributed_process_id = processId
+    num_distributed_processes = numProcesses
+
+
+_DistributedOptions = DistributedOptions  # PopTorch's name
+
 
 class JitOptions(_Group):
     """``opts.Jit``: kept for PopTorch's scripts; models are captured by running them."""
@@ -523,6 +578,8 @@ class PopartOptions(_Group):
     def settings(self) -> Mapping[str, Any]:
         """Everything that was set, by PopART's names."""
         return self._values
+
+    options = settings  # PopTorch's name
 
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> Self:
         """Settings that ``POPLAR_ENGINE_OPTIONS`` takes too; the environment wins."""
@@ -572,7 +629,9 @@ class Options(_Group):
             placement_accumulation=None,
             placement_promise={},
             estimate_unknown_operators=False,
+            lenient=bool(os.environ.get(LENIENT_VARIABLE)),
             auto_round_num_ipus=False,
+            tensor_sharding=TensorSharding(),
             available_memory_proportion={},
             target_name="mk2",
             random_seed=None,
@@ -584,7 +643,7 @@ class Options(_Group):
             connection_type=ConnectionType.Always,
             sync_pattern=SyncPattern.Full,
             ipu_id=None,
-            use_model=False,
+            use_model=None,
             executable_cache="",
             synthetic_data=False,
             stable_norm=False,
@@ -614,6 +673,8 @@ class Options(_Group):
             self.autoreport_dir = autoreport_dir
         if profile_dir is not None:
             self.profile_dir = profile_dir
+        if os.environ.get(DEFAULTS_VARIABLE):
+            self.from_json(os.environ[DEFAULTS_VARIABLE])
 
     # -- batches ---
 
@@ -722,6 +783,14 @@ class Options(_Group):
             auto_round_num_ipus=True,
         )
 
+    def lenient(self, enabled: bool = True) -> Self:
+        """Let pass, with a warning, what PopTorch refuses and runs here all the same.
+
+        Losses made of several, ``one_hot`` without a number of classes, upsampling between pixels.
+        ``ipu-run --lenient`` does so for all options.
+        """
+        return self._flag("lenient", lenient=enabled)
+
     def estimateUnknownOperators(self, enabled: bool = True) -> Self:
         """Guess what an operator costs that nobody lowered, rather than stop.
 
@@ -732,6 +801,17 @@ class Options(_Group):
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
         """Take the next power of two where the model needs a number of IPUs that is none."""
         return self._flag("autoRoundNumIPUs", auto_round_num_ipus=auto_round_num_ipus)
+
+    def tensorSharding(self, shards: int, plan: Mapping[str, Any] | str = "auto") -> Self:
+        """Share the tensors of each stage among ``shards`` IPUs, a power of two.
+
+        ``plan``: names of modules ("layers.*.mlp.up"), each with a style of
+        ``torch.distributed.tensor.parallel`` or one of Hugging Face's words ("colwise", "rowwise"
+        ...); "auto" for a model with a ``tp_plan``. Numbers are the unsharded model's
+        (docs/pods.md#numbers). Error for a number or style that cannot be; whether the plan fits
+        the model is said by the compile.
+        """
+        return self._set(tensor_sharding=checked(shards, plan))
 
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]
@@ -986,14 +1066,36 @@ class Options(_Group):
         """
         for number, line in enumerate(Path(filepath).read_text().splitlines(), 1):
             if line.split("#")[0].strip():
-                _call(self, line.split("#")[0].strip(), f"{filepath}:{number}")
+                place = f"line {number} of {Path(filepath).name}"
+                _call(self, line.split("#")[0].strip(), place)
+        return self
+
+    def from_json(self, string: str) -> Self:
+        """Set options from a JSON object of methods and their arguments.
+
+        For example ``{"Precision.enableFloatingPointExceptions": true, "_Popart.set": ["a", 1]}``:
+        a list has several arguments, and a member of an enumeration is named as in a script
+        ("ConnectionType.Never"). Error where there is no such method.
+        """
+        try:
+            calls = json.loads(string)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"options are no JSON ({error}): {string!r}") from None
+        for name, given in calls.items():
+            method: Any = self
+            for part in name.split("."):
+                method = getattr(method, part)
+            arguments = given if isinstance(given, list) else [given]
+            method(*(_member(argument) for argument in arguments))
         return self
 
     def clone(self) -> Self:
         """A copy that can be changed."""
-        copied = copy.deepcopy(self)
-        copied._freeze(False)
-        return copied
+        return copy.deepcopy(self)
+
+    def __repr__(self) -> str:
+        groups = ", ".join(f"{name}={getattr(self, name)!r}" for name in _GROUPS)
+        return f"{super().__repr__()[:-1]}, {groups})"
 
     def flat(self) -> dict[str, Any]:
         """Every option by dotted name ("Training.gradientAccumulation").
@@ -1015,7 +1117,8 @@ class Options(_Group):
             name: value.value if isinstance(value, Enum) else _json(value)
             for name, value in named.items()
         }
-        return {**self.flat(), **numbers}
+        popart = {f"_Popart.{name}": value for name, value in self._Popart.settings.items()}
+        return {**self.flat(), **popart, **numbers}
 
     def _freeze(self, frozen: bool = True) -> None:
         for group in (self, *(getattr(self, name) for name in _GROUPS)):
@@ -1062,13 +1165,46 @@ def _call(options: Options, line: str, place: str) -> None:
         named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
         method(*arguments, **named)
     except (SyntaxError, ValueError, AttributeError, TypeError, Error) as error:
-        raise UsageError(f"cannot set an option from {line!r}: {error}", location=place) from None
+        raise ConfigFileError(f"{type(error).__name__} at {place}: {error}\n> {line}") from None
 
 
 def _argument(node: ast.expr) -> Any:
+    """A literal, a member of an enumeration, or what a constructor of PopTorch's makes."""
     if isinstance(node, ast.Attribute):
         kind, member = ast.unparse(node).removeprefix("poptorch.").split(".")
         if kind == "torch":
             return getattr(torch, member)
         return getattr(enums, kind)[member]
+    if isinstance(node, ast.Call):
+        return _made(node)
     return ast.literal_eval(node)
+
+
+def _made(call: ast.Call) -> Any:
+    *before, name = ast.unparse(call.func).removeprefix("poptorch.").split(".", 1)
+    arguments = [_argument(node) for node in call.args]
+    named = {str(keyword.arg): _argument(keyword.value) for keyword in call.keywords}
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call):
+        return getattr(_made(call.func.value), call.func.attr)(*arguments, **named)
+    known = {kind.__name__: kind for kind in _CONSTRUCTORS}
+    if before or name not in known:
+        raise ValueError(f"{ast.unparse(call.func)} is none of {', '.join(known)}")
+    return known[name](*arguments, **named)
+
+
+_CONSTRUCTORS = (
+    PipelinedExecution,
+    ShardedExecution,
+    SerialPhasedExecution,
+    ParallelPhasedExecution,
+    Phase,
+    Stage,
+    TensorLocationSettings,
+)
+
+
+def _member(value: Any) -> Any:
+    """The member of an enumeration that a string names; other values as they are."""
+    kind, _, member = value.partition(".") if isinstance(value, str) else ("", "", "")
+    found = getattr(enums, kind, None) if member else None
+    return found[member] if isinstance(found, type) and issubclass(found, Enum) else value

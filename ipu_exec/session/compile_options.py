@@ -13,7 +13,7 @@ from ipu_exec.compiler.options import (
     StageOptions,
     StrategyOptions,
 )
-from ipu_exec.enums import OutputMode
+from ipu_exec.enums import ConnectionType, OutputMode
 from ipu_exec.instances import hosts
 from ipu_exec.options import (
     BUFFERING_DEPTHS,
@@ -44,12 +44,13 @@ def compile_options(
         micro_batches=int(accumulation if training else iterations),
         iterations=int(iterations) if training else 1,
         replicas=replicas,
+        shards=options.tensor_sharding.shards,
         instances=instances,
         hosts=hosts(options),
         groupings=dict(sorted(groupings.items())),
         target=options.target_name,
         io_tiles=options.TensorLocations.num_io_tiles,
-        auto_round_ipus=bool(options.auto_round_num_ipus),
+        auto_round_ipus=bool(options.auto_round_num_ipus) or _offline(options),
         sync_pattern=options.sync_pattern,
         half_float_casting=options.Precision.half_float_casting,
         float_statistics=options.Precision.running_statistics_always_float,
@@ -72,6 +73,11 @@ def compile_options(
         buffering=_buffering(options),
         explicit_ir=bool(popart.settings.get("enableExplicitIR")),
     )
+
+
+def _offline(options: Options) -> bool:
+    """Without a device there is none to attach, and any number of IPUs will do."""
+    return options.connection_type is ConnectionType.Never
 
 
 def strategy_options(

@@ -81,7 +81,7 @@ class Costs(BlockCosts):
     def _with_residual(self, report: Report) -> Costs:
         """With what the profile's tiles hold beyond what the Blocks' bytes say."""
         held = {
-            ipu: report.ipu_variables(ipu).peaks(region=False).tile_peak
+            ipu: report.peaks_of(ipu, ~report.ipu_variables(ipu).interleaved).tile_peak
             for ipu in sorted(set(self.ipus))
         }
         residual, ran_by = residuals(self, held)

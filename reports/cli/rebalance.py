@@ -35,6 +35,8 @@ EXAMPLES = """  ipu-report rebalance demo/training     the quickest split, as ma
   ipu-report rebalance --recompute choose --offload choose demo/training   decided for each stage
   ipu-report rebalance --prove --prices --blame demo/training     why, and what more would be worth
 """
+_LITTLE = 0.005  # of the cycles: a split that gains less is none that helps
+_OTHER_LEVERS = "A split gains next to nothing; precision, micro-batch, outputs and the others may"
 _WAYS = ("profiled", "choose", "always", "never")
 
 
@@ -314,6 +316,8 @@ def _propose(report: Report, args: argparse.Namespace, compiles: int = 0) -> Pag
         for words in (*split.why, *wanted.problems, *wanted.notes)
     ]
     lines += [say(words + ".") for words in _parted(costs, wanted.assignment)]
+    if wanted.total > (1 - _LITTLE) * now.total:
+        lines.append(say(f"{_OTHER_LEVERS}: ipu-report advise {report.path.parent}"))
     if args.output is not None:
         try:
             args.output.write_text(

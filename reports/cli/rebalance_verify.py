@@ -157,8 +157,10 @@ def quickest_compiled(
     found = verify(costs, wanted, script, str(report.meta["kind"]), progress=_progress)
     runs = [one for one in found if not one.problem]
     if not runs:
-        why = "; ".join(dict.fromkeys(one.problem for one in found)) or "there is no candidate"
-        raise common.CommandError(f"none of {len(found)} splits compiled and fits: {why}")
+        problems = "; ".join(dict.fromkeys(one.problem for one in found))
+        raise common.CommandError(
+            f"none of {len(found)} splits compiled and fits: {problems or 'there is no candidate'}"
+        )
     best = runs[0]
     reasons = split.why
     if best.prediction.assignment != split.prediction.assignment:

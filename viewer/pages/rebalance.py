@@ -20,7 +20,7 @@ from viewer.figures import pipeline as pipeline_figures
 from viewer.figures import rebalance as figures
 from viewer.figures import units
 from viewer.figures.units import Clock
-from viewer.pages import common
+from viewer.pages import common, timeline
 from viewer.pages.common import Page, View
 from viewer.profiles import Profiles
 
@@ -185,7 +185,7 @@ def register(app: Dash, profiles: Profiles) -> None:
             figures.stages(costs, wanted, slowest, clock, theme),
             _blocks(costs, wanted),
             _why(costs, wanted),
-            pipeline_figures.pipeline(lanes, clock, theme),
+            pipeline_figures.pipeline(lanes, clock, theme, pixels=timeline.pixels(where)),
             memory_figures.headroom(
                 _fullest(report, costs, wanted), costs.machine.bytes_per_tile, theme
             ),

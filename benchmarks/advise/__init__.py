@@ -1,0 +1,1 @@
+"""Scripts that `ipu-report advise` is tried on: docs/advice.md."""
