@@ -62,7 +62,7 @@ class Carried:
         of_tensor: dict[Any, int] = dict(
             zip(largest["tensor"].tolist(), largest.index.tolist(), strict=True)
         )
-        known = used[used["tensor"].isin(list(of_tensor)) & (used["block"] >= 0)]
+        known = used[used["tensor"].isin(list(of_tensor)) & used["block"].between(0, blocks - 1)]
         tensors, row = np.unique(known["tensor"].to_numpy(), return_inverse=True)
         block = known["block"].to_numpy()
         ahead, behind = np.zeros((2, len(tensors), blocks), dtype=bool)
