@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+# Another release of torch, in an environment of its own: make test TORCH=2.15.0
+TORCH ?=
 # More words for pip when it installs torch, e.g. TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_ARGS ?=
 # More words for pytest: make test ARGS="-k timeline"
@@ -10,11 +12,15 @@ ARGS ?=
 # Damaged profiles to try: make fuzz CASES=100000
 CASES ?= 1000
 
+ifneq ($(TORCH),)
+  VENV := .venv-torch-$(TORCH)
+endif
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pins
+PIP   := $(BIN)/python -m pip install --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo view test fuzz lint format docs compatibility screenshots browser clean
+.PHONY: help setup demo view test fuzz lint format docs gallery dist compatibility screenshots browser clean
 
 help: ## Say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,12 +35,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@rm -f $@
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --disable-pip-version-check -q $(TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,examples,lightning]'
+	@grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	$(PIP) $(TORCH_ARGS) $(if $(TORCH),torch==$(TORCH),"$$(grep '^torch==' constraints.txt)")
+	$(PIP) -c $(VENV)/constraints.txt -e '.[dev,docs,examples,lightning]'
 	@touch $@
 
 demo: $(STAMP) ## Train the example on four modelled IPUs and print its profile
-	$(BIN)/python examples/mnist_pipeline.py --autoreport --profile-dir demo
+	$(BIN)/python examples/mnist_pipeline.py --profile-dir demo
 	@echo
 	$(BIN)/ipu-report summary demo/training
 	@echo
@@ -63,8 +70,14 @@ format: $(STAMP) ## Put the sources into the house's form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP) ## Check the pages against the code they describe
-	$(BIN)/python -m pytest tests/docs/test_pages.py
+docs: $(STAMP) ## Build the documentation's site into site/, without a warning
+	$(BIN)/python -m tools.site
+
+gallery: $(STAMP) ## Profiles of ResNet-50, BERT-Large, GPT-2 and ViT as HTML reports, in gallery/
+	$(BIN)/python -m tools.gallery
+
+dist: $(STAMP) ## Build and check wheel and sdist, and run the wheel outside of the clone
+	$(BIN)/python -m tools.wheel
 
 compatibility: $(STAMP) ## Write docs/compatibility.md again
 	$(BIN)/python -m tools.compatibility > docs/compatibility.md
@@ -81,5 +94,5 @@ browser: ## See that there is a chromium for the viewer's tests and screenshots
 	fi
 
 clean: ## Remove what was made: environment, caches, the demo's profiles
-	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find ipu_exec profiler viewer reports tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .venv-torch-* demo gallery site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find ipuscope ipu_exec profiler viewer reports tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -83,7 +83,7 @@ def main(words: list[str] | None = None) -> None:
     trainer = Trainer(
         accelerator="ipu",
         devices=args.devices,
-        strategy=IPUStrategy(autoreport=True, autoreport_dir=args.profile_dir),
+        strategy=IPUStrategy(profile_dir=args.profile_dir),
         max_epochs=args.epochs,
         accumulate_grad_batches=args.accumulation,
         log_every_n_steps=1,

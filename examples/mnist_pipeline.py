@@ -1,6 +1,6 @@
 """Train a small digit classifier as a pipeline over four modelled IPUs, and look at where it waits.
 
-    python examples/mnist_pipeline.py --autoreport --profile-dir demo
+    python examples/mnist_pipeline.py --profile-dir demo
     ipu-report summary demo/training/profile.pop
 
 The network is cut into four Blocks, one pipeline stage and one IPU each. A *micro-batch* of images
@@ -47,9 +47,8 @@ def make_options(args: argparse.Namespace, training: bool) -> poptorch.Options:
             options.TensorLocations.setOptimizerLocation(
                 poptorch.TensorLocationSettings().useOnChipStorage(False)
             )
-    if args.autoreport:
-        options.autoreport = True
-        options.autoreport_dir = args.profile_dir
+    if args.profile_dir is not None:
+        options.enableProfiling(args.profile_dir)
     return options
 
 
@@ -181,17 +180,12 @@ def parse_arguments() -> argparse.Namespace:
         help="machine to model: mk1, mk2, c600, bow (default: %(default)s)",
     )
     add(
-        "--autoreport",
-        action="store_true",
-        help="write training/profile.pop and inference/profile.pop",
-    )
-    add(
         "--profile-dir",
         type=Path,
-        default=None,
         metavar="DIR",
-        help="where to write profiles, here by default; switches --autoreport on",
+        help="write training/profile.pop and inference/profile.pop there",
     )
+    add("--autoreport", action="store_true", help=argparse.SUPPRESS)  # --profile-dir . of before
     add(
         "--data",
         type=Path,
@@ -209,8 +203,8 @@ def parse_arguments() -> argparse.Namespace:
         help="of weights, shuffling, shifts and the split (default: %(default)s)",
     )
     args = parser.parse_args()
-    args.autoreport = args.autoreport or args.profile_dir is not None
-    args.profile_dir = args.profile_dir or Path(".")
+    if args.autoreport and args.profile_dir is None:
+        args.profile_dir = Path(".")
     return args
 
 
@@ -226,7 +220,7 @@ def main() -> None:
     except poptorch.Error as error:
         raise SystemExit(f"error: {error}") from None
     print(f"test accuracy {accuracy:.1%} on {len(test_images):,} images")
-    if args.autoreport:
+    if args.profile_dir is not None:
         for kind in ("training", "inference"):
             print(f"profile: {args.profile_dir / kind / 'profile.pop'}")
 

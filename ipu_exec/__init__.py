@@ -4,11 +4,20 @@ Names and semantics are PopTorch's::
 
     import ipu_exec as poptorch
 
-    options = poptorch.Options(autoreport=True, autoreport_dir="demo").deviceIterations(10)
+    options = poptorch.Options(profile_dir="demo").deviceIterations(10)
     options.Training.gradientAccumulation(10)
     model = poptorch.trainingModel(network, options, poptorch.optim.AdamW(network.parameters()))
     output, loss = model(images, labels)
 """
+
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        "ipu_exec computes with PyTorch, which is not installed here:"
+        " pip install 'ipuscope[engine]'",
+        name="torch",
+    )
 
 from ipu_exec import _impl as _impl  # PopTorch's own, which its tests and libraries reach for
 from ipu_exec import distributed, enums, logs, optim, poptorch_core, profiling, testing
@@ -28,7 +37,7 @@ from ipu_exec.annotations import (
     module_repr,
     removeBlocks,
 )
-from ipu_exec.context import isRunningOnIpu
+from ipu_exec.context import isRunningOnIpu, no_weights
 from ipu_exec.custom import CPU, custom_op, register_custom_op
 from ipu_exec.dataloader import DataLoader
 from ipu_exec.enums import (
@@ -148,6 +157,7 @@ __all__ = [
     "load",
     "module_repr",
     "nearest",
+    "no_weights",
     "nop",
     "optim",
     "poptorch_core",

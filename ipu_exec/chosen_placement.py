@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ipu_exec.errors import Error
 from ipu_exec.options import PROPOSE_VARIABLE
+from ipu_exec.program import Program
 from ipu_exec.session.proposed_blocks import script_lines
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ NOTHING_WRAPPED = """wrapped no model, so nothing ran on IPUs and there is no pr
 where module returns its loss last, in place of zero_grad, backward and step"""
 
 
-def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
+def placement_for(ipus: int, program: Program, arguments: Sequence[str]) -> str:
     """The path of a placement of the script's Blocks on that many IPUs, or of its model's layers.
 
     The file lasts as long as this process. Error where the script does not compile or no such split
@@ -36,7 +37,7 @@ def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
 
     folder = tempfile.TemporaryDirectory(prefix="ipu-run-")
     atexit.register(folder.cleanup)
-    profile = _compiled(ipus, script, arguments, folder.name)
+    profile = _compiled(ipus, program, arguments, folder.name)
     try:
         with open_report(profile) as report:
             costs = Costs.from_report(report)
@@ -57,24 +58,24 @@ def placement_for(ipus: int, script: str, arguments: Sequence[str]) -> str:
     return path
 
 
-def _compiled(ipus: int, script: str, arguments: Sequence[str], folder: str) -> str:
+def _compiled(ipus: int, program: Program, arguments: Sequence[str], folder: str) -> str:
     """Where the profile of a compile of the script is, for the costs of so many stages' Blocks."""
-    program = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "--compile-only", "--autoreport", folder]
+    child = "import sys; from ipu_exec.run import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", child, "--compile-only", "--profile-dir", folder]
     # What this process imports from where, its child does too, wherever it was started.
     here = os.pathsep.join([path for path in sys.path if path])
     environment = {**os.environ, "PYTHONPATH": here, PROPOSE_VARIABLE: str(ipus)}
     process = subprocess.run(
-        [*command, script, *arguments], env=environment, capture_output=True, text=True
+        [*command, *program.words, *arguments], env=environment, capture_output=True, text=True
     )
     for kind in ("training", "inference"):
         path = os.path.join(folder, kind)
         if os.path.isdir(path):
             return path
     if NOTHING_WRAPPED in process.stderr:
-        raise Error(f"--num-ipus {ipus}: {script} {NOTHING_WRAPPED}")
+        raise Error(f"--num-ipus {ipus}: {program} {NOTHING_WRAPPED}")
     last = (process.stderr.strip().splitlines() or ["it compiled no model"])[-1]
-    raise Error(f"--num-ipus {ipus}: {script} left no profile to choose stages by: {last}")
+    raise Error(f"--num-ipus {ipus}: {program} left no profile to choose stages by: {last}")
 
 
 def quickest(costs: Costs, ipus: int) -> Split:
@@ -112,6 +113,7 @@ def _write(path: str, costs: Costs, split: Split, modules: Sequence[str]) -> Non
     from profiler.rebalance import placement_file
 
     content = placement_file(costs, split.prediction.assignment)
+    content.pop("accumulation", None)  # a call's samples stay as many: they are cut into more
     content["proposed"] = {"modules": list(modules), "micro_batches": costs.micro_batches}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ipu_exec.errors import Error
+
 _depth = 0
 
 
@@ -33,6 +35,30 @@ class on_ipu:
 def isRunningOnIpu() -> bool:
     """True inside a model that `trainingModel` or `inferenceModel` compiles or runs, else False."""
     return _depth > 0
+
+
+@contextlib.contextmanager
+def no_weights() -> Iterator[None]:
+    """Inside, modules are made without memory for their weights, on torch's device "meta".
+
+    Such a model compiles, however large it is, and its profile is that of the model with weights.
+    It computes nothing: compile it (``compile``, or ``ipu-run --compile-only``).
+    """
+    with torch.device("meta"):
+        yield
+
+
+def check_weights(model: torch.nn.Module) -> None:
+    """Error where a weight or buffer has no memory: there are no numbers to compute with."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    name = next((name for name, tensor in named if tensor.device.type == "meta"), None)
+    if name is not None:
+        raise Error(
+            f"{name!r} of {type(model).__name__} has no memory: the model was made inside"
+            ' no_weights() or on the device "meta", so that it compiles but cannot run. Call'
+            " compile(...) alone (or ipu-run --compile-only), or give it weights:"
+            " model.to_empty(device='cpu') and load_state_dict"
+        )
 
 
 @contextlib.contextmanager

@@ -123,8 +123,8 @@ def wanted(args: argparse.Namespace) -> Wanted:
     return request
 
 
-def launch(asked: Wanted, script: str, arguments: Sequence[str]) -> int:
-    """Run the script in every instance of this host; the exit status.
+def launch(asked: Wanted, program: Sequence[str], arguments: Sequence[str]) -> int:
+    """Run the program of these words in every instance of this host; the exit status.
 
     0 where all ended well, else that of the first that failed (128 + the signal that killed it).
     Error where the hosts do not meet.
@@ -137,7 +137,7 @@ def launch(asked: Wanted, script: str, arguments: Sequence[str]) -> int:
     _quieten()
     _set_environment(asked)
     logs = tempfile.mkdtemp(prefix="ipu-run-instances-")
-    command = ["-c", _CHILD, script, *arguments]
+    command = ["-c", _CHILD, *program, *arguments]
     try:
         api.launch_agent(_configuration(asked, logs), sys.executable, command)
     except ChildFailedError as error:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 
 from ipu_exec import launch, run
+from ipuscope import __version__
+from ipuscope.words import Parser
 
 _EXAMPLE = """example:
   poprun --num-instances 4 --num-replicas 8 --ipus-per-replica 2 python3 train.py --epochs 3
@@ -79,13 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="poprun",
         description="Run several instances of a PopTorch script on modelled IPUs.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("--num-instances", "-n", type=launch.count, default=1, metavar="I")
     parser.add_argument(
         "--num-replicas", "-r", type=launch.count, metavar="R", help="of all of them"
@@ -108,14 +111,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _script(program: list[str]) -> list[str] | None:
-    """The script and its arguments, without the interpreter; None where it is no Python."""
+    """Script or module and its arguments, without the interpreter; None where it is no Python."""
     if program and program[0] == "--":
         program = program[1:]
     if program and re.fullmatch(r"python[0-9.]*", os.path.basename(program[0])):
         program = program[1:]
         while program and program[0] in ("-u", "-B", "-O"):
             program = program[1:]
-    return program if program and program[0].endswith(".py") else None
+    is_module = program[:1] == ["-m"] and len(program) > 1
+    return program if is_module or (program and program[0].endswith(".py")) else None
 
 
 def _name_ignored(args: argparse.Namespace) -> None:

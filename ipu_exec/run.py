@@ -8,43 +8,48 @@ Inside the process ``poptorch`` is `ipu_exec`, ``popart`` the values of its opti
 from __future__ import annotations
 
 import argparse
-import builtins
-import io
 import json
 import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from types import ModuleType, TracebackType
+from types import TracebackType
 
 from ipu_exec import launch as launching
 from ipu_exec import machine
 from ipu_exec.chosen_placement import NOTHING_WRAPPED, placement_for
 from ipu_exec.errors import Error
+from ipu_exec.frames import hide
 from ipu_exec.instances import tell_as_open_mpi
+from ipu_exec.levers import parse as parse_levers
 from ipu_exec.numerics.collectives import InstanceLost
 from ipu_exec.options import (
     COMPILE_ONLY_VARIABLE,
     ENGINE_OPTIONS_VARIABLE,
+    LEVERS_VARIABLE,
     PLACEMENT_VARIABLE,
     TARGET_VARIABLE,
 )
 from ipu_exec.placement_file import load_stages
+from ipu_exec.program import Program, read
 from ipu_exec.stand_in import stand_in
+from ipuscope import __version__
+from ipuscope.words import Parser
 
 # What torchrun takes until it has noticed a dead instance and ends the others, and some more.
 SECONDS_TO_BE_ENDED = 5
 
 _EXAMPLES = """examples:
   ipu-run train.py --epochs 3
-  ipu-run --autoreport out train.py --epochs 3   and write out/training/profile.pop
+  ipu-run --profile-dir out train.py --epochs 3  and write out/training/profile.pop
   ipu-run --target bow train.py                  on Bow IPUs rather than mk2
-  ipu-run --compile-only --autoreport out train.py      only what it would cost: no training
+  ipu-run --compile-only --profile-dir out train.py     only what it would cost: no training
+  ipu-run --with half,micro-batch=8 --profile-dir out train.py     the same with levers pulled
   ipu-run --placement placement.json train.py           with the stages that rebalance proposed
   ipu-run --num-ipus 4 train.py                         with the quickest split of its Blocks
                                                         (of its layers, where it names none)
+  ipu-run -m pytest tests                               a module, as python -m runs it
   ipu-run --instances 4 --replicas 8 train.py           as 4 processes that share 8 replicas
 then: ipu-report summary out/training"""
 
@@ -57,37 +62,37 @@ def main(argv: Sequence[str] | None = None, prog: str = "ipu-run") -> int:
     parser = _parser(prog)
     args = parser.parse_args(argv)
     _check(parser, args)
+    if args.module is not None:
+        stand_in()  # finding a module imports the packages that it lies in
     try:
-        with io.open_code(os.path.abspath(args.script)) as file:
-            source = file.read()
+        program = read(_named(args))
         wanted = launching.wanted(args) if args.instances is not None else None
-        _set_environment(args)
+        _set_environment(args, program)
     except OSError as error:
         parser.exit(2, f"{prog}: error: {args.script} cannot be read: {error.strerror}\n")
     except (ValueError, Error) as error:
         parser.exit(2, f"{prog}: error: {error}\n")
     if wanted is None:
         stand_in()
-        return run_script(args.script, source, args.args)
+        return run_program(program, args.args)
     try:
-        return launching.launch(wanted, args.script, args.args)
+        return launching.launch(wanted, program.words, args.args)
     except Error as error:
         parser.exit(2, f"{prog}: error: {error}\n")
 
 
 def run_instance(argv: Sequence[str]) -> int:
-    """Run a script as one instance that torchrun started.
+    """Run a program as one instance that torchrun started: its words, and its arguments.
 
     Where it stopped because another instance did, it waits to be ended, so that the traceback of
     the one that failed stands alone.
     """
     tell_as_open_mpi()
     stand_in()
-    script, *arguments = argv
-    with io.open_code(os.path.abspath(script)) as file:
-        source = file.read()
+    named = 2 if argv[0] == "-m" else 1
+    program = read(list(argv[:named]))
     try:
-        return run_script(script, source, arguments, _wait_for_the_end)
+        return run_program(program, argv[named:], _wait_for_the_end)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
@@ -101,15 +106,18 @@ def _wait_for_the_end(error: BaseException) -> None:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description="Run a PopTorch script on modelled IPUs: its poptorch is ipu_exec.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument(
-        "--autoreport", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
+        "--profile-dir", metavar="DIR", help="write DIR/training/profile.pop and DIR/inference/..."
     )
+    # its name of before, after the vendor's engine option
+    parser.add_argument("--autoreport", dest="profile_dir", help=argparse.SUPPRESS)
     parser.add_argument(
         "--target", metavar="NAME", help="machine to model: mk1, mk2 (default), c600, bow"
     )
@@ -136,14 +144,33 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             "end when the first model is compiled and its profile written: no numbers are computed"
         ),
     )
+    parser.add_argument(
+        "--with",
+        dest="levers",
+        metavar="LEVERS",
+        help=(
+            "compile only, as if the script said so: half, float, micro-batch=N, micro-batches=N (a"
+            " weight update), recompute=yes|no, outputs=all|final|loss,"
+            " state=on-chip|off-chip|in-parts, with commas between"
+        ),
+    )
     launching.add_arguments(parser)
-    parser.add_argument("script", help="the Python file")
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module, as python -m does; the words behind it are its own",
+    )
+    parser.add_argument("script", nargs="?", help="the Python file")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with 2 where options do not go together."""
+    if args.script is None and not args.module:
+        parser.error("say what to run: a script, or -m and a module")
     if args.ipus is not None:
         parser.error(
             "--ipus meant a count here and a list in ipu-report rebalance: say --num-ipus"
@@ -160,7 +187,15 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         )
 
 
-def _set_environment(args: argparse.Namespace) -> None:
+def _named(args: argparse.Namespace) -> list[str]:
+    """The words that name the program; what follows them is its own."""
+    if args.module is None:
+        return [args.script]
+    args.args = args.module[1:]
+    return ["-m", args.module[0]]
+
+
+def _set_environment(args: argparse.Namespace, program: Program) -> None:
     """What the script's options read. Error, ValueError or OSError where it cannot be."""
     if args.target is not None:
         os.environ[TARGET_VARIABLE] = machine.target(args.target).name
@@ -168,11 +203,14 @@ def _set_environment(args: argparse.Namespace) -> None:
         load_stages(args.placement)
         os.environ[PLACEMENT_VARIABLE] = os.path.abspath(args.placement)
     if args.num_ipus is not None:
-        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, args.script, args.args)
-    if args.compile_only:
+        os.environ[PLACEMENT_VARIABLE] = placement_for(args.num_ipus, program, args.args)
+    if args.levers is not None:
+        parse_levers(args.levers)
+        os.environ[LEVERS_VARIABLE] = args.levers
+    if args.compile_only or args.levers is not None:
         os.environ[COMPILE_ONLY_VARIABLE] = "1"
-    if args.autoreport is not None:
-        os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.autoreport)
+    if args.profile_dir is not None:
+        os.environ[ENGINE_OPTIONS_VARIABLE] = _with_autoreport(args.profile_dir)
 
 
 def _with_autoreport(directory: str) -> str:
@@ -183,31 +221,28 @@ def _with_autoreport(directory: str) -> str:
     return json.dumps({**options, "autoReport.all": "true", "autoReport.directory": directory})
 
 
-def run_script(
-    script: str,
-    source: bytes,
+def run_program(
+    program: Program,
     arguments: Sequence[str],
     before_traceback: Callable[[BaseException], None] | None = None,
 ) -> int:
-    """Run the source as ``python script arguments`` would.
+    """Run it as ``python script arguments``, or ``python -m module arguments``, would.
 
     Gives 1 where it raised, and prints the traceback, after ``before_traceback`` has seen the
     error.
     """
-    module = ModuleType("__main__")
-    module.__dict__.update(__file__=script, __builtins__=builtins, __cached__=None)
-    sys.modules["__main__"] = module  # for good: what runs at exit, and pickles, look for it there
-    sys.argv = [script, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    main = program.enter(list(arguments))
     try:
-        exec(compile(source, script, "exec"), module.__dict__)
+        exec(compile(program.source, program.file, "exec"), main.__dict__)
     except Exception as error:
         if before_traceback is not None:
             before_traceback(error)
-        traceback.print_exception(error.with_traceback(_within(error.__traceback__, script)))
+        error.__traceback__ = _within(error.__traceback__, program.file)
+        hide(error)
+        sys.excepthook(type(error), error, error.__traceback__)  # names what was probably meant
         return 1
     if _wrapped_nothing():
-        print(f"ipu-run: {script} {NOTHING_WRAPPED}", file=sys.stderr)
+        print(f"ipu-run: {program} {NOTHING_WRAPPED}", file=sys.stderr)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 It asks ids, IPUs, stages, Blocks, replicas, signs, sizes and order.
 
-`profiler.report.Report` asks here once for each table, when it first reads it, and all else stands
+`profiler.report.Report` asks here once for each column, when it first reads it, and all else stands
 on that: the frames, the rebalancer, the insights, libpva's objects, the viewer. Each check gives a
 sentence that says what is wrong, "" where nothing is; `ipu-report doctor` goes through all of them.
 A profile of a run that did not finish lacks whole tables, as the engine writes one after the other:
@@ -11,7 +11,7 @@ what refers into a table that has no rows is let be there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from profiler import records
 
-Columns = dict[str, np.ndarray]
+Columns = Mapping[str, np.ndarray]
 Check = Callable[[Columns], str]
 
 # Beyond any machine and any model, and far enough from 2^63 that products and sums fit.
@@ -197,24 +197,31 @@ IPUS: dict[type[Any], str] = {
 COUNTED = (records.Stage, records.Block)
 
 
-def of_table(record: type[Any], columns: Columns, known: Known) -> str:
-    """What is wrong with a table, by itself and against those that it refers to."""
-    return next(filter(None, _wrong(record, columns, known)), "")
+def of_table(record: type[Any], columns: Columns, names: Iterable[str], known: Known) -> str:
+    """What is wrong with columns of a table, by themselves and against what they refer to.
+
+    Asked once for each of ``names``; what holds between several columns, with the first of them.
+    """
+    return next(filter(None, _wrong(record, columns, set(names), known)), "")
 
 
-def _wrong(record: type[Any], columns: Columns, known: Known) -> Iterator[str]:
+def _wrong(record: type[Any], columns: Columns, names: set[str], known: Known) -> Iterator[str]:
     table = str(record.table)
-    if "id" in columns:
+    if "id" in names:
         yield _ids(record, columns["id"])
     for bounds in RANGES.get(record, ()):
-        yield bounds.problem(table, columns)
-    if record in IPUS and len(columns[IPUS[record]]):
-        yield Range(IPUS[record], 0, known.ipus() - 1).problem(table, columns)
+        if bounds.column in names:
+            yield bounds.problem(table, columns)
+    ipu = IPUS.get(record, "")
+    if ipu in names and len(columns[ipu]):
+        yield Range(ipu, 0, known.ipus() - 1).problem(table, columns)
     for reference in REFERENCES.get(record, ()):
-        yield reference.problem(table, columns, known)
-    if record in _MORE:
-        yield _MORE[record](columns)
-    if record is records.Variable and len(columns["id"]):
+        if reference.column in names:
+            yield reference.problem(table, columns, known)
+    together, check = _MORE.get(record, ((), None))
+    if check is not None and names.intersection(together):
+        yield check(columns)
+    if record is records.Variable and names & {"start", "stop"}:
         yield _lifetimes(columns, known)
 
 
@@ -268,10 +275,11 @@ def _run(columns: Columns) -> str:
     return f"run {columns['id'][early][0]} ends before it starts" if early.any() else ""
 
 
-_MORE: dict[type[Any], Check] = {
-    records.Trace: _trace,
-    records.PipelineCycle: _pipeline_cycle,
-    records.Run: _run,
+# Columns that are checked together, and how.
+_MORE: dict[type[Any], tuple[tuple[str, ...], Check]] = {
+    records.Trace: (("iterations", "iteration_cycles"), _trace),
+    records.PipelineCycle: (("trace", "position", "start", "end"), _pipeline_cycle),
+    records.Run: (("host_start_us", "host_end_us"), _run),
 }
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
-from profiler import liveness
+from profiler import liveness, units
 from profiler.liveness import Intervals
 
 CODE = (  # categories of what must lie in region 0
@@ -35,11 +36,24 @@ def largest(live: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(live, key=lambda one: (-one[1], one[0]))[:MOST_NAMED])
 
 
-def what_fills(named: tuple[tuple[str, int], ...], always_live: int, limit: int) -> str:
+def what_it_needs(bytes_over: int, limit: int, what: str) -> str:
+    """How much more a tile holds than it has, "needs 1,277 of 624 KiB of tile memory"."""
+    if bytes_over < 1024:  # both would read alike
+        return f"needs {units.count(bytes_over, 'byte')} more than the {_kib(limit)} of {what}"
+    needed = _kib(limit + bytes_over).removesuffix(" KiB")
+    return f"needs {needed} of {_kib(limit)} of {what}"
+
+
+def what_fills(named: tuple[tuple[str, int], ...], always_live: int) -> str:
     """What lies on a tile that does not fit, in two sentences. Units: bytes."""
-    things = "; ".join(f"{name} {size:,} B" for name, size in named)
+    things = "; ".join(f"{name} {units.size(size)}" for name, size in named)
     count = "five largest things" if len(named) == MOST_NAMED else "largest things"
-    return f"{always_live:,} of the {limit:,} are always live. The {count} there: {things}"
+    return f"{_kib(always_live)} are always live. The {count} there: {things}"
+
+
+def _kib(size: int) -> str:
+    """KiB with a decimal where it is not whole."""
+    return f"{size / 1024:,.1f}".removesuffix(".0") + " KiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,15 @@ class IpuVariables:
     stop: np.ndarray
     vector: np.ndarray
     vectors: np.ndarray
+
+    @property
+    def alike(self) -> bytes:
+        """The same for IPUs whose tiles hold the same at each step, as those of equal layers."""
+        parts = (self.interleaved, self.always_live, self.start, self.stop, self.vector)
+        digest = blake2b(f"{self.steps} {len(self.id)}".encode(), digest_size=16)
+        for part in parts:
+            digest.update(part.tobytes())
+        return digest.digest()
 
     @property
     def intervals(self) -> Intervals:

@@ -7,6 +7,7 @@ the report's own: copy it before changing it. pandas is imported with the first 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import threading
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from profiler import integrity, liveness, records, trace
+from profiler.columns import Check, Columns
 from profiler.liveness import Peaks, resampled
 from profiler.memory import IpuVariables, by_kind, tile_totals
 from profiler.reader import Reader, one_row
@@ -30,9 +32,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-Columns = dict[str, np.ndarray]
 
 MAX_SLICES = 5_000_000  # of one frame: about 750 MB
+# Columns of steps and variables that are asked for together.
+_FRAME_OF_STEPS = (
+    *("id", "ipu", "position", "program", "body", "op", "type", "name", "cycles"),
+    *("tile_cycles", "bytes_in", "bytes_out", "purpose", "tensor"),
+)
+_MEMORY_OF_VARIABLES = (
+    *("id", "ipu", "category", "role", "tile_bytes", "interleaved", "always_live"),
+    *("start", "stop"),
+)
 _KEPT_FRAMES = 4  # frames of slices, which may be large
 PREDICTED = "one call, predicted"  # the run of a profile that was only compiled
 PREDICTED_NOTE = "Predicted: no call was profiled; this is the compiled schedule of one."
@@ -87,6 +97,16 @@ class Report:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        """Its summary, for a notebook."""
+        summary: str = _loaded("profiler.notebook").summary_html(self)
+        return summary
+
+    @property
+    def figures(self) -> Any:
+        """The viewer's figures of it, with plotly: `viewer.figures.of_report.Figures`."""
+        return _loaded("viewer.figures.of_report").Figures(self)
 
     def __repr__(self) -> str:
         return f"Report({str(self.path)!r})"
@@ -216,6 +236,7 @@ class Report:
     @cached_property
     def _program_steps(self) -> pd.DataFrame:
         step, body, op = self._steps, self._table(records.Body), self._table(records.Op)
+        step.read(*_FRAME_OF_STEPS)
         cycles, received, sent = (step[name] for name in ("tile_cycles", "bytes_in", "bytes_out"))
         total, largest, busy = self._vector_sums(cycles)
         bytes_in, _, receivers = self._vector_sums(received)
@@ -367,7 +388,7 @@ class Report:
         return not len(self._table(records.Run)["id"]) and len(self._table(records.Trace)["id"]) > 0
 
     @cached_property
-    def _run_columns(self) -> Columns:
+    def _run_columns(self) -> Mapping[str, np.ndarray]:
         """The runs' table.
 
         What was only compiled has its schedule as the one run, from cycle 0 on: large models are
@@ -550,9 +571,7 @@ class Report:
         spent = np.zeros((self.target.num_ipus, len(records.KINDS)), dtype=np.int64)
         if not len(tasks):
             return spent
-        alike = np.stack([tasks.body, tasks.end - tasks.start], axis=1)
-        _, first, times = np.unique(alike, axis=0, return_index=True, return_counts=True)
-        distinct = tasks.where(first)
+        distinct, times = trace.distinct(tasks)
         slices = self._slices(distinct)
         body, steps = self._table(records.Body), self._steps
         number = {kind: at for at, kind in enumerate(records.KINDS)}
@@ -571,19 +590,21 @@ class Report:
         np.add.at(spent, (distinct.ipu[slices.task][known], kind[known]), cycles[known])
         return spent
 
-    def schedule(self) -> tuple[Tasks, trace.Slices, int] | None:
-        """Tasks and slices of one device iteration, from 0 on, and how many a call has.
+    def schedule(self) -> tuple[Tasks, trace.Slices, np.ndarray] | None:
+        """Tasks of a call, those of one body that last as long once; their slices; how often each.
 
-        As the first run has them or, where the model was only compiled, as it would run. None
-        without a trace.
+        As the first run has them or, where the model was only compiled, as it would run. Times are
+        those of the first of each. None without a trace.
         """
         stored = self._table(records.Trace)
         if not len(stored["id"]):
             return None
         at = self._trace_of(0) if len(self._table(records.Run)["id"]) else 0
         tasks = self._keep(("trace", at), lambda: self._tasks_of_trace(at))
-        self._check_size(len(tasks))
-        return tasks, self._slices(tasks), int(stored["iterations"][at])
+        if not len(tasks):
+            return None
+        distinct, times = trace.distinct(tasks)
+        return distinct, self._slices(distinct), times * int(stored["iterations"][at])
 
     # -- memory ---
 
@@ -598,10 +619,15 @@ class Report:
         at = self._variable_at.get(id)
         if at is None:
             raise KeyError(f"no variable {id} in {self.path}")
-        ids, vectors, _ = self._variable_vectors
-        which = np.searchsorted(ids, self._table(records.Variable)["tile_bytes"][at])
-        vector: np.ndarray = vectors[which]
+        vector: np.ndarray = self._variable_vectors[1][self._vector_of_variables[at]]
         return vector
+
+    @cached_property
+    def _vector_of_variables(self) -> np.ndarray:
+        """Row of `_variable_vectors` that each row of the variables' table takes."""
+        return np.searchsorted(
+            self._variable_vectors[0], self._table(records.Variable)["tile_bytes"]
+        )
 
     @cached_property
     def _variable_at(self) -> dict[int, int]:
@@ -614,7 +640,6 @@ class Report:
 
         def make() -> pd.DataFrame:
             target = self.target
-            variables = self._ipu(ipu)
             return _frame(
                 tile_totals(
                     variables,
@@ -624,7 +649,8 @@ class Report:
                 )
             )
 
-        return self._keep(("tiles", ipu), make)
+        variables = self._ipu(ipu)
+        return self._keep(("tiles", variables.alike), make)
 
     def memory(self, ipu: int | None = None) -> pd.DataFrame:
         """Bytes by category and role, largest first.
@@ -634,19 +660,23 @@ class Report:
         """
 
         def make() -> pd.DataFrame:
-            rows = []
-            for i in self._all_ipus(ipu):
-                variables = self._ipu(i)
-                total = self._tile_peaks(variables, None).step_total
-                rows += [
-                    (i, *row)
-                    for row in by_kind(variables, int(total.argmax()) if len(total) else 0)
-                ]
+            rows = [(i, *row) for i in self._all_ipus(ipu) for row in self._by_kind(i)]
             return _frame_of_rows(
                 rows, ipu=int, category=str, role=str, bytes=int, max_tile_bytes=int
             )
 
         return self._keep(("memory", ipu), make)
+
+    def _by_kind(self, ipu: int) -> list[tuple[str, str, int, int]]:
+        """`profiler.memory.by_kind` at the step where the IPU holds most, once for equal IPUs."""
+        variables = self._ipu(ipu)
+
+        def make() -> list[tuple[str, str, int, int]]:
+            total = self._tile_peaks(variables, None).step_total
+            return by_kind(variables, int(total.argmax()) if len(total) else 0)
+
+        names = tuple(variables.category.tolist()), tuple(variables.role.tolist())
+        return self._keep(("by kind", variables.alike, names), make)
 
     def liveness(self, ipu: int) -> pd.DataFrame:
         """Bytes live at each program step of an IPU.
@@ -742,7 +772,7 @@ class Report:
     def columns_of(self, record: type[Any]) -> Columns:
         """A table by column, in the order of its rows; vectors as ids, -1 where there is none.
 
-        Nobody's to change.
+        Each is read on first use. Nobody's to change.
         """
         return self._table(record)
 
@@ -761,21 +791,22 @@ class Report:
     def _table(self, record: type[Any]) -> Columns:
         with self._lock:
             if record not in self._columns:
-                columns = self._reader.columns(record)
-                known = integrity.Known(
-                    lambda: self.target.ipus_per_replica,
-                    lambda other: self._column(other, "id"),
-                    lambda: self._column(records.Step, "ipu"),
-                    self.meta["complete"],
-                )
-                self._sound(integrity.of_table(record, columns, known))
-                self._columns[record] = columns
+                self._columns[record] = Columns(self._reader, record, self._check(record))
             return self._columns[record]
 
-    def _column(self, record: type[Any], name: str) -> np.ndarray:
-        """One of a table that may not be read as a whole yet."""
-        columns = self._columns.get(record)
-        return self._reader.column(record, name) if columns is None else columns[name]
+    def _check(self, record: type[Any]) -> Check:
+        """What asks `profiler.integrity` about columns of a table."""
+
+        def check(columns: Columns, names: Iterable[str]) -> None:
+            known = integrity.Known(
+                lambda: self.target.ipus_per_replica,
+                lambda other: self._table(other)["id"],
+                lambda: self._table(records.Step)["ipu"],
+                self.meta["complete"],
+            )
+            self._sound(integrity.of_table(record, columns, names, known))
+
+        return check
 
     def _sound(self, wrong: str) -> None:
         """ProfileError where `profiler.integrity` found something wrong."""
@@ -793,6 +824,7 @@ class Report:
     def _steps(self) -> Columns:
         """The program steps, whose positions on each IPU must be 0, 1, 2 ..."""
         columns = self._table(records.Step)
+        columns.read("id", "ipu", "position")
         order = np.lexsort((columns["position"], columns["ipu"]))
         ipu, position = columns["ipu"][order], columns["position"][order]
         first = np.searchsorted(ipu, ipu)
@@ -804,11 +836,10 @@ class Report:
 
     @cached_property
     def _step_kinds(self) -> np.ndarray:
-        kinds = [
-            trace.step_kind(type, purpose)
-            for type, purpose in zip(self._steps["type"], self._steps["purpose"], strict=True)
-        ]
-        return np.array(kinds, dtype=object)
+        self._steps.read("type", "purpose")
+        said = list(zip(self._steps["type"], self._steps["purpose"], strict=True))
+        kind_of = {one: trace.step_kind(*one) for one in set(said)}
+        return np.array([kind_of[one] for one in said], dtype=object)
 
     @cached_property
     def _body_vectors(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -956,7 +987,7 @@ class Report:
     # -- IPUs ---
 
     def _all_ipus(self, ipu: int | None) -> Iterable[int]:
-        return range(self.target.num_ipus) if ipu is None else [ipu]
+        return range(self.target.ipus_per_replica) if ipu is None else [ipu]
 
     def _of_ipu(self, frame: pd.DataFrame, ipu: int | None) -> pd.DataFrame:
         return frame if ipu is None else frame[frame["ipu"] == ipu].reset_index(drop=True)
@@ -968,13 +999,14 @@ class Report:
 
     def _load_ipu(self, ipu: int) -> IpuVariables:
         columns = self._table(records.Variable)
+        columns.read(*_MEMORY_OF_VARIABLES)
         rows = self._rows_of_ipus.get(ipu, np.zeros(0, dtype=np.int64))
         names = ("id", "category", "role", "interleaved", "always_live", "start", "stop")
-        here = {name: columns[name][rows] for name in (*names, "tile_bytes")}
-        steps = int(np.count_nonzero(self._steps["ipu"] == ipu))
+        here = {name: columns[name][rows] for name in names}
+        steps = int(self._steps_of_ipus[ipu])
         always = here["always_live"] != 0
-        ids, vectors, sums = self._variable_vectors
-        row = np.searchsorted(ids, here["tile_bytes"])
+        _, vectors, sums = self._variable_vectors
+        row = self._vector_of_variables[rows]
         self._sound(integrity.of_sums("variables", sums[row]))
         return IpuVariables(
             ipu,
@@ -990,15 +1022,26 @@ class Report:
             vectors,
         )
 
+    def peaks_of(self, ipu: int, chosen: np.ndarray) -> Peaks:
+        """Peaks of some variables of an IPU, without ``max_tile`` and ``max_tile_bytes``.
+
+        ``chosen``: a mask over `ipu_variables`.
+        """
+        return self._some_peaks(self._ipu(ipu), chosen)
+
     def _tile_peaks(self, variables: IpuVariables, region: bool | None) -> Peaks:
-        """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``.
+        """`IpuVariables.peaks`, without ``max_tile`` and ``max_tile_bytes``."""
+        chosen = np.ones(len(variables.id), dtype=bool)
+        if region is not None:
+            chosen = variables.interleaved == region
+        return self._some_peaks(variables, chosen)
+
+    def _some_peaks(self, variables: IpuVariables, chosen: np.ndarray) -> Peaks:
+        """Of the variables that ``chosen`` marks.
 
         What comes and goes is summed once for all IPUs on which the same does, as on those of equal
         layers; always-live variables are what they have of their own.
         """
-        chosen = np.ones(len(variables.id), dtype=bool)
-        if region is not None:
-            chosen = variables.interleaved == region
         moving = variables.intervals_of(chosen)
         parts = (moving.start, moving.stop, moving.vector)
         key = (variables.steps, *(part.tobytes() for part in parts))
@@ -1008,6 +1051,11 @@ class Report:
         return replace(
             one, step_total=one.step_total + always.sum(), tile_peak=one.tile_peak + always
         )
+
+    @cached_property
+    def _steps_of_ipus(self) -> np.ndarray:
+        """Program steps of each IPU: int64[IPU], 0 for those of the replicas behind the first."""
+        return np.bincount(self._steps["ipu"], minlength=self.target.num_ipus)
 
     @cached_property
     def _rows_of_ipus(self) -> dict[int, np.ndarray]:
@@ -1062,8 +1110,13 @@ class Report:
 # -- small helpers ---
 
 
+def _loaded(module: str) -> Any:
+    """A module above this one, by name: loaded only where a notebook asks for what it shows."""
+    return importlib.import_module(module)
+
+
 def _frame(
-    columns: dict[str, Any], index: np.ndarray | None = None, copy: bool = True
+    columns: Mapping[str, Any], index: np.ndarray | None = None, copy: bool = True
 ) -> pd.DataFrame:
     """A frame; ``copy=False`` where nobody else holds the arrays halves the time of a large one."""
     import pandas as pd
@@ -1101,7 +1154,7 @@ def _frame_of_rows(rows: list[tuple[Any, ...]], **columns: type) -> pd.DataFrame
     )
 
 
-def _without(columns: Columns, *names: str) -> Columns:
+def _without(columns: Mapping[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
     return {name: values for name, values in columns.items() if name not in names}
 
 
@@ -1117,7 +1170,10 @@ def _position(ids: np.ndarray, id: int) -> int | None:
 def _lookup(ids: np.ndarray, known: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
     """``values`` where ``known`` has the id, ``default`` elsewhere."""
     values_of = np.full(len(ids), default, dtype=values.dtype)
-    if len(known):
+    if len(known) and (known == np.arange(len(known))).all():  # as the engine counts them
+        fits = (ids >= 0) & (ids < len(known))
+        values_of[fits] = values[ids[fits]]
+    elif len(known):
         order = np.argsort(known, kind="stable")
         at = np.minimum(np.searchsorted(known, ids, sorter=order), len(known) - 1)
         fits = known[order][at] == ids

@@ -69,6 +69,16 @@ class Tasks:
         )
 
 
+def distinct(tasks: Tasks) -> tuple[Tasks, np.ndarray]:
+    """The tasks with those of one body that last as long once, and how many each stands for."""
+    alike = np.stack([tasks.body, tasks.end - tasks.start], axis=1)
+    order = np.lexsort((alike[:, 1], alike[:, 0]))
+    differs = (np.diff(alike[order], axis=0) != 0).any(axis=1)
+    begins = np.flatnonzero(np.concatenate([[True], differs]))
+    times = np.diff(np.append(begins, len(order)))
+    return tasks.where(order[begins]), times
+
+
 @dataclass(frozen=True, slots=True)
 class Bodies:
     """The steps of all bodies in one row.

@@ -18,6 +18,27 @@ ROOT = Path(__file__).parent.parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_in_a_directory_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is kept of profiles (`profiler.kept`) never comes from an earlier run, nor stays."""
+    os.environ["IPUSCOPE_CACHE"] = str(tmp_path_factory.mktemp("kept"))
+
+
+NO_BROWSER = "no chromium: make browser"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line at the end where tests were skipped for want of a browser."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum(NO_BROWSER in str(report.longrepr) for report in skipped)
+    if count:
+        terminalreporter.write_line(
+            f"{count} tests of the viewer were skipped: there is no chromium."
+            " Install one: make browser",
+            yellow=True,
+        )
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``training`` and ``inference`` of the example, after two epochs."""
@@ -45,7 +66,7 @@ def chromium() -> Iterator[Any]:
 
     path = find_browser()
     if path is None:
-        pytest.skip("no chromium: make browser")
+        pytest.skip(NO_BROWSER)
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=list(FLAGS))
         yield browser

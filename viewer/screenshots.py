@@ -64,6 +64,7 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
             const empty = !main || !main.children.length;
             if (empty || document.title.startsWith('Updating')) { return false; }
             if (document.querySelector('[data-dash-is-loading=true]')) { return false; }
+            if (document.querySelector('.awaited:empty')) { return false; }
             const plots = Array.from(document.querySelectorAll('.dash-graph'));
             return plots.every((plot) => {
               const drawn = plot.querySelector('.main-svg')
@@ -78,8 +79,17 @@ def settled(page: Any, timeout: float = 30_000, pause: float = 200) -> None:
     page.wait_for_timeout(pause)
 
 
-def take(address: str, pages: Sequence[tuple[str, str]], folder: Path, browser: str) -> list[Path]:
-    """A picture of each (path, name) in each theme: ``name-light.png`` and ``name-dark.png``."""
+def take(
+    address: str,
+    pages: Sequence[tuple[str, str]],
+    folder: Path,
+    browser: str,
+    timeout: float = 30_000,
+) -> list[Path]:
+    """A picture of each (path, name) in each theme: ``name-light.png`` and ``name-dark.png``.
+
+    ``timeout``: milliseconds that a page may take.
+    """
     from playwright.sync_api import sync_playwright
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +99,8 @@ def take(address: str, pages: Sequence[tuple[str, str]], folder: Path, browser: 
         for theme in ("light", "dark"):
             page = chromium.new_page(viewport=SIZE, color_scheme=theme)
             for path, name in pages:
-                page.goto(address + path)
-                settled(page)
+                page.goto(address + path, timeout=timeout)
+                settled(page, timeout)
                 file = folder / f"{name}-{theme}.png"
                 page.screenshot(path=file, full_page=True)
                 paths.append(file)

@@ -56,9 +56,7 @@ def measure(
     if half:
         inputs = tuple(x.half() if x.is_floating_point() else x for x in inputs)
     with tempfile.TemporaryDirectory() as folder:
-        options = ipu_exec.Options(
-            autoreport=True, autoreport_dir=folder
-        ).showCompilationProgressBar(False)
+        options = ipu_exec.Options(profile_dir=folder).showCompilationProgressBar(False)
         options.target(target).Training.gradientAccumulation(accumulation)
         options.setExecutionStrategy(split(example, ipus))
         configure(options, name, ipus)

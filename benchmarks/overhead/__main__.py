@@ -63,7 +63,7 @@ def engine(
     module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], accumulation: int, folder: str | None
 ) -> Loop:
     """A call of the engine; ``folder``: where a profile goes, None for none."""
-    options = ipu_exec.Options(autoreport=folder is not None, autoreport_dir=folder or ".")
+    options = ipu_exec.Options(profile_dir=folder)
     options.showCompilationProgressBar(False).Training.gradientAccumulation(accumulation)
     options.setExecutionStrategy(ipu_exec.ShardedExecution())
     model = ipu_exec.trainingModel(

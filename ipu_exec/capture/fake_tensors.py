@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+
+from ipu_exec.capture.torch_versions import fake_copy
 
 
 class FakeTensors:
@@ -17,11 +20,12 @@ class FakeTensors:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._of_state: dict[int, torch.Tensor] = {}
+        self.shapes: Mapping[int, torch.Size] = {}  # of weights that are cut, by identity
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new fake tensor of the same shape, strides and dtype."""
         if tensor.device.type != "meta":
-            return self.mode.from_tensor(tensor.detach())
+            return fake_copy(self.mode, tensor)
         # a model made on "meta", without weights in memory, is captured as if it had them
         with self.mode:
             return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
@@ -35,11 +39,16 @@ class FakeTensors:
     def of_state(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake tensor of a weight or buffer; a parameter's is one too."""
         if id(tensor) not in self._of_state:
-            copy = self.copy(tensor)
+            copy = self._share(tensor) if id(tensor) in self.shapes else self.copy(tensor)
             if isinstance(tensor, torch.nn.Parameter):
                 copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
             self._of_state[id(tensor)] = copy
         return self._of_state[id(tensor)]
+
+    def _share(self, weight: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a weight (`ipu_exec.capture.sharding`)."""
+        with self.mode:
+            return torch.empty(self.shapes[id(weight)], dtype=weight.dtype)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The same optimiser over the fake parameters.

@@ -17,7 +17,7 @@ from ipu_exec.errors import OutOfMemoryError
 from ipu_exec.graph import Graph
 from ipu_exec.machine import Target
 from profiler import records
-from profiler.memory import Overflow, what_fills
+from profiler.memory import Overflow, what_fills, what_it_needs
 
 
 @dataclass(frozen=True)
@@ -73,19 +73,19 @@ class Executable:
         over = self.overflow
         if over is None:
             return
-        filled = what_fills(over.largest, over.always_live, over.limit)
+        needs = what_it_needs(over.bytes_over, over.limit, over.what)
+        filled = what_fills(over.largest, over.always_live)
         shared = self.options.replicas > 1
         where = (
             f"the profile is {profile_path}"
             if profile_path
-            else "no profile was asked for (autoreport=True)"
+            else 'no profile was asked for (Options(profile_dir="out"))'
         )
         step = self.tree.step_names(over.ipu)[over.position]
         more = 2 * self.placement.attached_ipus
         raise OutOfMemoryError(
             f"out of memory on IPU {over.ipu}, tile {over.tile}, at step {over.position}"
-            f" ({step}): {over.bytes_over:,} bytes over the {over.limit:,} of {over.what};"
-            f" {filled}. {where[0].upper()}{where[1:]}. Give the stage"
+            f" ({step}): it {needs}; {filled}. {where[0].upper()}{where[1:]}. Give the stage"
             " fewer Blocks, lower the micro-batch size or setAvailableMemoryProportion, or keep"
             f" optimiser state off the chip{' or in parts on replicas' * shared}. Or spread the"
             f" model over more IPUs: ipu-run --num-ipus {more} SCRIPT",

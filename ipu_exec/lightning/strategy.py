@@ -44,8 +44,8 @@ class StrategyOnIpu:
 
     `ipu_exec.lightning.names` joins it with Lightning's ``ParallelStrategy``.
 
-    ``device_iterations``: weight updates of a call. ``autoreport``: write a profile of each of
-    training, validation, test and predict into ``autoreport_dir`` (given alone, it means so).
+    ``device_iterations``: weight updates of a call. ``profile_dir``: write a profile of each of
+    training, validation, test and predict below it (``autoreport=True, autoreport_dir=`` too).
     ``training_opts``, ``inference_opts``: options instead of those made from the Trainer's words.
     """
 
@@ -59,7 +59,7 @@ class StrategyOnIpu:
     lr_scheduler_configs: Any
     optimizers: Any
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- lightning-graphcore's ten, and one of ours
         self,
         accelerator: Any = None,
         device_iterations: int = 1,
@@ -71,6 +71,7 @@ class StrategyOnIpu:
         precision_plugin: Any = None,
         training_opts: Options | None = None,
         inference_opts: Options | None = None,
+        profile_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(  # type: ignore[call-arg]
             accelerator=accelerator,
@@ -83,8 +84,9 @@ class StrategyOnIpu:
             if given is not None:
                 checks.check_options(self.lib, given, kind)
         self.device_iterations = device_iterations
-        self.autoreport = autoreport_dir is not None if autoreport is None else autoreport
-        self.autoreport_dir = autoreport_dir
+        directory = autoreport_dir if profile_dir is None else profile_dir
+        self.autoreport = directory is not None if autoreport is None else autoreport
+        self.autoreport_dir = directory
         self.poptorch_models: dict[Any, SteppedExecutor] = {}
         self._given = {True: training_opts, False: inference_opts}
         self._made: dict[bool, Options] = {}

@@ -23,10 +23,13 @@ from ipu_exec import replica_groups as grouping
 from ipu_exec.annotations import module_repr
 from ipu_exec.capture.casts import casting
 from ipu_exec.capture.control_flow import Contents, PathWatch, read_contents
-from ipu_exec.context import keeping_what_is_saved, on_ipu
+from ipu_exec.context import check_weights, keeping_what_is_saved, on_ipu
 from ipu_exec.enums import ConnectionType, MeanReductionStrategy, OutputMode
 from ipu_exec.errors import ContentError, Error, OutOfMemoryError, UsageError
+from ipu_exec.frames import without_our_frames
 from ipu_exec.instances import launched
+from ipu_exec.levers import Levers, changed_options
+from ipu_exec.levers import asked as asked_levers
 from ipu_exec.numerics import loop as numerics
 from ipu_exec.numerics.collectives import Instances, connect
 from ipu_exec.numerics.precision import LossScaler, Precision
@@ -45,8 +48,10 @@ from ipu_exec.replica_groups import GroupedParameter
 from ipu_exec.session import arguments
 from ipu_exec.session import executable_file as executables
 from ipu_exec.session.agreement import Peer, agree
-from ipu_exec.session.call_plan import plan_call
+from ipu_exec.session.call_plan import plan_call, samples_of
+from ipu_exec.session.out_of_memory import with_relief
 from ipu_exec.session.proposed_blocks import prepare
+from ipu_exec.session.pulled_levers import pull_on_inputs, pull_on_model
 from ipu_exec.structures import learn
 from profiler.enums import Role
 
@@ -176,6 +181,7 @@ class PoplarExecutor:
 
     # -- running ---
 
+    @without_our_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call's micro-batches.
 
@@ -190,6 +196,7 @@ class PoplarExecutor:
         args, kwargs = self._prepare(args, kwargs)
         if os.environ.get(COMPILE_ONLY_VARIABLE):
             self._stop_after_compiling()
+        check_weights(self._model)
         if not self._seeded and self._options.random_seed is not None:
             torch.manual_seed(self._options.random_seed)
         self._seeded = self._attached = True
@@ -290,6 +297,7 @@ class PoplarExecutor:
         print(f"compiled, and ended there as --compile-only says{where}", file=sys.stderr)
         raise SystemExit(0)
 
+    @without_our_frames
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for inputs like these, without running.
 
@@ -358,6 +366,8 @@ class PoplarExecutor:
 
         start = time.perf_counter()
         taken, named = numerics.micro_batch((args, kwargs), self._plan)
+        if levers := asked_levers():
+            taken, named = self._pull(levers, (taken, named))
         groupings = self._plan.groupings
         if self._optimizer is not None:
             grouping.check_optimiser(self._optimizer, groupings)
@@ -385,6 +395,14 @@ class PoplarExecutor:
         self._compilation_seconds = time.perf_counter() - start
         self._take(executable)
 
+    def _pull(self, levers: Levers, micro_batch: Any) -> Any:
+        """For `ipu-run --with`: model, options and a micro-batch changed as the levers say."""
+        pull_on_model(self._model, levers, self._training)
+        self._options = changed_options(self._options, levers, self._training)
+        plan = plan_call(self._options, self._training)
+        self._plan = replace(plan, groupings=self._plan.groupings)
+        return pull_on_inputs(micro_batch, levers, samples_of(micro_batch))
+
     def _take(self, executable: Any) -> None:
         """Make it the executable that runs.
 
@@ -401,9 +419,9 @@ class PoplarExecutor:
             )  # at the latest when Python ends
         try:
             executable.check_memory(str(getattr(self._session, "path", None) or ""))
-        except OutOfMemoryError:
+        except OutOfMemoryError as error:
             self._release()
-            raise
+            raise with_relief(error) from None
         if self._options.anchored_tensors:
             from ipu_exec.numerics.anchors import Anchor, canonical, tensor_names
 

@@ -51,8 +51,9 @@ def _step_cycles(report: Report) -> np.ndarray:
     schedule = report.schedule()
     if schedule is None:
         return spent
-    tasks, slices, iterations = schedule
-    length, ipu = slices.end - slices.start, tasks.ipu[slices.task]
+    tasks, slices, times = schedule
+    length = (slices.end - slices.start) * times[slices.task]
+    ipu = tasks.ipu[slices.task]
     order = np.argsort(steps["id"], kind="stable")
     runs = slices.step >= 0
     at = order[np.searchsorted(steps["id"], slices.step[runs], sorter=order)]
@@ -60,7 +61,7 @@ def _step_cycles(report: Report) -> np.ndarray:
     sync = _external_syncs(report)
     waits = ~runs & np.isin(ipu, list(sync))
     np.add.at(spent, [sync[i] for i in ipu[waits].tolist()], length[waits])
-    return spent * iterations
+    return spent
 
 
 def _external_syncs(report: Report) -> dict[int, int]:

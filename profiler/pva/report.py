@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 from typing import ClassVar
 
+from ipuscope import __version__
 from profiler.pva.compilation import CompilationReport
 from profiler.pva.enums import ComputeInstrumentation, ExchangeInstrumentation
 from profiler.pva.execution import ExecutionReport
@@ -45,7 +45,7 @@ class PoplarVersion(Version):
     _shown: tuple[str, ...] = ("string",)
 
     def __init__(self, writer: str) -> None:
-        numbers = [int(part) if part.isdigit() else 0 for part in _version().split(".")[:3]]
+        numbers = [int(part) if part.isdigit() else 0 for part in __version__.split(".")[:3]]
         super().__init__(*[*numbers, 0, 0, 0][:3])
         self._writer = writer
 
@@ -107,10 +107,3 @@ def openReport(path: str | os.PathLike[str], debug: str | os.PathLike[str] | Non
     `profiler.ProfileError` where there is no profile that this version reads.
     """
     return Report(Model(open_report(path)))
-
-
-def _version() -> str:
-    try:
-        return metadata.version("ipuscope")
-    except metadata.PackageNotFoundError:
-        return "0.0.0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -53,6 +53,18 @@ class BlockCosts:
     measured: bool = False
     # Options.autoRoundNumIPUs: a number of IPUs that is not a power of two is rounded up
     rounds: bool = False
+
+    # ... of Blocks that had one of their own
+    block_proportions: tuple[tuple[str, float], ...] = ()
+    usual_proportion: float = 0.6  # where nothing says it: Poplar's availableMemoryProportion
+
+    def block_proportion(self, block: int) -> float:
+        """The share of an IPU's memory that a Block's products may use, as it was profiled."""
+        own = dict(self.block_proportions).get(self.names[block])
+        if own is not None:
+            return own
+        ipu = str(self.ipus[int(self.stage[block])])
+        return dict(self.proportions).get(ipu, self.usual_proportion)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -115,6 +127,11 @@ class BlockCosts:
         """What each Block saves for its backward, all tiles: int64[Block]."""
         nbytes: np.ndarray = self.memory.saved.sum(axis=1)
         return nbytes
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """What was worked out of these costs already, by who asked for what."""
+        return {}
 
     @cached_property
     def moves(self) -> np.ndarray:

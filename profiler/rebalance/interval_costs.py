@@ -137,7 +137,7 @@ def interval_costs(
         enough = -(-deepest * stash // costs.machine.tiles)
         roomy = costs.with_tile_bytes(costs.machine.bytes_per_tile + spare)
         memories = tuple(
-            interval_memory(roomy, width, choice, None if spare else enough) for choice in choices
+            _memory(costs, roomy, width, choice, None if spare else enough) for choice in choices
         )
     allowed = np.ones_like(inside)
     for group in together:
@@ -150,6 +150,30 @@ def interval_costs(
     out_back = np.concatenate([[0], back[:-1]])[first]
     link = np.where(inside, np.maximum(ahead[last] + out_back, into + back[last]), INFINITE)
     return IntervalCosts(costs, stages, tuple(choices), early, final, memories, link, allowed, most)
+
+
+def _memory(
+    costs: Costs, roomy: Costs, width: int, choice: Choice, enough: int | None
+) -> IntervalMemory:
+    """`interval_memory` of ``roomy``, cut out of what was worked out of it before where it can be.
+
+    A table that leaves more room for a stash, or is exact, answers for less; a wider one holds the
+    narrower.
+    """
+    key = "interval_memory", choice, roomy.machine.bytes_per_tile
+    least_enough = INFINITE if enough is None else enough
+    known_width, known_enough, table = costs.known.get(key, (0, 0, None))
+    if table is None or known_width < width or known_enough < least_enough:
+        # Who asked for wider ones asks for still wider ones.
+        wide = width if width <= known_width else min(len(costs), max(width, 2 * known_width))
+        table = interval_memory(roomy, wide, choice, enough)
+        costs.known[key] = wide, least_enough, table
+    return replace(
+        table,
+        plain=table.plain[:, :width],
+        gapped=table.gapped[:, :width],
+        stash=table.stash[:, :width],
+    )
 
 
 def with_cycles(table: IntervalCosts, costs: Costs) -> IntervalCosts:

@@ -130,6 +130,30 @@ class _Weights:
         return cls(count - stages + 1, 1, 1, cycles)
 
 
+def fixed_cycles(costs: Costs, ipus: Sequence[int]) -> int:
+    """Cycles of every split onto these IPUs: syncs, the host's transfers, the weight update."""
+    streams, count = costs.streams, counted_micro_batches(costs, len(ipus))
+    sync = costs.machine.sync if max(ipus) else 0
+
+    def most(cycles: np.ndarray) -> int:
+        largest = int(cycles.max(initial=0))
+        return largest + streams.latency if largest else 0
+
+    fixed = _Weights.of(costs, ipus).each * sync
+    if not costs.pipelined:
+        fixed += count * int((costs.cycles.work if costs.training else costs.cycles.forward).sum())
+    elif streams.sync not in ("alone", "sides"):
+        fixed += count * most(streams.stream_in)
+        fixed += 0 if streams.out_once else count * most(streams.stream_out)
+    if streams.out_once:
+        fixed += most(streams.stream_out)
+    update = costs.cycles.update
+    if costs.training and update.any():
+        share = -(-int(update.sum()) // len(set(ipus)))
+        fixed += costs.reduce + max(share, int(update.max()))
+    return fixed
+
+
 class _Search:
     """What all ways have in common: cycles of stages, and bounds of what is still to come."""
 
@@ -147,7 +171,7 @@ class _Search:
         self.cycles = [self._cycles(choice) for choice in table.choices]
         self.link = self._links()
         self.usable = [self._usable(k) for k in range(self.stages)]
-        self.fixed = self._fixed()
+        self.fixed = fixed_cycles(costs, ipus)
         self._bounds_of_the_rest()
 
     # -- of stages ---
@@ -225,32 +249,6 @@ class _Search:
         return usable
 
     # -- bounds ---
-
-    def _fixed(self) -> int:
-        """Cycles of every split: syncs, the host's transfers, the weight update."""
-        costs = self.costs
-        streams, count = costs.streams, counted_micro_batches(costs, self.stages)
-        sync = costs.machine.sync if max(self.ipus) else 0
-
-        def most(cycles: np.ndarray) -> int:
-            largest = int(cycles.max(initial=0))
-            return largest + streams.latency if largest else 0
-
-        fixed = self.weights.each * sync
-        if not costs.pipelined:
-            fixed += count * int(
-                (costs.cycles.work if costs.training else costs.cycles.forward).sum()
-            )
-        elif streams.sync not in ("alone", "sides"):
-            fixed += count * most(streams.stream_in)
-            fixed += 0 if streams.out_once else count * most(streams.stream_out)
-        if streams.out_once:
-            fixed += most(streams.stream_out)
-        update = costs.cycles.update
-        if costs.training and update.any():
-            share = -(-int(update.sum()) // len(set(self.ipus)))
-            fixed += costs.reduce + max(share, int(update.max()))
-        return fixed
 
     def _bounds_of_the_rest(self) -> None:
         """Of stages k on that begin with each Block, [k][first].

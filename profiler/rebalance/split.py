@@ -9,8 +9,10 @@ update, and proves them or says what is left open.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from profiler.rebalance.interval_costs import (
     interval_costs,
     least_maximum,
 )
-from profiler.rebalance.least_update import least_update
+from profiler.rebalance.least_update import fixed_cycles, least_update
 from profiler.rebalance.many_splits import (
     assignment_cycles,
     copies_bound,
@@ -32,7 +34,7 @@ from profiler.rebalance.many_splits import (
 )
 from profiler.rebalance.proof import does_not_fit
 from profiler.rebalance.revisiting import least_bottleneck_revisiting
-from profiler.rebalance.tile_memory import ipu_bytes
+from profiler.rebalance.tile_memory import interval_memory, ipu_bytes
 from profiler.rebalance.what_if import Assignment, Prediction, stage_cycles, what_if
 
 # Blocks x stages up to which neighbours are tried by laying out their schedules
@@ -125,15 +127,41 @@ def one_an_ipu(most: int) -> list[tuple[int, ...]]:
 
 
 def returning(most: int, costs: Costs) -> list[tuple[int, ...]]:
-    """Stage lists onto so many IPUs whose last stage is on an earlier one's IPU.
+    """Stage lists onto so many IPUs in which one IPU has two stages.
 
-    As public BERT's 0, 1, 2, 3, 0: its head beside the embedding whose weight it reads. Back to
-    each of the IPUs where these are few, else to the first.
+    A last stage on an earlier one's IPU, as public BERT's 0, 1, 2, 3, 0: its head beside the
+    embedding whose weight it reads. Where IPUs are few, each of them may be the one, and any stage
+    may be the one that comes back (0, 1, 0, 2).
     """
     if not 1 < most < len(costs):
         return []
-    ends = range(most - 1) if most <= _FEW_IPUS else range(1)
-    return [(*range(most), back) for back in ends]
+    ends = [(*range(most), back) for back in range(most - 1 if most <= _FEW_IPUS else 1)]
+    if most > _FEW_IPUS:
+        return ends
+    between = [
+        (*range(after + 1), back, *range(after + 1, most))
+        for after in range(1, most - 1)
+        for back in range(after)
+    ]
+    return [*ends, *between]
+
+
+def quickest(
+    costs: Costs,
+    *,
+    together: Sequence[Sequence[int]] = (),
+    choices: Sequence[Choice] = (),
+) -> Split:
+    """The quickest split onto as many IPUs as were profiled, or fewer.
+
+    One stage each, or a list of stages' IPUs that comes back to one, or the profiled list.
+    ValueError where none can run.
+    """
+    most = len(set(costs.ipus))
+    lists = [*one_an_ipu(most)[:1], *returning(most, costs), *one_an_ipu(most)[1:]]
+    if len(costs.ipus) > most:
+        lists.append(costs.ipus)
+    return quickest_split(costs, lists, choices=choices, together=together)
 
 
 def quickest_split(
@@ -145,26 +173,74 @@ def quickest_split(
 ) -> Split:
     """The quickest split that can run onto any of these lists of stages' IPUs.
 
-    Lists that cannot be quicker than what was found are not looked into. ValueError where none can
-    run: it says why of the last one.
+    Of equally quick ones that onto the first of these lists. Those that promise most are looked
+    into first, and those that cannot be quicker than what was found not at all. ValueError where
+    none can run: it says why of the last one.
     """
-    best: Split | None = None
-    problem = "there is none"
-    for ipus in lists:
-        if best is not None and _at_least(costs, ipus) >= best.prediction.total:
+    allowed = tuple(choices) or (Choice.profiled(costs),)
+    bounds = [_at_least(costs, ipus) for ipus in lists]
+    problems: dict[int, str] = {}
+    best: tuple[int, int, Split] | None = None
+    fewest = 0  # stages, one an IPU, that hold all Blocks
+    for at in sorted(range(len(lists)), key=bounds.__getitem__):
+        ipus = lists[at]
+        apart = len(set(ipus)) == len(ipus)
+        if (best is not None and (bounds[at], at) > best[:2]) or (apart and len(ipus) < fewest):
             continue
         try:
             split = best_split(costs, ipus=ipus, choices=choices, together=together)
         except ValueError as error:
-            problem = str(error)
+            problems[at] = str(error)
+            fewest = fewest or (fewest_stages(costs, allowed) if apart else 0)
             continue
         if split.prediction.problems:
-            problem = "; ".join(split.prediction.problems)
-        elif best is None or split.prediction.total < best.prediction.total:
-            best = split
+            problems[at] = "; ".join(split.prediction.problems)
+        elif best is None or (split.prediction.total, at) < best[:2]:
+            best = split.prediction.total, at, split
     if best is None:
-        raise ValueError(f"no split can run: {problem}")
-    return best
+        raise ValueError(
+            f"no split can run: {_why_the_last(costs, lists, together, choices, problems)}"
+        )
+    return best[2]
+
+
+def _why_the_last(
+    costs: Costs,
+    lists: Sequence[Sequence[int]],
+    together: Sequence[Sequence[int]],
+    choices: Sequence[Choice],
+    problems: dict[int, str],
+) -> str:
+    """Why there is no split onto the last of these lists, where no list has one."""
+    last = len(lists) - 1
+    if last < 0:
+        return "there is none"
+    if last not in problems:
+        try:
+            best_split(costs, ipus=lists[last], choices=choices, together=together)
+        except ValueError as error:
+            return str(error)
+    return problems[last]
+
+
+def fewest_stages(costs: Costs, choices: Sequence[Choice]) -> int:
+    """No split into fewer stages, one an IPU, fits: not even if none of them stashed anything."""
+    count, limit = len(costs), costs.machine.bytes_per_tile
+    fits = np.logical_or.reduce(
+        [interval_memory(costs, count, choice).fullest(0) <= limit for choice in choices]
+    )
+    first, width = np.nonzero(fits)
+    ends = np.zeros(count + 1, dtype=bool)  # Blocks before which the stages so far may end
+    ends[0] = True
+    for stages in range(1, count + 1):
+        after = np.zeros(count + 1, dtype=bool)
+        after[(first + width + 1)[ends[first]]] = True
+        if after[count]:
+            return stages
+        if not after.any():
+            break
+        ends = after
+    return count + 1
 
 
 def _at_least(costs: Costs, ipus: Sequence[int]) -> int:
@@ -182,13 +258,18 @@ def _at_least(costs: Costs, ipus: Sequence[int]) -> int:
     if len(set(ipus)) < len(ipus):
         return count * max(share, int(work.max()))
     slowest = _even_as_can_be(work, len(ipus))
-    sync = costs.machine.sync if max(ipus) else 0
     cycles = schedules.pipeline_cycles(len(ipus), count, costs.training)
-    return (count - 1) * slowest + whole + cycles * (sync + _least_copies(costs, len(ipus)))
+    fixed = fixed_cycles(costs, ipus)
+    return (count - 1) * slowest + whole + cycles * _least_copies(costs, ipus) + fixed
 
 
-def _least_copies(costs: Costs, stages: int) -> int:
-    """Cycles of the exchange between so many IPUs, one stage each, at the least."""
+def _least_copies(costs: Costs, ipus: Sequence[int]) -> int:
+    """Cycles of the exchange between these IPUs, one stage each, at the least.
+
+    That of a micro-batch over the widest link, and over each IPU's own links what goes over any
+    cut.
+    """
+    stages, machine = len(ipus), costs.machine
     if stages < 2:
         return 0
     spared = np.zeros(len(costs), dtype=np.int64)
@@ -196,20 +277,31 @@ def _least_copies(costs: Costs, stages: int) -> int:
     for (home, *readers), nbytes in zip(ties.blocks, ties.nbytes, strict=True):
         for reader in readers[1:]:
             spared[home:reader] += nbytes
-    busier = np.maximum(costs.cuts.ahead, costs.cuts.back) - spared
-    crossed = np.sort(np.maximum(0, busier[:-1]))[stages - 2]
-    return int(copies_bound(costs, np.array([crossed]))[0])
+    ahead, back = (np.maximum(0, way - spared)[:-1] for way in (costs.cuts.ahead, costs.cuts.back))
+    crossed = np.sort(np.maximum(ahead, back))[stages - 2]
+    least = int(copies_bound(costs, np.array([crossed]))[0])
+    forward, backward = int(ahead.min()), int(back.min())
+    if not forward + backward:
+        return least
+    rates = [machine.link_rate(a, b) for a, b in pairwise(ipus)]
+    latencies = [machine.hop_latency(a, b) for a, b in pairwise(ipus)]
+    for k in range(stages - 2):  # the IPUs between two others
+        left, right = rates[k], rates[k + 1]
+        ways = backward / left + forward / right, forward / left + backward / right
+        latency = max(latencies[k], latencies[k + 1])
+        least = max(least, int(np.ceil(latency + max(ways))))
+    return least
 
 
 def _even_as_can_be(work: np.ndarray, stages: int) -> int:
     """The least that the largest of so many stages has of the Blocks' work."""
-    total = np.concatenate([[0], np.cumsum(work)])
-    low, high = max(int(work.max()), -(-int(total[-1]) // stages)), int(total[-1])
+    total = [0, *np.cumsum(work).tolist()]
+    low, high = max(int(work.max()), -(-total[-1] // stages)), total[-1]
     while low < high:
         middle = (low + high) // 2
         at = 0
         for _ in range(stages):
-            at = int(np.searchsorted(total, total[at] + middle, side="right")) - 1
+            at = bisect_right(total, total[at] + middle) - 1
         low, high = (low, middle) if at == len(work) else (middle + 1, high)
     return low
 

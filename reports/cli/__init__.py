@@ -19,7 +19,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ipuscope import __version__
+from ipuscope.words import Parser
 from reports.cli import (
+    advise,
     compare,
     completion,
     doctor,
@@ -42,12 +45,13 @@ from reports.cli import (
     whatif,
     why,
 )
-from reports.cli.common import CommandError, one_line
+from reports.cli.common import CommandError, first_steps, one_line
 
 # In the order of --help: what a newcomer needs first.
 COMMANDS = {
     "summary": summary,
     "insights": insights,
+    "advise": advise,
     "why": why,
     "stages": stages,
     "timeline": timeline,
@@ -72,7 +76,7 @@ COMMANDS = {
 _HELP = """Ask a profile.pop what a model did on its IPUs, and where it waited.
 
 A PROFILE is a profile.pop, a directory that contains one, a directory with training/ and
-inference/ as a run with autoreport leaves it, or one above any number of these; patterns work too
+inference/ as ipu-run --profile-dir leaves it, or one above any number of these; patterns work too
 ('runs/*/training')."""
 
 _EXAMPLES = """begin with:
@@ -87,29 +91,22 @@ exit codes: 0 all is well; 1 what was asked does not hold, or a check failed; 2 
             3 a profile cannot be read"""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
-
-
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version  # only here: it costs a tenth of a second
-
-        print(f"ipu-report {version('ipuscope')}")
+        print(f"ipu-report {__version__}")
         parser.exit(0)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of `ipu-report` with all subcommands."""
-    parser = _Parser(
+    parser = Parser(
         prog="ipu-report",
         description=_HELP,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
-    commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
+    commands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
     for name, module in COMMANDS.items():
         command = commands.add_parser(
             name,
@@ -131,7 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may be in any encoding
             stream.reconfigure(errors="backslashreplace")
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if not hasattr(args, "run"):
+        parser.error(first_steps())
     from profiler import ProfileError  # after parsing: --help and usage errors need no numpy
 
     try:

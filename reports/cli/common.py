@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import glob
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from ipuscope.words import one_line as one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,9 +19,10 @@ if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Lines, Page
 
+DIRECTORIES_LOOKED_INTO = 2000  # for a profile to begin with
 # Exit codes.
 OK, NOT_SO, USAGE, UNREADABLE = 0, 1, 2, 3
-KINDS = ("training", "inference")  # directories as a run with autoreport leaves them
+KINDS = ("training", "inference")  # directories as a run leaves them
 
 
 class CommandError(Exception):
@@ -29,9 +33,15 @@ class CommandError(Exception):
         self.code = code
 
 
-def one_line(words: str) -> str:
-    """Words without line breaks and what a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(words.split()))
+def first_steps(here: str = ".") -> str:
+    """What to begin with, where nothing was asked: with a profile that is below ``here``."""
+    found = next(_below(Path(here), most=DIRECTORIES_LOOKED_INTO), None)
+    if found is not None:
+        return f"what of it? Begin with: ipu-report summary {found.parent}"
+    return (
+        "of which profile? Begin with: ipu-report summary PROFILE. To get one:"
+        " ipu-run --profile-dir out script.py"
+    )
 
 
 def add_profiles(parser: argparse.ArgumentParser) -> None:
@@ -183,17 +193,18 @@ def _within(path: Path) -> list[Path]:
     if not path.is_dir() or (path / "profile.pop").is_file():
         return [path / "profile.pop" if path.is_dir() else path]
     kinds = [path / kind / "profile.pop" for kind in KINDS]
-    return [kind for kind in kinds if kind.is_file()] or _below(path) or [path]
+    return [kind for kind in kinds if kind.is_file()] or list(_below(path)) or [path]
 
 
-def _below(directory: Path) -> list[Path]:
-    """Every ``profile.pop`` below a directory, but for what is hidden (``.venv``, ``.git``)."""
-    paths = []
-    for here, folders, files in os.walk(directory):
+def _below(directory: Path, most: int | None = None) -> Iterator[Path]:
+    """Every ``profile.pop`` below a directory, but for what is hidden (``.venv``, ``.git``).
+
+    ``most``: directories to look into.
+    """
+    for here, folders, files in itertools.islice(os.walk(directory), most):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if "profile.pop" in files:
-            paths.append(Path(here) / "profile.pop")
-    return paths
+            yield Path(here) / "profile.pop"
 
 
 def find_one(pattern: str) -> Path:
@@ -261,7 +272,7 @@ def check_run(report: Report, run: int) -> None:
     if not runs:
         raise CommandError(
             f"{report.path}: it has neither a run nor a schedule (state: {report.meta['state']})."
-            " Compile the model anew with autoreport=True"
+            " Compile the model anew: ipu-run --compile-only --profile-dir DIR script.py"
         )
     raise CommandError(
         f"{report.path}: there is no run {run}. It has {runs}: --run 0 to {runs - 1}"
@@ -288,8 +299,9 @@ def check_ipu(report: Report, ipu: int) -> None:
 
 def ipus(report: Report) -> Iterator[int]:
     """IPUs that have a program of their own."""
-    steps = report.program_steps()
-    yield from sorted(set(steps["ipu"].tolist()))
+    from profiler import records
+
+    yield from sorted(set(report.columns_of(records.Step)["ipu"].tolist()))
 
 
 def top(args: argparse.Namespace) -> int | None:

@@ -1,4 +1,4 @@
-"""Whether the profile is whole and agrees with itself. Exit code 1 where a check fails.
+"""Check a profile for damage: that it is whole, and its tables agree. Exit code 1 where not.
 
 Reads everything in it: every table, the memory of every IPU, the execution of every run. With
 --upgrade, a profile of an older format is first rewritten in today's: our own commands read both,
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from profiler import Report
     from reports.tables import Page
 
-HELP = "check that a profile is complete and consistent"
+HELP = "check a profile for damage"
 EXAMPLES = """  ipu-report doctor demo/training
   ipu-report doctor 'runs/*/training' && echo all are well
   ipu-report doctor --upgrade old/profile.pop
@@ -111,7 +111,7 @@ def _rows(report: Report) -> str:
     if report.meta["complete"]:
         for record in records.STORED:
             if record is not records.Use or report.format > 1:
-                report.columns_of(record)
+                report.columns_of(record).read()
     report.program_steps()
     for run in report.runs["run"].tolist():
         if report.runs["iterations"].iloc[run]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.paths import ROOT
 
-OURS = ("profiler", "ipu_exec", "viewer", "reports")
+OURS = ("ipuscope", "profiler", "ipu_exec", "viewer", "reports")
 HEAVY = ("torch", "dash", "plotly")
 
 # What comes with a package that the table names.
@@ -194,7 +194,7 @@ def test_upward_arrows_are_seen(tmp_path: Path) -> None:
 
 
 # Packages within which every import points down: no circles, those for type checkers included.
-NO_CIRCLES = ("profiler", "ipu_exec", "viewer", "reports")
+NO_CIRCLES = OURS
 
 
 def modules_of(package: Path) -> dict[str, Path]:

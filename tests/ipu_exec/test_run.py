@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -84,6 +85,31 @@ def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
     }
 
 
+MODULE = """
+    import json, sys
+    from . import CONSTANT
+    print(json.dumps([sys.argv[1:], __name__, __package__, __spec__.name, sys.path[0], CONSTANT]))
+"""
+
+
+@pytest.mark.parametrize(("named", "module"), [("package.train", "train"), ("package", "__main__")])
+def test_a_module_runs_as_python_m_runs_it(tmp_path: Path, named: str, module: str) -> None:
+    """With its own words behind it, and with poptorch known to the package it lies in."""
+    (tmp_path / "package").mkdir()
+    write(tmp_path / "package" / "__init__.py", "import poptorch\nCONSTANT = poptorch.__name__\n")
+    write(tmp_path / "package" / f"{module}.py", MODULE)
+    process = ipu_run("-m", named, "--target", "x", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    where = [f"package.{module}", str(tmp_path), "ipu_exec"]
+    assert json.loads(process.stdout) == [["--target", "x"], "__main__", "package", *where]
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    process = ipu_run("-m", "package.train", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "there is no module 'package.train' to run" in process.stderr
+
+
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     write(tmp_path / "script.py", "def deeper():\n    raise ValueError('the reason')\n\ndeeper()\n")
     process = ipu_run("script.py", cwd=tmp_path)
@@ -94,6 +120,51 @@ def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     ]
     assert process.stderr.splitlines()[-1] == "ValueError: the reason"
     assert "ipu_exec" not in process.stderr
+
+
+NO_LOWERING = """
+    import poptorch, torch
+
+    class Exotic(torch.nn.Module):
+        def forward(self, x):
+            return torch.linalg.eigvalsh(x)  # nobody lowered it
+
+    model = poptorch.inferenceModel(Exotic())
+    model(torch.eye(4))
+    """
+
+
+@pytest.mark.parametrize("runs_it", ["ipu-run", "python"])
+def test_an_error_of_ours_shows_the_users_frames(tmp_path: Path, runs_it: str) -> None:
+    script = write(tmp_path / "script.py", NO_LOWERING)
+    if runs_it == "python":
+        script.write_text(
+            script.read_text().replace("import poptorch,", "import ipu_exec as poptorch,")
+        )
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.run(
+            [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+    else:
+        process = ipu_run("script.py", cwd=tmp_path)
+    assert process.returncode == 1
+    frames = re.findall(r'File "(.*)", line (\d+)', process.stderr)
+    ours = [file for file, _ in frames if "ipu_exec" in file]
+    assert [line for file, line in frames if file.endswith("script.py")] == ["9"]
+    # by Python the call itself may be one of ours (that depends on its release), nothing below it
+    assert len(ours) <= (runs_it == "python") and len(frames) == 1 + len(ours)
+    assert "no lowering for" in process.stderr.splitlines()[-1]
+    whole = ipu_run("script.py", cwd=tmp_path, IPUSCOPE_TRACEBACK="full")
+    assert "compiler" in whole.stderr
+
+
+def test_a_misspelt_name_meets_the_one_that_was_meant(tmp_path: Path) -> None:
+    write(tmp_path / "script.py", "import poptorch\npoptorch.trainingMode\n")
+    assert "Did you mean: 'trainingModel'?" in ipu_run("script.py", cwd=tmp_path).stderr
+    write(tmp_path / "script.py", "import poptorch\npoptorch.Options().deviceIteration(3)\n")
+    assert "did you mean 'deviceIterations'?" in ipu_run("script.py", cwd=tmp_path).stderr
+    process = ipu_run("--profil-dir", "out", "script.py", cwd=tmp_path)
+    assert process.returncode == 2 and "did you mean '--profile-dir'?" in process.stderr
 
 
 @pytest.mark.parametrize(

@@ -506,9 +506,45 @@ def test_a_missing_profile_is_one_line_and_three(
 ) -> None:
     line = complain(capsys, 3, "summary", tmp_path / "nowhere.pop")
     assert "nowhere.pop" in line
-    assert "autoreport=True" in line
+    assert "ipu-run --profile-dir" in line
     assert "nothing matches" in complain(capsys, 3, "summary", tmp_path / "*.pop")
     assert str(tmp_path) in complain(capsys, 3, "stages", tmp_path)
+
+
+def test_without_words_the_first_step_is_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = complain(capsys, 2)
+    assert "ipu-report summary PROFILE" in line and "ipu-run --profile-dir out script.py" in line
+    monkeypatch.chdir(runs)
+    assert "Begin with: ipu-report summary inference" in complain(capsys, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("sumary", "x"), "'summary'"),
+        (("rebalance", "--stagse", "3", "x"), "'--stages'"),
+        (("rebalance", "--recompute", "alway", "x"), "'always'"),
+    ],
+)
+def test_a_misspelt_word_meets_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], meant: str
+) -> None:
+    line = complain(capsys, 2, *words)
+    assert f"did you mean {meant}?" in line and "choose from" not in line
+    assert "did you mean" not in complain(capsys, 2, "zzzz")
+
+
+def test_a_profile_of_a_newer_format_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = synthetic_profile(tmp_path / "profile.pop")
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 99")
+    line = complain(capsys, 3, "summary", path)
+    assert "has format 99" in line and "pip install -U ipuscope" in line
 
 
 def test_a_broken_profile_is_one_line_and_three(
@@ -575,7 +611,7 @@ def test_a_compiled_profile_shows_the_schedule_of_one_call(
         assert "Predicted: no call was profiled" in say(capsys, name, path)
         assert "redicted: no call" not in say(capsys, name, runs / "training")
     out = say(capsys, "summary", path)
-    assert "none; a call of 2 device iterations, predicted" in out
+    assert "not run; predicted " in out and "for a call of 2 device iterations" in out
     (said,) = json.loads(say(capsys, "summary", "--json", path))
     (ran,) = json.loads(say(capsys, "summary", "--json", runs / "training"))
     assert said["summary"]["iteration_cycles"] == ran["summary"]["iteration_cycles"]

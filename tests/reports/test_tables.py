@@ -9,13 +9,13 @@ import re
 import sqlite3
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from ipu_exec.run import main as ipu_run
+from ipuscope import __version__
 from profiler import open_report, records
 from reports.cli import main
 from reports.tables import Column, Page, Table, narrowed, print_pages, text
@@ -157,7 +157,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
     assert stop.value.code == 0
-    assert capsys.readouterr().out == f"ipu-report {version('ipuscope')}\n"
+    assert capsys.readouterr().out == f"ipu-report {__version__}\n"
 
 
 @pytest.mark.parametrize("name", ["rebalance", "whatif"])

@@ -293,7 +293,7 @@ def test_out_of_memory_saves_the_profile_and_names_the_tile(tmp_path):
     assert error.profile_path == str(tmp_path / "training" / "profile.pop")
     for part in (
         "IPU 0, tile ",
-        "bytes over",
+        "of 624 KiB of tile memory",
         "five largest",
         "layers.1.weight",
         error.profile_path,

@@ -267,3 +267,27 @@ def test_regret_is_never_more_where_no_stage_recomputes() -> None:
                 worst = max(worst, own - best)
         assert worst == found.regret
     assert not least_regret(replace(costs, recompute=True), stages, 0.2).exact
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_lists_that_are_left_out_have_no_quicker_split(seed: int) -> None:
+    random = np.random.default_rng(1000 + seed)
+    count = int(random.integers(4, 8))
+    costs = model(random, count, 3, full=float(random.choice([0.0, 0.3, 0.6])))
+    lists = [*one_an_ipu(count), *returning(3, costs)]
+    splits = []
+    for ipus in lists:
+        try:
+            split = best_split(costs, ipus=ipus)
+        except ValueError:
+            continue
+        if not split.prediction.problems:
+            splits.append(split)
+    if not splits:
+        with pytest.raises(ValueError, match="no split can run"):
+            quickest_split(costs, lists)
+        return
+    best = min(splits, key=lambda split: split.prediction.total)
+    found = quickest_split(costs, lists)
+    assert found.prediction.total == best.prediction.total
+    assert found.prediction.assignment == best.prediction.assignment

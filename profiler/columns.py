@@ -1,0 +1,74 @@
+"""The columns of a table, each read when it is first asked for.
+
+Most questions need few of a large table's columns, and texts cost the most to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from profiler import schema
+from profiler.reader import Reader
+
+Check = Callable[["Columns", Iterable[str]], None]  # raises where what was just read is wrong
+
+
+class Columns(Mapping[str, np.ndarray]):
+    """Name -> values, an entry a row, in the order of the rows. May be shared between threads.
+
+    All columns are of the rows that the table had when it was first asked for: a file that is being
+    written may get more.
+    """
+
+    def __init__(self, reader: Reader, record: type[Any], check: Check) -> None:
+        self._reader, self._record, self._check = reader, record, check
+        self._lock = RLock()
+        self._read: dict[str, np.ndarray] = {}
+        self._names = tuple(column.name for column in schema.columns(record))
+        self._at_once = reader.completes(record)
+        self._rows = 0 if self._at_once else reader.count(record)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._read:
+            if name not in self._names:
+                raise KeyError(name)
+            self.read(name)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the table has."""
+        return len(self["id"]) if self._at_once else self._rows
+
+    def items(self) -> ItemsView[str, np.ndarray]:
+        """All of them: what is missing is read at once."""
+        self.read()
+        return super().items()
+
+    def read(self, *names: str) -> None:
+        """Read these columns (default: all) in one go, quicker than one after the other."""
+        wanted = self._names if self._at_once else names or self._names
+        with self._lock:
+            missing = [name for name in wanted if name not in self._read]
+            if not missing:
+                return
+            if self._at_once:
+                self._read.update(self._reader.columns(self._record))
+            else:
+                self._read.update(self._reader.some(self._record, missing, self._rows))
+            try:
+                self._check(self, missing)
+            except BaseException:
+                for name in missing:
+                    self._read.pop(name, None)
+                raise

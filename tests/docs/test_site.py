@@ -1,0 +1,146 @@
+"""The pages that teach: their commands and snippets run as they are written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ipu_exec.run import _parser as run_parser
+from reports.cli import main, make_parser
+from tests.paths import ROOT
+from tests.synthetic import synthetic_profile
+from tools import gallery, site_pages, tutorial
+
+TEACHING = sorted([*(ROOT / "docs" / "how-to").glob("*.md"), ROOT / "README.md"])
+INSTALL = ROOT / "docs" / "install.md"
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Words of each command of the page's console blocks and of its steps for CI."""
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    if any(line.startswith("$ ") for line in lines):  # a session, with what was printed
+        lines = [line for line in lines if line.split(" ")[0] in ("ipu-run", "ipu-report", "pip")]
+    lines += re.findall(r"- run: (.*)", "".join(blocks(page, "yaml")))
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def scripts(page: Path) -> dict[str, str]:
+    """Snippets that have a file's name."""
+    found = re.findall(r'^```python title="(\S+)"\n(.*?)^```', page.read_text(), re.M | re.S)
+    return dict(found)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the profiles that the pages speak of."""
+    for kind in ("demo/training", "before/training", "after/training"):
+        (tmp_path / kind).mkdir(parents=True)
+        synthetic_profile(tmp_path / kind / "profile.pop")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", TEACHING, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_run(page: Path, place: Path) -> None:
+    files = scripts(page)
+    for name, code in files.items():
+        (place / name).write_text(code)
+    if "plain.py" in files:
+        in_a_process([sys.executable, "plain.py"])
+    found = commands(page)
+    for name, *words in found:
+        if name == "ipu-run" and words[-1] in files:
+            in_a_process([sys.executable, "-m", "ipu_exec.run", *words])
+        elif name == "ipu-run":
+            run_parser("ipu-run").parse_args(words)
+        elif name == "ipu-report" and words[0] == "view":  # serves until it is ended
+            make_parser().parse_args(words)
+        elif name == "ipu-report":
+            assert main(words) == 0, words
+        elif name == "make":
+            assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M), words
+        else:
+            check_install([name, *words])
+    assert found
+
+
+def in_a_process(command: list[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert process.returncode == 0, process.stderr
+
+
+def check_install(words: list[str]) -> None:
+    """Pip is told of extras that there are."""
+    assert words[:2] == ["pip", "install"], words
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for named in re.findall(r"\[(\w+)\]", " ".join(words)):
+        assert named in extras
+
+
+@pytest.mark.parametrize("page", TEACHING, ids=lambda page: page.stem)
+def test_the_snippets_of_a_page_run(page: Path, place: Path) -> None:
+    if page.name == "README.md":
+        pytest.skip("tests/docs/test_pages.py runs them")
+    for number, code in enumerate(blocks(page, "python")):
+        exec(compile(code, f"{page.name}, block {number}", "exec"), {})
+
+
+def test_install_names_what_there_is() -> None:
+    for name, *words in commands(INSTALL):
+        if name == "pip":
+            check_install([name, *words])
+        else:
+            assert name in ("ipu-report", "ipu-run") and words == ["--version"]
+
+
+def test_the_tutorial_runs_with_a_toy(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    list(tutorial.run_page(tutorial.PAGE.read_text(), tmp_path, tiny=True))
+    for name in ("before", "after", "more"):
+        assert (tmp_path / name / "training" / "profile.pop").is_file()
+
+
+def test_the_tutorial_notices_a_figure_that_is_not_printed(tmp_path: Path) -> None:
+    words = "```console\nipu-report --version\n```\n```text\n7 cycles\n```\n"
+    assert list(tutorial.run_page(words, tmp_path)) == ["7 cycles"]
+
+
+def test_every_command_and_option_is_on_the_page_of_commands() -> None:
+    page = site_pages.commands_page()
+    for name, parser in site_pages.subcommands(make_parser()).items():
+        assert f"### ipu-report {name}\n" in page
+        for action in filter(site_pages.shown, parser._actions):
+            for flag in action.option_strings:
+                assert f"{flag}" in page
+    for flag in ("--compile-only", "--num-ipus", "--num-replicas"):
+        assert flag in page
+
+
+def test_every_module_of_the_reference_lists_what_is_public() -> None:
+    for module in site_pages.REFERENCE:
+        __import__(module)
+        assert sys.modules[module].__all__, module
+
+
+def test_the_gallery_lists_its_reports(tmp_path: Path) -> None:
+    assert gallery.main(["--tiny", "-o", str(tmp_path)]) == 0
+    page = (tmp_path / "index.html").read_text()
+    for exhibit in gallery.EXHIBITS:
+        assert f'href="{exhibit.name}.html">{exhibit.title}<' in page
+        assert (tmp_path / f"{exhibit.name}.html").stat().st_size > 100_000
+    assert page.count("2 IPUs, mk2") == len(gallery.EXHIBITS)
