@@ -210,7 +210,7 @@ class PoplarExecutor:
         """
         if self._options.connection_type is ConnectionType.Never:
             raise UsageError(
-                "Trying to load an engine on an offline device: these options compile but do not"
+                "Trying to run a model on an offline device: these options compile but do not"
                 " run (ConnectionType.Never, or useOfflineIpuTarget). Call compile(...), or set"
                 " connectionType(ConnectionType.Always)"
             )
